@@ -1,5 +1,4 @@
-"""Derives numbers from the settings of a revision: target per instance, panic window, initial
-scale, initial burst capacity.
+"""Derives numbers from the settings of a revision: target per instance, panic window.
 
 Source: knative/serving pkg/reconciler/autoscaling/{resources,kpa} and pkg/autoscaler/scaling
 (Apache-2.0), restated."""
@@ -76,28 +75,3 @@ def panic_window_s(stable_window_s: float, percentage: float) -> int:
     """Length of the panic window: a share of the stable one, rounded half up to whole seconds, at
     least 1."""
     return max(1, math.floor(stable_window_s * percentage / 100 + 0.5))
-
-
-def initial_scale(*, wanted: int | None, default: int = 1, allow_zero: bool = False) -> int:
-    """Number of instances that a new revision starts with. 0 counts only where it is allowed."""
-    if wanted is None or (wanted == 0 and not allow_zero):
-        return default
-    return wanted
-
-
-def initial_burst_capacity(*, scale: int, total: float, target_burst_capacity: float) -> int:
-    """Excess burst capacity before the first measurement. Targets of 0 and -1 are returned as they
-    are."""
-    if target_burst_capacity in (0, UNLIMITED_BURST):
-        return int(target_burst_capacity)
-    return int(scale * total - target_burst_capacity)
-
-
-def activator_count(
-    *, ready: int, total: float, target_burst_capacity: float, activator_capacity: float
-) -> int:
-    """Number of activators that should share a revision, at least two so that one may fail."""
-    if target_burst_capacity == 0:
-        return MIN_ACTIVATORS
-    load = ready * total + max(0.0, target_burst_capacity)
-    return max(MIN_ACTIVATORS, math.ceil(load / activator_capacity))

@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from activator.arguments.checker import ArgumentChecker
 from activator.arguments.validator import ArgumentValidator
@@ -29,26 +28,15 @@ from activator.calls.fallback_rules import (
 )
 from activator.calls.response_cache import ResponseCache
 from activator.http.payloads import PICKLE
-from activator.routing.api_keys import SCHEDULER, Principal
+from activator.routing.api_keys import SCHEDULER
 from activator.routing.call_target import CallTarget
+from activator.routing.route_table import RouteTable
 from activator.worker_client.connection import WorkerResponse
 from pilotlight import errors
 from pilotlight.spec.identifiers import FunctionAddress, TenantId
 from pilotlight.spec.policies import MAX_FALLBACKS, Fallback
 
 log = logging.getLogger(__name__)
-
-
-class Routes(Protocol):
-    """Resolves functions and callers (the RouteTable)."""
-
-    def target(self, address: FunctionAddress) -> CallTarget:
-        """Return the revision that serves a function now. Raises NotFound, Unavailable."""
-        ...
-
-    def caller_of(self, key_id: str) -> Principal | None:
-        """Return the caller with this key; None if the key was deleted."""
-        ...
 
 
 class FallbackResponse(Attempt):
@@ -100,7 +88,7 @@ class FallbackChain:
     def __init__(
         self,
         *,
-        routes: Routes,
+        routes: RouteTable,
         throttler_of: Callable[[CallTarget], Throttler],
         answers: ResponseCache | None = None,
         arguments: ArgumentChecker | None = None,

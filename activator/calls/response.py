@@ -13,12 +13,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from activator.calls.attempt import Attempt, outcome_of, status_of
 from activator.calls.call import Call, ResponseFilter
 from activator.http.payloads import GUARD_LINES, call_type
-from activator.http.sse import end_event
 from activator.worker_client.connection import WorkerConnectionLost, WorkerResponse
 from pilotlight import errors
 from pilotlight.protocol import HEADER_FINISH
@@ -145,21 +144,6 @@ class ResponseReader:
         if not self.first_byte_ms:
             self.first_byte_ms = (time.monotonic_ns() - attempt.call.began_ns) / 1e6
         attempt.bytes_out += len(piece)
-
-
-def end_of(attempt: Attempt | None, finish: str, **more: Any) -> bytes:
-    """Return the last event of an attempt's stream; `attempt`: None = no attempt answered."""
-    if attempt is None:
-        return end_event(finish_reason=finish, cost="0", exec_ms=0.0, start="")
-    call = attempt.call
-    return end_event(
-        finish_reason=finish,
-        cost=attempt.cost,
-        exec_ms=attempt.exec_ms,
-        start=call.start_kind.value,
-        degraded=call.degradation or None,
-        **more,
-    )
 
 
 PASSED_ON = (b"content-type", b"pilotlight-outcome", b"cache-control")

@@ -17,13 +17,14 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from activator.balancing.instance import Reservation
 from activator.balancing.throttler import Throttler
 from activator.calls.attempt import Attempt, worker_crash_error
 from activator.calls.call import Call
+from activator.calls.fallback import FallbackChain
 from activator.calls.trace_context import note_answer
 from activator.quotas.token_reservation import TokenReservation
 from activator.resilience.retry_policy import RetryBudgets, may_retry, pause_s
@@ -137,28 +138,6 @@ def _free(target: CallTarget, limit_s: float, tokens: TokenReservation | None) -
     """Accept all calls: no budgets apply."""
 
 
-class Fallbacks(Protocol):
-    """Runs fallbacks of functions that cannot answer (`calls.fallback`)."""
-
-    def remember(self, call: Call, answer: WorkerResponse) -> None:
-        """Store a function's response for a cached fallback, where declared."""
-        ...
-
-    def try_reserve_variant(self, call: Call) -> tuple[Call, Reservation] | None:
-        """Return a variant with a free slot for a call whose own function has none."""
-        ...
-
-    async def run_fallbacks(
-        self,
-        call: Call,
-        failure: errors.PilotlightError,
-        run: Callable[[Call], Awaitable[Attempt]],
-    ) -> Attempt:
-        """Return the attempt of a fallback. Raises `failure`, or a similar error, when none
-        answers."""
-        ...
-
-
 class CallRunner:
     """Runs calls on reserved slots.
 
@@ -181,7 +160,7 @@ class CallRunner:
         self.throttler_of = throttler_of
         self._may_pay = may_pay
         self.retries = RetryExecutor(RetryBudgets(retry_budget))
-        self.fallbacks: Fallbacks | None = None
+        self.fallbacks: FallbackChain | None = None
 
     def check(self, call: Call) -> None:
         """Check the budgets of a call before it waits or starts an instance. Raises OverBudget,

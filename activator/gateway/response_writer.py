@@ -8,74 +8,36 @@ here, exactly once."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, Protocol
 
 from activator.calls.attempt import Attempt, worker_crash_error
-from activator.calls.call import Call, ResponseFilter
-from activator.calls.response import ResponseReader, complete_headers, end_of, streaming_headers
+from activator.calls.call import Call
+from activator.calls.response import (
+    ResponseReader,
+    complete_headers,
+    streaming_headers,
+)
+from activator.calls.response_format import AS_WRITTEN, ResponseFormat
 from activator.http.request import Headers, Request, header_list
 from activator.http.sse import (
     SseResponse,
-    SseSplitter,
-    data_lines,
     early_head,
-    error_event,
-    event,
     stream_headers,
 )
 from activator.metrics.metrics import Metrics
-from activator.worker_client.connection import WorkerConnectionLost, WorkerResponse
+from activator.worker_client.connection import WorkerConnectionLost
 from pilotlight import errors
-from pilotlight.protocol import CONTENT_JSON, CONTENT_SSE
+from pilotlight.protocol import CONTENT_SSE
 
 _SSE: Final = CONTENT_SSE.encode()
-_JSON: Final = CONTENT_JSON.encode()
 MAX_COLLECTED_BYTES = 16 * 1024 * 1024
 """Maximum size of a response that an adapter translates as a whole. A function with larger ones
 must be called by its own name, where responses are streamed."""
 WAITED_MS = 1.0
 """A call that got its slot later than this counts as having waited."""
-
-
-class ResponseFormat(Protocol):
-    """The form of an API's responses. It translates, and decides nothing."""
-
-    def accepts_events(self, call: Call) -> bool:
-        """Return whether the caller reads a stream of events."""
-        ...
-
-    def requires_events(self, call: Call) -> bool:
-        """Return whether it gets one whatever the response is, so that heartbeats may begin it."""
-        ...
-
-    def is_events(self, answer: WorkerResponse) -> bool:
-        """Return whether a response is sent as events to a caller that accepts them."""
-        ...
-
-    def filter(self, attempt: Attempt, *, is_events: bool) -> ResponseFilter | None:
-        """Return a new filter of an attempt's response; None where it is sent as it is."""
-        ...
-
-    def as_events(self, answer: WorkerResponse, body: bytes) -> bytes:
-        """Convert a whole response to events."""
-        ...
-
-    def error(self, error: errors.PilotlightError, request_id: str) -> bytes:
-        """Return the event of an error."""
-        ...
-
-    def end(self, attempt: Attempt | None, finish: str) -> bytes:
-        """Return the last events, which tell how it ended; `attempt`: None = it was not
-        answered."""
-        ...
-
-    def rest(self, attempt: Attempt) -> bytes:
-        """Return what follows a whole response's body; b"" for nothing."""
-        ...
 
 
 class CallObserver(Protocol):
@@ -91,54 +53,6 @@ class CallObserver(Protocol):
     def failed(self, call: Call, error: str, status: int) -> None:
         """A call ended with a platform error of type `error` in a stream that had begun."""
         ...
-
-
-class FunctionFormat:
-    """Responses of functions, as their workers write them."""
-
-    def accepts_events(self, call: Call) -> bool:
-        """A caller asks for events by its `Accept` header."""
-        return _SSE in call.accept
-
-    def requires_events(self, call: Call) -> bool:
-        """A generator answers a caller that asks for events with them."""
-        method = call.target.spec.method(call.method)
-        return method is not None and method.is_generator and call.content_type == _JSON
-
-    def is_events(self, answer: WorkerResponse) -> bool:
-        """Streams of events are sent as such."""
-        return answer.body is None and _is_events(answer)
-
-    def filter(self, attempt: Attempt, *, is_events: bool) -> ResponseFilter | None:
-        """Events are sent whole."""
-        return SseSplitter() if is_events else None
-
-    def as_events(self, answer: WorkerResponse, body: bytes) -> bytes:
-        """A value is one event; an error is an event with that name."""
-        if _is_events(answer):
-            return body
-        if answer.status < 400:
-            return data_lines(body)
-        return (
-            event("error", json.loads(body))
-            if answer.header(b"content-type").endswith(b"json")
-            else b"event: error\n" + data_lines(body)
-        )
-
-    def error(self, error: errors.PilotlightError, request_id: str) -> bytes:
-        """A problem document."""
-        return error_event(error, request_id)
-
-    def end(self, attempt: Attempt | None, finish: str) -> bytes:
-        """The finish reason and the cost."""
-        return end_of(attempt, finish)
-
-    def rest(self, attempt: Attempt) -> bytes:
-        """A declared stream (`static` fallback) has an end as well."""
-        return self.end(attempt, "stop") if _is_events(attempt.answer) else b""
-
-
-FUNCTION: Final = FunctionFormat()
 
 
 class ResponseWriter:
@@ -165,7 +79,7 @@ class ResponseWriter:
         request: Request,
         call: Call,
         step: Coroutine[Any, Any, Attempt],
-        form: ResponseFormat = FUNCTION,
+        form: ResponseFormat = AS_WRITTEN,
     ) -> None:
         """Send the caller the result of `step`, which runs `call`.
 
@@ -329,7 +243,3 @@ async def _collected(request: Request, attempt: Attempt, response: ResponseReade
 
 def _headers(attempt: Attempt) -> Headers:
     return header_list(streaming_headers(attempt))
-
-
-def _is_events(answer: WorkerResponse) -> bool:
-    return answer.header(b"content-type").startswith(_SSE)

@@ -2,8 +2,12 @@
 
 A caller that sends a pickle runs code in the function's worker, with its environment and its
 secrets. Pickles are therefore accepted only from callers of the function's own tenant. Only this
-module decides that; `access.grants.AccessGrant` holds the decision for a caller and a function, and a
-worker refuses a pickle without the header that states it (HEADER_TRUSTED_PICKLE)."""
+module decides that; `access.grants.AccessGrant` holds the decision for a caller and a function, and
+a worker refuses a pickle without the header that states it (HEADER_TRUSTED_PICKLE).
+
+Functions answer from the origin of the dashboard, and a tenant controls their responses. Calls are
+answered with types that no browser executes; everything that a function returns carries `nosniff`
+and a sandbox."""
 
 from __future__ import annotations
 
@@ -27,7 +31,6 @@ PICKLE: Final = CONTENT_PICKLE.encode()
 TRUSTED_LINE: Final = b"\r\n%b: 1" % HEADER_TRUSTED_PICKLE.encode()
 """Header line of a request to a worker whose body is a pickle that was accepted."""
 CONTENT_TYPE: Final = b"content-type"
-_OPAQUE: Final = "application/octet-stream"
 _PICKLES: Final = frozenset({CONTENT_PICKLE, CONTENT_PICKLE_STREAM})
 
 
@@ -72,7 +75,7 @@ def answered_type(sent: bytes, answered: str) -> str:
     A worker runs its tenant's code, which can return any type, and clients unpickle a response of
     type pickle."""
     if sent is not PICKLE and answered.partition(";")[0].strip().lower() in _PICKLES:
-        return _OPAQUE
+        return OPAQUE.decode()
     return answered
 
 

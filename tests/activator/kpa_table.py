@@ -364,9 +364,6 @@ BUCKETS: list[tuple[str, int, int, list[tuple[str, float, float]]]] = [
     ),
 ]
 
-SMOOTHING: dict[int, float] = {100: 0.2, 60: 0.2, 40: 0.20567, 6: 0.78456, 5: 0.84151}
-WEIGHTED: tuple[list[float], float] = ([2, 3, 4, 5, 6], 5.812)
-
 # name, values, indexes, want (window of 5)
 MAXIMUM: list[tuple[str, list[int], list[int], list[int]]] = [
     ("E single", [1], [0], [1]),
@@ -666,24 +663,3 @@ ZERO: list[dict[str, Any]] = [
         "reach": "Reachable",
     },
 ]
-
-INITIAL_BURST: list[dict[str, Any]] = [
-    {"id": "H1", "initial_scale": 2, "total": 25, "tbc": 42, "want": 8},
-    {"id": "H3", "tbc": 0, "want": 0},
-]
-
-ACTIVATORS: list[dict[str, Any]] = [
-    {
-        "id": "G1 default",
-        "ready": 0,
-        "total": 100,
-        "tbc": 200,
-        "activator_capacity": 100,
-        "want": 2,
-    },
-    {"id": "G3 tbc 0", "ready": 100, "total": 100, "tbc": 0, "activator_capacity": 100, "want": 2},
-    {"id": "G5 many", "ready": 15, "total": 100, "tbc": 200, "activator_capacity": 100, "want": 17},
-]
-
-# wanted, zero allowed, want
-INITIAL_SCALE: list[tuple[int | None, bool, int]] = [(None, False, 1), (0, True, 0)]

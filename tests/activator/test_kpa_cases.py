@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from activator.autoscaler import bounds, kpa, target
-from activator.autoscaler.windows import MaxWindow, TimeWindow, WeightedWindow, smoothing
+from activator.autoscaler.windows import MaxWindow, TimeWindow
 from tests.activator import kpa_table as table
 
 EBC_TOLERANCE = 1
@@ -114,16 +114,6 @@ def test_linear_window_agrees(
             assert found == pytest.approx(value), (operation, at)
 
 
-def test_weighted_window_agrees() -> None:
-    for buckets, want in table.SMOOTHING.items():
-        assert smoothing(buckets) == pytest.approx(want, abs=1e-5)
-    values, want = table.WEIGHTED
-    window = WeightedWindow(len(values))
-    for second, value in enumerate(values):
-        window.record(second, value)
-    assert window.average(len(values) - 1) == pytest.approx(want, abs=1e-3)
-
-
 @pytest.mark.parametrize(
     "values, indexes, want",
     [row[1:] for row in table.MAXIMUM],
@@ -168,29 +158,3 @@ def test_way_to_zero_agrees(case: dict[str, Any]) -> None:
     if "want_requeues" in case:
         assert (bounded.look_again_s is not None) == bool(case["want_requeues"])
         assert bounded.needs_probe == bool(case["want_async_probes"])
-
-
-@pytest.mark.parametrize("case", table.INITIAL_BURST)
-def test_initial_burst_capacity_agrees(case: dict[str, Any]) -> None:
-    found = target.initial_burst_capacity(
-        scale=case.get("initial_scale", 1),
-        total=case.get("total", 0.0),
-        target_burst_capacity=case["tbc"],
-    )
-    assert found == case["want"]
-
-
-@pytest.mark.parametrize("case", table.ACTIVATORS)
-def test_activator_count_agrees(case: dict[str, Any]) -> None:
-    found = target.activator_count(
-        ready=case["ready"],
-        total=case["total"],
-        target_burst_capacity=case["tbc"],
-        activator_capacity=case["activator_capacity"],
-    )
-    assert found == case["want"]
-
-
-@pytest.mark.parametrize("wanted, allow_zero, want", table.INITIAL_SCALE)
-def test_initial_scale_agrees(wanted: int | None, allow_zero: bool, want: int) -> None:
-    assert target.initial_scale(wanted=wanted, allow_zero=allow_zero) == want

@@ -24,6 +24,7 @@ from activator.http.request import Request, accept_of, subpath, too_large
 from activator.llm.openai import errors as shapes
 from activator.llm.openai.call import EngineCall, adapter_of, wrapped
 from activator.llm.openai.model_resolver import Models, listed, served_by
+from activator.llm.openai.parser import uncounted
 from activator.llm.openai.request import PATHS, TASKS, OpenAIRequest, parsed
 from activator.llm.openai.responses import OpenAIFormat
 from activator.llm.prefix_affinity import key_of
@@ -278,7 +279,7 @@ class OpenAI:
         """Run a request that does not use the model, such as tokenization: only its time is
         billed."""
         admission = await entry.admit()
-        use = TokenReservation(estimated_in=0, max_out=0, began_ns=request.began_ns)
+        use = uncounted(request.began_ns)
         try:
             call = self.call_of(request, entry, asked, None)
             call.admission = admission

@@ -10,17 +10,17 @@ import json
 
 from activator.calls.attempt import Attempt
 from activator.calls.call import Call, ResponseFilter
-from activator.calls.response import end_of
+from activator.calls.response_format import ResponseFormat, end_of
 from activator.llm.openai.errors import error_event
-from activator.llm.openai.parser import DONE, NO_COUNTS, BodyParser, StreamParser
+from activator.llm.openai.parser import DONE, BodyParser, StreamParser, uncounted
 from activator.llm.openai.request import OpenAIRequest
 from activator.quotas.token_reservation import TokenReservation
 from activator.worker_client.connection import WorkerResponse
 from pilotlight import errors
 
 
-class OpenAIFormat:
-    """The form of one answer (`response_writer.ResponseFormat`). Owner: the task of its request."""
+class OpenAIFormat(ResponseFormat):
+    """The form of one answer. Owner: the task of its request."""
 
     def __init__(self, asked: OpenAIRequest, use: TokenReservation) -> None:
         self._asked = asked
@@ -46,7 +46,7 @@ class OpenAIFormat:
         """Count the tokens, and remove what was requested for accounting only. An answer that did
         not come from an engine uses no tokens."""
         if attempt.answer.body is not None:
-            use = self._use if attempt.held is not None else NO_COUNTS
+            use = self._use if attempt.held is not None else uncounted()
             served = self._asked.adapter or attempt.call.target.spec.name
             return BodyParser(use, self._asked, served)
         if not is_events:
