@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from activator.async_calls.result_stream import StreamBuffer
-from activator.calls.attempt import Attempt
+from activator.calls.attempt import Attempt, worker_crash_error
 from activator.calls.call import Call
 from activator.calls.response import ResponseReader
 from activator.http.payloads import answered_type
@@ -40,7 +40,7 @@ async def collect(
     """Read a worker's whole response, also of a generator, and return its status and body: status
     500 where a generator raised. `held` publishes it to stream readers as it arrives.
 
-    Raises TooLarge, WorkerConnectionLost, DeadlineExceeded.
+    Raises TooLarge, WorkerCrashed, DeadlineExceeded.
     """
     answer = attempt.answer
     body = answer.body
@@ -49,10 +49,8 @@ async def collect(
             if body is None:
                 body = await _collect_stream(attempt, limit_bytes, held, response)
             body = response.whole(body)
-    except WorkerConnectionLost:
-        if attempt.cut_by is not None:
-            raise attempt.cut_by from None
-        raise
+    except WorkerConnectionLost as e:
+        raise attempt.cut_by or await worker_crash_error(attempt.reservation) from e
     return response.status, body
 
 

@@ -31,7 +31,6 @@ from activator.quotas.admission import Admission
 from activator.resilience.retry_policy import may_retry, pause_s
 from activator.routing.call_target import CallTarget
 from activator.tracing.tracer import Tracer
-from activator.worker_client.connection import WorkerConnectionLost
 from pilotlight import errors
 from pilotlight.protocol import CallRecord
 
@@ -76,7 +75,7 @@ class _Ending:
     """
 
     record: CallRecord
-    failure: errors.PilotlightError | WorkerConnectionLost | None
+    failure: errors.PilotlightError | None
     observe: Callable[[], None]
     remember: Callable[[], None] = lambda: None
 
@@ -139,7 +138,7 @@ class AsyncCallRunner:
         self,
         held: PendingCall,
         call: Call,
-        failure: errors.PilotlightError | WorkerConnectionLost | None,
+        failure: errors.PilotlightError | None,
     ) -> float | None:
         """Return the seconds before the next attempt; None when there is none."""
         if failure is None or not may_retry(failure, call):
@@ -165,21 +164,10 @@ class AsyncCallRunner:
             self._metrics.observer.refused(held.target, 499)
 
     async def _attempt(self, held: PendingCall, call: Call) -> _Ending:
-        observer, target = self._metrics.observer, call.target
         try:
             attempt, status, body = await self._wait_for_quotas(held, call)
         except errors.PilotlightError as e:
             return self._refused(held, call, e)
-        except WorkerConnectionLost as e:
-            crashed = errors.WorkerCrashed(
-                f"the instance died during this call: {e}", reason="crashed"
-            )
-
-            def died() -> None:
-                observer.refused(target, 502)
-                self._tracer.failed(call, crashed.type, crashed.status, **_of_submitted(held))
-
-            return _Ending(record=failed(held.record, crashed), failure=crashed, observe=died)
         record = answered(held.record, attempt, status, body)
         raised = errors.FunctionRaised("user code raised") if status >= 500 else None
 
