@@ -206,9 +206,9 @@ class Gateway:
             request, resolved.caller, resolved.routed, resolved.tag, unasked=resolved.unasked
         )
 
-    async def respond(self, request: Request) -> None:
-        """Answer a request inside of the middleware, errors included."""
-        await self._answer(request, self._route(request))
+    async def respond(self, request: Request, inner: Handle) -> None:
+        """Answer a request by `inner` of a middleware, errors included."""
+        await self._answer(request, inner(request))
 
     async def _continue_in_task(
         self, request: Request, call: Call, step: Coroutine[Any, Any, Attempt]

@@ -148,11 +148,11 @@ class ResponseWriter:
         answer = attempt.answer
         if answer.body is not None:
             response, body = self._read(request, attempt, form, is_events=True)
+            self._observe(attempt, response)
             lines = [line for line in _headers(attempt) if line[0] != b"content-type"]
             await stream.begin(stream_headers([(b"content-type", _SSE), *lines]))
             events = form.as_events(answer, body)
             await stream.close(events + form.end(attempt, response.finish))
-            self._observe(attempt, response)
             return
         last = b""
         try:

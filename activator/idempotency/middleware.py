@@ -49,8 +49,8 @@ class Calls(Protocol):
         it."""
         ...
 
-    async def respond(self, request: Request) -> None:
-        """Run a call, and answer it, errors included."""
+    async def respond(self, request: Request, inner: Handle) -> None:
+        """Run a call by `inner`, and answer it, errors included."""
         ...
 
 
@@ -80,7 +80,7 @@ class Idempotency:
     async def handle(self, request: Request, *, inner: Handle, gateway: Calls) -> None:
         """Run a call with a key once, and others by `inner`. Raises what `answer` raises."""
         if KEY in request.headers and self._concerns(request):
-            await self.answer(request, gateway)
+            await self.answer(request, inner, gateway)
         else:
             await inner(request)
 
@@ -90,8 +90,8 @@ class Idempotency:
         is_call = place.startswith(FUNCTIONS) and place.endswith(_VERBS)
         return request.verb == "POST" and (is_call or place.startswith(_MODELS))
 
-    async def answer(self, request: Request, gateway: Calls) -> None:
-        """Run the request, or replay its response.
+    async def answer(self, request: Request, inner: Handle, gateway: Calls) -> None:
+        """Run the request by `inner`, or replay its response.
 
         Raises Conflict, InvalidInput, Unauthenticated, Unavailable, OverQuota, and the errors of
         any call of its path."""
@@ -119,7 +119,7 @@ class Idempotency:
         known = await self._store.claim(name, fingerprint)
         if known is None:
             claim = Claim(name=name, tenant=caller.tenant, fingerprint=fingerprint)
-            await self._run(request, body, gateway, claim)
+            await self._run(request, body, lambda again: gateway.respond(again, inner), claim)
         elif known.fingerprint != fingerprint:
             raise errors.Conflict(
                 "this idempotency key was used for another request",
@@ -132,14 +132,14 @@ class Idempotency:
         else:
             await _replay(request, known.answer)
 
-    async def _run(self, request: Request, body: bytes, gateway: Calls, claim: Claim) -> None:
+    async def _run(self, request: Request, body: bytes, respond: Handle, claim: Claim) -> None:
         """Run in a separate task, which continues when the caller disconnects: a repeat of the
         request finds its response."""
         recorder = _ResponseRecorder(request, lambda answer: self._finish_claim(claim, answer))
         scope = {key: value for key, value in request.scope.items() if key != "connection"}
         again = Request(scope, _replay_body(body), recorder)
         task = asyncio.create_task(
-            self._work(gateway, again, recorder, claim), name=f"call under a key {request.id}"
+            self._work(respond, again, recorder, claim), name=f"call under a key {request.id}"
         )
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -150,13 +150,13 @@ class Idempotency:
             raise
 
     async def _work(
-        self, gateway: Calls, request: Request, recorder: _ResponseRecorder, claim: Claim
+        self, respond: Handle, request: Request, recorder: _ResponseRecorder, claim: Claim
     ) -> None:
         holding = asyncio.create_task(
             self._renew_claim(claim.name), name="claim of an idempotency key"
         )
         try:
-            await gateway.respond(request)
+            await respond(request)
         finally:
             holding.cancel()
             await asyncio.gather(holding, return_exceptions=True)

@@ -79,8 +79,9 @@ class WorkerResponse:
     def is_busy(self) -> bool:
         """Whether the worker did not begin, because it still runs another call. Its own header is
         the last: an application may have set one before it."""
-        said = [value for name, value in self.headers if name == _OUTCOME]
-        return self.status == 503 and said[-1:] == [b"busy"]
+        if self.status != 503:
+            return False
+        return [value for name, value in self.headers if name == _OUTCOME][-1:] == [b"busy"]
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body of a streamed response. Raises WorkerConnectionLost when the worker dies
