@@ -25,18 +25,18 @@ import uvicorn
 import uvloop
 
 from activator.app import ActivatorApp, ActivatorContext, load_context, own_socket
+from activator.autoscaler.heartbeat import HeartbeatLoop
 from activator.balancing.throttler_stats import refuse_waiting
 from activator.billing.errors import JournalFull, JournalInUse
 from activator.billing.journal_drain import drain_journal
 from activator.billing.segments import require_unused
-from activator.coordination.heartbeat import HeartbeatLoop
 from activator.coordination.identity import ANY, FROM_HOSTNAME, IdentityInvalid, identity_of
 from activator.coordination.state import SharedStateUnreachable
-from activator.coordination.unauthenticated_limit import SharedUnauthenticatedLimit
 from activator.gateway.websocket_frames import CallerSocket
 from activator.gateway.websocket_proxy import MAX_MESSAGE_BYTES
 from activator.knative.fleet import KnativeFleet
 from activator.process_user import leave_root
+from activator.quotas.unauthenticated_limit import SharedUnauthenticatedLimit
 from activator.settings import ActivatorSettings
 from pilotlight import errors
 from pilotlight.core import logging_config

@@ -14,30 +14,34 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from activator.access.grants import AccessCache
+from activator.access.resolver import RequestResolver
+from activator.arguments.checker import ArgumentChecker
 from activator.async_calls.schedule_poller import SchedulePoller
 from activator.async_calls.service import AsyncCalls
 from activator.autoscaler.autoscaler_loop import AutoscalerLoop
+from activator.balancing.cutover import CutoverStartObserver, CutoverTracker
 from activator.balancing.fleet import NodeFleet
-from activator.balancing.global_queue import GlobalQueue, UnauthenticatedRateLimiter
+from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.throttler import Throttler
 from activator.balancing.throttler_stats import calls_per_instance, desired_pods_hint
 from activator.billing.service import BillingService, ControllerLedger
 from activator.call_stats.shipper import ControllerReceiver, StatsShipper
-from activator.calls.argument_checker import ArgumentChecker
 from activator.calls.fallback import FallbackChain
 from activator.calls.runner import CallRunner
-from activator.calls.shadow_traffic import ShadowTraffic
+from activator.control_plane.proxy import ControlPlaneProxy
 from activator.coordination.peers import ActivatorPeers, peer_addresses, socket_of
 from activator.coordination.state import platform_id
-from activator.coordination.unauthenticated_limit import SharedUnauthenticatedLimit
 from activator.fairness.share_policy import share_of
 from activator.fairness.start_admission import StartAdmission
-from activator.gateway.control_plane_proxy import ControlPlaneProxy
 from activator.gateway.gateway import Gateway
 from activator.gateway.health import Health
 from activator.gateway.http_proxy import HttpProxy
+from activator.gateway.shadow_traffic import ShadowTraffic
+from activator.http.bodies import Bodies
 from activator.http.dashboard_host import DashboardHost
 from activator.http.server import ConnectionLimits
+from activator.idempotency.middleware import Idempotency
 from activator.idempotency.process import ProcessIdempotency
 from activator.idempotency.store import IdempotencyStore
 from activator.knative.app import FleetContext, cluster_parts
@@ -50,11 +54,13 @@ from activator.llm.engine_throttler import EngineTerms, EngineThrottler
 from activator.metrics.metrics import Metrics
 from activator.quotas.process import ProcessQuotas
 from activator.quotas.store import QuotaStore
+from activator.quotas.unauthenticated_limit import (
+    SharedUnauthenticatedLimit,
+    UnauthenticatedRateLimiter,
+)
 from activator.resilience.breaker import BreakerTerms
 from activator.resilience.node_breaker import NodeBreaker
-from activator.routing.access import AccessCache
 from activator.routing.config_feed import ConfigWatcher
-from activator.routing.cutover import CutoverStartObserver, CutoverTracker
 from activator.routing.route_table import CallTarget, RouteTable
 from activator.settings import ActivatorSettings
 from activator.tracing.pipeline import TracePipeline
@@ -421,11 +427,28 @@ class ActivatorApp:
             max_head_bytes=settings.max_header_bytes,
             head_timeout_s=settings.header_timeout_s,
         )
+        resolver = RequestResolver(
+            table=self.table, access=self.access, unauthenticated=self.unauthenticated
+        )
+        bodies = Bodies(
+            limit_bytes=settings.waiting_bytes, tenant_bytes=settings.tenant_waiting_bytes
+        )
+        self.idempotency = Idempotency(
+            _idempotency_store(settings, self.site),
+            resolver=resolver,
+            ttl_s=settings.idempotency_ttl_s,
+            body_timeout_s=settings.body_timeout_s,
+            bodies=bodies,
+        )
         self.gateway = Gateway(
             settings=settings,
             table=self.table,
             access=self.access,
-            unauthenticated=self.unauthenticated,
+            resolver=resolver,
+            bodies=bodies,
+            # features that are not steps of a call, in their order
+            middleware=(self.idempotency,),
+            observers=(self.traces.tracer, self.shadows),
             runner=self.runner,
             calls=self.calls,
             scaler=self.scaler,
@@ -439,12 +462,11 @@ class ActivatorApp:
             metrics=self.metrics,
             tracer=self.traces.tracer,
             shadows=self.shadows,
-            idempotency=_idempotency_store(settings, self.site),
             health=self.health,
             arguments=self.arguments,
             dashboard=DashboardHost(self._dashboard) if self._dashboard is not None else None,
         )
-        self.closing.append(self.gateway.idempotency.aclose)
+        self.closing.append(self.idempotency.aclose)
 
 
 def _breaker_terms(settings: ActivatorSettings) -> BreakerTerms:

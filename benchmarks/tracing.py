@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 
 from activator.calls.call import Call
+from activator.calls.trace_context import worker_lines
 from activator.routing.call_target import CallTarget
-from activator.tracing.context import worker_lines
 from activator.tracing.trace_builder import Json
 from activator.tracing.tracer import Tracer
 from pilotlight.protocol import FunctionRoute, new_call_id

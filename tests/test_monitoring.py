@@ -22,8 +22,8 @@ from activator.calls.call import Call
 from activator.coordination.state import SharedStatistics
 from activator.llm.engine_metrics import EngineMetrics
 from activator.llm.engine_state import EngineState
-from activator.llm.token_reservation import TokenReservation
 from activator.metrics.metrics import Metrics as ActivatorMetrics
+from activator.quotas.token_reservation import TokenReservation
 from pilotlight.controller.server.metrics import Metrics as ControllerMetrics
 from pilotlight.controller.slo.burn_rate import BURN_RATE_ALERTS
 from pilotlight.controller.slo.slo_alerts import QUIET_S

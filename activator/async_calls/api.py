@@ -26,8 +26,8 @@ from activator.async_calls.result_stream import (
     call_stream_headers,
     position_of,
 )
+from activator.control_plane.proxy import ControlPlaneProxy
 from activator.coordination.peers import PASSED_ON, ActivatorPeers
-from activator.gateway.control_plane_proxy import ControlPlaneProxy
 from activator.http.request import Request
 from activator.http.sse import SseResponse
 from activator.routing.api_keys import Principal

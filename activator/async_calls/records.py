@@ -3,32 +3,28 @@ states."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 import json
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from activator.async_calls.result_stream import StreamBuffer
-from activator.calls.attempt import Attempt
-from activator.calls.call import Call, ResponseFilter
+from activator.calls.attempt import Attempt, worker_crash_error
+from activator.calls.call import Call
+from activator.calls.response import ResponseReader
 from activator.http.payloads import answered_type
 from activator.http.request import Request
-from activator.routing.api_keys import Principal
+from activator.routing.api_keys import SCHEDULER, Principal
 from activator.worker_client.connection import WorkerConnectionLost
 from pilotlight import errors
-from pilotlight.protocol import CONTENT_PROBLEM, HEADER_FINISH, CallRecord, KeyRecord, problem
+from pilotlight.protocol import CONTENT_PROBLEM, CallRecord, KeyRecord, problem
 from pilotlight.spec.identifiers import Scope
 
 if TYPE_CHECKING:
     from activator.async_calls.pending import PendingCall
 
-SCHEDULER = "scheduler"
-"""Key id of scheduled calls in the journal and in usage records."""
-_FINISH = HEADER_FINISH.encode()
 MAX_WAIT_S = 60.0
 """Longest wait of a long poll."""
 
@@ -44,43 +40,22 @@ async def collect(
     """Read a worker's whole response, also of a generator, and return its status and body: status
     500 where a generator raised. `held` publishes it to stream readers as it arrives.
 
-    Raises TooLarge, WorkerConnectionLost, DeadlineExceeded.
+    Raises TooLarge, WorkerCrashed, DeadlineExceeded.
     """
     answer = attempt.answer
-    reading = attempt.call.reading(answer)
-    status, outcome, body, finish = 502, "error", b"", "" if answer.body is not None else "error"
+    body = answer.body
     try:
-        body = (
-            answer.body
-            if answer.body is not None
-            else await _collect_stream(attempt, limit_bytes, held, reading)
-        )
-        is_raised = answer.header(_FINISH) == b"error"
-        status = 500 if is_raised else answer.status
-        if reading is not None:
-            status, body = reading.collected(status, body)
-        outcome = "ok" if status < 400 else "error"
-        finish = "stop" if finish and status < 400 else finish
-        return status, body
-    except WorkerConnectionLost:
-        if attempt.cut_by is not None:
-            raise attempt.cut_by from None
-        raise
-    except errors.TooLarge:
-        finish = "length"
-        raise
-    except asyncio.CancelledError:
-        status, outcome, finish = 499, "cancelled", "cancelled" if finish else ""
-        raise
-    finally:
-        size = len(body) or attempt.bytes_out
-        attempt.close(
-            status=status, outcome=outcome, bytes_out=size, finish=finish, is_own_word=status == 500
-        )
+        with ResponseReader(attempt, attempt.call.reading(answer)) as response:
+            if body is None:
+                body = await _collect_stream(attempt, limit_bytes, held, response)
+            body = response.whole(body)
+    except WorkerConnectionLost as e:
+        raise attempt.cut_by or await worker_crash_error(attempt.reservation) from e
+    return response.status, body
 
 
 async def _collect_stream(
-    attempt: Attempt, limit_bytes: int, held: PendingCall | None, reading: ResponseFilter | None
+    attempt: Attempt, limit_bytes: int, held: PendingCall | None, response: ResponseReader
 ) -> bytes:
     answer = attempt.answer
     content_type = answered_type(
@@ -91,15 +66,13 @@ async def _collect_stream(
         if held is not None and answer.status < 400
         else StreamBuffer(0, "")
     )
-    async for given in answer.chunks():
-        chunk = given if reading is None else reading.feed(given, time.monotonic_ns())
-        attempt.bytes_out += len(chunk)
+    async for piece in response:
         if attempt.bytes_out > limit_bytes:
             raise errors.TooLarge(
                 f"the result is larger than {limit_bytes} bytes: store it and return its location",
                 limit_bytes=limit_bytes,
             )
-        log.data += chunk
+        log.data += piece
         if held is not None:
             held.notify()
     return bytes(log.data)

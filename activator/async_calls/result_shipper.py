@@ -15,6 +15,7 @@ import httpx
 from activator.async_calls.pending import PendingCalls
 from activator.async_calls.result_stream import FINAL
 from activator.billing.journal import Journal
+from activator.billing.journal_drain import MAX_BATCH_BYTES, SHIP_BATCH
 from pilotlight.core.backoff import Backoff
 from pilotlight.core.transport.controller_client import controller_client
 from pilotlight.core.transport.endpoint import Endpoint
@@ -22,9 +23,6 @@ from pilotlight.protocol import CALLS_PATH, CallRecord
 
 log = logging.getLogger(__name__)
 
-SHIP_BATCH = 200
-MAX_BATCH_BYTES = 16 * 1024 * 1024
-"""Limit of results and dead letters in one request, which the controller parses as a whole."""
 SHIP_GATHER_S = 0.05
 FIRST_RETRY_S, MAX_RETRY_S = 0.1, 5.0
 

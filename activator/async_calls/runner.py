@@ -17,22 +17,50 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakValueDictionary
 
-from activator.async_calls.concurrency import AsyncConcurrencyLimiter
+from activator.access.grants import AccessCache
 from activator.async_calls.pending import PendingCall, PendingCalls
 from activator.async_calls.records import answered, collect, failed
 from activator.calls.attempt import Attempt
 from activator.calls.call import Call
 from activator.calls.runner import CallRunner
+from activator.calls.trace_context import note_answer
 from activator.metrics.metrics import Metrics
 from activator.quotas.admission import Admission
 from activator.resilience.retry_policy import may_retry, pause_s
-from activator.routing.access import AccessCache
-from activator.tracing.context import note_answer
+from activator.routing.call_target import CallTarget
 from activator.tracing.tracer import Tracer
-from activator.worker_client.connection import WorkerConnectionLost
 from pilotlight import errors
 from pilotlight.protocol import CallRecord
+
+
+class AsyncConcurrencyLimiter:
+    """Semaphores by revision and key; unused ones are garbage-collected. Owner: the event loop."""
+
+    def __init__(self) -> None:
+        self._gates: WeakValueDictionary[tuple[str, ...], asyncio.Semaphore] = WeakValueDictionary()
+
+    def __repr__(self) -> str:
+        return f"<AsyncConcurrencyLimiter {len(self._gates)}>"
+
+    def for_revision(self, target: CallTarget) -> asyncio.Semaphore:
+        """Return the semaphore of a revision."""
+        return self._gate((target.key,), target)
+
+    def for_key(self, key_id: str, target: CallTarget) -> asyncio.Semaphore:
+        """Return the semaphore of one key's calls of a revision."""
+        return self._gate((target.key, key_id), target)
+
+    def _gate(self, whose: tuple[str, ...], target: CallTarget) -> asyncio.Semaphore:
+        scaling = target.spec.scaling
+        gate = self._gates.get(whose)
+        if gate is None:
+            gate = self._gates[whose] = asyncio.Semaphore(
+                scaling.max_instances * scaling.max_inputs
+            )
+        return gate
+
 
 BUSY_RETRY_S = 0.5
 """Pause before a submitted call that found a full queue, or no capacity, is retried."""
@@ -47,7 +75,7 @@ class _Ending:
     """
 
     record: CallRecord
-    failure: errors.PilotlightError | WorkerConnectionLost | None
+    failure: errors.PilotlightError | None
     observe: Callable[[], None]
     remember: Callable[[], None] = lambda: None
 
@@ -110,7 +138,7 @@ class AsyncCallRunner:
         self,
         held: PendingCall,
         call: Call,
-        failure: errors.PilotlightError | WorkerConnectionLost | None,
+        failure: errors.PilotlightError | None,
     ) -> float | None:
         """Return the seconds before the next attempt; None when there is none."""
         if failure is None or not may_retry(failure, call):
@@ -136,21 +164,10 @@ class AsyncCallRunner:
             self._metrics.observer.refused(held.target, 499)
 
     async def _attempt(self, held: PendingCall, call: Call) -> _Ending:
-        observer, target = self._metrics.observer, call.target
         try:
             attempt, status, body = await self._wait_for_quotas(held, call)
         except errors.PilotlightError as e:
             return self._refused(held, call, e)
-        except WorkerConnectionLost as e:
-            crashed = errors.WorkerCrashed(
-                f"the instance died during this call: {e}", reason="crashed"
-            )
-
-            def died() -> None:
-                observer.refused(target, 502)
-                self._tracer.failed(call, crashed.type, crashed.status, **_of_submitted(held))
-
-            return _Ending(record=failed(held.record, crashed), failure=crashed, observe=died)
         record = answered(held.record, attempt, status, body)
         raised = errors.FunctionRaised("user code raised") if status >= 500 else None
 

@@ -30,10 +30,10 @@ from typing import Any
 from urllib.parse import parse_qs
 from weakref import WeakValueDictionary
 
+from activator.access.grants import AccessCache
 from activator.async_calls.api import AsyncCallApi
 from activator.async_calls.pending import LEAST_BYTES, PendingCall, PendingCalls
 from activator.async_calls.records import (
-    SCHEDULER,
     failed,
     is_dead,
     namespaced_call_id,
@@ -48,19 +48,18 @@ from activator.async_calls.runner import AsyncCallRunner
 from activator.billing.service import BillingService
 from activator.calls.call import Call
 from activator.calls.runner import CallRunner
+from activator.calls.trace_context import Trace
+from activator.control_plane.proxy import ControlPlaneProxy
 from activator.coordination.peers import ActivatorPeers
-from activator.gateway.control_plane_proxy import ControlPlaneProxy
 from activator.http.payloads import accepts_pickles, checked_type
 from activator.http.request import Request
 from activator.llm.openai.call import EngineCall, call_of_kept
 from activator.metrics.metrics import Metrics
 from activator.quotas.admission import Admission
-from activator.routing.access import AccessCache
-from activator.routing.api_keys import ANONYMOUS, Principal
+from activator.routing.api_keys import ANONYMOUS, SCHEDULER, Principal
 from activator.routing.route_table import CallTarget, RouteTable
 from activator.routing.traffic_split import RoutingDecision
 from activator.settings import ActivatorSettings
-from activator.tracing.context import Trace
 from activator.tracing.tracer import Tracer
 from pilotlight import errors
 from pilotlight.core.background_tasks import cancel_all

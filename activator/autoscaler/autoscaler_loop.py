@@ -25,9 +25,9 @@ from activator.balancing.preemptible_instances import PreemptibleInstances
 from activator.balancing.throttler import Throttler
 from activator.coordination.state import HeartbeatReply
 from activator.fairness.start_admission import StartAdmission
-from activator.llm.engine_sleep import EngineSleepMode
 from activator.resilience.breaker import State
 from activator.routing.route_table import CallTarget, RouteTable
+from activator.worker_client.engine_sleep import EngineSleepMode
 from pilotlight import errors
 from pilotlight.core.backoff import Backoff
 from snapshotter import errors as agent_errors

@@ -27,7 +27,6 @@ from dataclasses import dataclass, field, replace
 
 from activator.autoscaler import kpa
 from activator.autoscaler.bounds import Activity, BoundsSpec, RevisionStatus, bound
-from activator.autoscaler.burst import drained_before_start, starts_for_burst
 from activator.autoscaler.idle_histogram import KeepAlivePolicy
 from activator.autoscaler.llm_signals import (
     FirstTokenState,
@@ -38,6 +37,7 @@ from activator.autoscaler.llm_signals import (
 )
 from activator.autoscaler.observation import RevisionObservation
 from activator.autoscaler.target import UNLIMITED_BURST
+from activator.balancing.start_estimates import drained_before_start, starts_for_burst
 from pilotlight.spec.function import FunctionSpec, Scaling, buffer_count
 
 MAX_STABLE_WINDOW_S = 60.0

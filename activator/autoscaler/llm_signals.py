@@ -18,7 +18,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from activator.autoscaler.observation import EngineLoad, RevisionObservation
+from activator.autoscaler.observation import RevisionObservation
+from activator.balancing.load import EngineLoad
 
 MIN_FIRST_TOKENS = 5
 """Minimum number of answers to evaluate first tokens."""

@@ -1,112 +1,14 @@
-"""Admission limits, checked before anything is started or billed.
-
-Requests without a valid key have a rate limit per address (a token bucket, Turner 1986). Valid keys
-do not count towards it: the key is looked up first, at the cost of one hash. Waiting calls are
-limited for the process, for each function, and by every `queued` quota that applies to them.
-"""
+"""The limits of waiting calls: for the process, for each function, and by every `queued` quota that
+applies to them."""
 
 from __future__ import annotations
 
-import ipaddress
-from collections import OrderedDict
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Protocol, cast
 
 from activator.fairness.load_shedding import Prioritized, SheddingIndex
 from activator.fairness.queue_priority import QueueBound
 from pilotlight import errors
-
-MAX_ADDRESSES = 10_000
-"""Addresses tracked; the least recently seen is evicted first (it starts again with a full bucket,
-which admits one more burst)."""
-
-
-@lru_cache(maxsize=4096)
-def network_of(address: str) -> str:
-    """Return the unit that an address is counted as: for IPv6 its /64, because one host may use any
-    address of it; for others the address itself."""
-    if ":" not in address:
-        return address
-    try:
-        found = ipaddress.IPv6Address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return f"{ipaddress.IPv6Address(int(found) >> 64 << 64)}/64"
-
-
-class TokenBucket:
-    """A token bucket that gains `rate_per_s` tokens up to `burst`. `now` in seconds of any
-    monotonic clock."""
-
-    __slots__ = ("_at", "_burst", "_rate_per_s", "_tokens")
-
-    def __init__(self, *, rate_per_s: float, burst: float, now: float) -> None:
-        self._rate_per_s = rate_per_s
-        self._burst = burst
-        self._tokens = burst
-        self._at = now
-
-    def take(self, now: float) -> float:
-        """Take one token. Returns 0.0, or the seconds until there is one."""
-        wait_s = self.wait_s(now)
-        if wait_s == 0:
-            self._tokens -= 1
-        return wait_s
-
-    def wait_s(self, now: float) -> float:
-        """Return the seconds until there is a token; 0.0 when there is one."""
-        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate_per_s)
-        self._at = now
-        return 0.0 if self._tokens >= 1 else (1 - self._tokens) / self._rate_per_s
-
-
-class UnauthenticatedRateLimiter:
-    """A token bucket per address (for IPv6, per /64) for requests without a valid key. Owner: the
-    event loop."""
-
-    def __init__(self, *, rate_per_s: float) -> None:
-        self._rate_per_s = rate_per_s
-        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
-
-    def __repr__(self) -> str:
-        return (
-            f"<UnauthenticatedRateLimiter {len(self._buckets)} addresses, "
-            f"{self._rate_per_s:g}/s each>"
-        )
-
-    def guard(self, address: str, now: float) -> None:
-        """Refuse an address that has used up its attempts. Raises TooManyRequests with the time to
-        wait."""
-        bucket = self._buckets.get(network_of(address))
-        if bucket is not None and (wait_s := bucket.wait_s(now)) > 0:
-            raise _too_many(wait_s)
-
-    def check(self, address: str, now: float) -> None:
-        """Count one failed attempt. Raises TooManyRequests with the time to wait."""
-        wait_s = self._take(network_of(address), now)
-        if wait_s > 0:
-            raise _too_many(wait_s)
-
-    def _take(self, address: str, now: float) -> float:
-        bucket = self._buckets.get(address)
-        if bucket is None:
-            bucket = self._buckets[address] = TokenBucket(
-                rate_per_s=self._rate_per_s, burst=2 * self._rate_per_s, now=now
-            )
-            if len(self._buckets) > MAX_ADDRESSES:
-                self._buckets.popitem(last=False)
-        else:
-            self._buckets.move_to_end(address)
-        return bucket.take(now)
-
-
-def _too_many(wait_s: float) -> errors.TooManyRequests:
-    return errors.TooManyRequests(
-        "too many requests without a valid API key from this address", retry_after_s=wait_s
-    )
 
 
 class QueuedItem(Prioritized, Protocol):

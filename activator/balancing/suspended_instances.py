@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from activator.balancing.fleet import Fleet
 from activator.balancing.instance import Instance
-from activator.llm.engine_sleep import EngineSleepMode
 from activator.routing.route_table import CallTarget
+from activator.worker_client.engine_sleep import EngineSleepMode
 from pilotlight.core.background_tasks import cancel_all
 from snapshotter import errors as agent_errors
 from snapshotter.types import InstanceInfo, InstanceState

@@ -17,28 +17,26 @@ import logging
 import time
 from collections.abc import Callable
 
-from activator.autoscaler.burst import starts_for_burst
-from activator.autoscaler.concurrency_meter import ConcurrencyMeter
-from activator.autoscaler.observation import EngineLoad
 from activator.balancing.fleet import Fleet
 from activator.balancing.global_queue import MAX_QUEUED, GlobalQueue
-from activator.balancing.instance import Instance, least_loaded
+from activator.balancing.instance import WARM, Instance, Reservation, least_loaded
 from activator.balancing.instance_lifecycle import StartObserver, start_error_for_caller
 from activator.balancing.instance_pool import InstancePool
-from activator.balancing.reservation import WARM, Reservation
-from activator.balancing.wait_queue import QueuedCall, WaitQueue
-from activator.billing.instance_meter import InstanceAccount
-from activator.coordination.state import InstanceLeases
-from activator.fairness.queue_priority import DEFAULT_RANK, QueueBound, QueuePriority
-from activator.fairness.start_admission import StartAdmission
-from activator.resilience.breaker import ANSWERED, BreakerTerms, Outcome
-from activator.resilience.outlier_detection import (
+from activator.balancing.load import ConcurrencyMeter, EngineLoad
+from activator.balancing.outlier_detection import (
     BAD,
     LatencyOutliers,
     RevisionHealth,
     is_function_fault,
     record_outcome,
 )
+from activator.balancing.start_estimates import starts_for_burst
+from activator.balancing.wait_queue import QueuedCall, WaitQueue
+from activator.billing.instance_meter import InstanceAccount
+from activator.coordination.state import InstanceLeases
+from activator.fairness.queue_priority import DEFAULT_RANK, QueueBound, QueuePriority
+from activator.fairness.start_admission import StartAdmission
+from activator.resilience.breaker import ANSWERED, BreakerTerms, Outcome
 from activator.routing.route_table import CallTarget
 from pilotlight import errors
 from pilotlight.spec.identifiers import Priority

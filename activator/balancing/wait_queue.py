@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from activator.autoscaler.concurrency_meter import ConcurrencyMeter
 from activator.balancing.global_queue import GlobalQueue
-from activator.balancing.reservation import Reservation
+from activator.balancing.instance import Reservation
+from activator.balancing.load import ConcurrencyMeter
 from activator.fairness.fair_queue import Entry, FairQueue
 from activator.fairness.queue_priority import QueueBound, QueuePriority
 from pilotlight import errors

@@ -49,7 +49,7 @@ from activator.billing.errors import AllowanceNeeded
 from activator.billing.periods import period_at, utc_text
 from activator.billing.segments import Cursor
 from activator.billing.usage import cost_text, to_picos
-from activator.llm.token_reservation import TokenReservation
+from activator.quotas.token_reservation import TokenReservation
 from pilotlight import errors
 from pilotlight.protocol import BudgetRecord, BudgetState
 from pilotlight.spec.pricing import Footprint, Rates, billable_ns, price_duration, rate_per_s

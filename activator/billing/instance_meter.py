@@ -24,7 +24,7 @@ from activator.billing.usage import (
     cost_text,
     marked_tokens,
 )
-from activator.llm.token_reservation import TokenReservation
+from activator.quotas.token_reservation import TokenReservation
 from pilotlight.spec.pricing import BUSY, ONE_CORE, Footprint, Rates, kind_factor
 
 NO_LIMIT_NS = 7 * 86_400 * 10**9

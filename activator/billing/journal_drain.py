@@ -18,7 +18,6 @@ from typing import Any, Self
 
 import httpx
 
-from activator.async_calls.result_shipper import MAX_BATCH_BYTES, SHIP_BATCH
 from activator.billing.errors import LedgerUnavailable
 from activator.billing.journal import Journal, Recovered
 from activator.billing.service import ControllerLedger
@@ -31,6 +30,9 @@ from pilotlight.protocol import CALLS_PATH, DUE_PATH
 
 log = logging.getLogger(__name__)
 
+SHIP_BATCH = 200
+MAX_BATCH_BYTES = 16 * 1024 * 1024
+"""Limit of results and dead letters in one request, which the controller parses as a whole."""
 PATIENCE_S = 60.0
 """How long to retry a controller that does not answer. It restarts in less; otherwise run the
 command again."""

@@ -12,14 +12,9 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Any
 
-from pilotlight.spec.observations import GROWTH, Observation, latency_bucket
+from pilotlight.spec.observations import LATENCY_BOUNDS, MAX_BUCKET, Observation
 from pilotlight.spec.policies import STAGES, Objectives
 
-MAX_BUCKET = latency_bucket(7 * 86_400_000)
-"""Bucket of the longest possible call; longer ones are in it, too."""
-BOUNDS = tuple(GROWTH**bucket for bucket in range(MAX_BUCKET))
-"""Upper ends of the latency buckets, in milliseconds: `bisect_left(BOUNDS, ms)` is
-`latency_bucket(ms)` at a third of its cost."""
 AT_ONCE_MS = 1.0
 """A call that reached its worker within this time had each earlier stage in bucket 0: it is counted
 once, not stage by stage."""
@@ -94,7 +89,7 @@ class StatsBucket:
     def clock(self, name: str, ms: float) -> None:
         """Add a call to a clock."""
         buckets = self.clocks.setdefault(name, {})
-        bucket = bisect_left(BOUNDS, ms)
+        bucket = bisect_left(LATENCY_BOUNDS, ms)
         buckets[bucket] = buckets.get(bucket, 0) + 1
 
     def add(self, name: str, counts: Mapping[int, int]) -> None:

@@ -9,14 +9,14 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from activator.call_stats.bucket import BOUNDS, StatsBucket, stages_of
+from activator.call_stats.bucket import StatsBucket, stages_of
 from pilotlight.errors import DeadlineExceeded, PilotlightError, WorkerCrashed
-from pilotlight.spec.observations import SHADOW_ARM, Observation
+from pilotlight.spec.observations import LATENCY_BOUNDS, SHADOW_ARM, Observation
 from pilotlight.spec.policies import DEFAULT_OBJECTIVES
 
 if TYPE_CHECKING:
     from activator.calls.call import Call
-    from activator.llm.token_reservation import TokenReservation
+    from activator.quotas.token_reservation import TokenReservation
     from activator.routing.call_target import CallTarget
 
 _OWN_WORDS = (501, 503)
@@ -52,8 +52,8 @@ class CallStats:
         tally.records += 1
         tally.cost_picos += picos
         tally.exec_ms += exec_ms
-        tally.warm[bisect_left(BOUNDS, before_ms + exec_ms)] += 1
-        tally.exec[bisect_left(BOUNDS, exec_ms)] += 1
+        tally.warm[bisect_left(LATENCY_BOUNDS, before_ms + exec_ms)] += 1
+        tally.exec[bisect_left(LATENCY_BOUNDS, exec_ms)] += 1
         if exec_ms > tally.exec_budget_ms:
             tally.overruns["exec"] = tally.overruns.get("exec", 0) + 1
         if before_ms <= tally.at_once_ms:

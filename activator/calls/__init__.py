@@ -1,4 +1,4 @@
-"""Calls: their state, execution, retries and fallbacks, and the checks of their arguments.
+"""Calls: their state, execution, retries and fallbacks, and how their responses are read.
 
 This package does not handle HTTP; `gateway` answers callers.
 """

@@ -14,14 +14,13 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
-from activator.balancing.instance import Instance
-from activator.balancing.reservation import CANCELLED, WARM, Reservation
+from activator.balancing.instance import CANCELLED, WARM, Instance, Reservation
 from activator.billing.errors import AllowanceNeeded
 from activator.billing.instance_meter import OpenRecord
 from activator.billing.usage import encode_optional_fields
 from activator.calls.call import Call
+from activator.calls.trace_context import kind_of, note
 from activator.resilience.breaker import Outcome
-from activator.tracing.context import kind_of, note
 from activator.worker_client.connection import (
     WorkerConnection,
     WorkerConnectionLost,
@@ -126,28 +125,31 @@ class Attempt:
     @property
     def is_busy(self) -> bool:
         """Whether the worker did not begin, because it still runs another call."""
-        return self.answer.status == 503 and self.answer.header(b"pilotlight-outcome") == b"busy"
+        return self.answer.is_busy
 
     # -- begin -------------------------------------------------------------------------------------
-    async def open(self, *, connects: bool = True) -> None:
-        """Reserve budget, write the attempt to the journal, start its meter, and connect to the
-        worker. `connects`: False for a WebSocket, which has a connection of its own.
+    async def open(self) -> WorkerConnection:
+        """Open its record, and connect to the worker.
 
         Raises JournalFull, OverBudget, BudgetReserved, Unavailable, WorkerConnectionLost."""
-        self.record = await self._open_record()
-        if connects:
-            connections = self.reservation.instance.connections
-            self.connection = connections.acquire_nowait(
-                self.call.reserved_ns / 1e9
-            ) or await connections.open(asyncio.get_running_loop())
+        await self.open_record()
+        connections = self.reservation.instance.connections
+        connection = self.connection = connections.acquire_nowait(
+            self.call.reserved_ns / 1e9
+        ) or await connections.open(asyncio.get_running_loop())
+        return connection
 
-    async def _open_record(self) -> OpenRecord:
+    async def open_record(self) -> None:
+        """Reserve budget, write the attempt to the journal and start its meter. Raises JournalFull,
+        OverBudget, BudgetReserved, Unavailable."""
         for _ in range(MAX_BORROWINGS):
             try:
-                return self._open_record_nowait()
+                self.record = self._open_record_nowait()
             except AllowanceNeeded as e:  # of a budget that all activators share
                 await e.cover.borrow(e.worst)
-        return self._open_record_nowait()
+            else:
+                return
+        self.record = self._open_record_nowait()
 
     def _open_record_nowait(self) -> OpenRecord:
         call, reservation = self.call, self.reservation
@@ -170,16 +172,16 @@ class Attempt:
             is_shadow=self.is_shadow,
         )
 
-    async def request_whole(self) -> WorkerResponse:
-        """Send the call with its body, and return the response, or its head if it streams.
+    async def request_whole(self, connection: WorkerConnection) -> WorkerResponse:
+        """Send the call with its body on its connection, and return the response, or its head if it
+        streams.
 
         Raises WorkerConnectionLost, DeadlineExceeded."""
-        assert self.connection is not None
         loop, call = asyncio.get_running_loop(), self.call
         whole_s = call.target.spec.clocks.execution_s
         left_s = call.remaining_s(whole_s)
         self.dispatched_ns = time.monotonic_ns()
-        self._pending = self.connection.request(call.request_head(left_s) + call.body, loop=loop)
+        self._pending = connection.request(call.request_head(left_s) + call.body, loop=loop)
         self._timer = self._deadline(left_s, whole_s, loop)
         answer = self.answer = await self._pending
         if answer.body is not None:
@@ -289,7 +291,7 @@ class Attempt:
             return
         if self.connection is not None:
             self.connection.close()
-        self.close(status=504, outcome="error", bytes_out=self.bytes_out, finish="error")
+        self.fail(self.cut_by, is_noted=False, finish="error")
         if self.on_cut is not None:
             self.on_cut()
 
@@ -301,34 +303,36 @@ class Attempt:
         outcome: str,
         bytes_out: int,
         finish: str = "",
-        is_own_word: bool = False,
     ) -> str:
-        """End an attempt that was answered: close the record, release the connection and the slot.
-        Returns the cost as text.
+        """End an attempt that its worker answered: close the record, release the connection and
+        the slot. Returns the cost as text.
 
         `finish`: why a stream ended (`engines.FINISH_REASONS`), where the call has no `tokens` with
-        it. `is_own_word`: user code reported its failure in the stream."""
+        it."""
         if self._is_closed:
             return self.cost
-        if status >= 500:  # reported by the worker, or the worker ended
-            is_said = is_own_word or status == self.answer.status
-            self.reservation.ending = (
-                Outcome.NEITHER
-                if self._is_blameless
-                else Outcome.RAISED
-                if is_said
-                else self.call.blame
-            )
-        if finish and self.call.tokens is None and self.record is not None:
-            self.record.mark += encode_optional_fields(finish=finish)
-        self._end(status, outcome, bytes_out)
+        if status >= 500:
+            self.reservation.ending = Outcome.NEITHER if self._is_blameless else Outcome.RAISED
+        self._end(status, outcome, bytes_out, finish)
         return self.cost
 
-    def fail(self, error: BaseException, *, is_noted: bool = True) -> None:
+    def discard(self) -> None:
+        """End an attempt whose whole response is not used, because another one is made."""
+        answer = self.answer
+        outcome = "ok" if answer.status < 400 else "error"
+        self.close(status=answer.status, outcome=outcome, bytes_out=len(answer.body or b""))
+
+    def refused_as_busy(self) -> None:
+        """End an attempt whose worker `is_busy`: nothing ran, and its instance is tried again
+        later."""
+        self.reservation.instance.block(time.monotonic())
+        self.close(status=503, outcome=BUSY, bytes_out=0)
+
+    def fail(self, error: BaseException, *, finish: str = "", is_noted: bool = True) -> None:
         """End an attempt that `error` ended: close the record, the connection and the slot.
 
-        `is_noted`: record it for the call's trace; False where the caller already got a part of its
-        response, which is traced as a whole."""
+        `finish`: as in `close`. `is_noted`: record it for the call's trace; False where the caller
+        already got a part of its response, which is traced as a whole."""
         if self._is_closed:
             return
         if is_noted:
@@ -345,10 +349,12 @@ class Attempt:
         self.reservation.ending = self.call.blame if is_blamed else Outcome.NEITHER
         if self.connection is not None:
             self.connection.close()
-        self._end(status_of(error), outcome_of(error), self.bytes_out)
+        self._end(status_of(error), outcome_of(error), self.bytes_out, finish)
 
-    def _end(self, status: int, outcome: str, bytes_out: int) -> None:
+    def _end(self, status: int, outcome: str, bytes_out: int, finish: str) -> None:
         self._is_closed = True
+        if finish and self.call.tokens is None and self.record is not None:
+            self.record.mark += encode_optional_fields(finish=finish)
         if self._timer is not None:
             self._timer.cancel()
         reservation, now_ns = self.reservation, time.monotonic_ns()

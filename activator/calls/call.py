@@ -6,28 +6,40 @@ import copy
 import time
 from typing import Any, Protocol
 
-from activator.balancing.reservation import WARM
+from activator.balancing.instance import WARM, Reservation
 from activator.billing.usage import encode_optional_fields
+from activator.calls.trace_context import AttemptRecord, Trace, worker_lines
 from activator.fairness.queue_priority import DEFAULT_RANK, QueuePriority
 from activator.http.payloads import JSON, PICKLE, TRUSTED_LINE, not_accepted
-from activator.llm.token_reservation import TokenReservation
-from activator.metrics.batching import priority_lines
 from activator.quotas.admission import Admission
+from activator.quotas.token_reservation import TokenReservation
 from activator.resilience.breaker import Outcome
 from activator.routing.route_table import CallTarget
 from activator.routing.traffic_split import RoutingDecision
-from activator.tracing.context import AttemptRecord, Trace, worker_lines
 from activator.worker_client.connection import WorkerResponse
 from pilotlight import errors
+from pilotlight.spec.identifiers import Priority
 from snapshotter.types import StartKind
 
 
 class ResponseFilter(Protocol):
-    """Reads one response on its way to a caller, and removes parts that the caller did not
-    request."""
+    """Translates one response on its way to a caller. It does not end the attempt
+    (`calls.response`)."""
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether only a part of an event was returned so far."""
+        ...
 
     def feed(self, data: bytes, now_ns: int) -> bytes:
         """Return the part of these bytes that goes to the caller; of a stream, whole events."""
+        ...
+
+    def end(self, status: int) -> tuple[int, bytes]:
+        """Return status and last bytes of a stream that its worker ended with `status`.
+
+        Raises WorkerConnectionLost for an incomplete one.
+        """
         ...
 
     def collected(self, status: int, body: bytes) -> tuple[int, bytes]:
@@ -167,6 +179,14 @@ class Call:
         cut = self.tokens.degraded if self.tokens is not None else ""
         return f"{self.degraded}, {cut}" if self.degraded and cut else self.degraded or cut
 
+    def reserved(self, reservation: Reservation) -> None:
+        """It got a slot, perhaps after another start than for its earlier attempts."""
+        self.reserved_ns = time.monotonic_ns()
+        if reservation.start_kind is not WARM:
+            self.start_kind = reservation.start_kind
+            self.start_ms += reservation.start_ms
+            self.weights = reservation.weights
+
     @property
     def queued_ms(self) -> float:
         """Milliseconds from arrival to a slot, without the start it waited for."""
@@ -262,3 +282,11 @@ class Call:
                 b"\r\n\r\n",
             )
         )
+
+
+def priority_lines(target: CallTarget, rank: QueuePriority) -> bytes:
+    """Priority header line for a worker that gathers calls, beginning with CRLF; empty for other
+    workers, and for the standard priority."""
+    if not target.batched or rank.priority is Priority.STANDARD:
+        return b""
+    return b"\r\npilotlight-priority: " + rank.priority.value.encode()

@@ -12,13 +12,11 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from activator.async_calls.records import SCHEDULER
-from activator.balancing.reservation import Reservation
+from activator.arguments.checker import ArgumentChecker
+from activator.arguments.validator import ArgumentValidator
+from activator.balancing.instance import Reservation
 from activator.balancing.throttler import Throttler
-from activator.calls.argument_checker import ArgumentChecker
-from activator.calls.arguments import ArgumentValidator
 from activator.calls.attempt import Attempt
 from activator.calls.call import Call
 from activator.calls.fallback_rules import (
@@ -28,28 +26,17 @@ from activator.calls.fallback_rules import (
     name_of,
     static_answer,
 )
+from activator.calls.response_cache import ResponseCache
 from activator.http.payloads import PICKLE
-from activator.resilience.response_cache import ResponseCache
-from activator.routing.api_keys import Principal
+from activator.routing.api_keys import SCHEDULER
 from activator.routing.call_target import CallTarget
+from activator.routing.route_table import RouteTable
 from activator.worker_client.connection import WorkerResponse
 from pilotlight import errors
 from pilotlight.spec.identifiers import FunctionAddress, TenantId
 from pilotlight.spec.policies import MAX_FALLBACKS, Fallback
 
 log = logging.getLogger(__name__)
-
-
-class Routes(Protocol):
-    """Resolves functions and callers (the RouteTable)."""
-
-    def target(self, address: FunctionAddress) -> CallTarget:
-        """Return the revision that serves a function now. Raises NotFound, Unavailable."""
-        ...
-
-    def caller_of(self, key_id: str) -> Principal | None:
-        """Return the caller with this key; None if the key was deleted."""
-        ...
 
 
 class FallbackResponse(Attempt):
@@ -101,7 +88,7 @@ class FallbackChain:
     def __init__(
         self,
         *,
-        routes: Routes,
+        routes: RouteTable,
         throttler_of: Callable[[CallTarget], Throttler],
         answers: ResponseCache | None = None,
         arguments: ArgumentChecker | None = None,
@@ -239,9 +226,7 @@ class FallbackChain:
         run_fallbacks.attempt = max(run_fallbacks.attempt, other.attempt)
         if attempt.answer.body is None or not _is_no_answer(attempt.answer):
             return attempt
-        attempt.close(
-            status=attempt.answer.status, outcome="error", bytes_out=len(attempt.answer.body)
-        )
+        attempt.discard()
         run_fallbacks.why.append(f"{name}: it answered {attempt.answer.status}")
         return None
 

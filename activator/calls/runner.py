@@ -4,30 +4,127 @@ platform's retry rule.
 An attempt that fails before any byte of the request reached a worker is repeated once on another
 instance, because it had no effect; one that fails later is repeated only when the function is
 declared idempotent and its caller has received nothing. A worker that answers "busy" (it still runs
-a call whose caller disconnected) has not begun either: the call is requeued at the front."""
+a call whose caller disconnected) has not begun either: the call is requeued at the front.
+
+`RetryExecutor` runs the retries that a function declares: decide, release the slot, wait, begin
+again. A call is not retried once its caller has received a byte. Each retry is billed like a call,
+counts as a request of the caller's quotas, and uses one retry of its budget; where one of them is
+used up, the failure is returned."""
 
 from __future__ import annotations
 
+import asyncio
+import math
+import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any
 
-from activator.balancing.reservation import Reservation, SlotOwner
+from activator.balancing.instance import Reservation
 from activator.balancing.throttler import Throttler
 from activator.calls.attempt import Attempt, worker_crash_error
 from activator.calls.call import Call
-from activator.calls.retry_executor import RetryExecutor
-from activator.llm.token_reservation import TokenReservation
-from activator.resilience.retry_budget import RetryBudgets
+from activator.calls.fallback import FallbackChain
+from activator.calls.trace_context import note_answer
+from activator.quotas.token_reservation import TokenReservation
+from activator.resilience.retry_policy import RetryBudgets, may_retry, pause_s
 from activator.routing.route_table import CallTarget
-from activator.tracing.context import note_answer
 from activator.worker_client.connection import (
     WorkerConnectionLost,
     WorkerResponse,
 )
 from pilotlight import errors
 from pilotlight.spec.pricing import BUSY
-from snapshotter.types import StartKind
+
+
+class RetryExecutor:
+    """Runs calls with their retries. Owner: the CallRunner."""
+
+    def __init__(
+        self,
+        budgets: RetryBudgets,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+        sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
+    ) -> None:
+        self.budgets = budgets
+        self._clock = clock
+        self._rng = rng or random.Random()
+        self._sleep = sleep
+
+    def __repr__(self) -> str:
+        return f"<RetryExecutor {self.budgets!r}>"
+
+    def count(self, key_id: str) -> None:
+        """Count a call of this caller, which adds a share of a retry to its budget."""
+        self.budgets.for_caller(key_id, self._clock()).calls += 1
+
+    async def run(
+        self,
+        call: Call,
+        step: Coroutine[Any, Any, Attempt],
+        again: Callable[[Call], Coroutine[Any, Any, Attempt]],
+    ) -> Attempt:
+        """Return the attempt of the first attempt, which is `step`, or of a later one. Raises the
+        error of the last attempt."""
+        while True:
+            try:
+                attempt = await step
+            except errors.PilotlightError as e:
+                wait_s = await self._pause_s(call, e)
+                if wait_s is None:
+                    raise
+            else:
+                wait_s = await self._pause_raised_s(call, attempt)
+                if wait_s is None:
+                    return attempt
+                attempt.discard()
+                note_answer(attempt, str(attempt.answer.status))
+            call.attempt += 1
+            call.retries += 1
+            await self._sleep(wait_s)
+            step = again(call)
+
+    async def _pause_raised_s(self, call: Call, attempt: Attempt) -> float | None:
+        """Return the pause after a response in which user code raised; None for others. Closes the
+        attempt when it is cancelled."""
+        if not _is_raised(attempt):
+            return None
+        try:
+            return await self._pause_s(call, _RAISED)
+        except BaseException:
+            attempt.discard()
+            raise
+
+    async def _pause_s(self, call: Call, error: errors.PilotlightError) -> float | None:
+        """Return the pause before another attempt, charged to quotas and budget; None when there is
+        none."""
+        if not may_retry(error, call):
+            return None
+        wait_s = pause_s(call, left_s=call.remaining_s(math.inf), rng=self._rng)
+        if wait_s is None or not self.budgets.try_acquire(call.key_id, self._clock()):
+            return None
+        if call.admission is not None:
+            try:
+                await call.admission.count_retry()
+            except (errors.OverQuota, errors.Unavailable):
+                return None  # the caller gets the failure, not the reason why it cannot be retried
+        return wait_s
+
+
+_RAISED = errors.FunctionRaised("user code raised")
+
+
+def _is_raised(attempt: Attempt) -> bool:
+    """Return whether user code failed before the caller received any part of the response."""
+    answer = attempt.answer
+    return (
+        answer.status >= 500
+        and answer.body is not None
+        and answer.header(b"pilotlight-outcome") == b"raised"
+    )
+
 
 BUSY_PATIENCE_S = 2.0
 """A worker that is still busy with an abandoned call after this long is replaced."""
@@ -39,28 +136,6 @@ MayPay = Callable[[CallTarget, float, TokenReservation | None], None]
 
 def _free(target: CallTarget, limit_s: float, tokens: TokenReservation | None) -> None:
     """Accept all calls: no budgets apply."""
-
-
-class Fallbacks(Protocol):
-    """Runs fallbacks of functions that cannot answer (`calls.fallback`)."""
-
-    def remember(self, call: Call, answer: WorkerResponse) -> None:
-        """Store a function's response for a cached fallback, where declared."""
-        ...
-
-    def try_reserve_variant(self, call: Call) -> tuple[Call, Reservation] | None:
-        """Return a variant with a free slot for a call whose own function has none."""
-        ...
-
-    async def run_fallbacks(
-        self,
-        call: Call,
-        failure: errors.PilotlightError,
-        run: Callable[[Call], Awaitable[Attempt]],
-    ) -> Attempt:
-        """Return the attempt of a fallback. Raises `failure`, or a similar error, when none
-        answers."""
-        ...
 
 
 class CallRunner:
@@ -85,7 +160,7 @@ class CallRunner:
         self.throttler_of = throttler_of
         self._may_pay = may_pay
         self.retries = RetryExecutor(RetryBudgets(retry_budget))
-        self.fallbacks: Fallbacks | None = None
+        self.fallbacks: FallbackChain | None = None
 
     def check(self, call: Call) -> None:
         """Check the budgets of a call before it waits or starts an instance. Raises OverBudget,
@@ -172,11 +247,7 @@ class CallRunner:
                     affinity=call.affinity,
                     tokens=call.tokens.estimated_in if call.tokens is not None else 0,
                 )
-            call.reserved_ns = time.monotonic_ns()
-            if reservation.start_kind is not StartKind.WARM:
-                call.start_kind = reservation.start_kind
-                call.start_ms += reservation.start_ms
-                call.weights = reservation.weights
+            call.reserved(reservation)
             try:
                 attempt = await self._forward(call, reservation)
             except WorkerConnectionLost as e:
@@ -185,7 +256,7 @@ class CallRunner:
                 continue
             if not attempt.is_busy:
                 return attempt
-            busy_since = self._requeue(attempt, throttler, busy_since)
+            busy_since = self.requeue(attempt, busy_since)
 
     async def _begin_by_variant(self, call: Call, throttler: Throttler) -> Attempt | None:
         """Run a free variant instead of waiting, and start an own instance meanwhile. Returns None
@@ -210,7 +281,7 @@ class CallRunner:
 
     async def begin_after_busy(self, busy: Attempt) -> Attempt:
         """Run `begin` again for a call whose worker answered "busy"."""
-        self._requeue(busy, busy.reservation.throttler, 0.0)
+        self.requeue(busy)
         return await self.finish(busy.call, self._begin(busy.call))
 
     async def begin_after_crash(
@@ -236,8 +307,7 @@ class CallRunner:
     async def _forward(self, call: Call, reservation: Reservation) -> Attempt:
         attempt = Attempt(call, reservation)
         try:
-            await attempt.open()
-            await attempt.request_whole()
+            await attempt.request_whole(await attempt.open())
         except BaseException as e:
             attempt.fail(e)
             raise
@@ -255,13 +325,16 @@ class CallRunner:
             return
         raise await worker_crash_error(reservation) from gone
 
-    def _requeue(self, attempt: Attempt, throttler: SlotOwner, busy_since: float) -> float:
+    def requeue(self, attempt: Attempt, busy_since: float = 0.0) -> float:
+        """End an attempt whose worker was busy; its call may be sent again.
+
+        `busy_since`: when the first of several such attempts in a row ended; 0 = this is the first.
+        Returns it, monotonic seconds. An instance that stays busy for BUSY_PATIENCE_S is
+        replaced."""
         now = time.monotonic()
-        instance = attempt.reservation.instance
-        instance.block(now)
-        attempt.close(status=503, outcome=BUSY, bytes_out=0)
+        attempt.refused_as_busy()
         note_answer(attempt, BUSY)
         attempt.call.attempt += 1
         if busy_since and now - busy_since > BUSY_PATIENCE_S:
-            throttler.drain(instance)
+            attempt.reservation.throttler.drain(attempt.reservation.instance)
         return busy_since or now

@@ -15,27 +15,28 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from activator.balancing.reservation import Reservation
+from activator.access.grants import AccessGrant
+from activator.balancing.instance import Reservation
 from activator.balancing.throttler import Throttler
 from activator.calls.attempt import Attempt, open_fast_record
-from activator.calls.call import Call
+from activator.calls.call import Call, priority_lines
+from activator.calls.response import fast_path_headers
 from activator.calls.runner import CallRunner
-from activator.calls.shadow_traffic import ShadowTraffic
+from activator.calls.trace_context import worker_lines
+from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.http.compression import MIN_COMPRESSED_BYTES, is_compressible
 from activator.http.payloads import CONTENT_TYPE, PICKLE, TRUSTED_LINE, payload_type
 from activator.http.request import MAX_ACCEPT_BYTES, Receive, Request, Scope, Send, error_answer
-from activator.http.response_headers import fast_path_headers
-from activator.metrics.batching import priority_lines
 from activator.metrics.metrics import Metrics
 from activator.quotas.admission import Admission
 from activator.quotas.decision import Refusal
-from activator.resilience.retry_budget import CallerRetryBudget
-from activator.routing.access import AccessGrant
+from activator.quotas.store import QuotaCheck
+from activator.resilience.retry_policy import CallerRetryBudget
 from activator.routing.call_target import CallTarget
 from activator.routing.traffic_split import RoutingDecision
-from activator.tracing.context import worker_lines
 from activator.tracing.tracer import Tracer
 from activator.worker_client.connection import (
     WorkerConnection,
@@ -56,7 +57,7 @@ CLOCK_STEP_S: Final = 0.05
 than MIN_CLOCK_S are exact."""
 MIN_CLOCK_S: Final = 1.0
 
-ContinueInTask = Callable[[Request, Coroutine[Any, Any, Attempt]], Coroutine[Any, Any, None]]
+ContinueInTask = Callable[[Request, Call, Coroutine[Any, Any, Attempt]], Coroutine[Any, Any, None]]
 """Callback of the gateway that answers a request with a pending attempt."""
 
 
@@ -193,7 +194,7 @@ class FastPath:
             return self._begin(connection, route, headers, body, None, began_ns=began_ns)
         refusal = gate.try_acquire_nowait(1, 1, 0)
         if refusal is not None:
-            self._refuse(connection, route, refusal)
+            self._refuse(connection, route, gate, refusal)
             return True
         admission = Admission(gate)
         if self._begin(connection, route, headers, body, admission, began_ns=began_ns):
@@ -201,7 +202,13 @@ class FastPath:
         admission.withdraw()
         return False
 
-    def _refuse(self, connection: ClientConnection, route: FastPathRoute, refusal: Refusal) -> None:
+    def _refuse(
+        self,
+        connection: ClientConnection,
+        route: FastPathRoute,
+        gate: QuotaCheck,
+        refusal: Refusal,
+    ) -> None:
         """Answer 429 at once: a flood of calls over quota must cost as little as possible."""
         error = refusal.error()
         head, body = error_answer(error, new_call_id())
@@ -211,7 +218,7 @@ class FastPath:
             route.target,
             route.choice.arm if route.choice is not None else "",
         )
-        connection.answer(error.status, head + route.entry.gate.head(), body)  # type: ignore[union-attr]
+        connection.answer(error.status, head + gate.head(), body)
 
     def _begin(
         self,
@@ -435,9 +442,10 @@ class FastPathCall(Attempt):
                 call.caller or call.target.tenant,
                 call.choice,
             )
-            request.gate, request.call, request.target = admission, call, call.target
+            request.gate, request.target = admission, call.target
+            request.on_failed = partial(self._calls.tracer.failed, call)
             try:
-                await continue_in_task(request, step)
+                await continue_in_task(request, call, step)
             finally:
                 self._release_quotas()
 

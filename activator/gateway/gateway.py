@@ -9,40 +9,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, Protocol
 
+from activator.access.grants import AccessCache, AccessGrant, parse_tenant_prefix
+from activator.access.resolver import FUNCTIONS, RAW, RequestResolver
+from activator.arguments.checker import ArgumentChecker
 from activator.async_calls.api import methods_of
 from activator.async_calls.service import AsyncCalls
 from activator.autoscaler.autoscaler_loop import AutoscalerLoop
-from activator.balancing.global_queue import UnauthenticatedRateLimiter
-from activator.calls.argument_checker import ArgumentChecker
 from activator.calls.attempt import Attempt
 from activator.calls.call import Call
 from activator.calls.runner import CallRunner
-from activator.calls.shadow_traffic import ShadowTraffic
+from activator.control_plane.proxy import ControlPlaneProxy
 from activator.coordination.peers import HEALTH, PASSED_ON
-from activator.gateway.control_plane_proxy import ControlPlaneProxy
 from activator.gateway.fast_path import FastPath, FastPathRoute
 from activator.gateway.health import READY, Health
 from activator.gateway.http_proxy import HttpProxy
 from activator.gateway.pipeline import CallPipeline
-from activator.gateway.response_writer import ResponseWriter
+from activator.gateway.response_writer import CallObserver, ResponseWriter
+from activator.gateway.route_cache import Handler, RouteCache
+from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.gateway.verbs import SubmitAndWarmup
 from activator.http.bodies import Bodies
 from activator.http.dashboard_host import DashboardHost
 from activator.http.request import Receive, Request, Scope, Send
 from activator.http.trusted_proxies import TrustedProxies
-from activator.idempotency.middleware import KEY, Idempotency
-from activator.idempotency.process import ProcessIdempotency
-from activator.idempotency.store import IdempotencyStore
 from activator.llm.openai.api import OpenAI, is_one_model, is_openai_path
 from activator.llm.token_admission import TokenAdmission
 from activator.metrics.metrics import Metrics
 from activator.open_inference.api import V1, OpenInferenceApi, is_model_path
-from activator.routing.access import AccessCache, AccessGrant, parse_tenant_prefix
-from activator.routing.resolver import RAW, RequestResolver
-from activator.routing.route_cache import FUNCTIONS, Handler, RouteCache
 from activator.routing.route_table import RouteTable
 from activator.settings import ActivatorSettings
 from activator.tracing.tracer import Tracer
@@ -54,10 +51,24 @@ log = logging.getLogger(__name__)
 CALLS = "/v1/calls/"
 RAW_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 """Methods of a web application: not TRACE, which would return a request's key to a script."""
+Handle = Callable[[Request], Coroutine[Any, Any, None]]
+
+
+class Middleware(Protocol):
+    """A feature around requests (`activator.app` lists them)."""
+
+    async def handle(self, request: Request, *, inner: Handle, gateway: Gateway) -> None:
+        """Answer a request, by `inner` where it does not concern this feature."""
+        ...
 
 
 class Gateway:
-    """The ASGI application that handles all requests."""
+    """The ASGI application that handles all requests.
+
+    Attributes:
+        find_warm: returns the fast path route of a call that needs no task
+            (`server.FastPathApplication`).
+    """
 
     def __init__(
         self,
@@ -65,37 +76,36 @@ class Gateway:
         settings: ActivatorSettings,
         table: RouteTable,
         access: AccessCache,
-        unauthenticated: UnauthenticatedRateLimiter,
+        resolver: RequestResolver,
         runner: CallRunner,
         calls: AsyncCalls,
         scaler: AutoscalerLoop,
         http_proxy: HttpProxy,
         control: ControlPlaneProxy,
         metrics: Metrics,
-        tracer: Tracer | None = None,
-        shadows: ShadowTraffic | None = None,
-        idempotency: IdempotencyStore | None = None,
+        bodies: Bodies,
+        tracer: Tracer,
+        shadows: ShadowTraffic | None,
+        middleware: Sequence[Middleware],
+        observers: Sequence[CallObserver],
         health: Health | None = None,
         arguments: ArgumentChecker | None = None,
         dashboard: DashboardHost | None = None,
     ) -> None:
-        """`dashboard`: decides between the origins, if the dashboard has its own."""
+        """`middleware`: features around requests, outermost first; `observers`: features at the end
+        of calls. `dashboard`: decides between the origins, if the dashboard has its own."""
         self._dashboard = dashboard
         self._settings = settings
         self._proxies = TrustedProxies(settings.trusted_proxies)
-        self.bodies = Bodies(
-            limit_bytes=settings.waiting_bytes, tenant_bytes=settings.tenant_waiting_bytes
-        )
+        self.bodies = bodies
         self._health = health or Health()
-        self._tracer = tracer or Tracer()
+        self._tracer = tracer
         self._arguments = arguments or ArgumentChecker()
         self._table = table
         self._access = access
         self._runner = runner
         self._calls = calls
-        self._resolver = RequestResolver(
-            table=table, access=access, unauthenticated=unauthenticated
-        )
+        self._resolver = resolver
         self._variations = SubmitAndWarmup(
             settings=settings,
             resolver=self._resolver,
@@ -104,16 +114,12 @@ class Gateway:
             scaler=scaler,
             admit=self._admit_later,
         )
-        self.idempotency = Idempotency(
-            idempotency or ProcessIdempotency(),
-            resolver=self._resolver,
-            entry_of=self._entry_of,
-            ttl_s=settings.idempotency_ttl_s,
-            body_timeout_s=settings.body_timeout_s,
-            bodies=self.bodies,
-        )
+        handle: Handle = self._route
+        for layer in reversed(middleware):
+            handle = partial(layer.handle, inner=handle, gateway=self)
+        self._handle = handle
         writer = ResponseWriter(
-            metrics=metrics, tracer=self._tracer, heartbeat_s=settings.heartbeat_s, shadows=shadows
+            metrics=metrics, observers=observers, heartbeat_s=settings.heartbeat_s
         )
         self._pipeline = CallPipeline(
             runner=runner,
@@ -134,11 +140,11 @@ class Gateway:
             table=table,
             resolver=self._resolver,
             runner=runner,
-            http_proxy=http_proxy,
+            forward_raw=http_proxy.http,
             token_admission=TokenAdmission(
                 waiting_of=lambda target: runner.throttler_of(target).waiting
             ),
-            metrics=metrics,
+            send=writer.answer,
             tracer=self._tracer,
         )
         self._control = control
@@ -159,17 +165,15 @@ class Gateway:
         self._resolutions = RouteCache(
             table=table, resolver=self._resolver, access=access, verbs=verbs
         )
+        self.find_warm = (
+            self._resolutions.find_warm if dashboard is None else self._find_warm_elsewhere
+        )
 
-    def find_warm(self, url: bytes, headers: dict[bytes, bytes]) -> FastPathRoute | None:
-        """Return the fast path route of a call that needs no task (`server.FastPathApplication`);
-        None at the dashboard's host, which serves no calls."""
+    def _find_warm_elsewhere(self, url: bytes, headers: dict[bytes, bytes]) -> FastPathRoute | None:
+        """Find none at the dashboard's host, which serves no calls."""
         if self._dashboard is not None and self._dashboard.owns(headers):
             return None
         return self._resolutions.find_warm(url, headers)
-
-    def copy_calls(self, shadows: ShadowTraffic) -> None:
-        """Copy all later calls to `shadows`."""
-        self.warm.shadows = self._pipeline.writer.shadows = shadows
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI 3."""
@@ -179,11 +183,7 @@ class Gateway:
             if self._dashboard is not None and self._dashboard.misplaced(request):
                 await self._answer(request, self._dashboard.answer(request))
                 return
-            is_once = KEY in request.headers and self.idempotency.concerns(request)
-            await self._answer(
-                request,
-                self.idempotency.answer(request, self._plain) if is_once else self._route(request),
-            )
+            await self._answer(request, self._handle(request))
         elif scope["type"] == "websocket":
             await self._http_proxy.websocket(
                 scope, receive, send, self._web_socket_entry, self.bodies
@@ -196,9 +196,9 @@ class Gateway:
             raise self._dashboard.not_here(request)
         return self._resolver.raw_entry(request)
 
-    def _entry_of(self, request: Request) -> AccessGrant:
-        """Return the access grant of a request with an idempotency key. Raises the same errors as
-        without a key."""
+    def entry_of(self, request: Request) -> AccessGrant:
+        """Return the access grant of a call that is not run yet. Raises the same errors as running
+        it."""
         owner, place = parse_tenant_prefix(request.path)
         if not place.startswith(FUNCTIONS):
             return self._models.entry_of(request, owner, place)
@@ -209,14 +209,15 @@ class Gateway:
             request, resolved.caller, resolved.routed, resolved.tag, unasked=resolved.unasked
         )
 
-    async def _plain(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request whose idempotency key was already handled."""
-        request = Request(scope, receive, send)
-        await self._answer(request, self._route(request))
+    async def respond(self, request: Request, inner: Handle) -> None:
+        """Answer a request by `inner` of a middleware, errors included."""
+        await self._answer(request, inner(request))
 
-    async def _continue_in_task(self, request: Request, step: Coroutine[Any, Any, Attempt]) -> None:
+    async def _continue_in_task(
+        self, request: Request, call: Call, step: Coroutine[Any, Any, Attempt]
+    ) -> None:
         """Continue a fast path call in a task."""
-        await self._answer(request, self._pipeline.writer.answer(request, step))
+        await self._answer(request, self._pipeline.writer.answer(request, call, step))
 
     async def _answer(self, request: Request, work: Coroutine[Any, Any, None]) -> None:
         """Answer one request. Errors are converted to problem documents only here."""
@@ -230,8 +231,8 @@ class Gateway:
             self._metrics.count_rejected(e, request.tenant, request.target, request.arm)
             if not request.is_answered:
                 await request.respond_error(e)
-                if request.call is not None:
-                    self._tracer.failed(request.call, e.type, e.status)
+                if request.on_failed is not None:
+                    request.on_failed(e.type, e.status)
         except WorkerConnectionLost as e:
             log.warning("response interrupted call=%s error=%s", request.id, e)
             if connection is not None:
@@ -241,17 +242,17 @@ class Gateway:
             if connection is None or not connection.transport.is_closing():
                 raise
             self._metrics.count_aborted(499, request.target, request.arm)
-            if request.call is not None and not request.is_answered:
-                self._tracer.failed(request.call, "cancelled", 499)
+            if request.on_failed is not None and not request.is_answered:
+                request.on_failed("cancelled", 499)
         finally:
             if connection is not None:
                 connection.on_gone = None
 
     async def _route(self, request: Request) -> None:
         with self.bodies.room(request):
-            await self._handle(request)
+            await self._dispatch(request)
 
-    async def _handle(self, request: Request) -> None:
+    async def _dispatch(self, request: Request) -> None:
         path = request.path
         owner, place = parse_tenant_prefix(path)
         if place.startswith(FUNCTIONS):

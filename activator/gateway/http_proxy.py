@@ -6,22 +6,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import MutableMapping
+from functools import partial
 from typing import Any, Final
 
+from activator.access.grants import AccessGrant
 from activator.calls.attempt import Attempt, status_of, worker_crash_error
 from activator.calls.call import Call
 from activator.calls.runner import CallRunner
-from activator.gateway.proxy_calls import call_of, expect_web, route_of
 from activator.gateway.proxy_headers import (
     answer_headers,
+    call_of,
     declared_length,
+    expect_web,
     request_head,
     restrict_public_headers,
+    route_of,
 )
 from activator.gateway.websocket_proxy import WebSocketProxy
 from activator.http.request import Request, too_large
 from activator.metrics.metrics import Metrics
-from activator.routing.access import AccessGrant
 from activator.tracing.tracer import Tracer
 from activator.worker_client.connection import (
     WorkerConnection,
@@ -30,6 +33,9 @@ from activator.worker_client.connection import (
 )
 from pilotlight import errors
 
+MAX_RESENT_BYTES: Final = 256 * 1024
+"""Bytes of a body that are kept while they are forwarded: a request with a longer one is not sent
+again to another instance."""
 LEAST_BYTES_PER_S: Final = 64 * 1024
 """Minimum rate of a body, after `body_timeout_s`: allows files of any size, but not a trickle."""
 BODY_TIMEOUT_S: Final = 60.0
@@ -66,22 +72,36 @@ class HttpProxy:
         call = call_of(request, entry)
         admission = call.admission = await entry.admit()
         self._tracer.begin(call, request.headers)
+        request.on_failed = partial(self._tracer.failed, call)
         try:
             self._runner.check(call)
             body = await self._begun_body(request, call)
-            reservation = await self._runner.throttler_of(target).reserve(
-                call.remaining_s(target.spec.clocks.queue_s), rank=call.rank
-            )
-            call.reserved_ns = time.monotonic_ns()
-            call.start_kind, call.start_ms, call.weights = (
-                reservation.start_kind,
-                reservation.start_ms,
-                reservation.weights,
-            )
-            await self._relay(_ProxyExchange(request, Attempt(call, reservation), entry, body))
+            await self._run(request, call, entry, body)
         finally:
             if admission is not None:
                 admission.release()
+
+    async def _run(
+        self, request: Request, call: Call, entry: AccessGrant, body: _Body | None
+    ) -> None:
+        """Relay a request, again to another instance where its worker was busy and the body was
+        kept. Raises Unavailable where it was not."""
+        throttler, busy_since = self._runner.throttler_of(call.target), 0.0
+        while True:
+            reservation = await throttler.reserve(
+                call.remaining_s(call.target.spec.clocks.queue_s), rank=call.rank
+            )
+            call.reserved(reservation)
+            attempt = Attempt(call, reservation)
+            if await self._relay(_ProxyExchange(request, attempt, entry, body)):
+                return
+            busy_since = self._runner.requeue(attempt, busy_since)
+            if body is not None and not body.rewind():
+                raise errors.Unavailable(
+                    f"the instance was busy, and a body of more than {MAX_RESENT_BYTES} bytes is "
+                    f"not kept to be sent to another: send the request again",
+                    retry_after_s=1,
+                )
 
     async def _begun_body(self, request: Request, call: Call) -> _Body | None:
         """Return the body once its first piece has arrived, because a slot is reserved only then.
@@ -96,11 +116,14 @@ class HttpProxy:
         call.routed_ns += waited_ns
         return body
 
-    async def _relay(self, exchange: _ProxyExchange) -> None:
+    async def _relay(self, exchange: _ProxyExchange) -> bool:
+        """Relay a request and its response. Returns False, with the attempt still open, where the
+        worker was busy and did not begin."""
         request, attempt = exchange.request, exchange.attempt
         try:
             async with attempt.limited("the request"):
-                await exchange.run()
+                if not await exchange.run():
+                    return False
         except BaseException as e:
             attempt.fail(e, is_noted=not request.is_answered)
             if request.is_answered:  # otherwise the error that the caller gets is observed
@@ -112,6 +135,7 @@ class HttpProxy:
                 raise await worker_crash_error(attempt.reservation) from e
             raise
         exchange.observe(self._metrics, self._tracer, attempt.answer.status)
+        return True
 
 
 class _ProxyExchange:
@@ -126,24 +150,27 @@ class _ProxyExchange:
         self._body = body
         self._first_byte_ms = 0.0
 
-    async def run(self) -> None:
-        """Send the request, relay the response, and close the attempt. Raises WorkerConnectionLost,
-        JournalFull, InvalidInput, TooLarge, ClientClosedRequest."""
+    async def run(self) -> bool:
+        """Send the request, relay the response, and close the attempt; False, without the last two,
+        where the worker is busy. Raises WorkerConnectionLost, JournalFull, InvalidInput, TooLarge,
+        ClientClosedRequest."""
         attempt = self.attempt
-        await attempt.open()
-        answer = await self._send()
+        answer = await self._send(await attempt.open())
+        if answer.is_busy:
+            return False
+        if self._body is not None:
+            self._body.drop()
         await self._pass_on(answer)
         attempt.close(
             status=answer.status,
             outcome="ok" if answer.status < 500 else "error",
             bytes_out=attempt.bytes_out,
         )
+        return True
 
-    async def _send(self) -> WorkerResponse:
+    async def _send(self, connection: WorkerConnection) -> WorkerResponse:
         """Send the request while its body arrives; return the response, or its head."""
         request, attempt, body = self.request, self.attempt, self._body
-        connection = attempt.connection
-        assert connection is not None
         attempt.dispatched_ns = time.monotonic_ns()
         future = connection.request(
             request_head(request, attempt.call, has_body=body is not None),
@@ -156,6 +183,7 @@ class _ProxyExchange:
                 await _send_body(
                     body,
                     connection,
+                    future,
                     limit_bytes=self._entry.raw_body_bytes,
                     is_chunked=declared_length(request) is None,
                 )
@@ -215,23 +243,63 @@ def _expect_small(request: Request, limit_bytes: int | None) -> None:
 
 class _Body:
     """A body that is forwarded as it arrives, with a time limit: bytes received extend the
-    remaining time, up to `timeout_s`."""
+    remaining time, up to `timeout_s`.
+
+    Its beginning, up to MAX_RESENT_BYTES, is kept until the worker has answered, within the memory
+    limits of its tenant."""
 
     def __init__(self, request: Request, timeout_s: float) -> None:
         self._request = request
         self._timeout_s = self._left_s = timeout_s
-        self._first: MutableMapping[str, Any] | None = None
+        self._pieces: list[MutableMapping[str, Any]] = []
+        self._next = 0
+        self._kept_bytes = 0
+        self._is_kept = True
 
     async def begin(self) -> None:
         """Wait for its first piece. Raises the errors of `next`."""
-        self._first = await self.next()
+        await self.next()
+        self._next = 0
 
     async def next(self) -> MutableMapping[str, Any]:
         """Return the next piece, an ASGI message. Raises InvalidInput when it arrives too slowly,
         ClientClosedRequest."""
-        if (first := self._first) is not None:
-            self._first = None
-            return first
+        if self._next == len(self._pieces):
+            piece = await self._receive()
+            self._keep(len(piece["body"]))
+            if not self._is_kept:
+                self._pieces, self._next = [], 0
+            self._pieces.append(piece)
+        self._next += 1
+        return self._pieces[self._next - 1]
+
+    def rewind(self) -> bool:
+        """Begin again with the first piece. Returns False where it was dropped."""
+        self._next = 0
+        return self._is_kept
+
+    def drop(self) -> None:
+        """Keep no more of it: it is not sent again."""
+        self._pieces, self._next = [], 0
+        self._is_kept = False
+        if self._request.room is not None and self._kept_bytes:
+            self._request.room.release(self._kept_bytes)
+        self._kept_bytes = 0
+
+    def _keep(self, size: int) -> None:
+        room = self._request.room
+        if not self._is_kept:
+            return
+        if room is None or self._kept_bytes + size > MAX_RESENT_BYTES:
+            self.drop()
+            return
+        try:
+            room.acquire(size)
+            self._kept_bytes += size
+        except errors.TooManyRequests:
+            self.drop()
+
+    async def _receive(self) -> MutableMapping[str, Any]:
         began_s = time.monotonic()
         try:
             async with asyncio.timeout(self._left_s):
@@ -250,13 +318,22 @@ class _Body:
 
 
 async def _send_body(
-    whole: _Body, connection: WorkerConnection, *, limit_bytes: int | None, is_chunked: bool
+    whole: _Body,
+    connection: WorkerConnection,
+    answer: asyncio.Future[WorkerResponse],
+    *,
+    limit_bytes: int | None,
+    is_chunked: bool,
 ) -> None:
-    """Forward the body as it arrives. Raises TooLarge when a body without a declared length exceeds
+    """Forward the body as it arrives; a worker that answers meanwhile that it is busy gets no more
+    of it. Raises TooLarge when a body without a declared length exceeds
     its limit, and the errors of `_Body.next`."""
     sent = 0
     while True:
         message = await whole.next()
+        if _is_busy(answer):
+            connection.close()  # the worker waits for the rest
+            return
         if body := message["body"]:
             sent += len(body)
             if limit_bytes is not None and sent > limit_bytes:
@@ -268,3 +345,8 @@ async def _send_body(
             if is_chunked:
                 await connection.write(b"0\r\n\r\n")
             return
+
+
+def _is_busy(answer: asyncio.Future[WorkerResponse]) -> bool:
+    is_answered = answer.done() and not answer.cancelled() and answer.exception() is None
+    return is_answered and answer.result().is_busy

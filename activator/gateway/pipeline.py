@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
-from activator.calls.argument_checker import ArgumentChecker
+from activator.access.grants import AccessGrant
+from activator.arguments.checker import ArgumentChecker
 from activator.calls.call import Call
 from activator.calls.runner import CallRunner
 from activator.gateway.response_writer import ResponseWriter
 from activator.http.payloads import JSON, PICKLE
 from activator.http.request import Request, accept_of
 from activator.quotas.admission import Admission
-from activator.routing.access import AccessGrant
 from activator.tracing.tracer import Tracer
 
 ReadArguments = Callable[[], Awaitable[bytes]]
@@ -55,7 +56,7 @@ class CallPipeline:
         admission = await entry.admit()
         try:
             call = await self.admit(request, entry, method, admission)
-            await self.writer.answer(request, self._runner.begin(call))
+            await self.writer.answer(request, call, self._runner.begin(call))
         finally:
             if admission is not None:
                 admission.release()
@@ -105,7 +106,7 @@ class CallPipeline:
         if content_type is not PICKLE:
             await self._arguments.check(check, body, tenant=entry.target.tenant)
         choice = request.choice
-        call = request.call = Call(
+        call = Call(
             id=request.id,
             target=entry.target,
             method=method,
@@ -123,4 +124,5 @@ class CallPipeline:
         )
         call.began_ns, call.routed_ns = request.began_ns + upload_ns, request.routed_ns + upload_ns
         self._tracer.begin(call, request.headers)
+        request.on_failed = partial(self._tracer.failed, call)
         return call

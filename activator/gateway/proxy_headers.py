@@ -1,21 +1,23 @@
-"""Headers of raw HTTP: those of a request that reach the function, its root path, and those of the
-response that reach the caller."""
+"""Raw requests of `/fn/` as calls: the functions that accept them, the headers of a request that
+reach the function, its root path, and those of the response that reach the caller."""
 
 from __future__ import annotations
 
+from activator.access.grants import AccessGrant
 from activator.calls.call import Call
-from activator.http.request import Headers, Request, Scope
-from activator.http.response_headers import weights_timing
+from activator.calls.response import weights_timing
+from activator.calls.trace_context import worker_lines
+from activator.http.request import Headers, Request, Scope, subpath, tenant_prefix
 from activator.routing.call_target import CallTarget
-from activator.tracing.context import worker_lines
+from pilotlight import errors
 from pilotlight.protocol import (
     HEADER_ARM,
     HEADER_RATE_LIMIT,
     HEADER_RATE_LIMIT_POLICY,
     HEADER_SPANS,
-    TENANT_PATH,
     WORKER_ASGI,
 )
+from pilotlight.spec.function import FunctionKind
 
 _HOP_BY_HOP = frozenset(
     {
@@ -76,34 +78,12 @@ _SANDBOX = b"sandbox allow-scripts allow-forms allow-popups allow-modals allow-d
 signed in there."""
 
 
-def _prefix(scope: Scope) -> str:
-    """Return `/t/{tenant}` where the path names a tenant, else ""."""
-    path = str(scope["path"])
-    return (
-        f"{TENANT_PATH}{path[len(TENANT_PATH) :].partition('/')[0]}"
-        if path.startswith(TENANT_PATH)
-        else ""
-    )
-
-
 def mount_path(scope: Scope, target: CallTarget) -> str:
     """Return `/fn/{app}/{function}` with the tag in the path, so that links that the function makes
     stay with its revision."""
-    prefix = _prefix(scope)
+    prefix = tenant_prefix(scope)
     _, at, tag = str(scope["path"])[len(prefix) :].split("/", 4)[3].partition("@")
     return f"{prefix}/fn/{target.app}/{target.function}{at}{tag}"
-
-
-def subpath(scope: Scope) -> bytes:
-    """Return the part of the request target after `/fn/{app}/{function}`, as the caller wrote
-    it."""
-    before = 6 if _prefix(scope) else 4
-    raw = scope["raw_path"].partition(b"?")[0].split(b"/", before)
-    query = scope["query_string"]
-    return b"%b%b" % (
-        b"/" + raw[before] if len(raw) > before else b"/",
-        b"?" + query if query else b"",
-    )
 
 
 def declared_length(request: Request) -> int | None:
@@ -175,3 +155,33 @@ def restrict_public_headers(headers: Headers) -> Headers:
         header for header in kept if header[0] != b"set-cookie" or _OUR_COOKIES not in header[1]
     )
     return [*kept, (b"content-security-policy", _SANDBOX), (b"x-content-type-options", b"nosniff")]
+
+
+def route_of(target: CallTarget) -> str:
+    """Return the route name of raw requests in traces."""
+    return f"/fn/{target.app}/{target.function}"
+
+
+def call_of(request: Request, entry: AccessGrant) -> Call:
+    """Return the call of a raw request, without its body."""
+    call = Call(
+        id=request.id,
+        target=entry.target,
+        method="",
+        key_id=entry.caller.key_id,
+        body=b"",
+        rank=entry.rank(request.headers),
+        caller=entry.foreign,
+        choice=request.choice,
+    )
+    call.began_ns, call.routed_ns = request.began_ns, request.routed_ns
+    return call
+
+
+def expect_web(target: CallTarget) -> None:
+    """Raise NotFound for a function that is not a web application."""
+    if target.spec.kind is not FunctionKind.ASGI:
+        raise errors.NotFound(
+            f"{target.app}/{target.function} is not a web application: call it at "
+            f"/v1/functions/{target.app}/{target.function}:invoke"
+        )

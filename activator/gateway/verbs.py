@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from activator.access.grants import AccessGrant, split_function
+from activator.access.resolver import RequestResolver
 from activator.async_calls.service import AsyncCalls, function_of_put, id_under_key, is_under_key
 from activator.autoscaler.autoscaler_loop import AutoscalerLoop
 from activator.calls.call import Call
@@ -13,8 +15,6 @@ from activator.calls.runner import CallRunner
 from activator.gateway import warmup_stream
 from activator.http.request import Request
 from activator.llm.openai.call import kept_or_left
-from activator.routing.access import AccessGrant, split_function
-from activator.routing.resolver import RequestResolver
 from activator.settings import ActivatorSettings
 from pilotlight import errors
 from pilotlight.spec.identifiers import Scope as KeyScope

@@ -22,18 +22,17 @@ from websockets.asyncio.client import ClientConnection, connect, unix_connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.frames import EXTERNAL_CLOSE_CODES, CloseCode
 
-from activator.balancing.reservation import Reservation
+from activator.access.grants import AccessGrant
+from activator.balancing.instance import Reservation
 from activator.balancing.throttler import Throttler
 from activator.calls.attempt import Attempt, worker_crash_error
 from activator.calls.call import Call
 from activator.calls.runner import CallRunner
 from activator.fairness.queue_priority import QueuePriority
-from activator.gateway.proxy_calls import call_of, expect_web, route_of
-from activator.gateway.proxy_headers import arm_of, mount_path, subpath
+from activator.gateway.proxy_headers import arm_of, call_of, expect_web, mount_path, route_of
 from activator.gateway.websocket_frames import WorkerSocket
-from activator.http.request import Receive, Request, Scope, Send, error_answer, header_list
+from activator.http.request import Receive, Request, Scope, Send, error_answer, header_list, subpath
 from activator.metrics.metrics import Metrics
-from activator.routing.access import AccessGrant
 from activator.tracing.tracer import Tracer
 from activator.worker_client.address import configure_tcp, host_and_port, is_tcp
 from pilotlight import errors
@@ -87,6 +86,9 @@ class WebSocketProxy:
             call = call_of(request, entry)
             admission = call.admission = await entry.admit()
             self._tracer.begin(call, request.headers)
+            request.on_failed = partial(
+                self._tracer.failed, call, verb="GET", route=route_of(call.target)
+            )
             try:
                 self._runner.check(call)
                 throttler = self._runner.throttler_of(entry.target)
@@ -100,10 +102,8 @@ class WebSocketProxy:
         except errors.PilotlightError as e:
             self._metrics.count_rejected(e, request.tenant, request.target, request.arm)
             await _deny(request, send, e)
-            if request.call is not None:
-                self._tracer.failed(
-                    request.call, e.type, e.status, verb="GET", route=route_of(request.call.target)
-                )
+            if request.on_failed is not None:
+                request.on_failed(e.type, e.status)
 
     async def _hold(
         self,
@@ -117,11 +117,10 @@ class WebSocketProxy:
     ) -> None:
         """Run one WebSocket on its slot, billed as one call. Raises JournalFull and the errors of
         `_relay_frames`."""
-        call.reserved_ns = time.monotonic_ns()
-        call.start_kind, call.start_ms = reservation.start_kind, reservation.start_ms
+        call.reserved(reservation)
         attempt = Attempt(call, reservation)
         try:
-            await attempt.open(connects=False)
+            await attempt.open_record()
             attempt.dispatched_ns = time.monotonic_ns()
             await _relay_frames(scope, receive, send, attempt, bodies=bodies)
         except BaseException as e:

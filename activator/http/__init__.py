@@ -1,5 +1,5 @@
-"""HTTP between the activator and its callers: the server, requests, response headers and bodies,
-server-sent events, and the identity of peers.
+"""HTTP between the activator and its callers: the server, requests and their bodies, server-sent
+events, and the identity of peers.
 
-`gateway` and `routing` decide what a request means.
+`gateway` and `access` decide what a request means.
 """

@@ -91,6 +91,11 @@ class Room:
         self._bodies.acquire(self._tenant, size)
         self._size += size
 
+    def release(self, size: int) -> None:
+        """Release `size` of the reserved bytes before the request ends."""
+        self._bodies.release(self._tenant, size)
+        self._size -= size
+
     def __enter__(self) -> Self:
         self._request.room = self
         return self

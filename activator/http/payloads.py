@@ -2,18 +2,26 @@
 
 A caller that sends a pickle runs code in the function's worker, with its environment and its
 secrets. Pickles are therefore accepted only from callers of the function's own tenant. Only this
-module decides that; `access.AccessGrant` holds the decision for a caller and a function, and a
-worker refuses a pickle without the header that states it (HEADER_TRUSTED_PICKLE)."""
+module decides that; `access.grants.AccessGrant` holds the decision for a caller and a function, and
+a worker refuses a pickle without the header that states it (HEADER_TRUSTED_PICKLE).
+
+Functions answer from the origin of the dashboard, and a tenant controls their responses. Calls are
+answered with types that no browser executes; everything that a function returns carries `nosniff`
+and a sandbox."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 from pilotlight import errors
 from pilotlight.protocol import (
     CONTENT_JSON,
+    CONTENT_NDJSON,
     CONTENT_PICKLE,
     CONTENT_PICKLE_STREAM,
+    CONTENT_PROBLEM,
+    CONTENT_SSE,
     HEADER_TRUSTED_PICKLE,
     is_pickle,
 )
@@ -23,7 +31,6 @@ PICKLE: Final = CONTENT_PICKLE.encode()
 TRUSTED_LINE: Final = b"\r\n%b: 1" % HEADER_TRUSTED_PICKLE.encode()
 """Header line of a request to a worker whose body is a pickle that was accepted."""
 CONTENT_TYPE: Final = b"content-type"
-_OPAQUE: Final = "application/octet-stream"
 _PICKLES: Final = frozenset({CONTENT_PICKLE, CONTENT_PICKLE_STREAM})
 
 
@@ -68,5 +75,39 @@ def answered_type(sent: bytes, answered: str) -> str:
     A worker runs its tenant's code, which can return any type, and clients unpickle a response of
     type pickle."""
     if sent is not PICKLE and answered.partition(";")[0].strip().lower() in _PICKLES:
-        return _OPAQUE
+        return OPAQUE.decode()
     return answered
+
+
+OPAQUE: Final = b"application/octet-stream"
+GUARD: Final = ((b"x-content-type-options", b"nosniff"), (b"content-security-policy", b"sandbox"))
+"""Sent with every response that a function influences, and with the platform's own responses that
+repeat input of callers and functions."""
+GUARD_LINES: Final = b"".join(b"%b: %b\r\n" % line for line in GUARD)
+_TYPES: Final = frozenset(
+    {
+        CONTENT_JSON,
+        CONTENT_NDJSON,
+        CONTENT_PICKLE,
+        CONTENT_PICKLE_STREAM,
+        CONTENT_PROBLEM,
+        CONTENT_SSE,
+        OPAQUE.decode(),
+        "image/avif",
+        "image/gif",
+        "image/jpeg",
+        "image/png",
+        "image/webp",
+        "text/plain",
+    }
+)
+_KINDS: Final = ("audio/", "video/")
+
+
+@lru_cache(maxsize=1024)
+def call_type(given: bytes) -> bytes:
+    """Return the Content-Type of a call's response: the function's where it is allowed, else
+    OPAQUE."""
+    name = given.partition(b";")[0].strip().lower().decode("latin-1")
+    is_one = name in _TYPES or (name.startswith(_KINDS) and b"," not in given)
+    return given if is_one else OPAQUE

@@ -18,12 +18,11 @@ from activator.http.compression import (
     decode,
     is_compressible,
 )
-from activator.http.content_types import GUARD, GUARD_LINES
+from activator.http.payloads import GUARD, GUARD_LINES
 from pilotlight import errors
-from pilotlight.protocol import CONTENT_PROBLEM, new_call_id, problem
+from pilotlight.protocol import CONTENT_PROBLEM, TENANT_PATH, new_call_id, problem
 
 if TYPE_CHECKING:
-    from activator.calls.call import Call
     from activator.http.bodies import Room
     from activator.routing.call_target import CallTarget
     from activator.routing.traffic_split import RoutingDecision
@@ -81,7 +80,8 @@ class Request:
 
     Attributes:
         gate: the quotas that apply to it, once they are known; None = none.
-        call: its call, once admitted; None = not yet, or no call.
+        on_failed: called with type and status of the error that ends its call without a response;
+            None before it is admitted, and without a call.
         tenant: its tenant, once known; "" before.
         target: the call target, from routing until its end was observed.
         began_ns, routed_ns: monotonic time when it was created, and when it was routed.
@@ -95,12 +95,12 @@ class Request:
         "_receive",
         "_send",
         "began_ns",
-        "call",
         "choice",
         "gate",
         "headers",
         "id",
         "is_answered",
+        "on_failed",
         "path",
         "room",
         "routed_ns",
@@ -119,7 +119,7 @@ class Request:
         self.id = new_call_id()
         self.is_answered = False
         self.gate: RateLimitHeaderSource | None = None
-        self.call: Call | None = None
+        self.on_failed: Callable[[str, int], object] | None = None
         self.tenant = ""
         self.choice: RoutingDecision | None = None
         self.target: CallTarget | None = None
@@ -442,4 +442,26 @@ def too_large(limit_bytes: int) -> errors.TooLarge:
         f"the body is larger than {limit_bytes} bytes (activator.max_body_bytes, or quota "
         f"body_bytes): send a reference to the data instead",
         limit_bytes=limit_bytes,
+    )
+
+
+def tenant_prefix(scope: Scope) -> str:
+    """Return `/t/{tenant}` where the path names a tenant, else ""."""
+    path = str(scope["path"])
+    return (
+        f"{TENANT_PATH}{path[len(TENANT_PATH) :].partition('/')[0]}"
+        if path.startswith(TENANT_PATH)
+        else ""
+    )
+
+
+def subpath(scope: Scope) -> bytes:
+    """Return the part of the request target after `/fn/{app}/{function}`, as the caller wrote
+    it."""
+    before = 6 if tenant_prefix(scope) else 4
+    raw = scope["raw_path"].partition(b"?")[0].split(b"/", before)
+    query = scope["query_string"]
+    return b"%b%b" % (
+        b"/" + raw[before] if len(raw) > before else b"/",
+        b"?" + query if query else b"",
     )

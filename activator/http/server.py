@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, MutableMapping
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import (
@@ -22,12 +22,9 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from activator.balancing.global_queue import network_of
 from activator.http.compression import accepts_gzip
 from activator.http.peer_credentials import user_behind
-
-if TYPE_CHECKING:
-    from activator.gateway.fast_path import FastPath, FastPathRoute
+from activator.http.trusted_proxies import network_of
 
 SWEEP_S = 1.0
 """Interval of the check for slow heads and idle connections: limits of 10 s and more need no finer
@@ -51,13 +48,27 @@ would take longer than parsing it."""
 _END_OF_HEAD = b"\r\n\r\n"
 
 
+class DirectHandler(Protocol):
+    """Answers requests without ASGI."""
+
+    def begin(
+        self, connection: ClientConnection, route: Any, headers: dict[bytes, bytes], body: bytes
+    ) -> bool:
+        """Begin to answer a request by its route (`FastPathApplication.find_warm`). Returns False,
+        without side effects, when ASGI must handle it."""
+        ...
+
+
 @runtime_checkable
 class FastPathApplication(Protocol):
     """An ASGI application that answers some requests without ASGI."""
 
-    warm: FastPath
+    @property
+    def warm(self) -> DirectHandler:
+        """Answers them."""
+        ...
 
-    def find_warm(self, url: bytes, headers: dict[bytes, bytes]) -> FastPathRoute | None:
+    def find_warm(self, url: bytes, headers: dict[bytes, bytes]) -> Any:
         """Return the route of a warm POST with this head; None when ASGI must handle it."""
         ...
 
@@ -200,7 +211,7 @@ class ClientConnection(HttpToolsProtocol):
             self.app if isinstance(self.app, FastPathApplication) else None
         )
         self._direct_cycle = _DirectCycle()
-        self._fast_route: FastPathRoute | None = None
+        self._fast_route: Any = None
         self._known: dict[bytes, bytes] = {}
         self._parts: list[bytes] = []
 

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from activator.http.content_types import GUARD
+from activator.http.payloads import GUARD
 from activator.http.request import Headers, Request, problem_of
-from activator.worker_client.connection import WorkerResponse
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_SSE
 
@@ -55,7 +54,7 @@ class SseSplitter:
     def __repr__(self) -> str:
         return f"<SseSplitter {len(self._held)} bytes held{', inside' if self.is_inside else ''}>"
 
-    def feed(self, data: bytes) -> bytes:
+    def feed(self, data: bytes, now_ns: int = 0) -> bytes:
         """Return what can be forwarded now: everything up to the end of the last whole event; b""
         for nothing."""
         if self._held:
@@ -73,14 +72,18 @@ class SseSplitter:
         self._held = rest
         return out
 
-    def flush(self) -> bytes:
+    def end(self, status: int) -> tuple[int, bytes]:
         """Return the unfinished last event of a stream, with its end added; b"" where there is
         none."""
         held, self._held = self._held, b""
         if not held and not self.is_inside:
-            return b""
+            return status, b""
         self.is_inside = False
-        return held.rstrip(b"\n") + _END
+        return status, held.rstrip(b"\n") + _END
+
+    def collected(self, status: int, body: bytes) -> tuple[int, bytes]:
+        """Return a whole response as it is."""
+        return status, body
 
 
 class SseResponse:
@@ -153,17 +156,6 @@ class SseResponse:
         finally:
             self._is_busy = False
         self._sent_at = self._loop.time()
-
-    async def pass_on(self, answer: WorkerResponse, cutter: SseSplitter) -> AsyncIterator[bytes]:
-        """Forward a worker's events as they arrive; yields what was sent. Raises
-        WorkerConnectionLost when the worker dies."""
-        async for chunk in answer.chunks():
-            if out := cutter.feed(chunk):
-                await self.send(out, is_inside=cutter.is_inside)
-                yield out
-        if out := cutter.flush():
-            await self.send(out)
-            yield out
 
     async def close(self, data: bytes = b"") -> None:
         """Send the last events, and end the response."""

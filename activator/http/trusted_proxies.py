@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, MutableMapping
+from functools import lru_cache
 from typing import Any
 
 from activator.http.request import CALLER
@@ -65,3 +66,18 @@ def _parsed(text: str) -> Address | None:
     return (
         (address.ipv4_mapped or address) if isinstance(address, ipaddress.IPv6Address) else address
     )
+
+
+@lru_cache(maxsize=4096)
+def network_of(address: str) -> str:
+    """Return the unit that an address is counted as: for IPv6 its /64, because one host may use any
+    address of it; for others the address itself."""
+    if ":" not in address:
+        return address
+    try:
+        found = ipaddress.IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return f"{ipaddress.IPv6Address(int(found) >> 64 << 64)}/64"

@@ -17,16 +17,15 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from typing import Any, Protocol
 
+from activator.access.grants import AccessGrant, parse_tenant_prefix
+from activator.access.resolver import FUNCTIONS, RequestResolver
 from activator.http.bodies import Bodies
-from activator.http.request import Headers, Receive, Request, Scope, Send
+from activator.http.request import Headers, Receive, Request
 from activator.idempotency.store import LEASE_S, Claim, IdempotencyStore
 from activator.quotas.admission import counted
-from activator.routing.access import AccessGrant, parse_tenant_prefix
-from activator.routing.resolver import RequestResolver
-from activator.routing.route_cache import FUNCTIONS
 from pilotlight import errors
 from pilotlight.core.background_tasks import cancel_all
 from pilotlight.protocol import HEADER_IDEMPOTENCY_KEY, HEADER_REPLAYED
@@ -40,8 +39,20 @@ _VERBS = (":invoke", ":warmup")
 _MODELS = ("/v1/models/", "/v2/models/")
 _FINGERPRINT_HEADERS = (b"accept", b"content-type", b"pilotlight-environment", b"pilotlight-tag")
 """Headers that affect a call and its response."""
-EntryOf = Callable[[Request], AccessGrant]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Handle = Callable[[Request], Coroutine[Any, Any, None]]
+
+
+class Calls(Protocol):
+    """Runs calls (the gateway)."""
+
+    def entry_of(self, request: Request) -> AccessGrant:
+        """Return the access grant of a call that is not run yet. Raises the same errors as running
+        it."""
+        ...
+
+    async def respond(self, request: Request, inner: Handle) -> None:
+        """Run a call by `inner`, and answer it, errors included."""
+        ...
 
 
 class Idempotency:
@@ -52,15 +63,12 @@ class Idempotency:
         store: IdempotencyStore,
         *,
         resolver: RequestResolver,
-        entry_of: EntryOf,
         ttl_s: float,
         body_timeout_s: float,
         bodies: Bodies,
     ) -> None:
-        """`entry_of`: returns the access grant of a request that `concerns` accepts. `bodies`:
-        memory limits of bodies while they are read."""
+        """`bodies`: memory limits of bodies while they are read."""
         self._bodies = bodies
-        self._entry_of = entry_of
         self._store = store
         self._resolver = resolver
         self._ttl_s = ttl_s
@@ -70,14 +78,21 @@ class Idempotency:
     def __repr__(self) -> str:
         return f"<Idempotency {len(self.running)} running, {self._store!r}>"
 
-    def concerns(self, request: Request) -> bool:
-        """Return whether this middleware handles a request that carries a key."""
+    async def handle(self, request: Request, *, inner: Handle, gateway: Calls) -> None:
+        """Run a call with a key once, and others by `inner`. Raises what `answer` raises."""
+        if KEY in request.headers and self._concerns(request):
+            await self.answer(request, inner, gateway)
+        else:
+            await inner(request)
+
+    @staticmethod
+    def _concerns(request: Request) -> bool:
         place = parse_tenant_prefix(request.path)[1]
         is_call = place.startswith(FUNCTIONS) and place.endswith(_VERBS)
         return request.verb == "POST" and (is_call or place.startswith(_MODELS))
 
-    async def answer(self, request: Request, app: App) -> None:
-        """Run the request through `app`, or replay its response.
+    async def answer(self, request: Request, inner: Handle, gateway: Calls) -> None:
+        """Run the request by `inner`, or replay its response.
 
         Raises Conflict, InvalidInput, Unauthenticated, Unavailable, OverQuota, and the errors of
         any call of its path."""
@@ -93,7 +108,7 @@ class Idempotency:
                 f"{HEADER_IDEMPOTENCY_KEY}: write 1 to {MAX_KEY} characters",
                 parameter=HEADER_IDEMPOTENCY_KEY,
             )
-        entry = self._entry_of(request)
+        entry = gateway.entry_of(request)
         request.target = None  # not a call yet
         async with counted(entry.gate, holds=0 if request.path.endswith(":warmup") else 1):
             with self._bodies.room(request):  # after that it is counted where it runs
@@ -104,9 +119,8 @@ class Idempotency:
         fingerprint = _fingerprint(request, body)
         known = await self._store.claim(name, fingerprint)
         if known is None:
-            await self._run(
-                request, body, app, Claim(name=name, tenant=caller.tenant, fingerprint=fingerprint)
-            )
+            claim = Claim(name=name, tenant=caller.tenant, fingerprint=fingerprint)
+            await self._run(request, body, lambda again: gateway.respond(again, inner), claim)
         elif known.fingerprint != fingerprint:
             raise errors.Conflict(
                 "this idempotency key was used for another request",
@@ -119,7 +133,7 @@ class Idempotency:
         else:
             await _replay(request, known.answer)
 
-    async def _run(self, request: Request, body: bytes, app: App, claim: Claim) -> None:
+    async def _run(self, request: Request, body: bytes, respond: Handle, claim: Claim) -> None:
         """Run in a separate task, which continues when the caller disconnects: a repeat of the
         request finds its response."""
         recorder = _ResponseRecorder(request, lambda answer: self._finish_claim(claim, answer))
@@ -128,8 +142,9 @@ class Idempotency:
             *(line for line in scope["headers"] if line[0] not in _DONE_HERE),
             (b"content-length", b"%d" % len(body)),
         ]
+        again = Request(scope, _replay_body(body), recorder)
         task = asyncio.create_task(
-            self._work(app, scope, body, recorder, claim), name=f"call under a key {request.id}"
+            self._work(respond, again, recorder, claim), name=f"call under a key {request.id}"
         )
         self.running.add(task)
         task.add_done_callback(self.running.discard)
@@ -140,13 +155,13 @@ class Idempotency:
             raise
 
     async def _work(
-        self, app: App, scope: Scope, body: bytes, recorder: _ResponseRecorder, claim: Claim
+        self, respond: Handle, request: Request, recorder: _ResponseRecorder, claim: Claim
     ) -> None:
         holding = asyncio.create_task(
             self._renew_claim(claim.name), name="claim of an idempotency key"
         )
         try:
-            await app(scope, _replay_body(body), recorder)
+            await respond(request)
         finally:
             await cancel_all([holding])
             await recorder.finalize()

@@ -14,9 +14,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from activator.autoscaler.observation import EngineLoad
-from activator.balancing.instance import Instance, slots_of
-from activator.balancing.reservation import WARM, Reservation
+from activator.balancing.instance import WARM, Instance, Reservation, slots_of
+from activator.balancing.load import EngineLoad
 from activator.balancing.throttler import Throttler
 from activator.llm.engine_metrics import EngineMetrics, Histogram
 from activator.llm.engine_state import KV_TARGET, EngineState, EngineTracker

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from activator.access.grants import AccessGrant
 from activator.llm.request_size import TokenDemand, asked_of
 from activator.llm.token_estimates import TokenEstimate, TokenEstimates, learn
 from activator.llm.token_limits import NO_LIMITS, TokenGrant, allow
-from activator.llm.token_reservation import TokenReservation
 from activator.quotas.admission import Admission
-from activator.routing.access import AccessGrant
+from activator.quotas.token_reservation import TokenReservation
 from activator.routing.call_target import CallTarget
 from pilotlight import errors
 from pilotlight.spec.engines import EngineSpec

@@ -16,10 +16,8 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from activator.fairness.queue_priority import QueuePriority
 from activator.metrics.collectors import FAST, FUNCTION, LabelLimiter
 from activator.routing.call_target import CallTarget
-from pilotlight.spec.identifiers import Priority
 
 SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0)
 REASONS = frozenset({"full", "waited", "enough", "alone", "deadline", "idle", "drained", "retried"})
@@ -31,14 +29,6 @@ FORGOTTEN = 0.05
 """Below this weight a batch is ignored."""
 MOST_MS = 7 * 86_400_000.0
 _KEYS = ("size", "wait_ms", "held_ms", "compute_ms", "reason", "first")
-
-
-def priority_lines(target: CallTarget, rank: QueuePriority) -> bytes:
-    """Priority header line for a worker that gathers calls, beginning with CRLF; empty for other
-    workers, and for the standard priority."""
-    if not target.batched or rank.priority is Priority.STANDARD:
-        return b""
-    return b"\r\npilotlight-priority: " + rank.priority.value.encode()
 
 
 class FixedHistogram:

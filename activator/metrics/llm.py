@@ -14,11 +14,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from activator.call_stats.bucket import BOUNDS
 from activator.llm.engine_state import EngineState
-from activator.llm.token_reservation import TokenReservation
 from activator.metrics.collectors import FUNCTION, LabelLimiter
+from activator.quotas.token_reservation import TokenReservation
 from activator.routing.call_target import CallTarget
+from pilotlight.spec.observations import LATENCY_BOUNDS
 from snapshotter.types import StartKind
 
 FIRST_TOKEN_S = (
@@ -154,7 +154,7 @@ class _GapCollector(Collector):
         for labels, gaps in list(self._gaps.items()):
             counts, total_s = [0] * (len(GAP_S) + 1), 0.0
             for bucket, count in list(gaps.items()):
-                seconds = BOUNDS[min(bucket, len(BOUNDS) - 1)] / 1000
+                seconds = LATENCY_BOUNDS[min(bucket, len(LATENCY_BOUNDS) - 1)] / 1000
                 counts[bisect_left(GAP_S, seconds)] += count
                 total_s += seconds * count
             bounds = [str(bound) for bound in GAP_S] + ["+Inf"]

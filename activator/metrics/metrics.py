@@ -14,7 +14,6 @@ from collections.abc import Set as AbstractSet
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from activator.billing.shipping import Lag
-from activator.call_stats.indicators import Indicators
 from activator.call_stats.observer import CallStats
 from activator.calls.attempt import Attempt
 from activator.calls.call import Call
@@ -33,6 +32,7 @@ from activator.metrics.collectors import (
     TenantCollector,
     WaitingCollector,
 )
+from activator.metrics.indicators import Indicators
 from activator.metrics.llm import LlmMetrics
 from activator.routing.route_table import CallTarget
 from activator.worker_client.connection import WorkerResponse

@@ -1,1 +1,2 @@
-"""The Open Inference Protocol (KServe's v2): only the translation of requests and answers."""
+"""The Open Inference Protocol (KServe's v2): only its requests and answers
+(`arguments.translations` translates them)."""

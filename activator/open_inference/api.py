@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-from activator.calls.argument_checker import ArgumentChecker
+from activator.access.grants import AccessGrant
+from activator.access.resolver import RequestResolver
+from activator.arguments import tensors
+from activator.arguments.checker import ArgumentChecker
+from activator.arguments.translations import SMALL_BYTES, asked_of, parsed, properties
 from activator.http.request import Request
-from activator.open_inference import tensors
-from activator.open_inference.translations import SMALL_BYTES, asked_of, parsed, properties
-from activator.routing.access import AccessGrant
-from activator.routing.resolver import RequestResolver
 from activator.settings import ActivatorSettings
 from pilotlight import errors
 from pilotlight.spec.function import MethodSpec
@@ -139,9 +139,7 @@ class OpenInferenceApi:
         caller = self._resolver.identify(request, owner)
         routed, method, tag = self._resolver.routed(request, caller, asked.model, owner)
         entry = self._resolver.enter(request, caller, routed, asked.version or tag)
-        entry.target.check(method)  # the error lists the existing methods
-        spec = entry.target.spec.method(method)
-        assert spec is not None
+        spec = entry.target.method(method)
         translation = asked_of(asked.verb, asked.model, spec, revision=entry.target.revision)
         if b"inference-header-content-length" in request.headers:
             raise errors.InvalidInput(
@@ -177,9 +175,7 @@ class OpenInferenceApi:
         routed, method, tag = self._resolver.routed(request, caller, asked.model, owner)
         target = self._resolver.enter(request, caller, routed, asked.version or tag).target
         request.target = None  # not a call, even if it fails
-        target.check(method)
-        spec = target.spec.method(method)
-        assert spec is not None
+        spec = target.method(method)
         if asked.verb == "ready" or not is_v2:
             await request.respond_json(200, {"name": asked.model, "ready": True})
             return

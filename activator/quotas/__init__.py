@@ -2,4 +2,5 @@
 counted.
 
 `rules` selects the quotas that apply, `decision` decides, a store (`process`, `redis_store`)
-counts, `admission` is what a call holds."""
+counts, `admission` is what a call holds, `token_reservation` the tokens of a language model's call.
+`unauthenticated_limit` limits requests without a key."""

@@ -1,6 +1,4 @@
-"""Failure containment: circuit breakers, outlier ejection, retry budgets, and the response cache
-for fallbacks.
+"""Failure containment: circuit breakers, outlier ejection and retry budgets.
 
-Decisions are pure functions (`breaker`, `outliers`, `retry_policy`, `retry_budget`,
-`calls.fallback_rules`); `calls.retry_executor` and `calls.fallback` apply them around the call
-runner."""
+Decisions are pure functions (`breaker`, `outliers`, `retry_policy`, `calls.fallback_rules`);
+`calls.runner` and `calls.fallback` apply them."""

@@ -13,6 +13,9 @@ from pilotlight.protocol import KeyRecord
 from pilotlight.spec.identifiers import Scope
 from pilotlight.spec.quotas import Quotas, parse_quotas
 
+SCHEDULER = "scheduler"
+"""Key id of scheduled calls in the journal and in usage records."""
+
 
 class Principal:
     """A caller: its key's tenant, scope and reach, or an anonymous caller of a public function.

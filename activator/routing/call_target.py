@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from decimal import Decimal
 
-from activator.calls.arguments import ArgumentValidator
+from activator.arguments.validator import ArgumentValidator
 from pilotlight import errors
 from pilotlight.protocol import FunctionRoute
-from pilotlight.spec.function import FunctionSpec, from_json
+from pilotlight.spec.function import FunctionSpec, MethodSpec, from_json
 from pilotlight.spec.identifiers import MAX_NAME_LENGTH
 from pilotlight.spec.policies import Objectives
 from pilotlight.spec.pricing import Footprint, Rates, rate_per_s
@@ -109,23 +109,28 @@ class CallTarget:
         """`<tenant>/<environment>/<app>/<function>`."""
         return f"{self.tenant}/{self.environment}/{self.app}/{self.function}"
 
+    def method(self, name: str) -> MethodSpec:
+        """Return a method. Raises NotFound with the existing methods."""
+        spec = self.spec.method(name)
+        if spec is None:
+            names = ", ".join(sorted(m.name for m in self.spec.methods if m.name))
+            hint = (
+                f"its methods are: {names}"
+                if names
+                else "it has no methods: call it by its own name"
+            )
+            raise errors.NotFound(
+                f"{self.app}/{self.function} has no method {name[:MAX_NAME_LENGTH]!r}; {hint}"
+            )
+        return spec
+
     def check(self, method: str) -> ArgumentValidator:
         """Return the argument check of a method. Raises NotFound with the existing methods."""
         check = self._checks.get(method)
         if check is None:
-            spec = self.spec.method(method)
-            if spec is None:
-                names = ", ".join(sorted(m.name for m in self.spec.methods if m.name))
-                hint = (
-                    f"its methods are: {names}"
-                    if names
-                    else "it has no methods: call it by its own name"
-                )
-                raise errors.NotFound(
-                    f"{self.app}/{self.function} has no method {method[:MAX_NAME_LENGTH]!r}; {hint}"
-                )
             check = self._checks[method] = ArgumentValidator(
-                spec, f"schema of {self.app}/{self.function} in revision {self.revision}"
+                self.method(method),
+                f"schema of {self.app}/{self.function} in revision {self.revision}",
             )
         return check
 

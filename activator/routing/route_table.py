@@ -14,12 +14,16 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from activator.llm.openai.model_catalog import Engines
 from activator.routing.api_keys import ANONYMOUS, ApiKeyIndex, Principal
 from activator.routing.call_target import CallTarget
-from activator.routing.cutover import CutoverTracker
+from activator.routing.model_catalog import Engines
 from activator.routing.tenants import Tenants
-from activator.routing.traffic_split import FunctionRouter, document_of, previous_route
+from activator.routing.traffic_split import (
+    Cutovers,
+    FunctionRouter,
+    document_of,
+    previous_route,
+)
 from pilotlight import errors
 from pilotlight.core.crypto import DecryptionFailed, Sealer
 from pilotlight.protocol import BudgetRecord, FeedChange, FunctionRoute
@@ -66,7 +70,7 @@ class RouteTable:
         self.generation = 0
         self.refused = 0
         self.on_function: Callable[[str, frozenset[str]], None] = _ignore
-        self.handovers: CutoverTracker | None = None
+        self.handovers: Cutovers | None = None
         self._previous: dict[str, FunctionRouter] = {}
         self._has_resumed = False
         self.on_budget: Callable[[str, BudgetRecord | None], None] = _ignore_budget

@@ -6,17 +6,17 @@ from the same document; decisions are cached by unit. A request without a unit g
 
 from __future__ import annotations
 
+import asyncio
+import json
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import accumulate
-from typing import Final
+from typing import Final, Protocol
 
-from activator.billing.usage import encode_optional_fields
 from activator.routing.api_keys import Principal
 from activator.routing.call_target import CallTarget
-from activator.routing.cutover import Cutover
 from pilotlight import errors
 from pilotlight.protocol import HEADER_ARM, FunctionRoute
 from pilotlight.spec import traffic
@@ -104,7 +104,8 @@ class RoutingDecision:
         self.unit = unit
         self.is_override = is_override
         self.shadow = shadow
-        self.mark = encode_optional_fields(experiment=experiment, arm=arm, unit=unit)
+        fields = {"experiment": experiment, "arm": arm, "unit": unit}
+        self.mark = "".join(f',"{k}":{json.dumps(v)}' for k, v in fields.items() if v)
         self.head = b"%b: %b\r\n" % (_ARM, arm.encode()) if arm else b""
         self.line = b"\r\n%b: %b" % (_ARM, arm.encode()) if arm else b""
 
@@ -379,3 +380,66 @@ class _Arms:
             unit=unit,
             shadow=_for(self._shadow, target),
         )
+
+
+class Cutover:
+    """The cutover of one function: `previous` answers for the `awaited` revisions, by revision key.
+
+    Attributes:
+        lacking: keys of revisions whose last start was refused for lack of capacity.
+        broken: keys of revisions whose last start failed for another reason.
+    """
+
+    __slots__ = ("_serves", "awaited", "broken", "held", "lacking", "previous", "ticker", "timer")
+
+    def __init__(
+        self,
+        previous: FunctionRouter,
+        awaited: Mapping[str, CallTarget],
+        held: tuple[CallTarget, ...],
+        serves: Callable[[CallTarget], bool],
+    ) -> None:
+        """`serves`: returns whether a revision has an instance now, and may get calls."""
+        self._serves = serves
+        self.previous = previous
+        self.awaited = dict(awaited)
+        self.held = held
+        self.lacking: set[str] = set()
+        self.broken: set[str] = set()
+        self.timer: asyncio.TimerHandle | None = None
+        self.ticker: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<Cutover to {', '.join(sorted(self.awaited))}>"
+
+    def decide(
+        self, choice: RoutingDecision, caller: Principal, headers: Mapping[bytes, bytes]
+    ) -> RoutingDecision:
+        """Return the decision during the cutover; a unit of an experiment waits for its arm's own
+        revision."""
+        if choice.is_override or choice.arm or choice.target.key not in self.awaited:
+            return choice
+        before = self.previous.choose(caller, headers)
+        may_come_back = choice.target.key in self.broken
+        return (
+            before
+            if before.target.key not in self.awaited
+            and (may_come_back or self._serves(before.target))
+            else choice
+        )
+
+
+class Cutovers(Protocol):
+    """Begins and ends the cutovers of functions."""
+
+    def begin(self, name: str, routed: FunctionRouter, before: FunctionRouter) -> None:
+        """Move a function from `before` to `routed`."""
+        ...
+
+    def cancel(self, name: str) -> None:
+        """Cancel the cutover of a function that was removed or whose route was replaced."""
+        ...
+
+    def clear(self) -> None:
+        """Cancel all cutovers."""
+        ...

@@ -2,7 +2,10 @@
 
 A call that is not kept costs one header lookup and one random number at its beginning, and a
 comparison at its end (`benchmarks/tracing.py` measures them); nothing is built for it. Kept traces
-go to `keep`, which is bounded."""
+go to `keep`, which is bounded.
+
+A flood of calls that request a trace, fail, or are slow, must not become a flood of traces: per
+tenant and reason a number per second and a burst are kept (`Sampling`)."""
 
 from __future__ import annotations
 
@@ -12,12 +15,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from activator.balancing.reservation import Reservation
+from activator.balancing.instance import Reservation
 from activator.calls.attempt import Attempt
 from activator.calls.call import Call
-from activator.routing.call_target import CallTarget
-from activator.tracing import worker_spans
-from activator.tracing.context import (
+from activator.calls.trace_context import (
     ASKED,
     COLD,
     DRAWN,
@@ -28,8 +29,8 @@ from activator.tracing.context import (
     Trace,
     attempt_of,
 )
-from activator.tracing.sampling import Sampling
-from activator.tracing.trace_builder import FinishedCall, Json, document, trace_of
+from activator.routing.call_target import CallTarget
+from activator.tracing.trace_builder import FinishedCall, Json, document, parse_report, trace_of
 from activator.worker_client.connection import WorkerResponse
 from pilotlight.core.tracing.trace_context import (
     forwarded_tracestate,
@@ -38,6 +39,39 @@ from pilotlight.core.tracing.trace_context import (
 )
 from pilotlight.protocol import HEADER_SPANS
 from snapshotter.types import StartKind
+
+RATES = {ASKED: 10.0, DRAWN: 10.0, ERROR: 5.0, COLD: 5.0, SLOW: 2.0, SHADOWED: 2.0}
+"""Traces per second and tenant: enough to observe the system, at most some kilobytes a second."""
+BURST_S = 5.0
+"""Unused rate of this long may be used at once."""
+MAX_BUCKETS = 16_384
+"""Maximum number of buckets, one per tenant and reason. A full bucket needs no state, so all may be
+cleared at any time."""
+
+
+class Sampling:
+    """Token buckets by tenant and reason. Owner: the event loop. `now` is monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[tuple[str, str], tuple[float, float]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Sampling {len(self._buckets)} buckets>"
+
+    def try_acquire(self, tenant: str, reason: str, now: float) -> bool:
+        """Whether one more trace of this tenant may be kept for this reason; if so, count it."""
+        rate = RATES[reason]
+        full = rate * BURST_S
+        if len(self._buckets) >= MAX_BUCKETS:
+            self._buckets.clear()
+        tokens, at = self._buckets.get((tenant, reason), (full, now))
+        tokens = min(full, tokens + (now - at) * rate)
+        if tokens < 1:
+            self._buckets[tenant, reason] = (tokens, now)
+            return False
+        self._buckets[tenant, reason] = (tokens - 1, now)
+        return True
+
 
 _SPANS = HEADER_SPANS.encode()
 _random = random.random
@@ -125,9 +159,11 @@ class Tracer:
         copy.trace = Trace(trace_of(copy), kept_for=SHADOWED if kept else "", link=link)
 
     # -- end of a call -----------------------------------------------------------------------------
-    def answered(self, attempt: Attempt, status: int, **more: Any) -> None:
+    def answered(
+        self, attempt: Attempt, status: int, *, body: bytes | None = None, **more: Any
+    ) -> None:
         """Trace a call whose answer, or a part of it, went to the caller. `more`: fields of
-        `FinishedCall`."""
+        `FinishedCall`. `body` is not traced."""
         ended_ns = attempt.dispatched_ns + int(attempt.exec_ms * 1e6)
         self.ended(
             attempt.call,
@@ -160,7 +196,7 @@ class Tracer:
             reason = call.trace.kept_for if call.trace is not None else ""  # no caller waits for it
         if reason and self._is_kept(call, reason):
             last = attempt_of(call, reservation, dispatched_ns=dispatched_ns, ended_ns=ended_ns)
-            report = worker_spans.parse(answer.header(_SPANS)) if answer is not None else None
+            report = parse_report(answer.header(_SPANS)) if answer is not None else None
             self._make(call, reason, (*call.past, last), status, ended_ns, reported=report, **more)
 
     def failed(self, call: Call, error: str, status: int, **more: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Final, Protocol, cast
 import httptools
 
 from activator.worker_client.address import connect
-from pilotlight.protocol import HEADER_FINISH, HEADER_SPANS
+from pilotlight.protocol import HEADER_FINISH, HEADER_OUTCOME, HEADER_SPANS
 
 WHOLE_BODY_BYTES: Final = 256 * 1024
 """Largest response that is collected before it is forwarded, so that its cost can be sent in its
@@ -31,6 +31,7 @@ with a fast worker."""
 MAX_IDLE_S: Final = 30.0
 """Idle connections older than this are not reused: well below the worker's keep-alive of 75 s, so
 that a reused connection is not just being closed."""
+_OUTCOME: Final = HEADER_OUTCOME.encode()
 _TRAILERS: Final = frozenset({HEADER_FINISH.encode(), HEADER_SPANS.encode()})
 """Trailers of a stream that are stored."""
 
@@ -73,6 +74,14 @@ class WorkerResponse:
             if key == name:
                 return value
         return b""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the worker did not begin, because it still runs another call. Its own header is
+        the last: an application may have set one before it."""
+        if self.status != 503:
+            return False
+        return [value for name, value in self.headers if name == _OUTCOME][-1:] == [b"busy"]
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body of a streamed response. Raises WorkerConnectionLost when the worker dies

@@ -16,30 +16,37 @@ import httpx
 import pytest
 import uvicorn
 
+from activator.access.grants import AccessCache
+from activator.access.resolver import RequestResolver
+from activator.arguments.checker import ArgumentChecker
 from activator.async_calls.service import AsyncCalls
 from activator.autoscaler.autoscaler_loop import AutoscalerLoop
+from activator.balancing.cutover import CutoverStartObserver, CutoverTracker
 from activator.balancing.fleet import Fleet
-from activator.balancing.global_queue import GlobalQueue, UnauthenticatedRateLimiter
+from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.throttler import Throttler
 from activator.billing.service import BillingService
-from activator.calls.argument_checker import ArgumentChecker
 from activator.calls.fallback import FallbackChain
 from activator.calls.runner import CallRunner
+from activator.control_plane.proxy import ControlPlaneProxy
 from activator.coordination.state import InstanceLeases
-from activator.gateway.control_plane_proxy import ControlPlaneProxy
 from activator.gateway.gateway import Gateway
 from activator.gateway.health import Health
 from activator.gateway.http_proxy import HttpProxy
+from activator.gateway.response_writer import CallObserver
+from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.gateway.websocket_frames import CallerSocket
 from activator.gateway.websocket_proxy import MAX_MESSAGE_BYTES
+from activator.http.bodies import Bodies
 from activator.http.dashboard_host import DashboardHost
 from activator.http.server import ConnectionLimits
+from activator.idempotency.middleware import Idempotency
+from activator.idempotency.process import ProcessIdempotency
 from activator.llm.engine_throttler import EngineThrottler
 from activator.metrics.metrics import Metrics
 from activator.quotas.process import ProcessQuotas
 from activator.quotas.store import QuotaStore
-from activator.routing.access import AccessCache
-from activator.routing.cutover import CutoverStartObserver, CutoverTracker
+from activator.quotas.unauthenticated_limit import UnauthenticatedRateLimiter
 from activator.routing.route_table import CallTarget
 from activator.settings import ActivatorSettings
 from activator.tracing.trace_builder import Json
@@ -163,11 +170,29 @@ class Edge:
             max_head_bytes=settings.max_header_bytes,
             head_timeout_s=settings.header_timeout_s,
         )
+        resolver = RequestResolver(
+            table=self.table, access=self.entrance, unauthenticated=self.strangers
+        )
+        bodies = Bodies(
+            limit_bytes=settings.waiting_bytes, tenant_bytes=settings.tenant_waiting_bytes
+        )
+        self.idempotency = Idempotency(
+            ProcessIdempotency(),
+            resolver=resolver,
+            ttl_s=settings.idempotency_ttl_s,
+            body_timeout_s=settings.body_timeout_s,
+            bodies=bodies,
+        )
+        self.observers: list[CallObserver] = [self.tracer]
         self.gateway = Gateway(
             settings=settings,
             table=self.table,
             access=self.entrance,
-            unauthenticated=self.strangers,
+            resolver=resolver,
+            bodies=bodies,
+            shadows=None,
+            middleware=(self.idempotency,),
+            observers=self.observers,
             runner=runner,
             calls=self.calls,
             scaler=self.scaler,
@@ -194,6 +219,11 @@ class Edge:
         guard, check = self.strangers.guard, self.strangers.check
         self.strangers.guard = lambda address, _: guard(address, 1.0)  # type: ignore[method-assign, assignment]
         self.strangers.check = lambda address, _: check(address, 1.0)  # type: ignore[method-assign, assignment]
+
+    def copy_calls(self, shadows: ShadowTraffic) -> None:
+        """Copy all later calls to `shadows`."""
+        self.gateway.warm.shadows = shadows
+        self.observers.append(shadows)
 
     def keep(self, trace: Json) -> None:
         """A trace that was kept."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from activator.balancing.global_queue import UnauthenticatedRateLimiter, network_of
+from activator.http.trusted_proxies import network_of
+from activator.quotas.unauthenticated_limit import UnauthenticatedRateLimiter
 from pilotlight import errors
 
 

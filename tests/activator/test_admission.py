@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from activator.balancing.global_queue import (
+from activator.balancing.global_queue import GlobalQueue
+from activator.fairness.queue_priority import DEFAULT_RANK, QueueBound, QueuePriority
+from activator.quotas.unauthenticated_limit import (
     MAX_ADDRESSES,
-    GlobalQueue,
     TokenBucket,
     UnauthenticatedRateLimiter,
 )
-from activator.fairness.queue_priority import DEFAULT_RANK, QueueBound, QueuePriority
 from pilotlight import errors
 from pilotlight.spec.identifiers import Priority
 

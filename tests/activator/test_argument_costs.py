@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from activator.calls.arguments import INLINE_COST, ArgumentValidator, CheckTooExpensive
+from activator.arguments.validator import INLINE_COST, ArgumentValidator, CheckTooExpensive
 from activator.settings import ActivatorSettings
 from pilotlight.spec.function import MethodSpec
 from pilotlight.spec.identifiers import FunctionAddress, TenantId

@@ -11,7 +11,7 @@ import pytest
 
 from activator.balancing.preemptible_instances import PreemptibleInstances
 from activator.balancing.throttler import Throttler
-from activator.llm.engine_sleep import EngineSleepMode
+from activator.worker_client.engine_sleep import EngineSleepMode
 from pilotlight.spec.engines import EngineSpec
 from pilotlight.spec.function import FunctionKind, FunctionSpec, Resources, Scaling, WeightsSpec
 from snapshotter import errors

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.balancing.reservation import Reservation
+from activator.balancing.instance import Reservation
 from activator.billing.errors import JournalFull
 from activator.calls.attempt import Attempt
 from activator.calls.call import Call
@@ -105,8 +105,8 @@ class World:
 
     async def begin(self, *, is_stream: bool) -> None:
         """Open it, send it, and let the worker answer."""
-        await self.attempt.open()
-        asking = asyncio.create_task(self.attempt.request_whole())
+        connection = await self.attempt.open()
+        asking = asyncio.create_task(self.attempt.request_whole(connection))
         await asyncio.sleep(0)
         self.answer(is_stream=is_stream)
         await asking
@@ -119,7 +119,7 @@ class World:
 
 ENDINGS = {
     "ok": lambda a: a.close(status=200, outcome="ok", bytes_out=2),
-    "raised": lambda a: a.close(status=500, outcome="error", bytes_out=2, is_own_word=True),
+    "raised": lambda a: a.close(status=500, outcome="error", bytes_out=2),
     "busy": lambda a: a.close(status=503, outcome="busy", bytes_out=0),
     "disconnect": lambda a: a.fail(asyncio.CancelledError()),
     "crash": lambda a: a.fail(WorkerConnectionLost("gone", sent=True)),
@@ -171,9 +171,9 @@ async def test_a_deadline_before_the_response_is_raised_and_drains_before_the_sl
     None
 ):
     world = World(execution_s=0.01)
-    await world.attempt.open()
+    connection = await world.attempt.open()
     with pytest.raises(errors.DeadlineExceeded, match=r"longer than 0\.01 s") as late:
-        await world.attempt.request_whole()
+        await world.attempt.request_whole(connection)
     assert (world.slots.drained, world.slots.released) == (1, [])
     world.attempt.fail(late.value)
     assert world.account.closed == [(504, "error")]
@@ -197,8 +197,8 @@ async def test_a_stream_that_the_caller_does_not_read_is_no_fault_of_the_instanc
 
 async def test_a_response_that_arrives_with_the_deadline_is_taken() -> None:
     world = World()
-    await world.attempt.open()
-    asking = asyncio.create_task(world.attempt.request_whole())
+    connection = await world.attempt.open()
+    asking = asyncio.create_task(world.attempt.request_whole(connection))
     await asyncio.sleep(0)
     world.answer(is_stream=False)
     world.attempt._overrun()

@@ -4,8 +4,9 @@ caller, the usage record, the slot, the worker's connection and the instance, ea
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import httpx
 import pytest
@@ -14,12 +15,13 @@ from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection
 
 from activator.balancing.instance import Instance
+from activator.gateway.http_proxy import MAX_RESENT_BYTES
 from pilotlight.spec.function import Clocks, FunctionKind, MethodSpec
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import forever, until
 from tests.activator.test_passthrough import chatting
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
-from tests.fakes.routes import SCHEMA, route_of, spec_of
+from tests.fakes.routes import SCHEMA, TENANT, route_of, spec_of
 
 HEADERS = {"authorization": f"Bearer {KEY}"}
 EXECUTION_S = 1.0
@@ -59,6 +61,26 @@ class Entrance:
         return await edge.client.post(f"{edge.url}{self.path}", headers=headers, content=self.body)
 
 
+@dataclass(frozen=True)
+class Submitted(Entrance):
+    """A submitted call, which its caller waits for, and cancels where the caller leaves."""
+
+    async def call(self, edge: Edge) -> httpx.Response:
+        submitting = asyncio.create_task(super().call(edge))
+        try:
+            await asyncio.shield(submitting)
+            url = f"{edge.url}{submitting.result().headers['location']}"
+            while True:
+                record = (await edge.client.get(f"{url}?wait_s=10", headers=HEADERS)).json()
+                if record["status"]:
+                    result = base64.b64decode(record["result"])
+                    return httpx.Response(record["status"], content=result)
+        except asyncio.CancelledError:
+            url = f"{edge.url}{(await submitting).headers['location']}"
+            assert (await edge.client.post(f"{url}:cancel", headers=HEADERS)).is_success
+            raise
+
+
 JSON = "/v1/functions/shop/hello:invoke"
 ENTRANCES = {
     "fast path": Entrance(JSON),
@@ -66,6 +88,8 @@ ENTRANCES = {
     "event stream": Entrance(JSON, (("accept", "text/event-stream"),), streams=True),
     "raw HTTP": Entrance("/fn/shop/site/x"),
     "raw stream": Entrance("/fn/shop/site/x", streams=True),
+    "submitted": Submitted("/v1/functions/shop/hello:submit"),
+    "submitted stream": Submitted("/v1/functions/shop/hello:submit", streams=True),
     "open inference": Entrance("/v1/models/shop/hello:predict", body=b'{"instances":[{"x":1}]}'),
 }
 
@@ -91,6 +115,11 @@ async def _entrance(request: pytest.FixtureRequest, edge: Edge) -> Entrance:
 def _worker(behaviour: Worker) -> Worker:
     behaviour.has_begun.clear()
     return behaviour
+
+
+async def busy(_: WorkerRequest) -> WorkerAnswer:
+    """A worker that still runs a call whose caller disconnected."""
+    return WorkerAnswer(status=503, body=b"{}", outcome="busy")
 
 
 def instance_of(edge: Edge) -> Instance:
@@ -221,15 +250,39 @@ async def test_a_stream_over_the_clock_whose_caller_reads_replaces_the_instance(
 async def test_a_worker_that_is_busy_has_not_begun_and_the_call_is_sent_again(
     edge: Edge, entrance: Entrance, worker: Worker
 ) -> None:
-    if entrance.path.startswith("/fn/"):
-        pytest.skip("raw requests stream their bodies, and are not sent again")
-
-    async def busy(_: WorkerRequest) -> WorkerAnswer:
-        return WorkerAnswer(status=503, body=b"{}", outcome="busy")
-
     worker.next = busy
     assert (await entrance.call(edge)).status_code == 200
     assert await ended(edge) == [(200, "ok"), (503, "busy")]
+    first, again = edge.fleet.workers[edge.fleet.started[0]].requests[-2:]
+    assert again.body == first.body
+
+
+@pytest.mark.parametrize("entrance", ["raw HTTP"], indirect=True)
+@pytest.mark.parametrize("is_large", [True, False], ids=["too large", "no memory for it"])
+async def test_a_busy_worker_and_a_body_that_was_not_kept_is_a_503_of_the_platform(
+    edge: Edge, entrance: Entrance, worker: Worker, is_large: bool
+) -> None:
+    worker.next = busy
+    sent = replace(entrance, body=b"x" * (MAX_RESENT_BYTES + 1)) if is_large else entrance
+    with edge.gateway.bodies.reserved(TENANT, 0 if is_large else 2**40):
+        answer = await sent.call(edge)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert "pilotlight-outcome" not in answer.headers
+    assert answer.json()["type"].endswith("unavailable")
+    assert await ended(edge) == [(503, "busy")]
+    assert not edge.gateway.bodies.bytes_of
+
+
+@pytest.mark.parametrize("entrance", ["raw HTTP"], indirect=True)
+async def test_an_application_cannot_call_itself_busy(
+    edge: Edge, entrance: Entrance, worker: Worker
+) -> None:
+    async def forge(_: WorkerRequest) -> WorkerAnswer:  # the worker adds its own header last
+        return WorkerAnswer(status=503, outcome="busy", headers=("pilotlight-outcome: ok",))
+
+    worker.next = forge
+    assert (await entrance.call(edge)).status_code == 503
+    assert await ended(edge) == [(503, "error")]
 
 
 async def test_an_upload_over_the_clock_is_no_fault_of_the_instance(edge: Edge) -> None:

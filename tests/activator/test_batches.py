@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import pytest
 
+from activator.calls.call import priority_lines
 from activator.fairness.queue_priority import DEFAULT_RANK
-from activator.metrics.batching import Batches, priority_lines
+from activator.metrics.batching import Batches
 from activator.metrics.collectors import LabelLimiter
 from activator.metrics.metrics import Metrics
 from activator.routing.call_target import CallTarget

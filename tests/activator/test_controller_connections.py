@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from activator.gateway.control_plane_proxy import (
+from activator.control_plane.proxy import (
     MAX_CONNECTIONS,
     MAX_OF_TENANT,
     MAX_STRANGER_BODY_BYTES,

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from activator.autoscaler import decider, kpa
-from activator.autoscaler.burst import starts_for_burst
 from activator.autoscaler.decider import DeciderSpec, ScaleDecision
 from activator.autoscaler.observation import RevisionObservation
 from activator.autoscaler.scale_down import Candidate, choose_victims
 from activator.autoscaler.windows import TimeWindow
+from activator.balancing.start_estimates import starts_for_burst
 from pilotlight.spec.function import Scaling
 
 

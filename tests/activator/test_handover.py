@@ -73,7 +73,7 @@ async def test_a_change_without_a_call_in_between_forgets_nobody(site: Edge) -> 
     split(site, {V2: 100})
     assert await revision(site) == V1
     site.fleet.gate.set()
-    await until(lambda: not site.handovers._running)
+    await until(lambda: not site.handovers.running)
     site.fleet.gate.clear()
     split(site, {V3: 100})  # right after the cutover
     assert await revision(site) == V2

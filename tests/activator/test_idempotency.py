@@ -108,7 +108,7 @@ async def test_a_caller_that_leaves_does_not_end_its_call_and_finds_its_answer(
     leaving.cancel()
     await until(lambda: connection not in edge.limits.connections)
     function.gate.set()
-    await until(lambda: not edge.gateway.idempotency.running)
+    await until(lambda: not edge.idempotency.running)
 
     again = await call(edge)
     assert (again.json(), again.headers[HEADER_REPLAYED], function.calls) == (1, "true", 1)
@@ -168,10 +168,10 @@ async def test_the_end_of_the_process_ends_what_runs_for_callers_who_left(edge: 
     edge.add(route_of(spec_of()))
     task = asyncio.create_task(call(edge))
     await until(lambda: any(w.requests for w in edge.fleet.workers.values()))
-    await edge.gateway.idempotency.aclose()
+    await edge.idempotency.aclose()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert not edge.gateway.idempotency.running
+    assert not edge.idempotency.running
 
 
 async def test_requests_that_run_are_never_forgotten_for_want_of_room() -> None:

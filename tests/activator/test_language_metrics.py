@@ -8,9 +8,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from activator.llm.engine_metrics import EngineMetrics
 from activator.llm.engine_state import EngineState
-from activator.llm.token_reservation import TokenReservation
 from activator.metrics.collectors import LabelLimiter
 from activator.metrics.llm import LlmMetrics
+from activator.quotas.token_reservation import TokenReservation
 from activator.routing.call_target import CallTarget
 from snapshotter.types import StartKind
 from tests.fakes.routes import spec_of, target_of

@@ -11,7 +11,7 @@ from activator.billing.budgets import Budgets
 from activator.billing.instance_meter import InstanceAccount
 from activator.billing.journal import Journal
 from activator.billing.usage import encode_optional_fields
-from activator.llm.token_reservation import TokenReservation
+from activator.quotas.token_reservation import TokenReservation
 from pilotlight.protocol import UsageRecord
 from pilotlight.spec.pricing import price_usage
 from tests.activator.billing_world import (

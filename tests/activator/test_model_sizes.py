@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from activator.open_inference import tensors
-from activator.open_inference.translations import MAX_VALUES
+from activator.arguments import tensors
+from activator.arguments.translations import MAX_VALUES
 from activator.settings import ActivatorSettings
 from pilotlight import errors
 from pilotlight.validation.json_size import require_few_values

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from activator.calls.shadow_traffic import ShadowTraffic
+from activator.gateway.shadow_traffic import ShadowTraffic
 from pilotlight.spec.function import Clocks, Scaling
 from pilotlight.spec.identifiers import Priority
 from pilotlight.spec.observations import SHADOW_ARM, sum_observations
@@ -151,14 +151,14 @@ async def test_nothing_is_left_of_calls_that_end_in_any_way(
         observer=edge.metrics.observer,
         is_crowded=lambda: False,
     )
-    edge.gateway.copy_calls(shadows)
+    edge.copy_calls(shadows)
     deploy(edge)
     rng, seen = random.Random(seed), Counter[str]()
     submitted = [await edge.call("shop/hello:submit", json={"x": 2}) for _ in range(8)]
     assert {answer.status_code for answer in submitted} == {202}
     await asyncio.gather(*(one(edge, rng, seen) for _ in range(CALLS)))
     await until(lambda: all(held.record.finished_at for held in edge.calls.pending))
-    await until(lambda: not edge.gateway.idempotency.running)
+    await until(lambda: not edge.idempotency.running)
     await until(lambda: not shadows._tasks)
     await until(lambda: in_flight(edge) == 0 and len(edge.queue._all) == 0)
     records = list((await edge.settle()).values())

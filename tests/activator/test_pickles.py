@@ -26,8 +26,8 @@ from websockets.asyncio.server import ServerConnection, unix_serve
 
 import activator
 from activator.calls.call import Call
-from activator.calls.shadow_traffic import ShadowTraffic
 from activator.gateway.gateway import Gateway
+from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.http.payloads import JSON, PICKLE, accepts_pickles, answered_type, payload_type
 from activator.llm.openai.api import MODELS, OURS
 from activator.llm.openai.request import PATHS
@@ -245,9 +245,7 @@ NOT_JSON: dict[str, Any] = {"foreign": 400, "stranger": 400, "own": 400, "opens"
 ENTRANCES: dict[str, Row] = {
     "invoke": Row(send=_invoke, covers="verb invoke"),
     "invoke, on the fast path": Row(send=_warm, covers="verb invoke"),
-    "invoke under an idempotency key": Row(
-        send=_once, covers="self.idempotency.answer", stranger=401
-    ),
+    "invoke under an idempotency key": Row(send=_once, covers="self._handle", stranger=401),
     "submit": Row(send=_submit, covers="verb submit", stranger=401),
     "submit under an idempotency key": Row(send=_submit_once, covers="verb submit", stranger=401),
     "warm up": Row(
@@ -292,11 +290,8 @@ NO_ENTRANCES = {
     **dict.fromkeys(
         (
             "self._answer",
-            "self._plain",
-            "self._route",
-            "self._handle",
+            "self._dispatch",
             "self.bodies.room",
-            "self.idempotency.concerns",
             "self._resolutions.resolve",
             "self.openai.answer",
         ),
@@ -317,11 +312,11 @@ NO_ENTRANCES = {
 MAKERS = {
     "gateway.pipeline.admit": "invoke, submit, put",
     "gateway.fast_path._begin": "invoke, on the fast path",
-    "gateway.proxy_calls.call_of": "raw HTTP: no body, nothing is sent to /invoke/",
+    "gateway.proxy_headers.call_of": "raw HTTP: no body, nothing is sent to /invoke/",
     "llm.openai.api.call_of": "the rows openai, engine, and of a model",
     "llm.openai.call.call_of_kept": "the same, kept: always JSON",
     "async_calls.service._call": "test_a_foreign_pickle_in_a_journal_…",
-    "calls.shadow_traffic._call_of": "test_a_copy_of_an_own_pickle_…",
+    "gateway.shadow_traffic._call_of": "test_a_copy_of_an_own_pickle_…",
     "calls.fallback._stand_in": "no worker is asked",
     "calls.fallback._call_of": "test_a_pickle_falls_back_within_its_tenant_…",
 }
@@ -362,7 +357,7 @@ async def test_a_pickle_of_the_functions_own_tenant_is_served_as_before(
 # -- every way in has a row ------------------------------------------------------------------------
 def test_every_handler_of_the_gateway_is_an_entrance_or_is_known_to_be_none() -> None:
     found = (
-        handlers_of(Gateway._route) | handlers_of(Gateway._handle) | handlers_of(Gateway.__call__)
+        handlers_of(Gateway._route) | handlers_of(Gateway._dispatch) | handlers_of(Gateway.__call__)
     )
     openai = {f"openai {path}" for path in OURS}
     verbs = {row.covers for row in ENTRANCES.values() if row.covers.startswith("verb ")}
@@ -703,7 +698,7 @@ async def test_a_copy_of_an_own_pickle_is_opened_by_the_shadow(
     edge: Edge, pickled: MarkingPickle
 ) -> None:
     spec = replace(service(), name="hello")
-    edge.gateway.copy_calls(
+    edge.copy_calls(
         ShadowTraffic(
             throttler_of=edge.scaler.throttler_of,
             observer=Seen(),

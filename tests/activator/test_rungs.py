@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from activator.autoscaler.start_time_estimator import StartTimeEstimator
+from activator.balancing.start_estimates import StartTimeEstimator
 from snapshotter.types import StartKind
 
 

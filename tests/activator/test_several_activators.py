@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from activator.autoscaler.heartbeat import START_GRACE_S, HeartbeatLoop
 from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.instance import Instance
 from activator.balancing.rebalancing import (
@@ -19,10 +20,9 @@ from activator.balancing.rebalancing import (
     pick_instance_to_yield,
 )
 from activator.balancing.throttler import Throttler
-from activator.coordination.heartbeat import START_GRACE_S, HeartbeatLoop
 from activator.coordination.state import HeartbeatReply, InstanceDemand
-from activator.coordination.unauthenticated_limit import SharedUnauthenticatedLimit
 from activator.metrics.metrics import Metrics
+from activator.quotas.unauthenticated_limit import SharedUnauthenticatedLimit
 from activator.routing.call_target import CallTarget
 from pilotlight import errors
 from pilotlight.spec.function import Scaling

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from activator.billing.errors import JournalFull
-from activator.calls.shadow_traffic import WINDOW_S, ShadowBudget, ShadowTraffic, is_same
+from activator.gateway.shadow_traffic import WINDOW_S, ShadowBudget, ShadowTraffic, is_same
 from activator.routing.call_target import CallTarget
 from pilotlight.protocol import UsageRecord
 from pilotlight.spec.observations import SHADOW_ARM
@@ -61,7 +61,7 @@ class World:
             is_crowded=lambda: self.is_crowded,
             draw=lambda: 0.0,
         )
-        edge.gateway.copy_calls(self.shadows)
+        edge.copy_calls(self.shadows)
 
     def deploy(self, **shadow: Any) -> None:
         members = {"percent": 100.0, "max_compute": 1.0, **shadow}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.open_inference import tensors
+from activator.arguments import tensors
 from pilotlight.errors import InvalidInput
 
 

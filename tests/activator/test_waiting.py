@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from activator.balancing.global_queue import GlobalQueue
-from activator.balancing.reservation import Reservation
+from activator.balancing.instance import Reservation
 from activator.balancing.throttler import Throttler
 from activator.fairness.queue_priority import QueueBound, QueuePriority
 from activator.metrics.metrics import Metrics

@@ -12,12 +12,12 @@ import httpx
 import pytest
 
 from activator.balancing.instance_lifecycle import STUCK_GRACE_S
+from activator.balancing.outlier_detection import RevisionHealth
 from activator.balancing.throttler import Throttler
 from activator.billing.errors import JournalFull
 from activator.calls.call import Call
+from activator.calls.response_cache import ResponseCache
 from activator.resilience.breaker import BreakerTerms, Outcome, State
-from activator.resilience.outlier_detection import RevisionHealth
-from activator.resilience.response_cache import ResponseCache
 from activator.routing.traffic_split import MAX_NAME_BYTES, MAX_UNITS, FunctionRouter
 from activator.worker_client.connection import WorkerResponse
 from pilotlight.protocol import FunctionRoute

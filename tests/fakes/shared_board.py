@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from activator.balancing.global_queue import TokenBucket
 from activator.coordination.state import (
     HeartbeatReply,
     InstanceDemand,
@@ -14,6 +13,7 @@ from activator.coordination.state import (
     fair_share,
     share_of,
 )
+from activator.quotas.unauthenticated_limit import TokenBucket
 
 
 class Board:

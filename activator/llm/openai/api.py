@@ -11,27 +11,28 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
+from activator.access.grants import AccessGrant
+from activator.access.resolver import RequestResolver
+from activator.calls.attempt import Attempt
+from activator.calls.call import Call
 from activator.calls.runner import CallRunner
-from activator.gateway.http_proxy import HttpProxy
-from activator.gateway.proxy_headers import subpath
-from activator.http.request import Request, accept_of, too_large
+from activator.http.request import Request, accept_of, subpath, too_large
 from activator.llm.openai import errors as shapes
 from activator.llm.openai.call import EngineCall, adapter_of, wrapped
 from activator.llm.openai.model_resolver import Models, listed, served_by
+from activator.llm.openai.parser import uncounted
 from activator.llm.openai.request import PATHS, TASKS, OpenAIRequest, parsed
-from activator.llm.openai.responses import OpenAIResponseWriter
+from activator.llm.openai.responses import OpenAIFormat
 from activator.llm.prefix_affinity import key_of
 from activator.llm.request_size import CHAT, COMPLETIONS, EMBEDDINGS, write_cap
 from activator.llm.token_admission import TokenAdmission
-from activator.llm.token_reservation import TokenReservation
-from activator.metrics.metrics import Metrics
 from activator.quotas.admission import admit, counted
-from activator.routing.access import AccessGrant
+from activator.quotas.token_reservation import TokenReservation
 from activator.routing.api_keys import Principal
-from activator.routing.resolver import RequestResolver
 from activator.routing.route_table import RouteTable
 from activator.settings import ActivatorSettings
 from activator.tracing.tracer import Tracer
@@ -48,6 +49,10 @@ MAX_VALUES = 100_000
 """Maximum number of JSON values of a body (`json_size`): a hundred thousand token ids, ten thousand
 messages, at most 20 milliseconds of the event loop."""
 _JSON = CONTENT_JSON.encode()
+SendResponse = Callable[
+    [Request, Call, Coroutine[Any, Any, Attempt], OpenAIFormat], Awaitable[None]
+]
+"""Sends the result of a call to its caller, and ends the attempt."""
 
 
 def is_openai_path(path: str) -> bool:
@@ -72,21 +77,21 @@ class OpenAI:
         table: RouteTable,
         resolver: RequestResolver,
         runner: CallRunner,
-        http_proxy: HttpProxy,
+        forward_raw: Callable[[Request, AccessGrant], Awaitable[None]],
         token_admission: TokenAdmission,
-        metrics: Metrics,
+        send: SendResponse,
         tracer: Tracer,
     ) -> None:
+        """`send`: sends the result of a call to the caller, in a format. `forward_raw`: passes a
+        request on to the engine as it is."""
         self._settings = settings
         self._resolver = resolver
         self._runner = runner
-        self._http_proxy = http_proxy
+        self._forward_raw = forward_raw
         self._token_admission = token_admission
         self._tracer = tracer
         self._models = Models(table=table, resolver=resolver)
-        self._answers = OpenAIResponseWriter(
-            metrics=metrics, tracer=tracer, heartbeat_s=settings.heartbeat_s
-        )
+        self._send = send
 
     def __repr__(self) -> str:
         return f"<OpenAI {self._models!r}>"
@@ -177,7 +182,7 @@ class OpenAI:
             and path in TO_LOOK_AT
             and (path != "/metrics" or _is_owner(entry))
         ):
-            await self._http_proxy.http(request, entry)
+            await self._forward_raw(request, entry)
         else:
             raise errors.NotFound(
                 f"{request.verb} {path[:200]} does not exist: an engine is called at "
@@ -250,7 +255,7 @@ class OpenAI:
         use = await self._enter(request, entry, asked)
         try:
             call = self.call_of(request, entry, asked, use)
-            await self._answers.send(request, asked, use, self._runner.begin(call))
+            await self._send(request, call, self._runner.begin(call), OpenAIFormat(asked, use))
         finally:
             use.settle()
 
@@ -272,11 +277,11 @@ class OpenAI:
         """Run a request that does not use the model, such as tokenization: only its time is
         billed."""
         admission = await entry.admit()
-        use = TokenReservation(estimated_in=0, max_out=0, began_ns=request.began_ns)
+        use = uncounted(request.began_ns)
         try:
             call = self.call_of(request, entry, asked, None)
             call.admission = admission
-            await self._answers.send(request, asked, use, self._runner.begin(call))
+            await self._send(request, call, self._runner.begin(call), OpenAIFormat(asked, use))
         finally:
             if admission is not None:
                 admission.release()
@@ -312,8 +317,8 @@ class OpenAI:
             extra_headers=choice.line if choice is not None else b"",
         )
         call.began_ns, call.routed_ns = request.began_ns, request.routed_ns
-        request.call = call
         self._tracer.begin(call, request.headers)
+        request.on_failed = partial(self._tracer.failed, call)
         return call
 
 

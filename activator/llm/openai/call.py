@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from activator.calls.call import Call, ResponseFilter
+from activator.calls.trace_context import worker_lines
 from activator.llm.openai.errors import ModelNotFound
 from activator.llm.openai.parser import reading_of
 from activator.llm.openai.request import PATHS, OpenAIRequest, parsed
 from activator.llm.request_size import CHAT
 from activator.llm.token_admission import use_of_kept
-from activator.llm.token_reservation import TokenReservation
+from activator.quotas.token_reservation import TokenReservation
 from activator.routing.call_target import CallTarget
-from activator.tracing.context import worker_lines
 from activator.worker_client.connection import WorkerResponse
 from pilotlight import errors
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from activator.access.resolver import RequestResolver
 from activator.http.request import Request
 from activator.llm.openai.errors import ModelNotFound
-from activator.llm.openai.model_catalog import Engine
 from activator.routing.api_keys import Principal
 from activator.routing.call_target import CallTarget
-from activator.routing.resolver import RequestResolver
+from activator.routing.model_catalog import Engine
 from activator.routing.route_table import FunctionRouter, RouteTable
 from pilotlight import errors
 

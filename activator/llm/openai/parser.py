@@ -9,11 +9,12 @@ a JSON string (where quotes are escaped). Unexpected content is passed on unchan
 from __future__ import annotations
 
 import json
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from activator.http.sse import SseSplitter
 from activator.llm.openai.errors import error_of
 from activator.llm.openai.request import OpenAIRequest
+from activator.quotas.token_reservation import TokenReservation
 from activator.worker_client.connection import WorkerConnectionLost, WorkerResponse
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_SSE
@@ -36,24 +37,6 @@ _NO_CHOICES: Final = '"choices":[]'
 _decode = json.JSONDecoder().raw_decode
 
 
-class Counts(Protocol):
-    """Receives the token counts of an answer (`token_reservation.TokenReservation`)."""
-
-    def on_piece(self, now_ns: int, n_tokens: int = 1) -> None:
-        """Count a piece with tokens; called before the usage of the same piece."""
-        ...
-
-    def on_usage(
-        self, prompt: int, completion: int, cached: int = 0, *, choice: int | None = None
-    ) -> None:
-        """Record the engine's own count."""
-        ...
-
-    def on_finish(self, reason: str) -> None:
-        """Record why the answer, or one of its choices, ended."""
-        ...
-
-
 class StreamParser:
     """Parses one stream. Owner: the task of its request.
 
@@ -71,7 +54,7 @@ class StreamParser:
         "is_done",
     )
 
-    def __init__(self, counts: Counts, asked: OpenAIRequest) -> None:
+    def __init__(self, counts: TokenReservation, asked: OpenAIRequest) -> None:
         self._counts = counts
         self._cutter = SseSplitter()
         self._seen: dict[int, int] = {}
@@ -102,12 +85,19 @@ class StreamParser:
             + ([self._event(rest, now_ns)] if rest else [])
         )
 
-    def collected(self, status: int, body: bytes) -> tuple[int, bytes]:
-        """Status and body of a collected stream, see `calls.call.ResponseFilter`."""
+    def end(self, status: int) -> tuple[int, bytes]:
+        """Status of the stream, see `calls.call.ResponseFilter`."""
         if self.error is not None:
-            return status_of(self.error), json.dumps({"error": self.error}).encode()
+            return status_of(self.error), b""
         if not self.is_done:
             raise WorkerConnectionLost("the engine closed the stream before its end", sent=True)
+        return status, b""
+
+    def collected(self, status: int, body: bytes) -> tuple[int, bytes]:
+        """Status and body of a collected stream, see `calls.call.ResponseFilter`."""
+        status, _ = self.end(status)
+        if self.error is not None:
+            return status, json.dumps({"error": self.error}).encode()
         return status, body + DONE
 
     def _event(self, event: bytes, now_ns: int) -> bytes:
@@ -166,8 +156,9 @@ class BodyParser:
     prompt, if the caller requested that."""
 
     __slots__ = ("_asked", "_counts", "_finish", "_served", "_tail", "_usage")
+    is_inside: Final = False
 
-    def __init__(self, counts: Counts, asked: OpenAIRequest, served: str) -> None:
+    def __init__(self, counts: TokenReservation, asked: OpenAIRequest, served: str) -> None:
         """`served`: the engine's name of the model; "" = unknown."""
         self._counts = counts
         self._asked = asked
@@ -196,36 +187,29 @@ class BodyParser:
             body = renamed(body, served=self._served, model=self._asked.model)
         return status, body
 
-    def end(self) -> None:
+    def end(self, status: int) -> tuple[int, bytes]:
         """Record the counts of an answer that was passed on without being collected."""
         read_whole(self._finish + self._usage, self._counts)
-
-
-class _NoCounts:
-    """`Counts` that ignores everything."""
-
-    def on_piece(self, now_ns: int, n_tokens: int = 1) -> None:
-        """Do nothing."""
-
-    def on_usage(
-        self, prompt: int, completion: int, cached: int = 0, *, choice: int | None = None
-    ) -> None:
-        """Do nothing."""
-
-    def on_finish(self, reason: str) -> None:
-        """Do nothing."""
-
-
-NO_COUNTS: Final = _NoCounts()
+        return status, b""
 
 
 def reading_of(
-    asked: OpenAIRequest, counts: Counts | None, answer: WorkerResponse, *, served: str = ""
+    asked: OpenAIRequest,
+    counts: TokenReservation | None,
+    answer: WorkerResponse,
+    *,
+    served: str = "",
 ) -> StreamParser | BodyParser:
     """The parser for an answer. `served`: the engine's name of the model."""
+    counts = counts or uncounted()
     if answer.header(b"content-type").startswith(_SSE):
-        return StreamParser(counts or NO_COUNTS, asked)
-    return BodyParser(counts or NO_COUNTS, asked, served)
+        return StreamParser(counts, asked)
+    return BodyParser(counts, asked, served)
+
+
+def uncounted(began_ns: int = 0) -> TokenReservation:
+    """Receives the token counts of an answer that uses no tokens."""
+    return TokenReservation(estimated_in=0, max_out=0, began_ns=began_ns)
 
 
 def status_of(error: dict[str, Any]) -> int:
@@ -270,7 +254,7 @@ def _count(value: Any) -> int:
     return value if type(value) is int and value >= 0 else 0
 
 
-def read_whole(body: bytes, counts: Counts) -> None:
+def read_whole(body: bytes, counts: TokenReservation) -> None:
     """Record the counts and the finish reason of a whole answer, or of the end of one, if
     present."""
     text = body.decode("utf-8", "replace")

@@ -129,6 +129,13 @@ def latency_bucket(ms: float) -> int:
     return 0 if ms <= 1 else math.ceil(math.log(ms, GROWTH) - 1e-9)
 
 
+MAX_BUCKET = latency_bucket(7 * 86_400_000)
+"""Bucket of the longest possible call; longer ones are in it, too."""
+LATENCY_BOUNDS = tuple(GROWTH**bucket for bucket in range(MAX_BUCKET))
+"""Upper ends of the latency buckets, in milliseconds: `bisect_left(LATENCY_BOUNDS, ms)` is
+`latency_bucket(ms)` at a third of its cost."""
+
+
 def latency_quantile_ms(buckets: Mapping[int, int], share: float) -> float | None:
     """Return the latency quantile `share` in milliseconds, as the upper end of its bucket; None
     without calls."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from activator.balancing.instance import Reservation
 from activator.balancing.rebalancing import IDLE_SURPLUS_S
-from activator.balancing.reservation import Reservation
 from activator.balancing.throttler import Throttler
 from activator.fairness.preemption import SPARE_S, TURN_S
 from activator.fairness.share_policy import share_of

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.call_stats.bucket import BOUNDS, MAX_BUCKET
 from activator.call_stats.observer import CallStats
 from activator.calls.call import Call
 from activator.routing.call_target import CallTarget
@@ -24,7 +23,14 @@ from pilotlight.errors import (
     StartFailed,
     WorkerCrashed,
 )
-from pilotlight.spec.observations import CLOCKS, SHADOW_ARM, Observation, latency_bucket
+from pilotlight.spec.observations import (
+    CLOCKS,
+    LATENCY_BOUNDS,
+    MAX_BUCKET,
+    SHADOW_ARM,
+    Observation,
+    latency_bucket,
+)
 from pilotlight.spec.policies import STAGES, Objectives
 from snapshotter.types import StartKind
 from tests.fakes.routes import spec_of, target_of
@@ -80,7 +86,7 @@ def answer(
 
 @pytest.mark.parametrize("ms", [0.0, 0.3, 1.0, 1.05, 1.1, 99.9, 100.0, 12_345.6, 604_800_000.0])
 def test_buckets_are_those_of_the_door(ms: float) -> None:
-    assert bisect_left(BOUNDS, ms) == min(latency_bucket(ms), MAX_BUCKET)
+    assert bisect_left(LATENCY_BOUNDS, ms) == min(latency_bucket(ms), MAX_BUCKET)
 
 
 @pytest.mark.parametrize(
@@ -174,8 +180,8 @@ def test_stages_add_up_to_the_latency(
     latency = seen(observer).latency
     (clock,) = set(latency) - set(STAGES)
     (bucket,) = latency[clock]
-    assert BOUNDS[bucket] * 1.001 + 0.001 >= sum(stages)
-    assert bucket == 0 or BOUNDS[bucket - 1] <= sum(stages) * 1.001 + 0.001
+    assert LATENCY_BOUNDS[bucket] * 1.001 + 0.001 >= sum(stages)
+    assert bucket == 0 or LATENCY_BOUNDS[bucket - 1] <= sum(stages) * 1.001 + 0.001
     assert {stage: sum(latency[stage].values()) for stage in STAGES} == dict.fromkeys(STAGES, 1)
 
 

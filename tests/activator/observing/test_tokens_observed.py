@@ -7,7 +7,7 @@ from activator.call_stats.observer import CallStats
 from activator.calls.call import Call
 from activator.llm.openai.call import EngineCall
 from activator.llm.openai.request import OpenAIRequest
-from activator.llm.token_reservation import TokenReservation
+from activator.quotas.token_reservation import TokenReservation
 from pilotlight.spec.observations import Observation, latency_bucket
 from snapshotter.types import StartKind
 from tests.activator.tokens.asking import model

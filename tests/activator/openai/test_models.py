@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from activator.llm.openai.model_catalog import Engines
 from activator.llm.openai.model_resolver import MAX_COMPARED, ModelName, near_names, parse
+from activator.routing.model_catalog import Engines
 from activator.routing.route_table import FunctionRouter
 from pilotlight.spec.pricing import Rates
 from tests.activator.openai.conftest import llm

@@ -15,7 +15,7 @@ from activator.llm.openai.call import EngineCall
 from activator.llm.openai.parser import BodyParser, StreamParser
 from activator.llm.openai.request import OpenAIRequest, parsed
 from activator.llm.request_size import CHAT, COMPLETIONS, EMBEDDINGS, asked_of
-from activator.llm.token_reservation import TokenReservation
+from activator.quotas.token_reservation import TokenReservation
 from activator.worker_client.connection import WorkerResponse
 from pilotlight import errors
 from pilotlight.spec.engines import Task
@@ -90,7 +90,7 @@ def test_what_stands_behind_the_usage_does_not_hide_it(piece_bytes: int) -> None
 
     for at in range(0, len(body), piece_bytes):
         reader.feed(body[at : at + piece_bytes], 0)
-    reader.end()
+    reader.end(200)
 
     assert (counts.tokens_in, counts.tokens_out, counts.tokens_cached, counts.finish) == (
         7,

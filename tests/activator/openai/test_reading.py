@@ -10,7 +10,7 @@ import pytest
 from activator.llm.openai.parser import BodyParser, StreamParser, read_whole, renamed
 from activator.llm.openai.request import OpenAIRequest
 from activator.llm.request_size import CHAT
-from activator.llm.token_reservation import TokenReservation
+from activator.quotas.token_reservation import TokenReservation
 from activator.worker_client.connection import WorkerConnectionLost
 from tests.activator.openai.conftest import chat
 
@@ -245,7 +245,7 @@ def test_a_whole_answer_says_its_usage_at_its_end() -> None:
     tail = BodyParser(counts, OpenAIRequest(CHAT, chat()), "assistant")
     for at in range(0, len(body), 10):
         tail.feed(body[at : at + 10], 0)
-    tail.end()
+    tail.end(200)
     assert (counts.tokens_in, counts.tokens_out) == (7, 2)
 
 

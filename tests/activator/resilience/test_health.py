@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from activator.balancing.global_queue import GlobalQueue
+from activator.balancing.outlier_detection import CHECK_S, MAX_PAST, SLOW_CHECKS, RevisionHealth
 from activator.balancing.throttler import Throttler
 from activator.billing.service import BillingService
 from activator.metrics.metrics import Metrics
 from activator.resilience.breaker import WINDOW_S, BreakerTerms, Outcome
-from activator.resilience.outlier_detection import CHECK_S, MAX_PAST, SLOW_CHECKS, RevisionHealth
 from activator.resilience.outliers import (
     OutcomeCounts,
     TimedRevision,

@@ -11,10 +11,10 @@ import pytest
 
 from activator.calls.call import Call
 from activator.calls.fallback import FallbackResponse
-from activator.calls.retry_executor import RetryExecutor
+from activator.calls.runner import RetryExecutor
 from activator.quotas.admission import Admission
 from activator.resilience.breaker import BreakerTerms
-from activator.resilience.retry_budget import BURST, RetryBudgets
+from activator.resilience.retry_policy import BURST, RetryBudgets
 from activator.settings import ActivatorSettings
 from activator.worker_client.connection import WorkerResponse
 from pilotlight.spec.policies import Fallback, RetryPolicy
@@ -286,15 +286,7 @@ class Raised(FallbackResponse):
         )
         self.closed: list[tuple[int, str]] = []
 
-    def close(
-        self,
-        *,
-        status: int,
-        outcome: str,
-        bytes_out: int,
-        finish: str = "",
-        is_own_word: bool = False,
-    ) -> str:
+    def close(self, *, status: int, outcome: str, bytes_out: int, finish: str = "") -> str:
         """See Exchange."""
         self.closed.append((status, outcome))
         return "0"

@@ -9,9 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.resilience import retry_budget
-from activator.resilience.retry_budget import BURST, RetryBudgets
-from activator.resilience.retry_policy import delay_s, is_failure, may_retry, pause_s
+from activator.resilience import retry_policy
+from activator.resilience.retry_policy import (
+    BURST,
+    RetryBudgets,
+    delay_s,
+    is_failure,
+    may_retry,
+    pause_s,
+)
 from activator.worker_client.connection import WorkerConnectionLost
 from pilotlight import errors
 from pilotlight.spec.function import FunctionSpec, MethodSpec
@@ -134,6 +140,6 @@ def test_a_share_of_zero_allows_none_at_all() -> None:
 
 def test_a_flood_of_callers_does_not_fill_the_memory() -> None:
     allowed = RetryBudgets(0.2)
-    for n in range(retry_budget.MAX_CALLERS + 10):
+    for n in range(retry_policy.MAX_CALLERS + 10):
         allowed.for_caller(f"k-{n}", 0)
-    assert repr(allowed) == f"<RetryBudgets {retry_budget.MAX_CALLERS} callers, 0.2 per call>"
+    assert repr(allowed) == f"<RetryBudgets {retry_policy.MAX_CALLERS} callers, 0.2 per call>"

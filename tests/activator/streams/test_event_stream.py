@@ -120,7 +120,7 @@ def test_events_are_cut_where_they_end(pieces: list[bytes], passed: list[bytes])
     cutter = SseSplitter()
 
     assert [cutter.feed(piece) for piece in pieces] == passed
-    assert (cutter.flush(), cutter.is_inside) == (b"", False)
+    assert (cutter.end(200)[1], cutter.is_inside) == (b"", False)
 
 
 def test_a_long_event_is_passed_on_in_parts_and_known_to_be_one() -> None:
@@ -130,7 +130,7 @@ def test_a_long_event_is_passed_on_in_parts_and_known_to_be_one() -> None:
     assert (first, cutter.is_inside) == (long[:-1], True)
     assert (cutter.feed(b"\n"), cutter.is_inside) == (b"x", True)
     assert (cutter.feed(b"\ndata: 2\n\nrest"), cutter.is_inside) == (b"\n\ndata: 2\n\n", False)
-    assert cutter.flush() == b"rest\n\n"
+    assert cutter.end(200) == (200, b"rest\n\n")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 50])
@@ -149,7 +149,7 @@ def test_nothing_is_lost_however_a_stream_is_cut(size: int) -> None:
         out += cutter.feed(piece)
         at += len(piece)
 
-    assert out + cutter.flush() == stream
+    assert out + cutter.end(200)[1] == stream
 
 
 def test_a_text_of_several_lines_is_one_event() -> None:

@@ -18,7 +18,7 @@ from activator.billing.budgets import Budgets, token_picos
 from activator.billing.instance_meter import Charge, InstanceAccount, OpenRecord
 from activator.billing.journal import Journal
 from activator.billing.usage import PICO, UsageTemplate
-from activator.llm.token_reservation import TokenReservation
+from activator.quotas.token_reservation import TokenReservation
 from pilotlight import errors
 from pilotlight.protocol import UsageRecord
 from pilotlight.spec.pricing import BUSY, Rates, price_usage

@@ -9,8 +9,8 @@ import pytest
 
 from activator.llm.request_size import CHAT, COMPLETIONS, EMBEDDINGS, write_cap
 from activator.llm.token_admission import TokenAdmission, use_of_kept
-from activator.llm.token_reservation import TokenReservation
 from activator.quotas.process import ProcessQuotas
+from activator.quotas.token_reservation import TokenReservation
 from pilotlight import errors
 from pilotlight.spec.engines import Task
 from tests.activator.tokens.asking import Door, chat, model

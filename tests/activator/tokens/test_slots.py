@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from activator.balancing.global_queue import GlobalQueue
-from activator.balancing.reservation import Reservation
+from activator.balancing.instance import Reservation
 from activator.fairness.fair_queue import FairQueue
 from activator.fairness.queue_priority import QueuePriority
 from activator.llm.engine_throttler import EngineThrottler
-from activator.llm.token_reservation import TokenReservation
 from activator.metrics.metrics import Metrics
+from activator.quotas.token_reservation import TokenReservation
 from pilotlight import errors
 from pilotlight.spec.function import Scaling
 from pilotlight.spec.identifiers import Priority

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from activator.fairness.queue_priority import DEFAULT_RANK
-from activator.llm.token_reservation import TokenReservation
+from activator.quotas.token_reservation import TokenReservation
 
 MS = 1_000_000
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from activator.tracing.worker_spans import MAX_CHARS, MAX_MS, parse
+from activator.tracing.trace_builder import MAX_CHARS, MAX_MS, parse_report
 from tests.hypothesis_profiles import examples
 
 ID, OTHER = "00f067aa0ba902b7", "00f067aa0ba902b8"
@@ -26,7 +26,7 @@ def told(*rows: Any, ms: Any = 3.0, dropped: Any = 0) -> bytes:
 
 
 def test_spans_come_as_they_were_recorded() -> None:
-    reported = parse(told(ROW, [OTHER, ID, "inner", 0.6, 1.0, "ValueError", {}]))
+    reported = parse_report(told(ROW, [OTHER, ID, "inner", 0.6, 1.0, "ValueError", {}]))
     assert reported is not None
     assert [(one.name, one.parent, one.ms, one.error) for one in reported.spans] == [
         ("tokenise", "", 2.0, ""),
@@ -61,7 +61,7 @@ def test_spans_come_as_they_were_recorded() -> None:
     ],
 )
 def test_what_is_broken_is_nothing(value: bytes) -> None:
-    assert parse(value) is None
+    assert parse_report(value) is None
 
 
 def test_what_is_too_much_is_cut() -> None:
@@ -69,7 +69,7 @@ def test_what_is_too_much_is_cut() -> None:
         [f"{n:016x}", "", "x" * 999, -5.0, 1e300, "e" * 999, {f"k{k}": k for k in range(4)}]
         for n in range(1, 20)
     ]
-    reported = parse(encoded({"ms": 1e300, "spans": rows[:2], "dropped": 10**9}))
+    reported = parse_report(encoded({"ms": 1e300, "spans": rows[:2], "dropped": 10**9}))
     assert reported is not None
     assert reported.ms == MAX_MS
     assert reported.dropped == 10**6
@@ -78,7 +78,7 @@ def test_what_is_too_much_is_cut() -> None:
 
 
 def test_what_is_the_platforms_to_say_is_not_the_users() -> None:
-    reported = parse(
+    reported = parse_report(
         told(
             [
                 ID,
@@ -96,7 +96,7 @@ def test_what_is_the_platforms_to_say_is_not_the_users() -> None:
 
 
 def test_what_would_move_a_cursor_is_no_text() -> None:
-    reported = parse(told([ID, "", "a\x1b[2Jb\n\ud800", 0.0, 1.0, "", {"k\r": "v\x07"}]))
+    reported = parse_report(told([ID, "", "a\x1b[2Jb\n\ud800", 0.0, 1.0, "", {"k\r": "v\x07"}]))
     assert reported is not None
     assert (reported.spans[0].name, reported.spans[0].attributes) == ("a?[2Jb??", {"k?": "v?"})
 
@@ -110,6 +110,6 @@ def test_what_would_move_a_cursor_is_no_text() -> None:
     )
 )
 def test_no_json_breaks_the_reader(body: Any) -> None:
-    parse(encoded({"ms": 1.0, "spans": body, "dropped": 0}))
-    parse(encoded({"ms": 1.0, "spans": [body], "dropped": 0}))
-    parse(encoded(body))
+    parse_report(encoded({"ms": 1.0, "spans": body, "dropped": 0}))
+    parse_report(encoded({"ms": 1.0, "spans": [body], "dropped": 0}))
+    parse_report(encoded(body))

@@ -3,8 +3,8 @@ tenants."""
 
 from __future__ import annotations
 
-from activator.tracing.context import ASKED, ERROR
-from activator.tracing.sampling import BURST_S, RATES, Sampling
+from activator.calls.trace_context import ASKED, ERROR
+from activator.tracing.tracer import BURST_S, RATES, Sampling
 
 NOW = 1000.0
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from activator.calls.trace_context import ERROR
 from activator.settings import ActivatorSettings
-from activator.tracing.context import ERROR
 from pilotlight.core.tracing.trace_context import parse_traceparent, root_span_id
 from pilotlight.spec.observations import SHADOW_ARM
 from tests.activator.conftest import Edge

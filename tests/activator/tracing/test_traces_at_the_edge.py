@@ -11,10 +11,10 @@ import httpx
 import pytest
 from prometheus_client.openmetrics.exposition import generate_latest
 
+from activator.calls.trace_context import ASKED, Trace
 from activator.settings import ActivatorSettings
-from activator.tracing.context import ASKED, Trace
-from activator.tracing.sampling import BURST_S, RATES
 from activator.tracing.trace_builder import Json
+from activator.tracing.tracer import BURST_S, RATES
 from pilotlight.core.tracing.trace_context import (
     attempt_span_id,
     parse_traceparent,

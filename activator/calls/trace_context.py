@@ -14,8 +14,7 @@ from pilotlight.core.tracing.trace_context import (
 from snapshotter.types import StartKind
 
 if TYPE_CHECKING:
-    from activator.balancing.instance import Instance
-    from activator.balancing.reservation import Reservation
+    from activator.balancing.instance import Instance, Reservation
     from activator.calls.attempt import Attempt
     from activator.calls.call import Call
 

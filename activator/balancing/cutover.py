@@ -22,71 +22,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
+from activator.balancing.instance_lifecycle import StartObserver
+from activator.balancing.throttler import Throttler
 from activator.resilience.breaker import State
-from activator.routing.api_keys import Principal
 from activator.routing.call_target import CallTarget
+from activator.routing.traffic_split import Cutover, FunctionRouter
 from pilotlight.spec.policies import RolloutStrategy
 from snapshotter.errors import NoCapacity
 from snapshotter.types import InstanceInfo
 
-if TYPE_CHECKING:
-    from activator.balancing.instance_lifecycle import StartObserver
-    from activator.balancing.throttler import Throttler
-    from activator.routing.traffic_split import FunctionRouter, RoutingDecision
-
 log = logging.getLogger(__name__)
 
 AGAIN_S = 1.0
-
-
-class Cutover:
-    """The cutover of one function: `previous` answers for the `awaited` revisions, by revision key.
-
-    Attributes:
-        lacking: keys of revisions whose last start was refused for lack of capacity.
-        broken: keys of revisions whose last start failed for another reason.
-    """
-
-    __slots__ = ("_serves", "awaited", "broken", "held", "lacking", "previous", "ticker", "timer")
-
-    def __init__(
-        self,
-        previous: FunctionRouter,
-        awaited: Mapping[str, CallTarget],
-        held: tuple[CallTarget, ...],
-        serves: Callable[[CallTarget], bool],
-    ) -> None:
-        """`serves`: returns whether a revision has an instance now, and may get calls."""
-        self._serves = serves
-        self.previous = previous
-        self.awaited = dict(awaited)
-        self.held = held
-        self.lacking: set[str] = set()
-        self.broken: set[str] = set()
-        self.timer: asyncio.TimerHandle | None = None
-        self.ticker: asyncio.TimerHandle | None = None
-
-    def __repr__(self) -> str:
-        return f"<Cutover to {', '.join(sorted(self.awaited))}>"
-
-    def decide(
-        self, choice: RoutingDecision, caller: Principal, headers: Mapping[bytes, bytes]
-    ) -> RoutingDecision:
-        """Return the decision during the cutover; a unit of an experiment waits for its arm's own
-        revision."""
-        if choice.is_override or choice.arm or choice.target.key not in self.awaited:
-            return choice
-        before = self.previous.choose(caller, headers)
-        may_come_back = choice.target.key in self.broken
-        return (
-            before
-            if before.target.key not in self.awaited
-            and (may_come_back or self._serves(before.target))
-            else choice
-        )
 
 
 class CutoverTracker:

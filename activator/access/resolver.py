@@ -11,10 +11,10 @@ from __future__ import annotations
 import time
 from urllib.parse import parse_qs
 
-from activator.balancing.global_queue import UnauthenticatedRateLimiter
+from activator.access.grants import AccessCache, AccessGrant, parse_tenant_prefix
 from activator.http.request import Request
 from activator.quotas.store import QuotaCheck
-from activator.routing.access import AccessCache, AccessGrant, parse_tenant_prefix
+from activator.quotas.unauthenticated_limit import UnauthenticatedRateLimiter
 from activator.routing.api_keys import ANONYMOUS, Principal
 from activator.routing.route_table import FunctionRouter, RouteTable
 from pilotlight import errors
@@ -26,6 +26,7 @@ from pilotlight.spec.identifiers import (
 )
 
 RAW = "/fn/"
+FUNCTIONS = "/v1/functions/"
 TAG = b"pilotlight-tag"
 NO_TENANT = "-"
 """Placeholder for the id of a tenant that does not exist."""

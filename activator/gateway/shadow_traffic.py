@@ -20,10 +20,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
-from activator.balancing.reservation import Reservation
+from activator.arguments.validator import CheckTooExpensive
+from activator.balancing.instance import Reservation
 from activator.balancing.throttler import Throttler
 from activator.billing.errors import JournalFull
-from activator.calls.arguments import CheckTooExpensive
 from activator.calls.attempt import Attempt
 from activator.calls.call import Call
 from activator.http.payloads import JSON
@@ -33,7 +33,6 @@ from activator.tracing.tracer import Tracer
 from activator.worker_client.connection import WorkerConnectionLost
 from pilotlight import errors
 from pilotlight.spec.observations import SHADOW_ARM
-from pilotlight.spec.pricing import BUSY
 
 log = logging.getLogger(__name__)
 
@@ -213,6 +212,16 @@ class ShadowTraffic:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def answered(
+        self, attempt: Attempt, status: int, *, body: bytes | None, first_byte_ms: float | None
+    ) -> None:
+        """Copy a call whose whole response was sent; a stream is not copied."""
+        if attempt.call.choice is not None and body is not None:
+            self.copy(attempt.call, status=status, body=body, exec_ms=attempt.exec_ms)
+
+    def failed(self, call: Call, error: str, status: int) -> None:
+        """Do nothing: a call without a response is not copied."""
+
     async def aclose(self) -> None:
         """Cancel all copies."""
         tasks = list(self._tasks)
@@ -302,16 +311,14 @@ async def _run_attempt(call: Call, reservation: Reservation) -> tuple[int, bytes
         check = call.target.check(call.method)
         if call.content_type is JSON:
             check.check(call.body)
-        await attempt.open()
-        answer = await attempt.request_whole()
+        answer = await attempt.request_whole(await attempt.open())
     except BaseException as e:
         if isinstance(e, WorkerConnectionLost):
             reservation.throttler.drain(reservation.instance)
         attempt.fail(e, is_noted=False)
         raise
     if attempt.is_busy:
-        reservation.instance.block(time.monotonic())
-        attempt.close(status=503, outcome=BUSY, bytes_out=0)
+        attempt.refused_as_busy()
         raise _Busy
     outcome = "ok" if answer.status < 400 or answer.body is None else "error"
     attempt.close(status=answer.status, outcome=outcome, bytes_out=len(answer.body or b""))

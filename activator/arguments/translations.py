@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from activator.open_inference import tensors
+from activator.arguments import tensors
 from pilotlight import errors
 from pilotlight.spec.function import MethodSpec
 from pilotlight.validation.json_size import require_few_values

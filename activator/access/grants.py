@@ -6,9 +6,9 @@ what the quota store costs."""
 
 from __future__ import annotations
 
-from activator.balancing.global_queue import network_of
 from activator.fairness.queue_priority import QueuePriority
 from activator.http.payloads import CONTENT_TYPE, accepts_pickles, checked_type
+from activator.http.trusted_proxies import network_of
 from activator.quotas.admission import Admission, admit
 from activator.quotas.rules import Rule, Rules, body_bytes_of, queue_bounds_of, token_bound_of
 from activator.quotas.store import QuotaCheck, QuotaStore

@@ -18,8 +18,8 @@ from collections import Counter
 from typing import Any
 from weakref import WeakValueDictionary
 
-from activator.calls.arguments import ArgumentValidator, CheckTooExpensive
-from activator.open_inference.translations import SMALL_BYTES, TRANSLATION_S, Asked, translated
+from activator.arguments.translations import SMALL_BYTES, TRANSLATION_S, Asked, translated
+from activator.arguments.validator import ArgumentValidator, CheckTooExpensive
 from pilotlight import errors
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class ArgumentChecker:
     async def translate(
         self, asked: Asked, body: bytes, *, tenant: str, is_answer: bool
     ) -> tuple[Any, bytes]:
-        """Run `open_inference.translations.translated` for `tenant`. Raises TooManyRequests,
+        """Run `arguments.translations.translated` for `tenant`. Raises TooManyRequests,
         Unavailable, too."""
         if len(body) <= SMALL_BYTES:
             return translated(asked, body, is_answer=is_answer)
@@ -156,7 +156,7 @@ class ArgumentChecker:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "activator.calls.argument_check_process",
+            "activator.arguments.check_process",
             str(self._deadline_s),
             stdin=PIPE,
             stdout=PIPE,

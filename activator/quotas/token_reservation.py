@@ -12,10 +12,10 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
 
-from activator.call_stats.bucket import BOUNDS
 from activator.fairness.queue_priority import QueuePriority
 from activator.quotas.admission import Admission
 from pilotlight.spec.engines import FINISH_REASONS
+from pilotlight.spec.observations import LATENCY_BOUNDS
 from pilotlight.spec.pricing import BUSY
 
 _ENGINE_WORDS = {"abort": "cancelled", "function_call": "tool_calls"}
@@ -142,7 +142,7 @@ class TokenReservation:
         """Count a piece of the answer with `n_tokens` tokens, as far as known. Call before
         `on_usage` of the same piece."""
         if self.last_ns:
-            bucket = bisect_left(BOUNDS, (now_ns - self.last_ns) / 1e6)
+            bucket = bisect_left(LATENCY_BOUNDS, (now_ns - self.last_ns) / 1e6)
             self.gaps[bucket] = self.gaps.get(bucket, 0) + 1
         else:
             self.first_token_ns = now_ns

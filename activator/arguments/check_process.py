@@ -1,5 +1,5 @@
 """The process that runs expensive argument checks: `python -m
-activator.calls.argument_check_process <seconds>`.
+activator.arguments.check_process <seconds>`.
 
 It reads requests from standard input and answers each on standard output. Both are frames: four
 bytes of length, then the data. A request is two frames, the check's document and the body; the
@@ -18,8 +18,8 @@ import sys
 from functools import lru_cache
 from typing import Any, BinaryIO
 
-from activator.calls.arguments import ArgumentValidator
-from activator.open_inference.translations import TRANSLATION_S, translated
+from activator.arguments.translations import TRANSLATION_S, translated
+from activator.arguments.validator import ArgumentValidator
 from pilotlight import errors
 from pilotlight.spec.function import MethodSpec
 

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
+from activator.access.grants import AccessCache, AccessGrant
+from activator.access.resolver import FUNCTIONS, TAG, RequestResolver
 from activator.gateway.fast_path import FastPathRoute, is_simple
 from activator.http.request import Request
-from activator.routing.access import AccessCache, AccessGrant
 from activator.routing.api_keys import Principal
-from activator.routing.resolver import TAG, RequestResolver
 from activator.routing.route_table import CallTarget, FunctionRouter, RouteTable
 from activator.routing.traffic_split import RoutingDecision
 from pilotlight import errors
 
-FUNCTIONS = "/v1/functions/"
 MAX_RESOLVED = 16_384
 """Most cached results; each is small, but a flood of paths must not fill the memory."""
 MAX_PATH_LENGTH = 512

@@ -3,7 +3,7 @@
 A check blocks the event loop until it ends, and a tenant controls its schema and its arguments.
 `ArgumentValidator.check` therefore runs only checks whose estimated cost is within INLINE_COST, and
 raises CheckTooExpensive for all others: those run in a separate process
-(`activator.calls.argument_checker`), which can be killed."""
+(`activator.arguments.checker`), which can be killed."""
 
 from __future__ import annotations
 

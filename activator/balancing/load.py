@@ -1,8 +1,10 @@
-"""A revision's load for its autoscaler: the average number of waiting and running calls."""
+"""The load of a revision: the average number of its waiting and running calls, and what the engines
+of a language model report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 
 class ConcurrencyMeter:
@@ -50,3 +52,22 @@ class ConcurrencyMeter:
     def _advance(self, now: float) -> None:
         self._area += self._calls * (now - self._at)
         self._at = now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """What the engines of a language model report; only ready instances whose engine answered.
+
+    Attributes:
+        slots: average concurrent calls of one instance, by its KV memory.
+        queued_tokens: prompt tokens of the calls that wait, for a slot or inside an engine.
+        tokens_per_s: prompt tokens that one instance processes, including generation: the recent
+            peak; None = unknown.
+        first_tokens: number of recent first tokens since the newest instance started.
+        late: the share of them that exceeded the objective; None = there is no objective."""
+
+    slots: float
+    queued_tokens: int = 0
+    tokens_per_s: float | None = None
+    first_tokens: int = 0
+    late: float | None = None

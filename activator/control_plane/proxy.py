@@ -22,8 +22,9 @@ from contextlib import contextmanager
 
 import httpx
 
-from activator.balancing.global_queue import UnauthenticatedRateLimiter, network_of
 from activator.http.request import HOP_BY_HOP, Headers, Request
+from activator.http.trusted_proxies import network_of
+from activator.quotas.unauthenticated_limit import UnauthenticatedRateLimiter
 from activator.routing.api_keys import Principal
 from activator.routing.route_table import RouteTable
 from pilotlight import errors

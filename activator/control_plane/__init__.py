@@ -1,0 +1,1 @@
+"""Requests for the controller that arrive at an activator, and its own questions to it."""
