@@ -32,10 +32,12 @@ from activator.coordination.state import platform_id
 from activator.coordination.unauthenticated_limit import SharedUnauthenticatedLimit
 from activator.fairness.share_policy import share_of
 from activator.fairness.start_admission import StartAdmission
+from activator.gateway.calls_by_functions import CallsByFunctions
 from activator.gateway.control_plane_proxy import ControlPlaneProxy
 from activator.gateway.gateway import Gateway
 from activator.gateway.health import Health
 from activator.gateway.http_proxy import HttpProxy
+from activator.gateway.instance_sockets import InstanceSockets
 from activator.http.dashboard_host import DashboardHost
 from activator.http.server import ConnectionLimits
 from activator.idempotency.process import ProcessIdempotency
@@ -241,7 +243,11 @@ class ActivatorApp:
         if self.shared is not None:
             place = peer_addresses(site.paths.run, settings.sibling_url, site.credentials)
             self.siblings = ActivatorPeers(
-                place, index=site.index, count=settings.activators, members=self.shared.members
+                place,
+                index=site.index,
+                count=settings.activators,
+                members=self.shared.members,
+                token=site.key.token,
             )
 
     def _make_scaler(self) -> None:
@@ -358,6 +364,7 @@ class ActivatorApp:
             allowance=self.shared,
             gate=self.gate,
             terms=_breaker_terms(self.settings),
+            listen=self.sockets.listen,
         )
 
     def _make_dispatch(self) -> None:
@@ -442,8 +449,16 @@ class ActivatorApp:
             health=self.health,
             arguments=self.arguments,
             dashboard=DashboardHost(self._dashboard) if self._dashboard is not None else None,
+            token=self.site.key.token,
         )
         self.closing.append(self.gateway.idempotency.aclose)
+        self.sockets = InstanceSockets(
+            CallsByFunctions(self.gateway, max_depth=settings.max_call_depth),
+            max_per_tenant=settings.max_connections_per_address,
+            max_head_bytes=settings.max_header_bytes,
+            head_timeout_s=settings.header_timeout_s,
+        )
+        self.loops.append(("slow heads of functions", self.sockets.limits.sweep))
 
 
 def _breaker_terms(settings: ActivatorSettings) -> BreakerTerms:

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from activator.billing.instance_meter import InstanceAccount
 from activator.worker_client.connection import ConnectionPool
 from pilotlight.spec.function import FunctionSpec
 from snapshotter.types import InstanceInfo, StartKind
+
+if TYPE_CHECKING:
+    from activator.calls.attempt import Attempt
 
 BUSY_PAUSE_S = 0.02
 """How long an instance that answered "busy" gets no calls: it is finishing a call whose caller
@@ -24,6 +28,9 @@ class Instance:
 
     Attributes:
         in_flight: calls that hold a slot.
+        running: attempts that were dispatched to it and have not ended, by call id: those in whose
+            name its function may call others (`calls_by_functions`).
+        on_gone: called when it takes no more calls; it may be called more than once.
         idle_since: monotonic time since which nothing is in flight; meaningless otherwise.
         is_draining: no new calls; stopped once idle.
         may_suspend: it is drained because it is not needed, and may be suspended instead of
@@ -57,6 +64,8 @@ class Instance:
         "is_gone",
         "is_stuck",
         "may_suspend",
+        "on_gone",
+        "running",
         "started_at",
     )
 
@@ -67,6 +76,8 @@ class Instance:
         self.info = info
         self.capacity = capacity
         self.in_flight = 0
+        self.running: dict[str, Attempt] = {}
+        self.on_gone: Callable[[], None] = _do_nothing
         self.calls = 0
         self.held_s = 0.0
         self.idle_since = now
@@ -127,12 +138,14 @@ class Instance:
         """Mark it as being stopped. `mark_exited` may still record another reason for its end."""
         self.is_gone = True
         self.connections.close()
+        self.on_gone()
 
     def mark_exited(self, reason: str) -> None:
         """Record that its process ended, and why."""
         self.is_gone = True
         self.exit_reason = self.exit_reason or reason
         self.connections.close()
+        self.on_gone()
         self._gone.set()
 
     async def wait_exited(self, timeout_s: float) -> str:
@@ -144,6 +157,10 @@ class Instance:
         except TimeoutError:
             return ""
         return self.exit_reason
+
+
+def _do_nothing() -> None:
+    """Default of `Instance.on_gone`."""
 
 
 def slots_of(spec: FunctionSpec) -> int:

@@ -24,7 +24,7 @@ from activator.balancing.fleet import Fleet
 from activator.balancing.global_queue import MAX_QUEUED, GlobalQueue
 from activator.balancing.instance import Instance, least_loaded
 from activator.balancing.instance_lifecycle import StartObserver, start_error_for_caller
-from activator.balancing.instance_pool import InstancePool
+from activator.balancing.instance_pool import InstancePool, ListenForCalls, listen_to_none
 from activator.balancing.reservation import WARM, Reservation
 from activator.balancing.wait_queue import QueuedCall, WaitQueue
 from activator.billing.instance_meter import InstanceAccount
@@ -67,6 +67,7 @@ class Throttler(InstancePool):
         allowance: InstanceLeases | None = None,
         gate: StartAdmission | None = None,
         terms: BreakerTerms = BreakerTerms(),  # noqa: B008  # frozen
+        listen: ListenForCalls = listen_to_none,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(
@@ -77,6 +78,7 @@ class Throttler(InstancePool):
             account=account,
             allowance=allowance,
             gate=gate,
+            listen=listen,
             clock=clock,
         )
         self._terms = terms

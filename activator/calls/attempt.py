@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Final
+from typing import Final, Protocol
 
 from activator.balancing.instance import Instance
 from activator.balancing.reservation import CANCELLED, WARM, Reservation
@@ -42,6 +42,14 @@ from, and other calls may use the borrowed amount first."""
 _WARM: Final = WARM.value
 
 
+class Abortable(Protocol):
+    """A connection that can be broken off (`asyncio.WriteTransport`)."""
+
+    def abort(self) -> None:
+        """Close it without sending what is buffered."""
+        ...
+
+
 class Attempt:
     """An attempt on a reserved slot. Its holder must end it by `close` or `fail` on every path.
 
@@ -59,6 +67,7 @@ class Attempt:
         is_sending: its caller is still sending the request's body.
         cut_by: the error of the deadline that interrupted it; None = none did.
         on_cut: called when a deadline interrupts its response.
+        callees: connections on which its function waits for calls that it made; None = none yet.
     """
 
     __slots__ = (
@@ -69,6 +78,7 @@ class Attempt:
         "answer",
         "bytes_out",
         "call",
+        "callees",
         "connection",
         "cost",
         "cut_by",
@@ -99,6 +109,7 @@ class Attempt:
         self.is_sending = False
         self.cut_by: errors.DeadlineExceeded | None = None
         self.on_cut: Callable[[], None] | None = None
+        self.callees: set[Abortable] | None = None
         self._is_blameless = False
         self._is_closed = False
         self._pending: asyncio.Future[WorkerResponse] | None = None
@@ -128,6 +139,16 @@ class Attempt:
         """Whether the worker did not begin, because it still runs another call."""
         return self.answer.status == 503 and self.answer.header(b"pilotlight-outcome") == b"busy"
 
+    @property
+    def record_id(self) -> str:
+        """Id of its usage record."""
+        return f"{self.call.id}/{self.call.attempt}"
+
+    def remaining_s(self) -> float:
+        """Return the seconds until its deadline: of the execution clock, or its caller's own."""
+        ran_s = (time.monotonic_ns() - self.dispatched_ns) / 1e9 if self.dispatched_ns else 0.0
+        return self.call.remaining_s(self.call.target.spec.clocks.execution_s - ran_s)
+
     # -- begin -------------------------------------------------------------------------------------
     async def open(self, *, connects: bool = True) -> None:
         """Reserve budget, write the attempt to the journal, start its meter, and connect to the
@@ -135,6 +156,7 @@ class Attempt:
 
         Raises JournalFull, OverBudget, BudgetReserved, Unavailable, WorkerConnectionLost."""
         self.record = await self._open_record()
+        self.reservation.instance.running[self.call.id] = self
         if connects:
             connections = self.reservation.instance.connections
             self.connection = connections.acquire_nowait(
@@ -349,8 +371,12 @@ class Attempt:
 
     def _end(self, status: int, outcome: str, bytes_out: int) -> None:
         self._is_closed = True
+        self.reservation.instance.running.pop(self.call.id, None)
         if self._timer is not None:
             self._timer.cancel()
+        if self.callees:
+            for connection in tuple(self.callees):
+                connection.abort()
         reservation, now_ns = self.reservation, time.monotonic_ns()
         if self.dispatched_ns:
             self.exec_ms = (now_ns - self.dispatched_ns) / 1e6

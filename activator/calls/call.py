@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from activator.balancing.reservation import WARM
 from activator.billing.usage import encode_optional_fields
+from activator.calls.origin import CallOrigin
 from activator.fairness.queue_priority import DEFAULT_RANK, QueuePriority
 from activator.http.payloads import JSON, PICKLE, TRUSTED_LINE, not_accepted
 from activator.llm.token_reservation import TokenReservation
@@ -44,6 +45,7 @@ class Call:
 
     Attributes:
         admission: its holdings of quotas until its end; None = none.
+        origin: the call of a function that made it; None = a caller outside did.
         choice: why `target` answers it; None = it is the only one, and needs no explanation.
         rank: its priority in queues.
         caller: id of the tenant that calls another one's function; "" = the function's own. The
@@ -83,6 +85,7 @@ class Call:
         "id",
         "key_id",
         "method",
+        "origin",
         "past",
         "rank",
         "received_ns",
@@ -118,6 +121,7 @@ class Call:
         choice: RoutingDecision | None = None,
         began_ns: int = 0,
         accepts_pickle: bool = False,
+        origin: CallOrigin | None = None,
     ) -> None:
         """`began_ns`: when its request arrived and was routed; 0 = now, or the caller sets it."""
         self.id = id
@@ -134,6 +138,7 @@ class Call:
         self.rank = rank
         self.caller = caller
         self.choice = choice
+        self.origin = origin
         self.attempt = 1
         self.trace: Trace | None = None
         self.past: tuple[AttemptRecord, ...] = ()
@@ -153,11 +158,13 @@ class Call:
 
     @property
     def mark(self) -> str:
-        """Optional marks of its usage records (`usage.encode_optional_fields`): its arm, and the
-        variant or fallback that answered."""
+        """Optional marks of its usage records (`usage.encode_optional_fields`): its arm, the
+        variant or fallback that answered, and the attempt that made it."""
         mark = self.choice.mark if self.choice is not None else ""
         if self.degraded or self.tokens is not None:
             mark += encode_optional_fields(degraded=self.degradation)
+        if self.origin is not None:
+            mark += encode_optional_fields(parent=self.origin.record)
         return mark
 
     @property

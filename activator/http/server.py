@@ -80,9 +80,10 @@ class ConnectionLimits:
             f"addresses, {self.refused} refused>"
         )
 
-    def protocol(self) -> type[HttpToolsProtocol]:
-        """A protocol class bound to these limits, for `uvicorn.Config(http=…)`."""
-        return type("BoundEdgeProtocol", (ClientConnection,), {"limits": self})
+    def protocol(self, base: type[ClientConnection] | None = None) -> type[HttpToolsProtocol]:
+        """A protocol class bound to these limits, for `uvicorn.Config(http=…)`; `base`: None =
+        ClientConnection."""
+        return type("BoundEdgeProtocol", (base or ClientConnection,), {"limits": self})
 
     def default_lines(self, headers: list[tuple[bytes, bytes]]) -> bytes:
         """Return the headers of all responses as lines. uvicorn rebuilds their list each second

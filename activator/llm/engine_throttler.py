@@ -19,6 +19,7 @@ from activator.balancing.fleet import Fleet
 from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.instance import Instance, slots_of
 from activator.balancing.instance_lifecycle import StartObserver
+from activator.balancing.instance_pool import ListenForCalls, listen_to_none
 from activator.balancing.reservation import WARM, Reservation
 from activator.balancing.throttler import Throttler
 from activator.billing.instance_meter import InstanceAccount
@@ -55,6 +56,7 @@ class EngineThrottler(Throttler):
         allowance: InstanceLeases | None = None,
         gate: StartAdmission | None = None,
         terms: BreakerTerms = BreakerTerms(),  # noqa: B008  # frozen
+        listen: ListenForCalls = listen_to_none,
         engine_terms: EngineTerms = EngineTerms(),  # frozen
         chance: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -73,6 +75,7 @@ class EngineThrottler(Throttler):
             allowance=allowance,
             gate=gate,
             terms=terms,
+            listen=listen,
             clock=clock,
         )
 

@@ -26,10 +26,12 @@ from activator.calls.argument_checker import ArgumentChecker
 from activator.calls.fallback import FallbackChain
 from activator.calls.runner import CallRunner
 from activator.coordination.state import InstanceLeases
+from activator.gateway.calls_by_functions import CallsByFunctions
 from activator.gateway.control_plane_proxy import ControlPlaneProxy
 from activator.gateway.gateway import Gateway
 from activator.gateway.health import Health
 from activator.gateway.http_proxy import HttpProxy
+from activator.gateway.instance_sockets import InstanceSockets
 from activator.gateway.websocket_frames import CallerSocket
 from activator.gateway.websocket_proxy import MAX_MESSAGE_BYTES
 from activator.http.dashboard_host import DashboardHost
@@ -184,6 +186,12 @@ class Edge:
             arguments=self.arguments,
             dashboard=dashboard,
         )
+        self.sockets = InstanceSockets(
+            CallsByFunctions(self.gateway, max_depth=settings.max_call_depth),
+            max_per_tenant=settings.max_connections_per_address,
+            max_head_bytes=settings.max_header_bytes,
+            head_timeout_s=settings.header_timeout_s,
+        )
         self._seq = 0
         self.url = ""
         self.client = httpx.AsyncClient(timeout=PATIENCE_S, verify=NO_TLS)
@@ -209,6 +217,7 @@ class Edge:
             account=self.books.account,
             observer=CutoverStartObserver(self.metrics, self.handovers),
             allowance=self._allowance,
+            listen=self.sockets.listen,
         )
 
     def tell(self, kind: str, key: str, value: object) -> None:
@@ -353,6 +362,7 @@ async def served(edge: Edge) -> AsyncIterator[Edge]:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await edge.calls.aclose()
+    await edge.sockets.aclose()
     await edge.scaler.aclose()
     await edge.control.aclose()
     await edge.arguments.aclose()

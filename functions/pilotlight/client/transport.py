@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pilotlight.client.errors import error_from_response, retry_after_s
+from pilotlight.client.socket_http import AsyncSocketClient, ConnectionFailed, SocketClient
 from pilotlight.errors import PilotlightError, Unauthenticated, Unavailable
 from pilotlight.profile import Profile
 from pilotlight.protocol import HEADER_ENVIRONMENT
@@ -112,17 +114,30 @@ def _transport_options(profile: Profile) -> dict[str, Any]:
     return {"limits": limits, "socket_options": options, "verify": verify}
 
 
-def _was_sent(error: httpx.HTTPError) -> bool:
+def connection_errors() -> tuple[type[Exception], ...]:
+    """Errors of a connection that cannot be made or is lost. httpx is among them where it was
+    loaded: an instance may have none."""
+    httpx = sys.modules.get("httpx")
+    return (ConnectionFailed,) if httpx is None else (ConnectionFailed, httpx.HTTPError)
+
+
+def _was_sent(error: Exception) -> bool:
+    if isinstance(error, ConnectionFailed):
+        return error.was_sent
     import httpx
 
     return not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
 
 
-def _lost(profile: Profile, method: str, path: str, error: httpx.HTTPError) -> Unavailable:
+def _socket_headers() -> dict[str, str]:
+    return {"user-agent": "pilotlight-sdk"}
+
+
+def _lost(profile: Profile, method: str, path: str, error: Exception) -> Unavailable:
     what = "was lost before the response arrived" if _was_sent(error) else "failed"
     hint = (
         ""
-        if _was_sent(error)
+        if _was_sent(error) or profile.is_instance
         else "; check that the platform is running (pilotlight up) and that PILOTLIGHT_URL is right"
     )
     return Unavailable(
@@ -142,22 +157,42 @@ def _refused(
     return error_from_response(status, headers, body)
 
 
+def _client(profile: Profile) -> httpx.Client | SocketClient:
+    if profile.is_instance:
+        return SocketClient(profile.socket_path or "", _socket_headers())
+    import httpx
+
+    from pilotlight.core.transport.cookies import no_cookies
+
+    return httpx.Client(
+        **_httpx_options(profile),
+        transport=httpx.HTTPTransport(**_transport_options(profile)),
+        cookies=no_cookies(),
+    )
+
+
+def _async_client(profile: Profile) -> httpx.AsyncClient | AsyncSocketClient:
+    if profile.is_instance:
+        return AsyncSocketClient(profile.socket_path or "", _socket_headers())
+    import httpx
+
+    from pilotlight.core.transport.cookies import no_cookies
+
+    return httpx.AsyncClient(
+        **_httpx_options(profile),
+        transport=httpx.AsyncHTTPTransport(**_transport_options(profile)),
+        cookies=no_cookies(),
+    )
+
+
 class Transport:
     """A synchronous HTTP client with a connection pool for one profile. Thread-safe, like the pool
     of httpx. Closed by its owner."""
 
     def __init__(self, profile: Profile, *, budget_s: float = DEFAULT_BUDGET_S) -> None:
-        import httpx
-
-        from pilotlight.core.transport.cookies import no_cookies
-
         self.profile = profile
         self._budget_s = budget_s
-        self._http = httpx.Client(
-            **_httpx_options(profile),
-            transport=httpx.HTTPTransport(**_transport_options(profile)),
-            cookies=no_cookies(),
-        )
+        self._http: Any = _client(profile)
 
     def close(self) -> None:
         """Close all connections."""
@@ -211,8 +246,6 @@ class Transport:
         accept_status: frozenset[int],
         options: dict[str, Any],
     ) -> tuple[httpx.Response | None, float]:
-        import httpx
-
         try:
             response = self._http.send(
                 self._http.build_request(method, path, **options), stream=True
@@ -220,7 +253,7 @@ class Transport:
             if response.is_success or response.status_code in accept_status:
                 return response, 0.0
             body = response.read()
-        except httpx.HTTPError as e:
+        except connection_errors() as e:
             delay = patience.after_failure(was_sent=_was_sent(e))
             if delay is None:
                 raise _lost(self.profile, method, path, e) from e
@@ -235,17 +268,9 @@ class AsyncTransport:
     """An asynchronous HTTP client with a connection pool for one profile and event loop."""
 
     def __init__(self, profile: Profile, *, budget_s: float = DEFAULT_BUDGET_S) -> None:
-        import httpx
-
-        from pilotlight.core.transport.cookies import no_cookies
-
         self.profile = profile
         self._budget_s = budget_s
-        self._http = httpx.AsyncClient(
-            **_httpx_options(profile),
-            transport=httpx.AsyncHTTPTransport(**_transport_options(profile)),
-            cookies=no_cookies(),
-        )
+        self._http: Any = _async_client(profile)
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -298,8 +323,6 @@ class AsyncTransport:
         accept_status: frozenset[int],
         options: dict[str, Any],
     ) -> tuple[httpx.Response | None, float]:
-        import httpx
-
         try:
             response = await self._http.send(
                 self._http.build_request(method, path, **options), stream=True
@@ -307,7 +330,7 @@ class AsyncTransport:
             if response.is_success or response.status_code in accept_status:
                 return response, 0.0
             body = await response.aread()
-        except httpx.HTTPError as e:
+        except connection_errors() as e:
             delay = patience.after_failure(was_sent=_was_sent(e))
             if delay is None:
                 raise _lost(self.profile, method, path, e) from e
