@@ -33,7 +33,9 @@ log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 512
 """Open connections of one instance: eight maps with the default concurrency of 64."""
-_BACKLOG = 128
+_BACKLOG = 2 * MAX_CONNECTIONS
+"""Connections that wait to be accepted: more than an instance may have, so that none is turned away
+unanswered."""
 
 
 class InstanceSocket:

@@ -16,6 +16,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlencode
 
+from pilotlight.errors import Forbidden
+
 CONNECT_S = 10.0
 """Longest wait for a connection: the activator accepts at once, unless it is being restarted."""
 _READ_BYTES = 256 * 1024
@@ -30,6 +32,16 @@ class ConnectionFailed(Exception):
     def __init__(self, message: str, *, was_sent: bool) -> None:
         super().__init__(message)
         self.was_sent = was_sent
+
+
+def no_socket() -> Forbidden:
+    """Return the error of an instance whose socket is not there: it does not serve yet, or any
+    more."""
+    return Forbidden(
+        "this instance cannot call functions now: it can while it runs a call, and not in "
+        "enter(snap=False), in the startup of a web application or in exit(). There, use an API key: "
+        "set PILOTLIGHT_API_KEY in a secret of the function"
+    )
 
 
 def request_bytes(
@@ -173,12 +185,14 @@ class SocketClient:
 
     def send(self, request: bytes, *, stream: bool) -> SocketResponse:
         """Send a request and return the response once its head has arrived; the caller reads and
-        closes it. Raises ConnectionFailed."""
+        closes it. Raises ConnectionFailed, Forbidden."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             try:
                 connection.settimeout(CONNECT_S)
                 connection.connect(self._path)
+            except FileNotFoundError:
+                raise no_socket() from None
             except OSError as e:
                 raise ConnectionFailed(str(e), was_sent=False) from e
             connection.settimeout(None)  # the platform ends calls that take too long
@@ -243,10 +257,12 @@ class AsyncSocketClient:
 
     async def send(self, request: bytes, *, stream: bool) -> AsyncSocketResponse:
         """Send a request and return the response once its head has arrived; the caller reads and
-        closes it. Raises ConnectionFailed. Cancelling it ends the call."""
+        closes it. Raises ConnectionFailed, Forbidden. Cancelling it ends the call."""
         try:
             async with asyncio.timeout(CONNECT_S):
                 source, writer = await asyncio.open_unix_connection(self._path)
+        except FileNotFoundError:
+            raise no_socket() from None
         except OSError as e:  # TimeoutError, too
             raise ConnectionFailed(str(e), was_sent=False) from e
         try:

@@ -49,10 +49,18 @@ class Caller:
 
     @pilotlight.enter()
     def load(self) -> None:
+        self.too_early = []
+        self._try()
+
+    @pilotlight.enter(snap=False)
+    def wake(self) -> None:
+        self._try()
+
+    def _try(self) -> None:
         try:
             square.remote(1)
         except pilotlight.errors.PilotlightError as e:
-            self.too_early = str(e)
+            self.too_early.append(str(e))
 
     @pilotlight.method(example=[3])
     def offline(self, n: int) -> int:
@@ -109,6 +117,8 @@ def web() -> Any:
     """A route that starts a call in the background."""
 
     async def route(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            raise NotImplementedError(scope["type"])
         call = await square.spawn.aio(12)
         start = {"type": "http.response.start", "status": 202, "headers": []}
         await send(start)
