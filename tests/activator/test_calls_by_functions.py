@@ -422,3 +422,37 @@ async def test_a_body_over_its_limit_is_refused(edge: Edge) -> None:
     place(edge, "inner", arguments)
     status, problem = await called(edge)
     assert (status, problem["type"].rpartition("/")[2]) == (413, "too-large")
+
+
+async def test_another_activator_is_believed_who_made_a_request_by_the_platforms_token(
+    edge: Edge,
+) -> None:
+    place(edge, "inner", arguments)
+    calling = json.dumps([f"function:{TENANT}/main/shop/outer", ["req-1/1", ["shop/outer"]]])
+    forwarded = {"pilotlight-calling-function": calling, "authorization": ""}
+
+    async def status(**more: str) -> int:
+        headers = {**forwarded, **more}
+        return (await edge.call("shop/inner:invoke", json={"x": 1}, headers=headers)).status_code
+
+    assert await status(**{"pilotlight-platform-token": ""}) == 401, "this one has none"
+    edge.gateway._token = b"the platform's"
+    assert await status() == 401
+    assert await status(**{"pilotlight-platform-token": "wrong"}) == 401
+    assert await status(**{"pilotlight-platform-token": "the platform's"}) == 200
+    (record,) = (await edge.settle()).values()
+    assert (record.key, record.parent) == (f"function:{TENANT}/main/shop/outer", "req-1/1")
+
+
+async def test_an_instance_that_was_suspended_calls_again(edge: Edge) -> None:
+    place(edge, "outer", calls("shop/inner"), scaling=Scaling(keep_asleep_s=60))
+    place(edge, "inner", arguments)
+    assert await called(edge) == [200, {"x": 1}]
+    (throttler,) = [t for t in edge.scaler.throttlers() if t.target.function == "outer"]
+    (instance,) = throttler.instances.values()
+    path = edge.directory / CALLS_DIRECTORY / f"{instance.id}.sock"
+    throttler.suspend_or_stop(instance)
+    assert not path.exists()
+    await until(lambda: edge.fleet.naps)
+    assert await called(edge) == [200, {"x": 1}]
+    assert [state for state, _ in edge.fleet.naps] == ["ASLEEP", "READY"]

@@ -52,7 +52,9 @@ def test_a_function_calls_others_after_a_cold_start_and_the_records_name_it(
 
     outer = answer.headers[HEADER_REQUEST_ID]
     made = wait_for(
-        lambda: (rows := calling.platform.usage("parent = ?", f"{outer}/1")) and len(rows) == 7 and rows,
+        lambda: (
+            (rows := calling.platform.usage("parent = ?", f"{outer}/1")) and len(rows) == 7 and rows
+        ),
         "records of the calls that it made",
     )
     assert {row["function"] for row in made} == {"square", "count"}

@@ -106,9 +106,7 @@ def test_every_asynchronous_way_works_in_a_loop_and_leaves_nothing_open(shop: Mo
     asyncio.run(everything())
 
 
-def test_refusals_with_retry_after_are_waited_for(
-    shop: ModuleType, platform: FakePlatform
-) -> None:
+def test_refusals_with_retry_after_are_waited_for(shop: ModuleType, platform: FakePlatform) -> None:
     platform.refuse(Unavailable("not yet", retry_after_s=0.01), times=2)
     assert shop.double.remote(1) == 2
     platform.refuse(Conflict("no"))
@@ -137,7 +135,10 @@ def test_a_socket_that_is_not_there_is_no_reason_to_wait(tmp_path: Path) -> None
     "environ, found",
     [
         ({}, "http://127.0.0.1:8700"),
-        ({"PILOTLIGHT_CALLS": "/slot/calls", "PILOTLIGHT_INSTANCE": "i-1"}, "calls:///slot/calls/i-1.sock"),
+        (
+            {"PILOTLIGHT_CALLS": "/slot/calls", "PILOTLIGHT_INSTANCE": "i-1"},
+            "calls:///slot/calls/i-1.sock",
+        ),
         (
             {
                 "PILOTLIGHT_CALLS": "/slot/calls",
