@@ -90,23 +90,21 @@ class CallsByFunctions:
             caller = connection.caller
             verb = require_call_api(request)
             require_own(request, caller)
-            attempt = (
-                running_attempt(connection.instance, request.headers.get(_PARENT)) if verb else None
-            )
-            if attempt is not None:
+            attempt = attempt_of(connection.instance, request.headers.get(_PARENT), verb)
+            if attempt is not None and verb:
                 self._inherit(request, verb, attempt, connection.target)
+                origin = origin_of(attempt, connection.target)
             else:
                 scope["headers"] = own_headers(request.headers, {})
-            scope[CALLING] = CallingFunction(
-                caller, None if attempt is None else origin_of(attempt, connection.target)
-            )
+                origin = None
+            scope[CALLING] = CallingFunction(caller, origin)
         except errors.PilotlightError as e:
             await request.respond_error(e)
             return
-        if attempt is None or verb != "invoke":
+        if attempt is None or verb == "submit":
             await self._gateway(scope, receive, send)
-            return
-        await self._while_it_runs(attempt, connection, scope, receive, send)
+        else:
+            await self._while_it_runs(attempt, connection, scope, receive, send)
 
     async def _while_it_runs(
         self,
@@ -116,7 +114,7 @@ class CallsByFunctions:
         receive: Receive,
         send: Send,
     ) -> None:
-        """Serve a call that ends with the attempt that makes it."""
+        """Serve a request that ends with the attempt that makes it."""
         if attempt.callees is None:
             attempt.callees = set()
         transport = connection.transport
@@ -171,6 +169,14 @@ def require_own(request: Request, caller: FunctionPrincipal) -> None:
             f"a function of environment {caller.environment!r} calls functions of its own "
             f"environment without a key, and not those of {asked[:64]!r}: {WAY_OUT}"
         )
+
+
+def attempt_of(instance: Instance, named: bytes | None, verb: str) -> Attempt | None:
+    """Return the attempt that makes a request. One that is no call needs none: a function may read
+    results at any time. Raises Forbidden, InvalidInput."""
+    if verb or (named is not None and instance.running):
+        return running_attempt(instance, named)
+    return None
 
 
 def running_attempt(instance: Instance, named: bytes | None) -> Attempt:

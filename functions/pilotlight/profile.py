@@ -141,7 +141,8 @@ def _instance_url(environ: Mapping[str, str]) -> str | None:
     if CALLS_VARIABLE in environ:
         raise Forbidden(
             "functions can be called while an instance runs a call, and not in enter() before the "
-            f"snapshot: call them in a method, or {_WAY_OUT}"
+            "snapshot or in the call of an example: call them in a method, give it an example that "
+            f"calls none, or {_WAY_OUT}"
         )
     if INSTANCE_VARIABLE in environ:
         raise Forbidden(

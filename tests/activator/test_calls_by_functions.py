@@ -291,10 +291,11 @@ async def test_a_call_ends_with_the_call_that_made_it(edge: Edge) -> None:
         finally:
             ended.append(running.id)
 
+    made: list[asyncio.Task[httpx.Response]] = []
+
     async def calls_it(running: Running) -> Any:
-        with pytest.raises(httpx.HTTPError):
-            await running.call("shop/inner")
-        ended.append(running.id)
+        made.append(asyncio.create_task(running.call("shop/inner")))  # as a thread that goes on
+        await asyncio.sleep(60)
 
     outer = place(edge, "outer", calls_it)
     inner = place(edge, "inner", waits)
@@ -302,6 +303,8 @@ async def test_a_call_ends_with_the_call_that_made_it(edge: Edge) -> None:
     await until(lambda: inner)
     caller.cancel()
     await until(lambda: inner[0].id in ended)
+    with pytest.raises(httpx.HTTPError):
+        await made[0]
     outcomes = {r.function: r.outcome for r in (await edge.settle()).values()}
     assert outcomes == {"outer": "cancelled", "inner": "cancelled"}
     assert not outer[0].instance.running
@@ -456,3 +459,31 @@ async def test_an_instance_that_was_suspended_calls_again(edge: Edge) -> None:
     await until(lambda: edge.fleet.naps)
     assert await called(edge) == [200, {"x": 1}]
     assert [state for state, _ in edge.fleet.naps] == ["ASLEEP", "READY"]
+
+
+async def test_a_wait_for_a_result_ends_with_the_call_that_waits(
+    edge: Edge, controller: FakeController, shipping: object
+) -> None:
+    asked: list[asyncio.Task[httpx.Response]] = []
+
+    async def waits(running: Running) -> Any:
+        call_id = (await running.call("shop/inner", verb="submit")).json()["id"]
+        result = running.ask(
+            f"/v1/calls/{call_id}?wait_s=20", method="GET", headers={HEADER_PARENT: running.id}
+        )
+        asked.append(asyncio.create_task(result))  # as a thread that goes on
+        await asyncio.sleep(60)
+
+    async def slow(running: Running) -> Any:
+        await release.wait()
+
+    release = asyncio.Event()
+    place(edge, "outer", waits)
+    inner = place(edge, "inner", slow)
+    caller = asyncio.create_task(edge.call("shop/outer:invoke", json={"x": 1}))
+    await until(lambda: inner and len(edge.sockets._state.tasks) == 1)
+    caller.cancel()
+    with pytest.raises(httpx.HTTPError):
+        await asyncio.wait_for(asked[0], 10)
+    release.set()
+    await until(lambda: not edge.calls._held)

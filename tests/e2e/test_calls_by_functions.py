@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import json
-import secrets
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +11,7 @@ import pytest
 from pilotlight.protocol import HEADER_REQUEST_ID, HEADER_START
 from tests.conftest import RequireOrSkip
 from tests.e2e.frozen import DEPLOYED_S, Frozen, why_no_criu
-from tests.e2e.harness import APPS, PlatformUnderTest, wait_for
+from tests.e2e.harness import PlatformUnderTest, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(DEPLOYED_S)]
 N = 3

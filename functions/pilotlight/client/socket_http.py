@@ -12,7 +12,7 @@ import contextlib
 import json
 import socket
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlencode
 
@@ -39,8 +39,8 @@ def no_socket() -> Forbidden:
     more."""
     return Forbidden(
         "this instance cannot call functions now: it can while it runs a call, and not in "
-        "enter(snap=False), in the startup of a web application or in exit(). There, use an API key: "
-        "set PILOTLIGHT_API_KEY in a secret of the function"
+        "enter(snap=False), in the startup of a web application or in exit(). There, use an API "
+        "key: set PILOTLIGHT_API_KEY in a secret of the function"
     )
 
 
@@ -174,14 +174,14 @@ class SocketResponse(_Response):
 class SocketClient:
     """Sends requests over blocking connections. Thread-safe: it has no state."""
 
-    def __init__(self, path: str, headers: Mapping[str, str]) -> None:
-        """`headers`: of every request."""
+    def __init__(self, path: str, headers: Callable[[], Mapping[str, str]]) -> None:
+        """`headers`: returns those that a request has besides its own."""
         self._path = path
         self._headers = headers
 
     def build_request(self, method: str, path: str, **options: Any) -> bytes:
         """Return a request for `send`."""
-        return request_bytes(method, path, **_with_headers(self._headers, options))
+        return request_bytes(method, path, **_with_headers(self._headers(), options))
 
     def send(self, request: bytes, *, stream: bool) -> SocketResponse:
         """Send a request and return the response once its head has arrived; the caller reads and
@@ -246,14 +246,14 @@ class AsyncSocketResponse(_Response):
 class AsyncSocketClient:
     """Sends requests over connections of the running loop. It has no state."""
 
-    def __init__(self, path: str, headers: Mapping[str, str]) -> None:
-        """`headers`: of every request."""
+    def __init__(self, path: str, headers: Callable[[], Mapping[str, str]]) -> None:
+        """`headers`: returns those that a request has besides its own."""
         self._path = path
         self._headers = headers
 
     def build_request(self, method: str, path: str, **options: Any) -> bytes:
         """Return a request for `send`."""
-        return request_bytes(method, path, **_with_headers(self._headers, options))
+        return request_bytes(method, path, **_with_headers(self._headers(), options))
 
     async def send(self, request: bytes, *, stream: bool) -> AsyncSocketResponse:
         """Send a request and return the response once its head has arrived; the caller reads and

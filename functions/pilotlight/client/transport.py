@@ -129,8 +129,20 @@ def _was_sent(error: Exception) -> bool:
     return not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
 
 
-def _socket_headers() -> dict[str, str]:
-    return {"user-agent": "pilotlight-sdk"}
+def _calling_headers() -> dict[str, str]:
+    from pilotlight.sdk.context import calling_headers
+
+    return {"user-agent": "pilotlight-sdk", **calling_headers()}
+
+
+def _budget_s(profile: Profile, budget_s: float) -> float:
+    """Seconds that a request may wait between attempts: in an instance at most what the current
+    call has left."""
+    if not profile.is_instance:
+        return budget_s
+    from pilotlight.sdk.context import remaining_s
+
+    return min(budget_s, remaining_s())
 
 
 def _lost(profile: Profile, method: str, path: str, error: Exception) -> Unavailable:
@@ -159,7 +171,7 @@ def _refused(
 
 def _client(profile: Profile) -> httpx.Client | SocketClient:
     if profile.is_instance:
-        return SocketClient(profile.socket_path or "", _socket_headers())
+        return SocketClient(profile.socket_path or "", _calling_headers)
     import httpx
 
     from pilotlight.core.transport.cookies import no_cookies
@@ -173,7 +185,7 @@ def _client(profile: Profile) -> httpx.Client | SocketClient:
 
 def _async_client(profile: Profile) -> httpx.AsyncClient | AsyncSocketClient:
     if profile.is_instance:
-        return AsyncSocketClient(profile.socket_path or "", _socket_headers())
+        return AsyncSocketClient(profile.socket_path or "", _calling_headers)
     import httpx
 
     from pilotlight.core.transport.cookies import no_cookies
@@ -227,7 +239,7 @@ class Transport:
     ) -> Iterator[httpx.Response]:
         """Send a request and yield the response once its headers have arrived. Raises like
         `request`."""
-        patience = _Patience(method, self._budget_s, repeatable)
+        patience = _Patience(method, _budget_s(self.profile, self._budget_s), repeatable)
         while True:
             response, delay = self._attempt(method, path, patience, accept_status, options)
             if response is not None:
@@ -304,7 +316,7 @@ class AsyncTransport:
         **options: Any,
     ) -> AsyncIterator[httpx.Response]:
         """Asynchronous form of `Transport.stream`."""
-        patience = _Patience(method, self._budget_s, repeatable)
+        patience = _Patience(method, _budget_s(self.profile, self._budget_s), repeatable)
         while True:
             response, delay = await self._attempt(method, path, patience, accept_status, options)
             if response is not None:

@@ -67,6 +67,13 @@ CURRENT_CALL: ContextVar[ContextProvider | None] = ContextVar(
 """Set by the worker for each call."""
 
 
+def remaining_s() -> float:
+    """Return the seconds until the deadline of the current call, at least 0; infinite without a
+    limit, and outside a call."""
+    running = CURRENT_CALL.get()
+    return float("inf") if running is None else running.context().remaining_s()
+
+
 def calling_headers() -> dict[str, str]:
     """Return the headers of a call that is made inside a call: which call makes it, and its span.
     None outside a call, and in the example call of a warm-up."""

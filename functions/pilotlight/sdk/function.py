@@ -20,7 +20,6 @@ from pilotlight.client.responses import call_headers
 from pilotlight.errors import InvalidInput, NotFound
 from pilotlight.sdk import active_app, parallel_map
 from pilotlight.sdk.calls import FunctionCall
-from pilotlight.sdk.context import calling_headers
 from pilotlight.sdk.declaration import Declaration
 from pilotlight.sdk.options import parse_priority
 from pilotlight.sdk.parallel_map import DEFAULT_CONCURRENCY, Input, MapOptions
@@ -225,7 +224,6 @@ class Function(Generic[P, R]):
             webhook=self._webhook,
             idempotency_key=self._idempotency_key,
         )
-        headers.update(calling_headers())
         return {"tenant": self._tenant, "headers": headers}
 
     @property

@@ -103,7 +103,7 @@ class Caller:
         from pilotlight.client.socket_http import SocketClient
         from pilotlight.core.instance_variables import calls_socket_here
 
-        client = SocketClient(str(calls_socket_here(os.environ)), {})
+        client = SocketClient(str(calls_socket_here(os.environ)), dict)
         answer = client.send(
             client.build_request(method, path, content=b"{}" if method == "POST" else b""),
             stream=True,

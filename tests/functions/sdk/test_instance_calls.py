@@ -10,7 +10,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -21,6 +23,7 @@ from pilotlight import profile
 from pilotlight.client import sessions
 from pilotlight.errors import Conflict, Forbidden, Unavailable
 from pilotlight.profile import Profile
+from pilotlight.sdk.context import CURRENT_CALL, Context
 from tests.fakes.fake_platform import API_KEY, FakePlatform
 from tests.functions.sdk.conftest import Write
 from tests.functions.sdk.test_calls import SOURCE
@@ -28,8 +31,14 @@ from tests.functions.sdk.test_calls import SOURCE
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.fixture(name="seen")
+def _seen() -> list[bytes]:
+    """What came at the socket, the beginning of each request."""
+    return []
+
+
 @pytest.fixture(name="path")
-def _path(platform: FakePlatform, short_tmp: Path) -> Iterator[Path]:
+def _path(platform: FakePlatform, short_tmp: Path, seen: list[bytes]) -> Iterator[Path]:
     """A socket before the platform that knows who calls, as an activator's; each connection has one
     request."""
     path = short_tmp / "i-1.sock"
@@ -44,7 +53,7 @@ def _path(platform: FakePlatform, short_tmp: Path) -> Iterator[Path]:
                     connection, _ = listener.accept()
                 except OSError:
                     return
-                threads.append(threading.Thread(target=_relay, args=(connection, platform)))
+                threads.append(threading.Thread(target=_relay, args=(connection, platform, seen)))
                 threads[-1].start()
 
         accepting = threading.Thread(target=serve)
@@ -56,10 +65,11 @@ def _path(platform: FakePlatform, short_tmp: Path) -> Iterator[Path]:
             thread.join()
 
 
-def _relay(caller: socket.socket, platform: FakePlatform) -> None:
+def _relay(caller: socket.socket, platform: FakePlatform, seen: list[bytes]) -> None:
     host, port = platform.url.removeprefix("http://").split(":")
     with caller, socket.create_connection((host, int(port))) as server:
-        head, _, rest = caller.recv(65536).partition(b"\r\n")
+        seen.append(caller.recv(65536))
+        head, _, rest = seen[-1].partition(b"\r\n")
         server.sendall(head + f"\r\nauthorization: Bearer {API_KEY}\r\n".encode() + rest)
 
         def forward() -> None:
@@ -219,3 +229,55 @@ def test_it_needs_only_the_packages_that_every_worker_has(
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [6, [2, 4], 8]
+
+
+@dataclass
+class Running:
+    """A call that runs in this process."""
+
+    left_s: float = float("inf")
+    members: tuple[str, ...] = ()
+
+    def context(self) -> Context:
+        """Its context."""
+        return Context(
+            call_id="req-1",
+            attempt=1,
+            deadline=None,
+            arm="",
+            revision="v1",
+            function="outer",
+            traceparent=f"00-{'a' * 32}-{'b' * 16}-01",
+            members=self.members,
+            _ends_at=time.monotonic() + self.left_s,
+        )
+
+
+@pytest.mark.parametrize("members, named", [((), "req-1"), (("req-1", "req-2"), "req-1,req-2")])
+def test_a_call_names_the_call_and_the_span_in_which_it_is_made(
+    shop: ModuleType, seen: list[bytes], members: tuple[str, ...], named: str
+) -> None:
+    token = CURRENT_CALL.set(Running(members=members))
+    try:
+        shop.double.remote(1)
+        list(shop.double.map([1]))
+    finally:
+        CURRENT_CALL.reset(token)
+    shop.double.remote(1)
+    inside, mapped, outside = seen
+    for head in (inside, mapped):
+        assert f"\r\npilotlight-parent: {named}\r\n".encode() in head
+        assert f"\r\ntraceparent: 00-{'a' * 32}-{'b' * 16}-01\r\n".encode() in head
+    assert b"pilotlight-parent" not in outside
+
+
+def test_no_refusal_is_waited_for_beyond_the_deadline_of_the_call(
+    shop: ModuleType, platform: FakePlatform
+) -> None:
+    platform.refuse(Unavailable("not yet", retry_after_s=5))
+    token = CURRENT_CALL.set(Running(left_s=1))
+    try:
+        with pytest.raises(Unavailable, match="not yet"):
+            shop.double.remote(1)
+    finally:
+        CURRENT_CALL.reset(token)
