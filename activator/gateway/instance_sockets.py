@@ -214,13 +214,12 @@ class FunctionConnection(ClientConnection):
         """Its function, as a caller."""
         return self.own.caller
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def admit(self) -> None:
         """Accept a connection of the instance, within its limit."""
         self.own.connections += 1
-        super().connection_made(transport)
-        if not self.own.is_peer(transport):
+        if not self.own.is_peer(self.transport):
             log.warning("connection refused: not of the slot instance=%s", self.instance.id)
-            transport.abort()
+            self.transport.abort()
         elif self.own.connections > MAX_CONNECTIONS:
             self.limits.refused += 1
             self.refuse(b"503 Service Unavailable", b"too many connections of this instance\n")

@@ -217,6 +217,10 @@ class ClientConnection(HttpToolsProtocol):
         if limits.by_address[self._address] > limits.max_per_address:
             limits.refused += 1
             self.refuse(b"503 Service Unavailable", b"too many connections from this address\n")
+        self.admit()
+
+    def admit(self) -> None:
+        """Called once the connection is registered; a subclass may refuse it."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unregister()

@@ -47,15 +47,15 @@ def test_a_function_calls_others_after_a_cold_start_and_the_records_name_it(
     assert calling.call("Caller.aio", {"n": N}).json() == [[0, 1, 2], [0, 1, 4], 9]
 
     outer = answer.headers[HEADER_REQUEST_ID]
-    made = wait_for(
-        lambda: (
-            (rows := calling.platform.usage("parent = ?", f"{outer}/1")) and len(rows) == 7 and rows
-        ),
+    parent = f"{outer}/1"
+    wait_for(
+        lambda: len(calling.platform.usage("parent = ?", parent)) == 7,
         "records of the calls that it made",
     )
+    made = calling.platform.usage("parent = ?", parent)
     assert {row["function"] for row in made} == {"square", "count"}
     assert {row["key"].partition("/")[2] for row in made} == {"main/calling/Caller"}
-    (own,) = calling.platform.usage("id = ?", f"{outer}/1")
+    (own,) = calling.platform.usage("id = ?", parent)
     assert own["instance"] == answer.json()["instance"]
 
 

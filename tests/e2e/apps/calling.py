@@ -49,7 +49,7 @@ class Caller:
 
     @pilotlight.enter()
     def load(self) -> None:
-        self.too_early = []
+        self.too_early: list[str] = []
         self._try()
 
     @pilotlight.enter(snap=False)
