@@ -172,10 +172,16 @@ def require_own(request: Request, caller: FunctionPrincipal) -> None:
 
 
 def attempt_of(instance: Instance, named: bytes | None, verb: str) -> Attempt | None:
-    """Return the attempt that makes a request. One that is no call needs none: a function may read
-    results at any time. Raises Forbidden, InvalidInput."""
-    if verb or (named is not None and instance.running):
-        return running_attempt(instance, named)
+    """Return the attempt that makes a request. One that is no call (`verb` is "") needs none: a
+    function may read results at any time. Raises Forbidden, InvalidInput."""
+    return running_attempt(instance, named) if verb else named_attempt(instance, named or b"")
+
+
+def named_attempt(instance: Instance, named: bytes) -> Attempt | None:
+    """Return the first running attempt that HEADER_PARENT names; None where none of them runs."""
+    for call in named.decode("latin-1").split(",", MAX_NAMED)[:MAX_NAMED]:
+        if (attempt := instance.running.get(call.strip())) is not None:
+            return attempt
     return None
 
 
@@ -184,9 +190,8 @@ def running_attempt(instance: Instance, named: bytes | None) -> Attempt:
     that `named` (HEADER_PARENT) has, or the only one. Raises Forbidden, InvalidInput."""
     running = instance.running
     if named is not None:
-        for call in named.decode("latin-1").split(",", MAX_NAMED)[:MAX_NAMED]:
-            if (attempt := running.get(call.strip())) is not None:
-                return attempt
+        if (attempt := named_attempt(instance, named)) is not None:
+            return attempt
         raise errors.Forbidden(
             f"call {named[:64].decode('latin-1')} does not run on instance {instance.id}: a "
             f"function calls others while its own call runs; to call afterwards, {WAY_OUT}"

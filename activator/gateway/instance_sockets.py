@@ -52,6 +52,7 @@ class InstanceSocket:
         self.connections = 0
         self._sockets = sockets
         self._path = calls_socket(Path(instance.info.socket).parent / CALLS_DIRECTORY, instance.id)
+        self._listener: socket.socket | None = None
         self._server: asyncio.Server | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -73,22 +74,15 @@ class InstanceSocket:
         except OSError:
             listener.close()
             raise
+        self._listener = listener
         self._accepting = asyncio.get_running_loop().create_task(
             self._accept(listener), name=f"calls of {self.instance.id}"
         )
 
     async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            server = await loop.create_unix_server(
-                lambda: self._sockets.connection(self), sock=listener, backlog=_BACKLOG
-            )
-        except BaseException:
-            listener.close()
-            raise
-        self._server = server
-        if self._is_closed:
-            server.close()
+        self._server = await asyncio.get_running_loop().create_unix_server(
+            lambda: self._sockets.connection(self), sock=listener, backlog=_BACKLOG
+        )
 
     def is_peer(self, transport: asyncio.BaseTransport) -> bool:
         """Return whether the peer is a process of the instance's slot, by the uid that the kernel
@@ -105,8 +99,9 @@ class InstanceSocket:
         self._sockets.forget(self)
         if self._server is not None:
             self._server.close()
-        elif self._accepting is not None:
+        elif self._accepting is not None and self._listener is not None:
             self._accepting.cancel()
+            self._listener.close()
         with contextlib.suppress(OSError):  # the slot's directory may be gone
             os.unlink(self._path)
 

@@ -334,7 +334,11 @@ async def test_a_submitted_call_outlives_its_caller_and_its_app_reads_the_result
         return (await running.call("shop/inner", verb="submit")).json()["id"]
 
     async def reads(running: Running) -> Any:
-        answer = await running.ask(f"/v1/calls/{state['id']}?wait_s=10", method="GET")
+        answer = await running.ask(
+            f"/v1/calls/{state['id']}?wait_s=10",
+            method="GET",
+            headers={HEADER_PARENT: "req-that-has-ended"},
+        )
         return [answer.status_code, answer.json()]
 
     async def slow(running: Running) -> Any:
