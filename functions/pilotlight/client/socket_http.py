@@ -197,9 +197,8 @@ class SocketClient:
                 raise ConnectionFailed(str(e), was_sent=False) from e
             connection.settimeout(None)  # the platform ends calls that take too long
             reader = ResponseReader()
-            with contextlib.suppress(
-                OSError
-            ):  # it may have been answered before its end: read that
+            # it may be answered, and the connection closed, before its end: read that answer
+            with contextlib.suppress(OSError):
                 connection.sendall(request)
             while not reader.status_code:
                 reader.feed(_received(connection))
@@ -268,9 +267,8 @@ class AsyncSocketClient:
         try:
             reader = ResponseReader()
             writer.write(request)
-            with contextlib.suppress(
-                OSError
-            ):  # it may have been answered before its end: read that
+            # it may be answered, and the connection closed, before its end: read that answer
+            with contextlib.suppress(OSError):
                 await writer.drain()
             while not reader.status_code:
                 reader.feed(await _read(source))
