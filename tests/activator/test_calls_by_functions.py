@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,9 @@ import pytest
 
 from activator.balancing.instance import Instance
 from activator.gateway import instance_sockets
+from activator.gateway.calls_by_functions import HANDLING_S, limited_s
 from activator.settings import ActivatorSettings
+from pilotlight import errors
 from pilotlight.core.instance_variables import CALLS_DIRECTORY
 from pilotlight.core.tracing.trace_context import trace_id_for_call
 from pilotlight.protocol import HEADER_PARENT
@@ -258,22 +259,30 @@ async def test_without_a_running_call_an_instance_calls_nothing(edge: Edge) -> N
 
 
 async def test_the_deadline_is_what_the_caller_has_left(edge: Edge) -> None:
-    async def waits(running: Running) -> Any:
-        await asyncio.sleep(20)
-
     place(edge, "outer", calls("shop/inner", headers={"pilotlight-timeout": "3600"}))
-    place(edge, "inner", waits, scaling=Scaling(max_inputs=1))
-    began = time.monotonic()
-    status, problem = await called(edge, headers={"pilotlight-timeout": "1"})
-    assert (status, problem["type"].rpartition("/")[2]) == (504, "deadline-exceeded")
-    assert time.monotonic() - began < 5, "and its caller had time to answer"
+    got = place(edge, "inner", arguments)
+    assert await called(edge, headers={"pilotlight-timeout": "8"}) == [200, {"x": 1}]
+    left_s = float(got[0].headers["pilotlight-deadline-s"])
+    assert 0 < left_s <= 8 - HANDLING_S, "and its caller has time to handle its end"
 
 
-async def test_a_function_that_waits_for_its_own_only_slot_ends_with_the_deadline(
+@pytest.mark.parametrize(
+    "asked, left, given", [(None, 10, 9.5), (3, 10, 3), (3600, 2, 1.8), (None, 0.1, 0.09)]
+)
+def test_a_function_keeps_a_part_of_the_time_that_it_has_left(
+    asked: float | None, left: float, given: float
+) -> None:
+    assert limited_s(asked, left) == pytest.approx(given)
+    with pytest.raises(errors.DeadlineExceeded, match="no time left"):
+        limited_s(asked, 0)
+
+
+async def test_a_function_that_waits_for_its_own_only_slot_ends_with_its_queue_time(
     edge: Edge,
 ) -> None:
-    place(edge, "outer", calls("shop/outer"), scaling=Scaling(max_inputs=1, max_instances=1))
-    status, problem = await called(edge, headers={"pilotlight-timeout": "1"})
+    only = Scaling(max_inputs=1, max_instances=1)
+    place(edge, "outer", calls("shop/outer"), scaling=only, clocks=Clocks(queue_s=0.2))
+    status, problem = await called(edge)
     assert (status, problem["type"].rpartition("/")[2], problem["clock"]) == (
         504,
         "deadline-exceeded",
