@@ -4,6 +4,7 @@ has."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -73,15 +74,18 @@ def _relay(caller: socket.socket, platform: FakePlatform, seen: list[bytes]) -> 
         server.sendall(head + f"\r\nauthorization: Bearer {API_KEY}\r\n".encode() + rest)
 
         def forward() -> None:
-            while data := caller.recv(65536):
-                server.sendall(data)
-            server.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(OSError):  # either end may be closed already
+                while data := caller.recv(65536):
+                    server.sendall(data)
+                server.shutdown(socket.SHUT_WR)
 
         forwarding = threading.Thread(target=forward)
         forwarding.start()
-        while data := server.recv(65536):
-            caller.sendall(data)
-        caller.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            while data := server.recv(65536):
+                caller.sendall(data)
+        with contextlib.suppress(OSError):
+            caller.shutdown(socket.SHUT_RDWR)
         forwarding.join()
 
 
