@@ -181,6 +181,7 @@ class Activator:
         await serving
         bound.cancel()
         await self._parts.calls.aclose()
+        await self._parts.sockets.aclose()
         for task in background:
             task.cancel()
         await self._parts.scaler.aclose()

@@ -34,9 +34,11 @@ from activator.coordination.peers import ActivatorPeers, peer_addresses, socket_
 from activator.coordination.state import platform_id
 from activator.fairness.share_policy import share_of
 from activator.fairness.start_admission import StartAdmission
+from activator.gateway.calls_by_functions import CallsByFunctions
 from activator.gateway.gateway import Gateway
 from activator.gateway.health import Health
 from activator.gateway.http_proxy import HttpProxy
+from activator.gateway.instance_sockets import InstanceSockets
 from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.http.bodies import Bodies
 from activator.http.dashboard_host import DashboardHost
@@ -247,7 +249,11 @@ class ActivatorApp:
         if self.shared is not None:
             place = peer_addresses(site.paths.run, settings.sibling_url, site.credentials)
             self.siblings = ActivatorPeers(
-                place, index=site.index, count=settings.activators, members=self.shared.members
+                place,
+                index=site.index,
+                count=settings.activators,
+                members=self.shared.members,
+                token=site.key.token,
             )
 
     def _make_scaler(self) -> None:
@@ -364,6 +370,7 @@ class ActivatorApp:
             allowance=self.shared,
             gate=self.gate,
             terms=_breaker_terms(self.settings),
+            listen=self.sockets.listen,
         )
 
     def _make_dispatch(self) -> None:
@@ -465,8 +472,16 @@ class ActivatorApp:
             health=self.health,
             arguments=self.arguments,
             dashboard=DashboardHost(self._dashboard) if self._dashboard is not None else None,
+            token=self.site.key.token,
         )
         self.closing.append(self.idempotency.aclose)
+        self.sockets = InstanceSockets(
+            CallsByFunctions(self.gateway, max_depth=settings.max_call_depth),
+            max_per_tenant=settings.max_connections_per_address,
+            max_head_bytes=settings.max_header_bytes,
+            head_timeout_s=settings.header_timeout_s,
+        )
+        self.loops.append(("slow heads of functions", self.sockets.limits.sweep))
 
 
 def _breaker_terms(settings: ActivatorSettings) -> BreakerTerms:

@@ -57,6 +57,8 @@ class ActivatorSettings:
         argument_check_s: time limit of an expensive check of a call's arguments, which runs in its
             own process.
         max_connections_per_address: open connections per peer address.
+        max_call_depth: most calls between a call from outside and the last of functions that call
+            each other; a deeper one is answered 400.
         max_queued: calls that may wait in this process, all functions together.
         max_pending_submits: submitted calls that this process is responsible for, all tenants
             together; one tenant may have half of it.
@@ -126,6 +128,7 @@ class ActivatorSettings:
     body_timeout_s: float = 60.0
     argument_check_s: float = 2.0
     max_connections_per_address: int = 4096
+    max_call_depth: int = 16
     max_queued: int = 20_000
     max_pending_submits: int = 100_000
     submitted_bytes: int = 4 * 1024**3
@@ -171,6 +174,7 @@ class ActivatorSettings:
             "max_body_bytes",
             "max_header_bytes",
             "max_connections_per_address",
+            "max_call_depth",
             "max_queued",
             "metrics_series",
             "max_pending_submits",

@@ -12,7 +12,7 @@ import time
 from urllib.parse import parse_qs
 
 from activator.access.grants import AccessCache, AccessGrant, parse_tenant_prefix
-from activator.http.request import Request
+from activator.http.request import CALLING, Request
 from activator.quotas.store import QuotaCheck
 from activator.quotas.unauthenticated_limit import UnauthenticatedRateLimiter
 from activator.routing.api_keys import ANONYMOUS, Principal
@@ -49,6 +49,9 @@ class RequestResolver:
     def authenticate(self, request: Request) -> Principal:
         """Return the caller. Raises Unauthenticated, or TooManyRequests after too many failed
         attempts from its address."""
+        if (calling := request.scope.get(CALLING)) is not None:
+            principal: Principal = calling.principal
+            return principal
         try:
             return self._table.authenticate(request.headers.get(b"authorization", b""), time.time())
         except errors.Unauthenticated:

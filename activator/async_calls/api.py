@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from activator.async_calls.pending import PendingCall, PendingCalls
 from activator.async_calls.public_record import public_record
 from activator.async_calls.records import (
+    is_of_app,
     is_visible_to,
     namespaced_call_id,
     receipt,
@@ -30,8 +31,10 @@ from activator.control_plane.proxy import ControlPlaneProxy
 from activator.coordination.peers import PASSED_ON, ActivatorPeers
 from activator.http.request import Request
 from activator.http.sse import SseResponse
-from activator.routing.api_keys import Principal
+from activator.routing.api_keys import FunctionPrincipal, Principal
 from pilotlight import errors
+from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
+from pilotlight.protocol import CALLS_PATH
 
 
 class AsyncCallApi:
@@ -45,8 +48,11 @@ class AsyncCallApi:
         siblings: ActivatorPeers | None,
         cancel: Callable[[PendingCall], Awaitable[None]],
         heartbeat_s: float,
+        token: str = "",
     ) -> None:
-        """`cancel` ends a call that is pending here. `heartbeat_s`: longest silence of a stream."""
+        """`cancel` ends a call that is pending here. `heartbeat_s`: longest silence of a stream.
+        `token`: of the platform, for the controller."""
+        self._token = token.encode()
         self._heartbeat_s = heartbeat_s
         self._held = held
         self._control = control
@@ -89,10 +95,18 @@ class AsyncCallApi:
         held = self._held.get(call_id)
         if held is not None and is_visible_to(caller, held.record):
             return held.record.to_json()
-        authorization = request.headers.get(b"authorization", b"")
-        response = await self._control.get_json(
-            f"/v1/calls/{quote(call_id, safe='')}", caller, authorization
-        )
+        name = quote(call_id, safe="")
+        if isinstance(caller, FunctionPrincipal):  # it has no key
+            path, proof = (
+                f"{CALLS_PATH}/{name}?{urlencode({'tenant': caller.tenant})}",
+                (HEADER_PLATFORM_TOKEN.encode(), self._token),
+            )
+        else:
+            path, proof = (
+                f"/v1/calls/{name}",
+                (b"authorization", request.headers.get(b"authorization", b"")),
+            )
+        response = await self._control.get_json(path, caller, proof)
         if response.status_code == 404:
             return None
         if response.status_code == 403:
@@ -102,6 +116,10 @@ class AsyncCallApi:
                 f"the control plane answered {response.status_code}", retry_after_s=2
             )
         body: dict[str, Any] = response.json()
+        if not is_of_app(caller, body.get("labels", {})) or (
+            isinstance(caller, FunctionPrincipal) and body["environment"] != caller.environment
+        ):
+            return None
         if "app" in body:
             caller.check_reach(
                 environment=body["environment"], app=body["app"], function=body["function"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
@@ -16,7 +17,7 @@ from activator.calls.call import Call
 from activator.calls.response import ResponseReader
 from activator.http.payloads import answered_type
 from activator.http.request import Request
-from activator.routing.api_keys import SCHEDULER, Principal
+from activator.routing.api_keys import SCHEDULER, FunctionPrincipal, Principal
 from activator.worker_client.connection import WorkerConnectionLost
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_PROBLEM, CallRecord, KeyRecord, problem
@@ -25,6 +26,8 @@ from pilotlight.spec.identifiers import Scope
 if TYPE_CHECKING:
     from activator.async_calls.pending import PendingCall
 
+CALLER_LABEL, PARENT_LABEL = "caller", "parent"
+"""Labels of a call that a function submitted: `app/function`, and the id of its usage record."""
 MAX_WAIT_S = 60.0
 """Longest wait of a long poll."""
 
@@ -93,7 +96,7 @@ def queued(caller: Principal, call: Call, *, fingerprint: str, webhook: str) -> 
         submitted_at=call.started_at,
         revision=target.revision,
         expires_at=call.started_at + target.spec.clocks.result_ttl_s,
-        labels={"fingerprint": fingerprint} if fingerprint else {},
+        labels={**({"fingerprint": fingerprint} if fingerprint else {}), **_origin_labels(call)},
         webhook=webhook,
     )
     return (
@@ -101,6 +104,12 @@ def queued(caller: Principal, call: Call, *, fingerprint: str, webhook: str) -> 
         if choice is None
         else replace(record, arm=choice.arm, unit=choice.unit, experiment=choice.experiment)
     )
+
+
+def _origin_labels(call: Call) -> dict[str, str]:
+    """Return the labels of a call that a function submitted: the function, and its usage record."""
+    origin = call.origin
+    return {} if origin is None else {CALLER_LABEL: origin.function, PARENT_LABEL: origin.record}
 
 
 def is_dead(record: CallRecord) -> bool:
@@ -123,6 +132,7 @@ def payload(record: CallRecord, call: Call) -> dict[str, Any]:
         "record": record.to_json(),
         "owner": call.target.tenant,
         "key": call.key_id,
+        **({"origin": call.origin.to_json()} if call.origin is not None else {}),
         "content_type": call.content_type.decode("latin-1"),
         "accept": call.accept.decode("latin-1"),
         "body": base64.b64encode(call.body).decode(),
@@ -192,12 +202,23 @@ def unknown(call_id: str) -> errors.NotFound:
 
 
 def is_visible_to(caller: Principal, record: CallRecord) -> bool:
-    """Return whether a call belongs to the caller's tenant and environment. Raises Forbidden when
-    the key is for another function."""
+    """Return whether a call belongs to the caller's tenant and environment, and, for a function,
+    was submitted by its app. Raises Forbidden when the key is for another function."""
+    if not is_of_app(caller, record.labels):
+        return False
     if record.tenant != caller.tenant or caller.environment not in (None, record.environment):
         return False
     caller.check_reach(environment=record.environment, app=record.app, function=record.function)
     return True
+
+
+def is_of_app(caller: Principal, labels: Mapping[str, str]) -> bool:
+    """Return whether a caller may see a call with these labels: a function sees those that
+    functions of its app submitted."""
+    return (
+        not isinstance(caller, FunctionPrincipal)
+        or labels.get(CALLER_LABEL, "").partition("/")[0] == caller.calling_app
+    )
 
 
 def wait_s(request: Request) -> float:

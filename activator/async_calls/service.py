@@ -56,7 +56,14 @@ from activator.http.request import Request
 from activator.llm.openai.call import EngineCall, call_of_kept
 from activator.metrics.metrics import Metrics
 from activator.quotas.admission import Admission
-from activator.routing.api_keys import ANONYMOUS, SCHEDULER, Principal
+from activator.routing.api_keys import (
+    ANONYMOUS,
+    FUNCTION_KEY,
+    SCHEDULER,
+    FunctionPrincipal,
+    Principal,
+)
+from activator.routing.call_origin import CallOrigin
 from activator.routing.route_table import CallTarget, RouteTable
 from activator.routing.traffic_split import RoutingDecision
 from activator.settings import ActivatorSettings
@@ -120,6 +127,7 @@ class AsyncCalls:
             control=control,
             siblings=siblings,
             cancel=self._cancel,
+            token=token,
             heartbeat_s=settings.heartbeat_s,
         )
         self.answer = self.api.answer
@@ -308,6 +316,8 @@ class AsyncCalls:
         return Admission(entry.gate, requests=0, holds=0) if entry.gate is not None else None
 
     def _caller(self, key_id: str, tenant: str) -> Principal:
+        if key_id.startswith(FUNCTION_KEY):
+            return FunctionPrincipal(key_id)
         return (
             scheduler(tenant) if key_id == SCHEDULER else self._table.caller_of(key_id) or ANONYMOUS
         )
@@ -384,6 +394,7 @@ class AsyncCalls:
             deadline_s=None if deadline_at is None else max(0.001, deadline_at - time.time()),
             choice=choice,
             extra_headers=choice.line if choice is not None else b"",
+            origin=CallOrigin.from_json(kept["origin"]) if "origin" in kept else None,
         )
         call.admission = self._admission(call)
         call.trace = Trace.from_json(kept["trace"]) if kept.get("trace") else None

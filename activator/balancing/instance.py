@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from activator.billing.instance_meter import InstanceAccount
@@ -23,11 +23,23 @@ BUSY_PAUSE_S = 0.02
 disconnected, mostly within milliseconds."""
 
 
+class RunningAttempt(Protocol):
+    """An attempt that runs on an instance (`calls.attempt.Attempt`)."""
+
+    @property
+    def record_id(self) -> str:
+        """Id of its usage record."""
+        ...
+
+
 class Instance:
     """One running worker with its slots: at most `capacity` concurrent calls.
 
     Attributes:
         in_flight: calls that hold a slot.
+        running: attempts that were dispatched to it and have not ended, by call id: those in whose
+            name its function may call others (`calls_by_functions`).
+        on_gone: called when it takes no more calls; it may be called more than once.
         idle_since: monotonic time since which nothing is in flight; meaningless otherwise.
         is_draining: no new calls; stopped once idle.
         may_suspend: it is drained because it is not needed, and may be suspended instead of
@@ -61,6 +73,8 @@ class Instance:
         "is_gone",
         "is_stuck",
         "may_suspend",
+        "on_gone",
+        "running",
         "started_at",
     )
 
@@ -71,6 +85,8 @@ class Instance:
         self.info = info
         self.capacity = capacity
         self.in_flight = 0
+        self.running: dict[str, RunningAttempt] = {}
+        self.on_gone: Callable[[], None] = _do_nothing
         self.calls = 0
         self.held_s = 0.0
         self.idle_since = now
@@ -131,12 +147,14 @@ class Instance:
         """Mark it as being stopped. `mark_exited` may still record another reason for its end."""
         self.is_gone = True
         self.connections.close()
+        self.on_gone()
 
     def mark_exited(self, reason: str) -> None:
         """Record that its process ended, and why."""
         self.is_gone = True
         self.exit_reason = self.exit_reason or reason
         self.connections.close()
+        self.on_gone()
         self._gone.set()
 
     async def wait_exited(self, timeout_s: float) -> str:
@@ -148,6 +166,10 @@ class Instance:
         except TimeoutError:
             return ""
         return self.exit_reason
+
+
+def _do_nothing() -> None:
+    """Default of `Instance.on_gone`."""
 
 
 def slots_of(spec: FunctionSpec) -> int:

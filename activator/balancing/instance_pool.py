@@ -32,10 +32,13 @@ from snapshotter.types import InstanceInfo, InstanceState
 
 log = logging.getLogger(__name__)
 
+ListenForCalls = Callable[[CallTarget, Instance], None]
+"""Begins to serve the calls that an instance's function makes, until the instance is gone."""
+
 
 class InstancePool(ABC):
     """One revision's instances and starts. `allowance`: None when this activator is the only one;
-    `gate`: None admits every start.
+    `gate`: None admits every start; `listen`: called with each instance that takes calls.
 
     Attributes:
         instances: by id, including draining ones until they are idle.
@@ -57,9 +60,11 @@ class InstancePool(ABC):
         account: Callable[[CallTarget, str], InstanceAccount],
         allowance: InstanceLeases | None,
         gate: StartAdmission | None,
+        listen: ListenForCalls,
         clock: Callable[[], float],
     ) -> None:
         self.target = target
+        self._listen = listen
         self._fleet = fleet
         self._allowance = allowance
         self._rebalance = RebalanceState()
@@ -158,6 +163,7 @@ class InstancePool(ABC):
             self.asleep.adopt(self.target, instance)
             return
         self.instances[instance.id] = instance
+        self._listen(self.target, instance)
         if is_asleep:
             self.frozen.adopt(instance)
         start_s = now - began if began is not None else 0.0
@@ -398,6 +404,10 @@ class InstancePool(ABC):
     def live(self) -> Iterator[Instance]:
         """Return the instances that take calls."""
         return (i for i in self.instances.values() if not i.is_gone and not i.is_draining)
+
+
+def listen_to_none(target: CallTarget, instance: Instance) -> None:
+    """Default of `ListenForCalls`: instances cannot call functions."""
 
 
 def _phase_s(info: InstanceInfo, phase: str) -> float:

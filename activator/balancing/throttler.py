@@ -21,7 +21,7 @@ from activator.balancing.fleet import Fleet
 from activator.balancing.global_queue import MAX_QUEUED, GlobalQueue
 from activator.balancing.instance import WARM, Instance, Reservation, least_loaded
 from activator.balancing.instance_lifecycle import StartObserver, start_error_for_caller
-from activator.balancing.instance_pool import InstancePool
+from activator.balancing.instance_pool import InstancePool, ListenForCalls, listen_to_none
 from activator.balancing.load import ConcurrencyMeter, EngineLoad
 from activator.balancing.outlier_detection import (
     BAD,
@@ -65,6 +65,7 @@ class Throttler(InstancePool):
         allowance: InstanceLeases | None = None,
         gate: StartAdmission | None = None,
         terms: BreakerTerms = BreakerTerms(),  # noqa: B008  # frozen
+        listen: ListenForCalls = listen_to_none,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(
@@ -75,6 +76,7 @@ class Throttler(InstancePool):
             account=account,
             allowance=allowance,
             gate=gate,
+            listen=listen,
             clock=clock,
         )
         self._terms = terms

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Final
+from typing import Final, Protocol
 
 from activator.balancing.instance import CANCELLED, WARM, Instance, Reservation
 from activator.billing.errors import AllowanceNeeded
@@ -41,6 +41,14 @@ from, and other calls may use the borrowed amount first."""
 _WARM: Final = WARM.value
 
 
+class Abortable(Protocol):
+    """A connection that can be broken off (`asyncio.WriteTransport`)."""
+
+    def abort(self) -> None:
+        """Close it without sending what is buffered."""
+        ...
+
+
 class Attempt:
     """An attempt on a reserved slot. Its holder must end it by `close` or `fail` on every path.
 
@@ -58,6 +66,7 @@ class Attempt:
         is_sending: its caller is still sending the request's body.
         cut_by: the error of the deadline that interrupted it; None = none did.
         on_cut: called when a deadline interrupts its response.
+        callees: connections on which its function waits for calls that it made; None = none yet.
     """
 
     __slots__ = (
@@ -68,6 +77,7 @@ class Attempt:
         "answer",
         "bytes_out",
         "call",
+        "callees",
         "connection",
         "cost",
         "cut_by",
@@ -98,6 +108,7 @@ class Attempt:
         self.is_sending = False
         self.cut_by: errors.DeadlineExceeded | None = None
         self.on_cut: Callable[[], None] | None = None
+        self.callees: set[Abortable] | None = None
         self._is_blameless = False
         self._is_closed = False
         self._pending: asyncio.Future[WorkerResponse] | None = None
@@ -127,6 +138,16 @@ class Attempt:
         """Whether the worker did not begin, because it still runs another call."""
         return self.answer.is_busy
 
+    @property
+    def record_id(self) -> str:
+        """Id of its usage record."""
+        return f"{self.call.id}/{self.call.attempt}"
+
+    def remaining_s(self) -> float:
+        """Return the seconds until its deadline: of the execution clock, or its caller's own."""
+        ran_s = (time.monotonic_ns() - self.dispatched_ns) / 1e9 if self.dispatched_ns else 0.0
+        return self.call.remaining_s(self.call.target.spec.clocks.execution_s - ran_s)
+
     # -- begin -------------------------------------------------------------------------------------
     async def open(self) -> WorkerConnection:
         """Open its record, and connect to the worker.
@@ -148,8 +169,10 @@ class Attempt:
             except AllowanceNeeded as e:  # of a budget that all activators share
                 await e.cover.borrow(e.worst)
             else:
-                return
-        self.record = self._open_record_nowait()
+                break
+        else:
+            self.record = self._open_record_nowait()
+        self.reservation.instance.running[self.call.id] = self
 
     def _open_record_nowait(self) -> OpenRecord:
         call, reservation = self.call, self.reservation
@@ -355,8 +378,12 @@ class Attempt:
         self._is_closed = True
         if finish and self.call.tokens is None and self.record is not None:
             self.record.mark += encode_optional_fields(finish=finish)
+        self.reservation.instance.running.pop(self.call.id, None)
         if self._timer is not None:
             self._timer.cancel()
+        if self.callees:
+            for connection in tuple(self.callees):
+                connection.abort()
         reservation, now_ns = self.reservation, time.monotonic_ns()
         if self.dispatched_ns:
             self.exec_ms = (now_ns - self.dispatched_ns) / 1e6

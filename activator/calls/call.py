@@ -14,6 +14,7 @@ from activator.http.payloads import JSON, PICKLE, TRUSTED_LINE, not_accepted
 from activator.quotas.admission import Admission
 from activator.quotas.token_reservation import TokenReservation
 from activator.resilience.breaker import Outcome
+from activator.routing.call_origin import CallOrigin
 from activator.routing.route_table import CallTarget
 from activator.routing.traffic_split import RoutingDecision
 from activator.worker_client.connection import WorkerResponse
@@ -56,6 +57,7 @@ class Call:
 
     Attributes:
         admission: its holdings of quotas until its end; None = none.
+        origin: the call of a function that made it; None = a caller outside did.
         choice: why `target` answers it; None = it is the only one, and needs no explanation.
         rank: its priority in queues.
         caller: id of the tenant that calls another one's function; "" = the function's own. The
@@ -95,6 +97,7 @@ class Call:
         "id",
         "key_id",
         "method",
+        "origin",
         "past",
         "rank",
         "received_ns",
@@ -130,6 +133,7 @@ class Call:
         choice: RoutingDecision | None = None,
         began_ns: int = 0,
         accepts_pickle: bool = False,
+        origin: CallOrigin | None = None,
     ) -> None:
         """`began_ns`: when its request arrived and was routed; 0 = now, or the caller sets it."""
         self.id = id
@@ -146,6 +150,7 @@ class Call:
         self.rank = rank
         self.caller = caller
         self.choice = choice
+        self.origin = origin
         self.attempt = 1
         self.trace: Trace | None = None
         self.past: tuple[AttemptRecord, ...] = ()
@@ -165,11 +170,13 @@ class Call:
 
     @property
     def mark(self) -> str:
-        """Optional marks of its usage records (`usage.encode_optional_fields`): its arm, and the
-        variant or fallback that answered."""
+        """Optional marks of its usage records (`usage.encode_optional_fields`): its arm, the
+        variant or fallback that answered, and the attempt that made it."""
         mark = self.choice.mark if self.choice is not None else ""
         if self.degraded or self.tokens is not None:
             mark += encode_optional_fields(degraded=self.degradation)
+        if self.origin is not None:
+            mark += encode_optional_fields(parent=self.origin.record)
         return mark
 
     @property

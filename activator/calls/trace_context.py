@@ -9,6 +9,7 @@ from pilotlight import errors
 from pilotlight.core.tracing.trace_context import (
     attempt_span_id,
     format_traceparent,
+    parse_traceparent,
     trace_id_for_call,
 )
 from snapshotter.types import StartKind
@@ -102,6 +103,19 @@ def worker_lines(call: Call) -> bytes:
             return b""
         trace = Trace(trace_id_for_call(call.id))
     return trace.lines(call.id, call.attempt, is_sampled=waited or bool(trace.kept_for))
+
+
+def traceparent_of(call: Call, given: bytes | None) -> bytes:
+    """`traceparent` of a call that the function running `call` makes: the span in which it makes
+    it if `given` names one of the call's trace, else the call's own."""
+    trace = call.trace or Trace(trace_id_for_call(call.id))
+    parent = parse_traceparent(given) if given is not None else None
+    span = (
+        parent.span_id
+        if parent is not None and parent.trace_id == trace.id
+        else attempt_span_id(call.id, call.attempt)
+    )
+    return format_traceparent(trace.id, span, is_sampled=bool(trace.kept_for)).encode()
 
 
 def kind_of(error: BaseException) -> str:

@@ -226,12 +226,14 @@ class ControlPlaneProxy:
         finally:
             await response.aclose()
 
-    async def get_json(self, path: str, caller: Principal, authorization: bytes) -> httpx.Response:
-        """Send one GET on behalf of a caller, counted in its tenant's share. Raises Unavailable,
-        TooManyRequests."""
+    async def get_json(
+        self, path: str, caller: Principal, proof: tuple[bytes, bytes]
+    ) -> httpx.Response:
+        """Send one GET on behalf of a caller, counted in its tenant's share. `proof`: the header that
+        the controller authenticates. Raises Unavailable, TooManyRequests."""
         with self._share(caller):
             try:
-                return await self._client.get(path, headers=[(b"authorization", authorization)])
+                return await self._client.get(path, headers=[proof])
             except httpx.HTTPError as e:
                 raise errors.Unavailable(
                     "the control plane does not answer", retry_after_s=2

@@ -24,14 +24,19 @@ from pathlib import Path
 
 import httpx
 
-from activator.http.request import HOP_BY_HOP, Headers, Request
+from activator.http.request import CALLING, HOP_BY_HOP, Headers, Request
 from pilotlight import errors
 from pilotlight.core.settings import SettingsInvalid
+from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.core.transport.endpoint import Endpoint, TlsCredentials
 
 log = logging.getLogger(__name__)
 
 PASSED_ON = b"pilotlight-passed-on"
+CALLING_FUNCTION = b"pilotlight-calling-function"
+"""On a request that a function made, with the platform's token: the function, and the call in
+which it made it (`routing.call_origin.CallingFunction`)."""
+PLATFORM_TOKEN = HEADER_PLATFORM_TOKEN.encode()
 HEALTH = "/healthz"
 CATCH_UP_S = 1.5
 """How long a change waits for the other activators: each waits at most a second for its own
@@ -52,7 +57,8 @@ class ActivatorPeers:
 
     `count`: the configured number of activators, which share the ids that callers choose.
     `members`: those that are running, which can be more while the number is being changed; requests
-    are forwarded to these, too."""
+    are forwarded to these, too. `token`: of the platform, by which the others believe who made a
+    request."""
 
     def __init__(
         self,
@@ -61,6 +67,7 @@ class ActivatorPeers:
         index: int,
         count: int,
         members: Callable[[], Iterable[str]] = tuple,
+        token: str = "",
         max_connections: int = MAX_CONNECTIONS,
         unread_s: float = UNREAD_S,
     ) -> None:
@@ -68,6 +75,7 @@ class ActivatorPeers:
         self._count = count
         self._address_of = place
         self._members = members
+        self._token = token.encode()
         self._known: dict[int, httpx.AsyncClient] = {}
         self._for_changes: dict[int, httpx.AsyncClient] = {}
         """Clients for `catch_up`, so that it never queues behind callers' requests."""
@@ -177,6 +185,8 @@ class ActivatorPeers:
         )
         skip = HOP_BY_HOP if body is not None else HOP_BY_HOP | {b"content-length"}
         headers = [(k, v) for k, v in request.scope["headers"] if k not in skip]
+        if (calling := request.scope.get(CALLING)) is not None:
+            headers += [(CALLING_FUNCTION, calling.to_json()), (PLATFORM_TOKEN, self._token)]
         out = client.build_request(
             request.verb, url, headers=[*headers, (PASSED_ON, b"1")], content=body
         )

@@ -328,6 +328,7 @@ class FastPathCall(Attempt):
         self.record = record
         self.connection = worker
         self.dispatched_ns = time.monotonic_ns()
+        reservation.instance.running[call.id] = self
         self._admission = admission
         self._calls = calls
         self._client = client

@@ -8,6 +8,7 @@ shares or that are public."""
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
@@ -23,7 +24,7 @@ from activator.calls.attempt import Attempt
 from activator.calls.call import Call
 from activator.calls.runner import CallRunner
 from activator.control_plane.proxy import ControlPlaneProxy
-from activator.coordination.peers import HEALTH, PASSED_ON
+from activator.coordination.peers import CALLING_FUNCTION, HEALTH, PASSED_ON, PLATFORM_TOKEN
 from activator.gateway.fast_path import FastPath, FastPathRoute
 from activator.gateway.health import READY, Health
 from activator.gateway.http_proxy import HttpProxy
@@ -34,12 +35,13 @@ from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.gateway.verbs import SubmitAndWarmup
 from activator.http.bodies import Bodies
 from activator.http.dashboard_host import DashboardHost
-from activator.http.request import Receive, Request, Scope, Send
+from activator.http.request import CALLING, Receive, Request, Scope, Send
 from activator.http.trusted_proxies import TrustedProxies
 from activator.llm.openai.api import OpenAI, is_one_model, is_openai_path
 from activator.llm.token_admission import TokenAdmission
 from activator.metrics.metrics import Metrics
 from activator.open_inference.api import V1, OpenInferenceApi, is_model_path
+from activator.routing.call_origin import CallingFunction
 from activator.routing.route_table import RouteTable
 from activator.settings import ActivatorSettings
 from activator.tracing.tracer import Tracer
@@ -91,9 +93,12 @@ class Gateway:
         health: Health | None = None,
         arguments: ArgumentChecker | None = None,
         dashboard: DashboardHost | None = None,
+        token: str = "",
     ) -> None:
         """`middleware`: features around requests, outermost first; `observers`: features at the end
-        of calls. `dashboard`: decides between the origins, if the dashboard has its own."""
+        of calls. `dashboard`: decides between the origins, if the dashboard has its own.
+        `token`: of the platform, which other activators send."""
+        self._token = token.encode()
         self._dashboard = dashboard
         self._settings = settings
         self._proxies = TrustedProxies(settings.trusted_proxies)
@@ -180,6 +185,8 @@ class Gateway:
         self._proxies.record_caller(scope)
         if scope["type"] == "http":
             request = Request(scope, receive, send)
+            if CALLING_FUNCTION in request.headers:
+                self._believe(request)
             if self._dashboard is not None and self._dashboard.misplaced(request):
                 await self._answer(request, self._dashboard.answer(request))
                 return
@@ -188,6 +195,12 @@ class Gateway:
             await self._http_proxy.websocket(
                 scope, receive, send, self._web_socket_entry, self.bodies
             )
+
+    def _believe(self, request: Request) -> None:
+        """Set the function that made a request which another activator forwarded."""
+        given = request.headers.get(PLATFORM_TOKEN, b"")
+        if self._token and hmac.compare_digest(given, self._token):
+            request.scope[CALLING] = CallingFunction.from_json(request.headers[CALLING_FUNCTION])
 
     def _web_socket_entry(self, request: Request) -> AccessGrant:
         """Return the access grant of a WebSocket's function. Raises NotFound, and the errors of

@@ -121,6 +121,7 @@ class CallPipeline:
             caller=entry.foreign,
             choice=choice,
             extra_headers=choice.line if choice is not None else b"",
+            origin=request.origin,
         )
         call.began_ns, call.routed_ns = request.began_ns + upload_ns, request.routed_ns + upload_ns
         self._tracer.begin(call, request.headers)

@@ -298,6 +298,7 @@ def _call_of(copy: _Copy) -> Call:
         extra_headers=choice.line,
         choice=choice,
         accepts_pickle=call.accepts_pickle and call.target.tenant == target.tenant,
+        origin=call.origin,
     )
 
 

@@ -24,6 +24,7 @@ from pilotlight.protocol import CONTENT_PROBLEM, TENANT_PATH, new_call_id, probl
 
 if TYPE_CHECKING:
     from activator.http.bodies import Room
+    from activator.routing.call_origin import CallOrigin
     from activator.routing.call_target import CallTarget
     from activator.routing.traffic_split import RoutingDecision
 
@@ -50,6 +51,9 @@ HOP_BY_HOP = frozenset(
 CALLER = "pilotlight.caller"
 """Key in a scope of the caller's address, where that is not the peer's."""
 _GZIP_LINES = b"content-encoding: gzip\r\nvary: accept-encoding\r\n"
+CALLING = "pilotlight.calling"
+"""Key in a scope of the function that makes the request (`routing.call_origin.CallingFunction`),
+which the platform identified by its socket."""
 _PROBLEM = CONTENT_PROBLEM.encode()
 MAX_WAIT_S = 7 * 86_400
 """Longest wait that a caller may request: the longest possible execution clock
@@ -135,6 +139,12 @@ class Request:
         """uvicorn's cycle of this request, of which a connection may have several (pipelining);
         None under another server."""
         return getattr(self._send, "__self__", None)
+
+    @property
+    def origin(self) -> CallOrigin | None:
+        """The call of a function that makes the request; None for other callers."""
+        calling = self.scope.get(CALLING)
+        return None if calling is None else calling.origin
 
     @property
     def arm(self) -> str:

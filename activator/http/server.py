@@ -92,9 +92,10 @@ class ConnectionLimits:
             f"addresses, {self.refused} refused>"
         )
 
-    def protocol(self) -> type[HttpToolsProtocol]:
-        """A protocol class bound to these limits, for `uvicorn.Config(http=…)`."""
-        return type("BoundEdgeProtocol", (ClientConnection,), {"limits": self})
+    def protocol(self, base: type[ClientConnection] | None = None) -> type[HttpToolsProtocol]:
+        """A protocol class bound to these limits, for `uvicorn.Config(http=…)`; `base`: None =
+        ClientConnection."""
+        return type("BoundEdgeProtocol", (base or ClientConnection,), {"limits": self})
 
     def default_lines(self, headers: list[tuple[bytes, bytes]]) -> bytes:
         """Return the headers of all responses as lines. uvicorn rebuilds their list each second
@@ -228,6 +229,10 @@ class ClientConnection(HttpToolsProtocol):
         if limits.by_address[self._address] > limits.max_per_address:
             limits.refused += 1
             self.refuse(b"503 Service Unavailable", b"too many connections from this address\n")
+        self.admit()
+
+    def admit(self) -> None:
+        """Called once the connection is registered; a subclass may refuse it."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unregister()

@@ -85,6 +85,36 @@ class Principal:
             )
 
 
+FUNCTION_KEY = "function:"
+"""Begin of the key ids of functions that call others,
+`function:<tenant>/<environment>/<app>/<function>`: in journals and usage records. Ids of API keys
+have no colon."""
+
+
+class FunctionPrincipal(Principal):
+    """A function that calls others: it may call all functions of its tenant and environment, and
+    read the results of calls that functions of its app submitted.
+
+    Attributes:
+        calling_app: its app."""
+
+    __slots__ = ("calling_app",)
+
+    def __init__(self, key_id: str) -> None:
+        """`key_id`: of the form of FUNCTION_KEY. Raises ValueError."""
+        tenant, environment, app, _ = key_id.removeprefix(FUNCTION_KEY).split("/")
+        super().__init__(
+            KeyRecord(
+                id=key_id,
+                hash="",
+                tenant=tenant,
+                scope=Scope.INVOKE.value,
+                environment=environment,
+            )
+        )
+        self.calling_app = app
+
+
 ANONYMOUS = Principal(KeyRecord(id="", hash="", tenant="", scope=Scope.INVOKE.value))
 """A caller without a key: it reaches public functions."""
 

@@ -13,8 +13,9 @@ The file is the first of `$PILOTLIGHT_CONFIG`, `~/.pilotlight.toml`,
 `PILOTLIGHT_PROFILE` selects a profile; `PILOTLIGHT_URL`, `PILOTLIGHT_API_KEY` and
 `PILOTLIGHT_ENVIRONMENT` override its fields individually, so continuous integration needs no file.
 
-A URL may name a Unix socket, `unix:///run/…/http.sock`: functions reach their platform this way,
-with the variable set for them."""
+A URL may name a Unix socket, `unix:///run/…/http.sock`: functions reach their platform's public API
+this way, with the variable set for them. An instance without an API key has a profile of its own:
+it calls functions through its own socket, `calls:///run/…/<instance>.sock`, without a key."""
 
 from __future__ import annotations
 
@@ -28,13 +29,22 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from pilotlight.errors import InvalidInput
+from pilotlight.core.instance_variables import (
+    CALLS_VARIABLE,
+    INSTANCE_VARIABLE,
+    calls_socket_here,
+)
+from pilotlight.errors import Forbidden, InvalidInput
 from pilotlight.spec.identifiers import DEFAULT_ENVIRONMENT, check_name
 
 DEFAULT_URL = "http://127.0.0.1:8700"
 """Default address of `pilotlight up`, unless platform.yaml has another."""
 DEFAULT_PROFILE = "default"
 _UNIX = "unix://"
+_CALLS = "calls://"
+_WAY_OUT = (
+    "set PILOTLIGHT_API_KEY, and PILOTLIGHT_URL where it is not set, in a secret of the function"
+)
 
 _VARIABLES = {
     "url": "PILOTLIGHT_URL",
@@ -48,7 +58,8 @@ class Profile:
     """One platform, one key, one environment.
 
     Attributes:
-        url: base URL, without a path; or `unix://` and the path of a socket.
+        url: base URL, without a path; or `unix://` and the path of a socket; or `calls://` and the
+            path of an instance's socket.
         api_key: sent as bearer token; "" = none.
         environment: sent with every request.
     """
@@ -58,7 +69,7 @@ class Profile:
     environment: str = DEFAULT_ENVIRONMENT
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://", f"{_UNIX}/")):
+        if not self.url.startswith(("http://", "https://", f"{_UNIX}/", f"{_CALLS}/")):
             raise InvalidInput(
                 f"url = {self.url!r}: must start with http://, https:// or unix:///",
                 parameter="url",
@@ -71,7 +82,13 @@ class Profile:
     @property
     def socket_path(self) -> str | None:
         """The Unix socket to connect to; None = the host and port of `url`."""
-        return self.url.removeprefix(_UNIX) if self.url.startswith(_UNIX) else None
+        scheme = _CALLS if self.is_instance else _UNIX
+        return self.url.removeprefix(scheme) if self.url.startswith(scheme) else None
+
+    @property
+    def is_instance(self) -> bool:
+        """Whether it is that of an instance, which calls functions through its own socket."""
+        return self.url.startswith(_CALLS)
 
     @property
     def base_url(self) -> str:
@@ -90,7 +107,8 @@ def config_path(environ: Mapping[str, str]) -> Path:
 
 
 def load(environ: Mapping[str, str] | None = None, *, name: str | None = None) -> Profile:
-    """Load the selected profile. Raises InvalidInput if the file is invalid or has no such profile.
+    """Load the selected profile. Raises InvalidInput if the file is invalid or has no such profile,
+    Forbidden in an instance that cannot call functions without a key.
 
     `name` takes precedence over `PILOTLIGHT_PROFILE`, and that over the file's `active`.
     """
@@ -109,7 +127,29 @@ def load(environ: Mapping[str, str] | None = None, *, name: str | None = None) -
     overrides = {
         key: environ[variable] for key, variable in _VARIABLES.items() if environ.get(variable)
     }
-    return Profile(**{**values, **overrides})
+    found = {**values, **overrides}
+    if not found.get("api_key") and (own := _instance_url(environ)) is not None:
+        found["url"] = own
+    return Profile(**found)
+
+
+def _instance_url(environ: Mapping[str, str]) -> str | None:
+    """The URL of the instance that this process is, by which it calls functions without a key; None
+    outside a worker. Raises Forbidden where it cannot."""
+    if (path := calls_socket_here(environ)) is not None:
+        return f"{_CALLS}{path}"
+    if CALLS_VARIABLE in environ:
+        raise Forbidden(
+            "functions can be called while an instance runs a call, and not in enter() before the "
+            "snapshot or in the call of an example: call them in a method, give it an example that "
+            f"calls none, or {_WAY_OUT}"
+        )
+    if INSTANCE_VARIABLE in environ:
+        raise Forbidden(
+            "this instance has no socket to call functions without a key: it runs in a cluster, or "
+            f"its function has network='none'. In a cluster, {_WAY_OUT}"
+        )
+    return None
 
 
 def save(

@@ -86,6 +86,10 @@ probes and claims. For an engine, whose bytes are proxied, it must be the first 
 connection, which is then closed."""
 HEADER_CALL = "pilotlight-call"
 """The call's id, for log lines."""
+HEADER_PARENT = "pilotlight-parent"
+"""On a call that a function makes, over its instance's socket: ids of the calls in which it makes
+it, separated by commas (a batch has several). Accepted only for calls that run on that
+instance."""
 HEADER_TRUSTED_PICKLE = "pilotlight-trusted-pickle"
 """`1` on a request whose body is a pickle from the function's own tenant. Only activators set it,
 after checking the caller's tenant. A worker refuses a pickle without it, and activators strip this
@@ -305,6 +309,9 @@ class UsageRecord(JsonRecord):
         finish: why a streamed answer ended (`pilotlight.spec.engines.FINISH_REASONS`); "" for
             others.
         first_token_ms: from the request to the first token; 0 without one.
+        parent: of a call that a function made, the id of the record of the attempt that made it; ""
+            for others. `key` then names the function,
+            `function:<tenant>/<environment>/<app>/<name>`.
     """
 
     id: str
@@ -350,6 +357,7 @@ class UsageRecord(JsonRecord):
     tokens_cached: int = 0
     finish: str = ""
     first_token_ms: int = 0
+    parent: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from pilotlight.core.instance_variables import CALLS_DIRECTORY, CALLS_VARIABLE
 from pilotlight.core.settings import FUNCTIONS_SOCKET
 from snapshotter.shim.child import CONTROL_FD
 from snapshotter.shim.sandbox import mounts
@@ -113,6 +114,8 @@ class Sources:
             no restore.
         platform: directory with the socket of the platform's API for functions
             (`Paths.for_functions`); None = no access.
+        calls: directory of the sockets by which instances of the slot call other functions; None =
+            they cannot.
     """
 
     layout: Layout
@@ -121,6 +124,7 @@ class Sources:
     runtime: Mapping[str, Path]
     criu: Path | None = None
     platform: Path | None = None
+    calls: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +178,8 @@ def plan(
     )
     if namespaced and sources.platform is not None:
         env.setdefault(_PLATFORM_URL, f"unix://{root}/platform/{FUNCTIONS_SOCKET}")
+    if sources.calls is not None:
+        env[CALLS_VARIABLE] = str(root / CALLS_DIRECTORY if namespaced else sources.calls)
     order = {
         "op": "boot",
         "argv": [
@@ -237,6 +243,7 @@ def _binds(sources: Sources, directory: Path) -> list[tuple[str, str]]:
         else []
     )
     binds += [(sources.platform, "platform")] if sources.platform is not None else []
+    binds += [(sources.calls, CALLS_DIRECTORY)] if sources.calls is not None else []
     return [(str(path), name) for path, name in binds]
 
 

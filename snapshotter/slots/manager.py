@@ -335,6 +335,11 @@ class SlotAllocator:
             waited_ms = await self._wait_for_weights(occupied, opening, phase)
             places = {name: served.path for name, served in occupied.weights.items()}
             platform = None if spec.offline else self._platform
+            calls = (
+                slots.make_calls_directory(slot.directory, is_shown=self._slot_pool.namespaced)
+                if platform is not None
+                else None
+            )
             sources = Sources(
                 layout=layout,
                 code=code,
@@ -342,6 +347,7 @@ class SlotAllocator:
                 runtime=self._runtime,
                 criu=self._criu,
                 platform=platform,
+                calls=calls,
             )
             preparation = SlotPreparation(
                 occupied=occupied, plan=self._write_launch(occupied, sources, uid), uid=uid

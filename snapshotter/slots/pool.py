@@ -16,6 +16,7 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
+from pilotlight.core.instance_variables import CALLS_DIRECTORY
 from pilotlight.core.rpc import grant_group_access
 from pilotlight.core.threads import cancel_and_wait
 from snapshotter.errors import Unsupported
@@ -240,6 +241,8 @@ class SlotPool:
             slot = Slot(directory.name, directory, connection, -1)
             for path in (directory, *directory.glob("i-*.sock")):
                 grant_group_access(path)
+            if (directory / CALLS_DIRECTORY).is_dir():
+                slots.make_calls_directory(directory, is_shown=self.namespaced)
             try:
                 await slot.adopt()
             except SlotConnectionLost:

@@ -32,7 +32,13 @@ from snapshotter.slots.replies import (
     SnapshotPoint,
 )
 from snapshotter.slots.requests import SlotRequests
-from snapshotter.slots.sockets import connect, listen, seen, write_json
+from snapshotter.slots.sockets import (
+    connect,
+    listen,
+    make_calls_directory,
+    seen,
+    write_json,
+)
 from snapshotter.types import InstanceId
 
 __all__ = [
@@ -46,6 +52,7 @@ __all__ = [
     "SnapshotPoint",
     "connect",
     "listen",
+    "make_calls_directory",
     "seen",
     "write_json",
 ]

@@ -7,10 +7,12 @@ import contextlib
 import json
 import os
 import socket
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pilotlight.core.instance_variables import CALLS_DIRECTORY
 from pilotlight.core.rpc import grant_group_access
 
 _BACKLOG = 4096
@@ -38,6 +40,24 @@ def listen(path: Path) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def make_calls_directory(slot: Path, *, is_shown: bool) -> Path:
+    """The directory of a slot for sockets by which its instances call other functions. Raises
+    OSError.
+
+    The group that may enter the slot's directory, the activators', creates sockets in it.
+    `is_shown`: it is mounted in the slot, whose user may enter it, and not list it."""
+    directory = slot / CALLS_DIRECTORY
+    directory.mkdir(mode=0o700, exist_ok=True)
+    folder = slot.stat()
+    others = stat.S_IXOTH if is_shown else 0
+    if folder.st_mode & stat.S_IXGRP:
+        os.chown(directory, -1, folder.st_gid)
+        directory.chmod(0o770 | others)
+    else:
+        directory.chmod(0o700 | others)
+    return directory
 
 
 def connect(path: Path) -> socket.socket:

@@ -30,9 +30,11 @@ from activator.calls.fallback import FallbackChain
 from activator.calls.runner import CallRunner
 from activator.control_plane.proxy import ControlPlaneProxy
 from activator.coordination.state import InstanceLeases
+from activator.gateway.calls_by_functions import CallsByFunctions
 from activator.gateway.gateway import Gateway
 from activator.gateway.health import Health
 from activator.gateway.http_proxy import HttpProxy
+from activator.gateway.instance_sockets import InstanceSockets
 from activator.gateway.response_writer import CallObserver
 from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.gateway.websocket_frames import CallerSocket
@@ -209,6 +211,12 @@ class Edge:
             arguments=self.arguments,
             dashboard=dashboard,
         )
+        self.sockets = InstanceSockets(
+            CallsByFunctions(self.gateway, max_depth=settings.max_call_depth),
+            max_per_tenant=settings.max_connections_per_address,
+            max_head_bytes=settings.max_header_bytes,
+            head_timeout_s=settings.header_timeout_s,
+        )
         self._seq = 0
         self.url = ""
         self.client = httpx.AsyncClient(timeout=PATIENCE_S, verify=NO_TLS)
@@ -239,6 +247,7 @@ class Edge:
             account=self.books.account,
             observer=CutoverStartObserver(self.metrics, self.handovers),
             allowance=self._allowance,
+            listen=self.sockets.listen,
         )
 
     def tell(self, kind: str, key: str, value: object) -> None:
@@ -389,6 +398,7 @@ async def served(edge: Edge) -> AsyncIterator[Edge]:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await edge.calls.aclose()
+    await edge.sockets.aclose()
     await edge.scaler.aclose()
     await edge.control.aclose()
     await edge.arguments.aclose()

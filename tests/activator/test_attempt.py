@@ -94,7 +94,7 @@ class World:
     def __init__(self, **clocks: float) -> None:
         self.account, self.pool, self.slots = Account(), Pool(), Slots()
         instance: Any = SimpleNamespace(
-            account=self.account, connections=self.pool, is_stuck=False, id="i-1"
+            running={}, account=self.account, connections=self.pool, is_stuck=False, id="i-1"
         )
         self.instance = instance
         target = target_of(spec_of(clocks=Clocks(**clocks)))

@@ -96,6 +96,7 @@ def test_a_call_becomes_one_complete_record(tmp_path: Path) -> None:
         "tokens_cached",
         "finish",
         "first_token_ms",
+        "parent",
     }
     assert set(body) | unset == set(UsageRecord.__dataclass_fields__), (
         "nothing else is left to a default"

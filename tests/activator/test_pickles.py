@@ -297,6 +297,7 @@ NO_ENTRANCES = {
         ),
         "a step on the way to a row's handler",
     ),
+    "self._believe": "reads which function another activator says makes the request",
     "self._proxies.record_caller": "reads the address that a trusted proxy says",
     **dict.fromkeys(
         ("self._resolver.enter", "self._resolver.raw_entry", "self._resolver.reader"),

@@ -31,6 +31,7 @@ NEW = frozenset(
         "tokens_cached",
         "finish",
         "first_token_ms",
+        "parent",
     }
 )
 MOMENTS = (NOVEMBER_1, NOVEMBER_1 - 0.0004, NOVEMBER_1 - 1e-6, NOVEMBER_1 + 86_400 * 29.999, 0.0)

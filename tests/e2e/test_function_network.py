@@ -113,7 +113,7 @@ def test_a_closed_function_reaches_neither_the_host_nor_the_platform(
     found = platform.result(
         "reaching/closed", {"addresses": [("127.0.0.1", server), (host_address(), server)]}
     )
-    assert found == ["ConnectionRefusedError", "OSError", "False", "False"]
+    assert found == ["ConnectionRefusedError", "OSError", "True", "True"]
 
 
 def test_what_the_operator_does_not_open_is_refused_at_deploy(

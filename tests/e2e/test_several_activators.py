@@ -159,6 +159,17 @@ async def test_both_serve_and_never_hold_more_instances_together_than_the_functi
     )
 
 
+def test_a_function_calls_and_submits_under_a_key_whichever_activator_holds_the_call(
+    pair: Pair,
+) -> None:
+    for n in range(6):  # the hash of its key gives each to one of the two
+        assert pair.platform.result("pair/relay", {"n": n}) == [n, 1, n]
+    made = wait_for(
+        lambda: pair.platform.usage("parent <> '' and function = 'greet'"), "records of these calls"
+    )
+    assert {row["key"].partition("/")[2] for row in made} == {"main/pair/relay"}
+
+
 def test_a_submitted_call_is_found_and_cancelled_through_either(pair: Pair) -> None:
     platform = pair.platform
     accepted = [platform.post(GREET, {"n": n}, verb="submit") for n in range(10)]

@@ -84,6 +84,17 @@ def test_hello_answers_with_its_start_its_times_and_its_cost(platform: PlatformU
     assert float(answer.headers["pilotlight-cost"]) > 0
 
 
+def test_pipeline_fans_out_and_goes_on_in_the_background(platform: PlatformUnderTest) -> None:
+    deploy(platform, "pipeline.py")
+    texts = {"texts": ["to be or not to be", "to do"]}
+    counted = {"to": 3, "be": 2, "or": 1, "not": 1, "do": 1}
+    assert invoke(platform, "pipeline/count", texts).json() == counted
+    submitted = invoke(platform, "pipeline/submit", texts).json()
+    with platform.client() as client:
+        record = client.call(submitted, wait_s=30)
+    assert (record.state, record.labels["caller"]) == ("SUCCEEDED", "pipeline/submit")
+
+
 def test_stream_sends_items_as_lines_and_as_events(platform: PlatformUnderTest) -> None:
     deploy(platform, "stream.py")
     lines = invoke(platform, "stream/count", {"upto": 3}, "application/x-ndjson").text.splitlines()

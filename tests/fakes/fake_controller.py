@@ -39,8 +39,8 @@ class FakeController:
                 if known is None or known["sequence"] < call["sequence"]:
                     self.calls[call["id"]] = call
             return WorkerAnswer(body=b'{"accepted":1}')
-        if request.path.startswith("/v1/calls/"):
-            record = self.calls.get(request.path.removeprefix("/v1/calls/"))
+        if request.path.startswith(("/v1/calls/", "/internal/calls/")):
+            record = self.calls.get(request.path.rpartition("/")[2].partition("?")[0])
             return (
                 WorkerAnswer(body=json.dumps(record).encode())
                 if record

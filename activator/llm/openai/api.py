@@ -315,6 +315,7 @@ class OpenAI:
             caller=entry.foreign,
             choice=choice,
             extra_headers=choice.line if choice is not None else b"",
+            origin=request.origin,
         )
         call.began_ns, call.routed_ns = request.began_ns, request.routed_ns
         self._tracer.begin(call, request.headers)

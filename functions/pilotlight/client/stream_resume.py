@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import Protocol
 
+from pilotlight.client.transport import connection_errors
 from pilotlight.errors import Unavailable
 
 MAX_DISCONNECTS = 20
@@ -36,20 +37,16 @@ def reconnect_attempts(items: ResumableStream) -> Iterator[None]:
 
 def read_until_disconnect(pieces: Iterator[bytes]) -> Iterator[bytes]:
     """Yield the pieces of a body, until its end or until the connection is lost."""
-    import httpx
-
     try:
         yield from pieces
-    except httpx.TransportError:
+    except connection_errors():
         return
 
 
 async def read_until_disconnect_async(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Asynchronous form of `read_until_disconnect`."""
-    import httpx
-
     try:
         async for piece in pieces:
             yield piece
-    except httpx.TransportError:
+    except connection_errors():
         return

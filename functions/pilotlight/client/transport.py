@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from pilotlight.client.errors import error_from_response, retry_after_s
+from pilotlight.client.socket_http import AsyncSocketClient, ConnectionFailed, SocketClient
 from pilotlight.errors import PilotlightError, Unauthenticated, Unavailable
 from pilotlight.profile import Profile
 from pilotlight.protocol import HEADER_ENVIRONMENT
@@ -113,17 +115,42 @@ def _transport_options(profile: Profile) -> dict[str, Any]:
     return {"limits": limits, "socket_options": options, "verify": verify}
 
 
-def _was_sent(error: httpx.HTTPError) -> bool:
+def connection_errors() -> tuple[type[Exception], ...]:
+    """Errors of a connection that cannot be made or is lost. httpx is among them where it was
+    loaded: an instance may have none."""
+    httpx = sys.modules.get("httpx")
+    return (ConnectionFailed,) if httpx is None else (ConnectionFailed, httpx.HTTPError)
+
+
+def _was_sent(error: Exception) -> bool:
+    if isinstance(error, ConnectionFailed):
+        return error.was_sent
     import httpx
 
     return not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
 
 
-def _lost(profile: Profile, method: str, path: str, error: httpx.HTTPError) -> Unavailable:
+def _calling_headers() -> dict[str, str]:
+    from pilotlight.sdk.context import calling_headers
+
+    return {"user-agent": "pilotlight-sdk", **calling_headers()}
+
+
+def _budget_s(profile: Profile, budget_s: float) -> float:
+    """Seconds that a request may wait between attempts: in an instance at most what the current
+    call has left."""
+    if not profile.is_instance:
+        return budget_s
+    from pilotlight.sdk.context import remaining_s
+
+    return min(budget_s, remaining_s())
+
+
+def _lost(profile: Profile, method: str, path: str, error: Exception) -> Unavailable:
     what = "was lost before the response arrived" if _was_sent(error) else "failed"
     hint = (
         ""
-        if _was_sent(error)
+        if _was_sent(error) or profile.is_instance
         else "; check that the platform is running (pilotlight up) and that PILOTLIGHT_URL is right"
     )
     return Unavailable(
@@ -150,22 +177,42 @@ def path_segment(name: str) -> str:
     return quote(name, safe="")
 
 
+def _client(profile: Profile) -> httpx.Client | SocketClient:
+    if profile.is_instance:
+        return SocketClient(profile.socket_path or "", _calling_headers)
+    import httpx
+
+    from pilotlight.core.transport.cookies import no_cookies
+
+    return httpx.Client(
+        **_httpx_options(profile),
+        transport=httpx.HTTPTransport(**_transport_options(profile)),
+        cookies=no_cookies(),
+    )
+
+
+def _async_client(profile: Profile) -> httpx.AsyncClient | AsyncSocketClient:
+    if profile.is_instance:
+        return AsyncSocketClient(profile.socket_path or "", _calling_headers)
+    import httpx
+
+    from pilotlight.core.transport.cookies import no_cookies
+
+    return httpx.AsyncClient(
+        **_httpx_options(profile),
+        transport=httpx.AsyncHTTPTransport(**_transport_options(profile)),
+        cookies=no_cookies(),
+    )
+
+
 class Transport:
     """A synchronous HTTP client with a connection pool for one profile. Thread-safe, like the pool
     of httpx. Closed by its owner."""
 
     def __init__(self, profile: Profile, *, budget_s: float = DEFAULT_BUDGET_S) -> None:
-        import httpx
-
-        from pilotlight.core.transport.cookies import no_cookies
-
         self.profile = profile
         self._budget_s = budget_s
-        self._http = httpx.Client(
-            **_httpx_options(profile),
-            transport=httpx.HTTPTransport(**_transport_options(profile)),
-            cookies=no_cookies(),
-        )
+        self._http: Any = _client(profile)
 
     def close(self) -> None:
         """Close all connections."""
@@ -200,7 +247,7 @@ class Transport:
     ) -> Iterator[httpx.Response]:
         """Send a request and yield the response once its headers have arrived. Raises like
         `request`."""
-        patience = _Patience(method, self._budget_s, repeatable)
+        patience = _Patience(method, _budget_s(self.profile, self._budget_s), repeatable)
         while True:
             response, delay = self._attempt(method, path, patience, accept_status, options)
             if response is not None:
@@ -219,8 +266,6 @@ class Transport:
         accept_status: frozenset[int],
         options: dict[str, Any],
     ) -> tuple[httpx.Response | None, float]:
-        import httpx
-
         try:
             response = self._http.send(
                 self._http.build_request(method, path, **options), stream=True
@@ -228,7 +273,7 @@ class Transport:
             if response.is_success or response.status_code in accept_status:
                 return response, 0.0
             body = response.read()
-        except httpx.HTTPError as e:
+        except connection_errors() as e:
             delay = patience.after_failure(was_sent=_was_sent(e))
             if delay is None:
                 raise _lost(self.profile, method, path, e) from e
@@ -243,17 +288,9 @@ class AsyncTransport:
     """An asynchronous HTTP client with a connection pool for one profile and event loop."""
 
     def __init__(self, profile: Profile, *, budget_s: float = DEFAULT_BUDGET_S) -> None:
-        import httpx
-
-        from pilotlight.core.transport.cookies import no_cookies
-
         self.profile = profile
         self._budget_s = budget_s
-        self._http = httpx.AsyncClient(
-            **_httpx_options(profile),
-            transport=httpx.AsyncHTTPTransport(**_transport_options(profile)),
-            cookies=no_cookies(),
-        )
+        self._http: Any = _async_client(profile)
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -287,7 +324,7 @@ class AsyncTransport:
         **options: Any,
     ) -> AsyncIterator[httpx.Response]:
         """Asynchronous form of `Transport.stream`."""
-        patience = _Patience(method, self._budget_s, repeatable)
+        patience = _Patience(method, _budget_s(self.profile, self._budget_s), repeatable)
         while True:
             response, delay = await self._attempt(method, path, patience, accept_status, options)
             if response is not None:
@@ -306,8 +343,6 @@ class AsyncTransport:
         accept_status: frozenset[int],
         options: dict[str, Any],
     ) -> tuple[httpx.Response | None, float]:
-        import httpx
-
         try:
             response = await self._http.send(
                 self._http.build_request(method, path, **options), stream=True
@@ -315,7 +350,7 @@ class AsyncTransport:
             if response.is_success or response.status_code in accept_status:
                 return response, 0.0
             body = await response.aread()
-        except httpx.HTTPError as e:
+        except connection_errors() as e:
             delay = patience.after_failure(was_sent=_was_sent(e))
             if delay is None:
                 raise _lost(self.profile, method, path, e) from e

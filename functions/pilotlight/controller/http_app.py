@@ -147,6 +147,7 @@ _ROUTERS = (
     budgets.router,
     budgets.internal,
     calls.router,
+    calls.internal,
     scheduled_calls.router,
     schedules.router,
     webhooks.router,

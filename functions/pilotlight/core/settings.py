@@ -25,7 +25,7 @@ T = typing.TypeVar("T", bound="DataclassInstance")
 
 MAX_SOCKET_PATH = 107
 """Longest Unix socket path, one byte less than `sun_path` (unix(7))."""
-_LONGEST_SOCKET_NAME = len("/slots/s-0123456789abcdef/i-0123456789abcdef.sock")
+_LONGEST_SOCKET_NAME = len("/slots/s-0123456789abcdef/calls/i-0123456789abcdef.sock")
 FUNCTIONS_SOCKET = "http.sock"
 """The socket in `Paths.for_functions` by which functions reach the platform."""
 _MAX_RECORD_NAME = 40

@@ -14,6 +14,8 @@ from datetime import datetime
 from typing import Protocol
 
 from pilotlight.errors import InvalidInput
+from pilotlight.protocol import HEADER_PARENT
+from pilotlight.sdk.spans import current_span_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,28 @@ CURRENT_CALL: ContextVar[ContextProvider | None] = ContextVar(
     "pilotlight running call", default=None
 )
 """Set by the worker for each call."""
+
+
+def remaining_s() -> float:
+    """Return the seconds until the deadline of the current call, at least 0; infinite without a
+    limit, and outside a call."""
+    running = CURRENT_CALL.get()
+    return float("inf") if running is None else running.context().remaining_s()
+
+
+def calling_headers() -> dict[str, str]:
+    """Return the headers of a call that is made inside a call: which call makes it, and its span.
+    None outside a call, and in the example call of a warm-up."""
+    running = CURRENT_CALL.get()
+    current = running.context() if running is not None else None
+    if current is None or not current.call_id:
+        return {}
+    version, trace, parent, flags = current.traceparent.split("-")
+    span_id = current_span_id() or parent
+    return {
+        HEADER_PARENT: ",".join(current.members or (current.call_id,)),
+        "traceparent": f"{version}-{trace}-{span_id}-{flags}",
+    }
 
 
 def context() -> Context:

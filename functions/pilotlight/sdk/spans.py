@@ -153,3 +153,9 @@ class span:  # noqa: N801 - it reads as a statement
 Current = span | SpanRecorder | None
 CURRENT_RECORDER: ContextVar[Current] = ContextVar("pilotlight_span", default=None)
 """The innermost open span; without one, the recorder of the call; None outside calls."""
+
+
+def current_span_id() -> str:
+    """Return the id of the innermost open span; "" where none is recorded."""
+    current = CURRENT_RECORDER.get()
+    return current.id if isinstance(current, span) else ""

@@ -370,6 +370,7 @@ for _what, _path in {
     "its interpreter": "python/bin",
     "its packages": "env/0",
     "its weights": "weights/own/model.txt",
+    "where it calls functions": "calls",
 }.items():
 
     @attempt("read-only", f"change {_what}")
@@ -405,6 +406,12 @@ def _replace_code(facts: Facts) -> str:
     return "moved it"
 
 
+@attempt("read-only", "take away the socket by which it calls functions")
+def _own_calls(facts: Facts) -> str:
+    os.unlink(f"{os.environ['PILOTLIGHT_CALLS']}/{os.environ['PILOTLIGHT_INSTANCE']}.sock")
+    return "removed it"
+
+
 @attempt("read-only", "write beside the tree of its slot")
 def _beside_slot(facts: Facts) -> str:
     os.mkdir("/run/made")
@@ -432,6 +439,14 @@ attempt("sockets", "connect to another tenant's worker")(
 )
 attempt("sockets", "connect to another tenant's shim")(
     lambda facts: say_hello(socket.AF_UNIX, facts["paths"]["shim_socket"])
+)
+attempt("sockets", "connect to the socket by which another tenant calls functions")(
+    lambda facts: say_hello(
+        socket.AF_UNIX, "/calls/".join(facts["paths"]["worker_socket"].rsplit("/", 1))
+    )
+)
+attempt("sockets", "list the sockets by which instances of its slot call functions")(
+    lambda _: read("/run/pilotlight/slot/calls")
 )
 attempt("sockets", "connect to Redis")(
     lambda facts: say_hello(socket.AF_UNIX, facts["paths"]["redis"])

@@ -54,8 +54,8 @@ def closed(addresses: list[tuple[str, int]]) -> list[str]:
     """The same, where the network is closed; and whether it sees the platform."""
     return [
         *_reach(addresses),
-        str("PILOTLIGHT_URL" in os.environ),
-        str(os.path.exists("/run/pilotlight/slot/platform")),
+        str({"PILOTLIGHT_URL", "PILOTLIGHT_CALLS"}.isdisjoint(os.environ)),
+        str({"platform", "calls"}.isdisjoint(os.listdir("/run/pilotlight/slot"))),
     ]
 
 

@@ -716,13 +716,20 @@ async def test_submitted_calls_are_polled_where_they_were_reported(controller: C
         assert (await controller.internal("/internal/calls", body)).json() == {"accepted": 1}
     found = (await controller.http.get("/v1/calls/req-1")).json()
     assert (found["state"], found["result"]) == ("SUCCEEDED", "aGk=")
+    token = {"pilotlight-platform-token": controller.context.key.token}
+    for whose, status in [(tenant, 200), ("t-of-another", 404)]:  # as an activator asks
+        asked = await controller.http.get(f"/internal/calls/req-1?tenant={whose}", headers=token)
+        assert asked.status_code == status
 
 
-@pytest.mark.parametrize("path", ["/internal/feed", "/internal/usage", "/internal/calls"])
+@pytest.mark.parametrize(
+    "path",
+    ["/internal/feed", "/internal/usage", "/internal/calls", "/internal/calls/req-1?tenant=t-1"],
+)
 async def test_internal_paths_need_the_platforms_token_whatever_the_key(
     controller: Controller, path: str
 ) -> None:
-    method = "GET" if path.endswith("feed") else "POST"
+    method = "GET" if path.endswith(("feed", "t-1")) else "POST"
     problem_of(
         await controller.http.request(method, path, headers={"pilotlight-platform-token": "x"}),
         403,

@@ -22,6 +22,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from pilotlight.core.instance_variables import INSTANCE_VARIABLE
 from pilotlight.errors import NotFound
 from pilotlight.protocol import (
     CONTENT_JSON,
@@ -35,7 +36,6 @@ from pilotlight.spec.policies import Objectives
 from pilotlight.worker.http.calls import Calls
 from pilotlight.worker.http.http_responses import send_problem, send_response
 from pilotlight.worker.http.listener import serve_listener
-from pilotlight.worker.process.resume import INSTANCE_VARIABLE
 from pilotlight.worker.snapshot import hooks
 from pilotlight.worker.status import InstanceStatus
 from pilotlight.worker.user_code import serialization, user_errors

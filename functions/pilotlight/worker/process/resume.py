@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-INSTANCE_VARIABLE = "PILOTLIGHT_INSTANCE"
+from pilotlight.core.instance_variables import INSTANCE_VARIABLE
 
 
 def reseed() -> None:

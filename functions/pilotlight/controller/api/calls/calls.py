@@ -5,11 +5,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import Path, Query, Response
+from fastapi import Depends, Path, Query, Response
 from pydantic import Field
 
 from pilotlight.controller.api.schemas import Body
-from pilotlight.controller.context import REQUIRE_DISK_SPACE, Ctx, Deployer, Invoker, RequestId
+from pilotlight.controller.context import (
+    REQUIRE_DISK_SPACE,
+    Ctx,
+    Deployer,
+    Invoker,
+    RequestId,
+    require_platform_token,
+)
 from pilotlight.controller.database import audit_trail
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.identity.access_control import Principal
@@ -17,8 +24,10 @@ from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.scheduling import dispatch_queue, submitted_calls
 from pilotlight.controller.scheduling.submitted_calls import DEAD, CallQuery
 from pilotlight.errors import Conflict
+from pilotlight.protocol import CALLS_PATH
 
 router = APIRouter(prefix="/v1", tags=["submitted calls"])
+internal = APIRouter(dependencies=[Depends(require_platform_token)], include_in_schema=False)
 MAX_REDRIVEN = 1000
 """Dead letters that one request redrives at most; the response says whether there are more."""
 State = Literal["QUEUED", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "DEAD"]
@@ -81,6 +90,17 @@ def list_calls(
     )
     with context.store.read() as sql:
         return CallList(calls=submitted_calls.listing(sql, filters, limit=limit))
+
+
+@internal.get(f"{CALLS_PATH}/{{call}}")
+def get_call_of_function(
+    context: Ctx,
+    call: Annotated[str, Path(max_length=128)],
+    tenant: Annotated[str, Query(max_length=128)],
+) -> dict[str, Any]:
+    """Return a call to an activator, which checks which function asks for it."""
+    with context.store.read() as sql:
+        return submitted_calls.get(sql, tenant=tenant, call=call)
 
 
 @router.post("/calls:redrive", dependencies=[REQUIRE_DISK_SPACE], status_code=202)

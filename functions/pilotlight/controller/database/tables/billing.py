@@ -93,7 +93,7 @@ usage = sa.Table(
     ),
     *(
         sa.Column(name, sa.Text, nullable=False, server_default="")
-        for name in ("experiment", "arm", "unit", "degraded", "finish")
+        for name in ("experiment", "arm", "unit", "degraded", "finish", "parent")
     ),
     *(
         sa.Column(name, sa.BigInteger, nullable=False, server_default="0")

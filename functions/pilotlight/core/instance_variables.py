@@ -1,0 +1,27 @@
+"""Names that a worker's environment and its slot have in common: how an instance finds the socket
+by which it calls other functions. Standard library only: workers import it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+CALLS_DIRECTORY = "calls"
+"""Directory of a slot in which the activator serves a socket for each instance."""
+CALLS_VARIABLE = "PILOTLIGHT_CALLS"
+"""Environment variable of a worker: the path of CALLS_DIRECTORY as the worker sees it."""
+INSTANCE_VARIABLE = "PILOTLIGHT_INSTANCE"
+"""Environment variable of an instance: its id. Set when it begins to serve, never in the process
+that is snapshotted or forked."""
+
+
+def calls_socket(directory: str | Path, instance: str) -> str:
+    """The socket by which `instance` calls other functions. It is named for the instance because
+    the forks of one slot share its files."""
+    return f"{directory}/{instance}.sock"
+
+
+def calls_socket_here(environ: Mapping[str, str]) -> str | None:
+    """The socket of this process; None outside an instance, or where instances have none."""
+    directory, instance = environ.get(CALLS_VARIABLE), environ.get(INSTANCE_VARIABLE)
+    return calls_socket(directory, instance) if directory and instance else None
