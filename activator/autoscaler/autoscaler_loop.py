@@ -263,7 +263,7 @@ class AutoscalerLoop:
 
     async def _take_back(self) -> None:
         """Take instances of the revisions that answered before a cutover, where the cluster has
-        some and none is ours any more: the claims of a lone activator end with its process."""
+        some and none is claimed by us: the claims of a lone activator end with its process."""
 
         async def take(target: CallTarget) -> None:
             try:

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import json
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from tests.fakes.absence import away
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
 from tests.fakes.knative.queue_proxy import QueueProxy
 from tests.fakes.pod_maker import STATUS, FakePod, whereabouts
-from tests.fakes.routes import route_of, spec_of
+from tests.fakes.routes import route_of, spec_of, split_route, target_of
 from tests.fakes.small_cluster import World
 
 HEADERS = {"authorization": f"Bearer {KEY}"}
@@ -61,9 +61,15 @@ class Site:
 
 @contextlib.asynccontextmanager
 async def site_of(
-    world: World, directory: Path, member: str = "a-0", redis_url: str = "", platform: str = ""
+    world: World,
+    directory: Path,
+    member: str = "a-0",
+    redis_url: str = "",
+    platform: str = "",
+    *,
+    known: Callable[[Edge], None] = lambda _: None,
 ) -> AsyncIterator[Site]:
-    """One activator; with `redis_url` one of several."""
+    """One activator; with `redis_url` one of several. `known`: tells it what is on its disk."""
     async with AsyncExitStack() as closing:
         state = None
         if redis_url:
@@ -87,6 +93,7 @@ async def site_of(
             health=Health(),
         )
         closing.push_async_callback(edge.fleet.aclose)
+        known(edge)
         await closing.enter_async_context(served(edge))
         if state is not None:
             beats = asyncio.create_task(_beat(state, edge))
@@ -332,6 +339,25 @@ async def test_the_call_after_a_crash_waits_for_another_pod(site: Site) -> None:
     await asyncio.sleep(0.5)  # the start that it waits for looks at the pod meanwhile
     await site.world.maker.up(target)
     assert (await calling).status_code == 200
+
+
+async def test_a_lone_activator_that_was_restarted_takes_back_who_answered_before(
+    world: World, short_tmp: Path
+) -> None:
+    old, new = "v1-aaaaaa", "v2-bbbbbb"
+    target = target_of(spec_of(), revision=old)
+    world.targets[target.key] = target
+    await world.maker.up(target)
+
+    def known(edge: Edge) -> None:
+        edge.table.handovers = edge.handovers
+        told = {"previous": {old: 100}, "awaited": (new,)}
+        edge.add(split_route(spec_of(), {new: 100}, named=(old,), **told))
+
+    async with site_of(world, short_tmp / "a", known=known) as site:
+        await site.edge.scaler.reconciled.wait()
+        answers = [await site.call() for _ in range(3)]  # no pod of the new one ever comes
+    assert [one.headers["pilotlight-revision"] for one in answers] == [old] * 3
 
 
 async def test_an_image_that_cannot_be_pulled_is_a_503_with_the_reason(site: Site) -> None:

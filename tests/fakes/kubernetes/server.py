@@ -123,6 +123,8 @@ class ApiServer:
         if self._server is None:
             return
         self._server.close()
+        for _ in range(3):  # connections that were accepted become known a turn or two later
+            await asyncio.sleep(0)
         for connection in list(self._connections):
             connection.abort()
         await self._server.wait_closed()

@@ -43,7 +43,7 @@ class ClusterOwnership:
             f"the cluster has namespaces of another platform ({said}), and this one is "
             f"{self.platform}: nothing is changed. If the database was replaced by mistake, "
             f"connect the right one. To take them over, and delete the functions in them that this "
-            f"platform does not have: {' '.join(self.commands)}"
+            f"platform does not have: {'; '.join(self.commands)}"
         )
 
     @property
