@@ -16,6 +16,7 @@ from websockets.asyncio.server import ServerConnection
 
 from activator.balancing.instance import Instance
 from activator.gateway.http_proxy import MAX_RESENT_BYTES
+from pilotlight.protocol import CallRecord
 from pilotlight.spec.function import Clocks, FunctionKind, MethodSpec
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import forever, until
@@ -73,8 +74,10 @@ class Submitted(Entrance):
             while True:
                 record = (await edge.client.get(f"{url}?wait_s=10", headers=HEADERS)).json()
                 if record["status"]:
-                    result = base64.b64decode(record["result"])
-                    return httpx.Response(record["status"], content=result)
+                    return httpx.Response(
+                        record["status"],
+                        content=base64.b64decode(CallRecord.from_json(record).result),
+                    )
         except asyncio.CancelledError:
             url = f"{edge.url}{(await submitting).headers['location']}"
             assert (await edge.client.post(f"{url}:cancel", headers=HEADERS)).is_success
