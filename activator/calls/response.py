@@ -133,8 +133,9 @@ class ResponseReader:
     def _worker_status(self) -> int:
         """The status of its head, or 500 where user code failed in the stream behind it."""
         answer = self._attempt.answer
-        is_raised = answer.status < 400 and answer.header(_FINISH) == b"error"
-        return 500 if is_raised else answer.status
+        if answer.body is None and answer.status < 400 and answer.header(_FINISH) == b"error":
+            return 500
+        return answer.status
 
     def _answered(self, status: int) -> None:
         self.status, self.outcome = status, "ok" if status < 400 else "error"
