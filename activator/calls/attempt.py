@@ -134,11 +134,6 @@ class Attempt:
         return self._is_closed
 
     @property
-    def is_busy(self) -> bool:
-        """Whether the worker did not begin, because it still runs another call."""
-        return self.answer.is_busy
-
-    @property
     def record_id(self) -> str:
         """Id of its usage record."""
         return f"{self.call.id}/{self.call.attempt}"
@@ -346,7 +341,7 @@ class Attempt:
         self.close(status=answer.status, outcome=outcome, bytes_out=len(answer.body or b""))
 
     def refused_as_busy(self) -> None:
-        """End an attempt whose worker `is_busy`: nothing ran, and its instance is tried again
+        """End an attempt whose worker was busy: nothing ran, and its instance is tried again
         later."""
         self.reservation.instance.block(time.monotonic())
         self.close(status=503, outcome=BUSY, bytes_out=0)

@@ -115,29 +115,29 @@ class ResponseReader:
             status, rest = self._filter.end(status)
         if rest:
             self._count(rest)
-        self._answered(status)
+        self.status, self.outcome = status, "ok" if status < 400 else "error"
         return rest
 
     def whole(self, body: bytes | None = None) -> bytes:
         """Take the outcome of a response that was received, or collected as `body`, and return its
         body. Raises WorkerConnectionLost where it is incomplete."""
-        status = self._worker_status
-        whole = (self._attempt.answer.body or b"") if body is None else body
+        answer = self._attempt.answer
+        status, whole = (
+            (answer.status, answer.body or b"") if body is None else (self._worker_status, body)
+        )
         if self._filter is not None:
             status, whole = self._filter.collected(status, whole)
         self._attempt.bytes_out = len(whole)
-        self._answered(status)
+        self.status, self.outcome = status, "ok" if status < 400 else "error"
         return whole
 
     @property
     def _worker_status(self) -> int:
         """The status of its head, or 500 where user code failed in the stream behind it."""
         answer = self._attempt.answer
-        is_raised = answer.status < 400 and answer.header(_FINISH) == b"error"
-        return 500 if is_raised else answer.status
-
-    def _answered(self, status: int) -> None:
-        self.status, self.outcome = status, "ok" if status < 400 else "error"
+        if answer.status < 400 and answer.header(_FINISH) == b"error":
+            return 500
+        return answer.status
 
     def _count(self, piece: bytes) -> None:
         attempt = self._attempt

@@ -254,7 +254,7 @@ class CallRunner:
                 await self._require_retryable(call, reservation, e)
                 await self._charge_retry(call)
                 continue
-            if not attempt.is_busy:
+            if not attempt.answer.is_busy:
                 return attempt
             busy_since = self.requeue(attempt, busy_since)
 

@@ -359,7 +359,7 @@ class FastPathCall(Attempt):
             runner = self._calls.runner
             self._continue_in_task(
                 runner.begin_after_busy(self)
-                if self.is_busy
+                if answer.is_busy
                 else runner.finish(self.call, _return(self))
             )
             return

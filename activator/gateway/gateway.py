@@ -59,7 +59,9 @@ Handle = Callable[[Request], Coroutine[Any, Any, None]]
 class Middleware(Protocol):
     """A feature around requests (`activator.app` lists them)."""
 
-    async def handle(self, request: Request, *, inner: Handle, gateway: Gateway) -> None:
+    def handle(
+        self, request: Request, *, inner: Handle, gateway: Gateway
+    ) -> Coroutine[Any, Any, None]:
         """Answer a request, by `inner` where it does not concern this feature."""
         ...
 

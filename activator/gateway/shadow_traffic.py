@@ -318,7 +318,7 @@ async def _run_attempt(call: Call, reservation: Reservation) -> tuple[int, bytes
             reservation.throttler.drain(reservation.instance)
         attempt.fail(e, is_noted=False)
         raise
-    if attempt.is_busy:
+    if answer.is_busy:
         attempt.refused_as_busy()
         raise _Busy
     outcome = "ok" if answer.status < 400 or answer.body is None else "error"

@@ -78,12 +78,13 @@ class Idempotency:
     def __repr__(self) -> str:
         return f"<Idempotency {len(self.running)} running, {self._store!r}>"
 
-    async def handle(self, request: Request, *, inner: Handle, gateway: Calls) -> None:
+    def handle(
+        self, request: Request, *, inner: Handle, gateway: Calls
+    ) -> Coroutine[Any, Any, None]:
         """Run a call with a key once, and others by `inner`. Raises what `answer` raises."""
         if KEY in request.headers and self._concerns(request):
-            await self.answer(request, inner, gateway)
-        else:
-            await inner(request)
+            return self.answer(request, inner, gateway)
+        return inner(request)
 
     @staticmethod
     def _concerns(request: Request) -> bool:
