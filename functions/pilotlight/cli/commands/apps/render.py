@@ -46,10 +46,12 @@ class _Sheaf:
 
     @property
     def manifests(self) -> list[Manifest]:
+        """All of them, in the order of application."""
         return [one for those in self.files.values() for one in those]
 
     @property
     def services(self) -> list[Manifest]:
+        """The functions' Knative Services."""
         return [one for one in self.manifests if one["kind"] == "Service"]
 
 
