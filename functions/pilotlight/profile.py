@@ -98,7 +98,7 @@ def load(environ: Mapping[str, str] | None = None, *, name: str | None = None) -
     path = config_path(environ)
     document = _read(path)
     wanted = name or environ.get("PILOTLIGHT_PROFILE")
-    chosen = wanted or str(document.get("active", DEFAULT_PROFILE))
+    chosen = wanted or _active(document)
     profiles = document.get("profiles", {})
     if wanted and wanted not in profiles:
         raise InvalidInput(
@@ -110,6 +110,11 @@ def load(environ: Mapping[str, str] | None = None, *, name: str | None = None) -
         key: environ[variable] for key, variable in _VARIABLES.items() if environ.get(variable)
     }
     return Profile(**{**values, **overrides})
+
+
+def selected_name(environ: Mapping[str, str]) -> str:
+    """Return the name of the profile that `load` uses."""
+    return environ.get("PILOTLIGHT_PROFILE") or _active(_read(config_path(environ)))
 
 
 def save(
@@ -127,7 +132,7 @@ def save(
         **document.get("profiles", {}),
         name: {f.name: getattr(profile, f.name) for f in fields(profile)},
     }
-    active = name if activate else str(document.get("active", DEFAULT_PROFILE))
+    active = name if activate else _active(document)
     _replace(path, _render(active, profiles))
     return path
 
@@ -139,7 +144,7 @@ def remove(name: str, *, path: Path | None = None) -> bool:
     profiles = dict(document.get("profiles", {}))
     if profiles.pop(name, None) is None:
         return False
-    _replace(path, _render(str(document.get("active", DEFAULT_PROFILE)), profiles))
+    _replace(path, _render(_active(document), profiles))
     return True
 
 
@@ -148,6 +153,10 @@ def names(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     return tuple(
         sorted(_read(config_path(os.environ if environ is None else environ)).get("profiles", {}))
     )
+
+
+def _active(document: Mapping[str, Any]) -> str:
+    return str(document.get("active", DEFAULT_PROFILE))
 
 
 def _read(path: Path) -> dict[str, Any]:

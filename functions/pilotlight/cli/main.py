@@ -45,6 +45,8 @@ _PARTS = {
     "storage": "tenants.storage",
     "node": "operations.node",
     "weights": "apps.weights",
+    "login": "tenants.login",
+    "dashboard": "tenants.login",
     "token": "tenants.access",
     "secret": "tenants.access",
     "environment": "tenants.access",

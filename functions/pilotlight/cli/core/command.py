@@ -106,8 +106,8 @@ _WHAT_TO_DO = {
     "too-large": "Send less data; platform.yaml sets the limits (max_body_bytes, bundle_max_bytes, "
     "blob_max_bytes).",
     "unsupported-media-type": "Send JSON: a function of another tenant accepts no other type.",
-    "unauthenticated": "Set PILOTLIGHT_API_KEY or pass --profile; `pilotlight up` wrote the "
-    "first key to ~/.pilotlight.toml.",
+    "unauthenticated": "Run `pilotlight login`, set PILOTLIGHT_API_KEY or pass --profile; "
+    "`pilotlight up` wrote the first key of this machine's platform to ~/.pilotlight.toml.",
     "forbidden": "Use a key with a higher scope: `pilotlight token create --scope deploy`.",
     "not-found": "List what exists: `pilotlight app list`, or the `list` command of the resource.",
     "unavailable": "Try again in a moment. `pilotlight app list` shows stopped apps, `pilotlight "

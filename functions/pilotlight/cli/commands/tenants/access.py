@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pilotlight.cli.commands.tenants.login import token_show
 from pilotlight.cli.core.command import Yes, command
 from pilotlight.cli.core.formatting import format_table, parse_duration_s, parse_pairs
 from pilotlight.cli.core.session import Session
@@ -30,6 +31,7 @@ def register(root: typer.Typer) -> None:
             {
                 "create": token_create,
                 "list": token_list,
+                "show": token_show,
                 "rotate": token_rotate,
                 "revoke": token_revoke,
             },
