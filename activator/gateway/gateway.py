@@ -22,6 +22,7 @@ from activator.calls.runner import CallRunner
 from activator.calls.shadow_traffic import ShadowTraffic
 from activator.coordination.peers import HEALTH, PASSED_ON
 from activator.gateway.control_plane_proxy import ControlPlaneProxy
+from activator.gateway.cors import ORIGIN, CrossOrigin
 from activator.gateway.fast_path import FastPath, FastPathRoute
 from activator.gateway.health import READY, Health
 from activator.gateway.http_proxy import HttpProxy
@@ -90,6 +91,7 @@ class Gateway:
         self._access = access
         self._runner = runner
         self._calls = calls
+        self._cross_origin = CrossOrigin(table)
         self._resolver = RequestResolver(
             table=table, access=access, unauthenticated=unauthenticated
         )
@@ -176,6 +178,13 @@ class Gateway:
             if self._dashboard is not None and self._dashboard.misplaced(request):
                 await self._answer(request, self._dashboard.answer(request))
                 return
+            if ORIGIN in request.headers and (
+                cross_origin := self._cross_origin.find(request, receive, send)
+            ):
+                if cross_origin.is_preflight:
+                    await cross_origin.answer_preflight()
+                    return
+                request = cross_origin
             is_once = KEY in request.headers and self.idempotency.concerns(request)
             await self._answer(
                 request,

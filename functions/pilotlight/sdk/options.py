@@ -55,6 +55,8 @@ class FunctionOptions(TypedDict, total=False):
         retries: a number, or `pilotlight.Retries(…)`.
         priority: of calls: "realtime", "standard" or "batch".
         access: "private", "public", or a list of further tenants that may call the function.
+        cors: origins whose web pages may call a public function, such as ["https://app.example"];
+            "*" for all. Browsers send no cookies.
         schedule: one or more of `pilotlight.Cron("0 6 * * *")` and `pilotlight.Period(hours=1)`.
         fallback, variants: what may answer in place of the function.
         example, check: as for `@pilotlight.method()`.
@@ -95,6 +97,7 @@ class FunctionOptions(TypedDict, total=False):
     idempotent: bool
     description: str
     access: str | Sequence[str]
+    cors: str | Sequence[str]
     priority: str | None
     tags: Mapping[str, str]
     retries: int | RetryPolicy | None

@@ -31,7 +31,7 @@ class Shell:
         self.file = home / ".pilotlight.toml"
 
     def run(self, *words: str, typed: str = "") -> Result:
-        env = {name: None for name in ("PILOTLIGHT_URL", "PILOTLIGHT_API_KEY")}
+        env = dict.fromkeys(("PILOTLIGHT_URL", "PILOTLIGHT_API_KEY"))
         own = {"PILOTLIGHT_CONFIG": str(self.file), "NO_COLOR": "1", "COLUMNS": "300"}
         return CliRunner().invoke(
             build(), list(words), env={**env, **own}, input=typed, prog_name="pilotlight"
@@ -124,7 +124,12 @@ def test_the_dashboard_is_opened_by_a_code_that_works_once(
 ) -> None:
     shell.ran("login", platform.url, typed=platform.key)
     opened: list[str] = []
-    monkeypatch.setattr(webbrowser, "open", lambda url: bool(opened.append(url)) or True)
+
+    def open_(url: str) -> bool:
+        opened.append(url)
+        return True
+
+    monkeypatch.setattr(webbrowser, "open", open_)
     assert "opened" in shell.ran("dashboard").stderr
     printed = shell.ran("dashboard", "--no-browser").stdout.strip()
 

@@ -17,6 +17,7 @@ from pilotlight.cli.core.saved_profiles import free_profile_name, save_profile, 
 from pilotlight.cli.core.session import RETRY_BUDGET_S, Session
 from pilotlight.core.dashboard.dashboard_origin import DASHBOARD_PATH
 from pilotlight.errors import Forbidden, InvalidInput, Unauthenticated
+from pilotlight.spec.identifiers import DEFAULT_ENVIRONMENT
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -62,7 +63,7 @@ def login(
     address = (url or typed_url or (held.url if held else profile.DEFAULT_URL)).rstrip("/")
     environment = session.profile_environ().get("PILOTLIGHT_ENVIRONMENT")
     wanted = profile.Profile(
-        url=address, api_key=key, environment=environment or profile.DEFAULT_ENVIRONMENT
+        url=address, api_key=key, environment=environment or DEFAULT_ENVIRONMENT
     )
     known, who = _try(wanted, is_bound_allowed=environment is None)
     host = urlsplit(address).hostname or current
@@ -74,8 +75,10 @@ def login(
     shown = {**_identity(known, who), "profile": name, "file": str(file)}
     session.show(
         shown,
-        lambda: f"signed in to {address} as tenant {who['tenant']['name']}, scope {who['scope']}, "
-        f"environment {known.environment}; written to profile {name!r} of {file}",
+        lambda: (
+            f"signed in to {address} as tenant {who['tenant']['name']}, scope {who['scope']}, "
+            f"environment {known.environment}; written to profile {name!r} of {file}"
+        ),
     )
 
 
@@ -106,7 +109,9 @@ def dashboard(
     if is_opened:
         session.say(f"opened {base}{DASHBOARD_PATH} in a browser")
     if session.is_json or not is_opened:
-        session.show({"address": address, "expires_at": made["expires_at"]}, lambda: _whole_line(address))
+        session.show(
+            {"address": address, "expires_at": made["expires_at"]}, lambda: _whole_line(address)
+        )
         session.say("open this address in a browser; it works once, within a minute")
 
 

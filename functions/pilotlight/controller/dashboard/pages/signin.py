@@ -42,6 +42,7 @@ async def login_form(context: Ctx, request: Request) -> Response:
 
 @router.post(LOGIN)
 async def login(
+    *,
     context: Ctx,
     request: Request,
     cookie: FormCookie,
