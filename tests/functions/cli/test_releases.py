@@ -49,7 +49,7 @@ class Shell:
     def failed(self, *words: str, key: str | None = None) -> str:
         done = self.run(*words, key=key)
         assert done.exit_code == 1, done.output
-        said, hint = done.stderr.strip().splitlines()
+        said, hint = done.stderr.strip().splitlines()[-2:]
         assert (said[:6], hint[:4]) == ("error ", "try ")
         return f"{said}\n{hint}"
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pilotlight.client.client import DeployedFunction, Deployment
     from pilotlight.client.resources.releases import ReleaseOptions
     from pilotlight.sdk.app import App
+    from pilotlight.sdk.progress_output import ProgressOutput
 
 File = Annotated[
     str, typer.Argument(metavar="FILE[::APP]", help="app.py, app.py::name, or package.module.")
@@ -121,33 +122,52 @@ def run(
     with @app.local_entrypoint() runs on this machine while the app is deployed. Common options must
     precede the file."""
     from pilotlight.client import sessions as sdk
+    from pilotlight.sdk.app import EphemeralRun
+    from pilotlight.sdk.progress_output import ProgressOutput
 
     target, _, wanted = reference.partition("::")
     app = load_user_app(target)
-    signature, call = runnable(app, wanted)
-    args, kwargs = parse_flags(signature, rest, what=wanted or app.name)
-    with session.client() as client, sdk.use_profile(client.profile):
-        with Deployer(session, client).progress() as progress:
-            ephemeral = app.run(progress=progress)
-            ephemeral.__enter__()
-        try:
-            with user_code_errors(reference):
-                _print_result(session, call(*args, **kwargs))
-        finally:
-            ephemeral.__exit__(None, None, None)
-            sdk.close()
+    chosen = runnable(app, wanted)
+    args, kwargs = parse_flags(chosen.signature, rest, what=wanted or app.name)
+    results: list[Any] = []
+    try:
+        with session.client() as client, sdk.use_profile(client.profile):
+            output = ProgressOutput(is_json=session.is_json)
+            with EphemeralRun(app, None, output) as ephemeral, user_code_errors(reference):
+                if chosen.function:
+                    name = f"{app.name}/{chosen.function}"
+                    deployer = Deployer(session, client, output)
+                    deployer.start(ephemeral.name, chosen.function, name=name)
+                    output.step(f"{name}: calling")
+                value = chosen.call(*args, **kwargs)
+                if isinstance(value, Iterator):
+                    _print_items(session, value, output)
+                else:
+                    results.append(value)
+    finally:
+        sdk.close()
+        for value in results:  # last, below the output of the function
+            _print_result(session, value)
 
 
-def runnable(app: App, wanted: str) -> tuple[inspect.Signature, Callable[..., Any]]:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Runnable:
+    """What `run` calls. `function`: its name in the app; "" for a local entrypoint."""
+
+    signature: inspect.Signature
+    call: Callable[..., Any]
+    function: str = ""
+
+
+def runnable(app: App, wanted: str) -> Runnable:
     """Find the callable for `run`: the named local entrypoint or function, else the only one.
     Raises NotFound or InvalidInput."""
-    choices = {name: (entry.signature, entry.raw) for name, entry in app.local_entrypoints.items()}
+    choices = {
+        name: Runnable(signature=entry.signature, call=entry.raw)
+        for name, entry in app.local_entrypoints.items()
+    }
     if not choices or wanted:
-        choices |= {
-            address: (signature, call)
-            for address, signature, call in _remote(app)
-            if address not in choices
-        }
+        choices |= {address: each for address, each in _remote(app) if address not in choices}
     if wanted and wanted not in choices:
         raise NotFound(
             f"{app.name} has no function or local entrypoint {wanted!r}",
@@ -166,7 +186,7 @@ def runnable(app: App, wanted: str) -> tuple[inspect.Signature, Callable[..., An
     return choices[wanted or next(iter(choices))]
 
 
-def _remote(app: App) -> Iterator[tuple[str, inspect.Signature, Callable[..., Any]]]:
+def _remote(app: App) -> Iterator[tuple[str, Runnable]]:
     from pilotlight.sdk.cls import Cls
     from pilotlight.sdk.function import Function
 
@@ -184,7 +204,8 @@ def _remote(app: App) -> Iterator[tuple[str, inspect.Signature, Callable[..., An
             if method:
                 signature = signature.replace(parameters=list(signature.parameters.values())[1:])
             verb = handle.remote_gen if declaration.is_generator(method) else handle.remote
-            yield f"{name}.{method}" if method else name, signature, verb
+            address = f"{name}.{method}" if method else name
+            yield address, Runnable(signature=signature, call=verb, function=name)
 
 
 def serve(session: Session, *, file: File) -> None:
@@ -246,11 +267,13 @@ def _as_words(session: Session) -> list[str]:
     return [word for flag, value in named.items() if value for word in (flag, str(value))]
 
 
+def _print_items(session: Session, items: Iterator[Any], output: ProgressOutput) -> None:
+    for item in items:
+        output.clear()
+        _print_result(session, item)
+
+
 def _print_result(session: Session, value: Any) -> None:
-    if isinstance(value, Iterator):
-        for item in value:
-            _print_result(session, item)
-        return
     if session.is_json:
         print(json.dumps(value, ensure_ascii=False, default=str), flush=True)
     elif value is not None:

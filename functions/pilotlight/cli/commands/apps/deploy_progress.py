@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pilotlight.client.resources.releases import ReleaseOptions
     from pilotlight.packaging.deploy import Progress, ProgressEvent
     from pilotlight.sdk.app import App
+    from pilotlight.sdk.progress_output import ProgressOutput
 
 
 CLUSTER_PATIENCE_S = 180.0
@@ -30,11 +31,19 @@ _STAGES = {
 
 
 class Deployer:
-    """Deploys for one session, which determines the platform and how to print."""
+    """Deploys for one session, which determines the platform and how to print.
 
-    def __init__(self, session: Session, client: Client) -> None:
+    Attributes:
+        output: where the current step is shown."""
+
+    def __init__(
+        self, session: Session, client: Client, output: ProgressOutput | None = None
+    ) -> None:
+        from pilotlight.sdk.progress_output import ProgressOutput
+
         self._session = session
         self._client = client
+        self.output = output or ProgressOutput(is_json=session.is_json)
 
     def deploy(
         self,
@@ -72,10 +81,8 @@ class Deployer:
 
         Raises StartFailed with the cluster's reason and what to do about it.
         """
-        from rich.markup import escape
-
         until = time.monotonic() + CLUSTER_PATIENCE_S
-        with self._spinner(f"{app}: waiting for the cluster") as show:
+        with self._cleared():
             while waiting := self._in_cluster(app, functions):
                 name, status = next(iter(waiting.items()))
                 if status["phase"] == "failed" or time.monotonic() > until:
@@ -85,7 +92,7 @@ class Deployer:
                         hint=f"Fix the cause; the platform retries. `pilotlight app show {app}` "
                         f"shows the current state.",
                     )
-                show(escape(f"{app}/{name}: {status['message'] or status['reason']}"))
+                self.output.step(f"{app}/{name}: {status['message'] or status['reason']}")
                 time.sleep(_CLUSTER_LOOK_S)
 
     def _in_cluster(self, app: str, functions: Collection[str]) -> dict[str, Any]:
@@ -106,23 +113,31 @@ class Deployer:
         lines, or another PilotlightError."""
         began = time.monotonic()
         body: Mapping[str, Any] = {}
-        with self._spinner(f"{app}/{function}: starting") as show:
+        with self._cleared():
             for part in self._client.warmup_stages(app, function):
-                if "report" in part:
-                    body = part["report"]
-                else:
-                    seconds = float(part.get("elapsed_ms") or 0) / 1000
-                    show(
-                        f"{app}/{function}: {_STAGES.get(str(part.get('stage')), 'starting')} "
-                        f"({seconds:.0f} s)"
-                    )
+                body = part.get("report", body)
+                self._show_stage(f"{app}/{function}", part)
         return summarize_start(function, body, waited_ms=(time.monotonic() - began) * 1000)
+
+    def start(self, app: str, function: str, *, name: str) -> None:
+        """Start one instance of a function, shown as `name`, without waiting for a snapshot.
+        Raises what `wait_cluster` and `prove` raise."""
+        self.wait_cluster(app, [function])
+        for part in self._client.warmup_stages(app, function, snapshot=False):
+            self._show_stage(name, part)
+
+    def _show_stage(self, name: str, part: Mapping[str, Any]) -> None:
+        if "report" not in part:
+            seconds = float(part.get("elapsed_ms") or 0) / 1000
+            stage = _STAGES.get(str(part.get("stage")), "starting")
+            self.output.step(f"{name}: {stage}", detail=f"{seconds:.0f} s")
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Progress]:
-        """A callback that shows a progress bar for each stage; silent with --json."""
-        if self._session.is_json:
-            yield lambda _: None
+        """A callback that shows a progress bar for each stage; in a pipe it prints a line for each
+        step, with --json nothing."""
+        if self._session.is_json or not self._session.notes().is_terminal:
+            yield self.output.progress
             return
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
@@ -149,12 +164,12 @@ class Deployer:
             yield report
 
     @contextlib.contextmanager
-    def _spinner(self, text: str) -> Iterator[Callable[[str], None]]:
-        if self._session.is_json:
-            yield lambda _: None
-            return
-        with self._session.notes().status(text) as status:
-            yield status.update
+    def _cleared(self) -> Iterator[None]:
+        """Remove the status line at the end."""
+        try:
+            yield
+        finally:
+            self.output.clear()
 
 
 def load_user_app(reference: str) -> App:

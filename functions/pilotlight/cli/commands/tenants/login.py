@@ -15,7 +15,6 @@ from pilotlight.cli.core.command import command
 from pilotlight.cli.core.formatting import format_table
 from pilotlight.cli.core.saved_profiles import free_profile_name, save_profile, saved_profile
 from pilotlight.cli.core.session import RETRY_BUDGET_S, Session
-from pilotlight.core.dashboard.dashboard_origin import DASHBOARD_PATH
 from pilotlight.errors import Forbidden, InvalidInput, Unauthenticated
 from pilotlight.spec.identifiers import DEFAULT_ENVIRONMENT
 
@@ -95,6 +94,8 @@ def dashboard(
 
     The address contains a one-time code instead of the key: it works once, within a minute."""
     import webbrowser
+
+    from pilotlight.core.dashboard.dashboard_origin import DASHBOARD_PATH
 
     with session.client() as client:
         if client.profile.socket_path is not None:

@@ -1,0 +1,174 @@
+"""Shows on stderr what happens while a caller waits: the steps of a deploy and a start, and the
+lines that the functions of an ephemeral app print.
+
+In a terminal the current step is a status line below the output; in a pipe each step is a line.
+Results are never printed here, so stdout stays free for them. With JSON each line of output is an
+object `{"log": {…}}`, and steps are left out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+from pilotlight.client import sessions
+from pilotlight.errors import PilotlightError
+from pilotlight.packaging.progress import IMAGE, ProgressEvent
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.spinner import Spinner
+
+    from pilotlight.profile import Profile
+
+T = TypeVar("T")
+
+_RETRY_BUDGET_S = 5.0
+_LATE_S = 5.0
+"""How long before the newest line a line may have been written that did not arrive yet: instances
+write to logs of their own."""
+_MIB = 1024**2
+
+
+class ProgressOutput:
+    """Prints steps and log lines. `step`, `progress` and `close` belong to the caller's thread; log
+    lines are printed in the thread of `sessions.background_loop`, which the console permits."""
+
+    def __init__(self, file: IO[str] | None = None, *, is_json: bool = False) -> None:
+        """`file`: by default stderr."""
+        from pilotlight.core.terminal import terminal_of
+
+        self._console = terminal_of(file or sys.stderr)
+        self._is_json = is_json
+        self._live: Live | None = None
+        self._spinner: Spinner | None = None
+        self._shown: set[str] = set()
+        self._app = ""
+        self._reader: asyncio.Task[None] | None = None
+        self._last: dict[str, tuple[float, int]] = {}
+        """By instance: the time of its last printed line, and the number of lines of that time."""
+
+    def __repr__(self) -> str:
+        return f"<ProgressOutput {self._app or 'without logs'}>"
+
+    # -- steps -------------------------------------------------------------------------------------
+    def step(self, text: str, *, detail: str = "") -> None:
+        """Show what happens now. In a pipe a step that was shown is not repeated, and `detail`,
+        which changes while it lasts, is left out."""
+        if self._is_json:
+            return
+        if self._console.is_terminal:
+            self._show_status(f"{text} ({detail})" if detail else text)
+        elif text not in self._shown:
+            self._shown.add(text)
+            self._console.print(text, markup=False, soft_wrap=True)
+
+    def progress(self, event: ProgressEvent) -> None:
+        """Show a step of a deploy (`pilotlight.packaging.progress.Progress`)."""
+        if self._console.is_terminal or not event.total_bytes:
+            share = f"{event.done_bytes * 100 // event.total_bytes} %" if event.total_bytes else ""
+            prefix = "image: " if event.stage == IMAGE else ""
+            self.step(f"{prefix}{event.text}", detail=share)
+        else:  # one line for each stage instead of one for each piece
+            self.step(f"{event.stage}: {_size(event.total_bytes)}")
+
+    def clear(self) -> None:
+        """Remove the status line: the caller prints to stdout now."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = self._spinner = None
+
+    def _show_status(self, text: str) -> None:
+        from rich.live import Live
+        from rich.spinner import Spinner
+        from rich.text import Text
+
+        shown = Text(text, no_wrap=True, overflow="ellipsis")
+        if self._spinner is not None:
+            self._spinner.update(text=shown)
+            return
+        self._spinner = Spinner("dots", text=shown)
+        # without redirection: it would send stdout, the result, to stderr
+        self._live = Live(
+            self._spinner,
+            console=self._console,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._live.start()
+
+    # -- log lines ---------------------------------------------------------------------------------
+    def follow(self, app: str) -> None:
+        """Print the log lines of an app with the current profile as they arrive, until `close`."""
+        self._app, profile = app, sessions.current_profile()
+
+        async def start() -> asyncio.Task[None]:
+            return asyncio.create_task(self._read(profile), name=f"output of {app}")
+
+        self._reader = _in_background(start())
+
+    async def _read(self, profile: Profile) -> None:
+        from pilotlight.client.client import AsyncClient
+
+        async with AsyncClient(profile, retry_budget_s=_RETRY_BUDGET_S) as client:
+            try:
+                async for line in client.follow_logs(self._app):
+                    self._print(line)
+            except PilotlightError as e:
+                self.step(f"the output of {self._app} is shown at its end only: {e}")
+
+    def close(self) -> None:
+        """Print the lines that have not arrived yet, and stop."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            _in_background(_stop(reader))
+            with contextlib.suppress(PilotlightError):
+                self._print_rest(sessions.client().logs(app=self._app, since=self._since()))
+        self.clear()
+
+    def _since(self) -> float | None:
+        times = [time for time, _ in self._last.values()]
+        return max(times) - _LATE_S if times else None
+
+    def _print_rest(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Print those of `lines` that were not printed yet. The lines of an instance are in the
+        order of their times."""
+        before = dict(self._last)
+        seen: dict[str, int] = {}
+        for line in lines:
+            instance, time = str(line.get("instance", "")), float(line.get("time") or 0)
+            last, count = before.get(instance, (-1.0, 0))
+            if time == last:
+                seen[instance] = seen.get(instance, 0) + 1
+            if time > last or (time == last and seen[instance] > count):
+                self._print(line)
+
+    def _print(self, line: Mapping[str, Any]) -> None:
+        from pilotlight.core.terminal import program_output
+
+        instance, time = str(line.get("instance", "")), float(line.get("time") or 0)
+        last, count = self._last.get(instance, (-1.0, 0))
+        self._last[instance] = (time, count + 1 if time == last else 1)
+        if self._is_json:
+            self._console.file.write(json.dumps({"log": line}, ensure_ascii=False) + "\n")
+            self._console.file.flush()
+        else:
+            self._console.print(program_output(line), soft_wrap=True)
+
+
+def _size(count: int) -> str:
+    return f"{count / _MIB:,.1f} MiB" if count >= _MIB else f"{count / 1024:,.0f} KiB"
+
+
+def _in_background(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run_coroutine_threadsafe(work, sessions.background_loop()).result()
+
+
+async def _stop(reader: asyncio.Task[None]) -> None:
+    """Cancel and wait until its connection is closed."""
+    reader.cancel()
+    await asyncio.wait([reader])
