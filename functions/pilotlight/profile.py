@@ -148,6 +148,21 @@ def remove(name: str, *, path: Path | None = None) -> bool:
     return True
 
 
+def is_first_time(what: str, *, path: Path) -> bool:
+    """Return whether `what` was not asked before, and remember it in `<path>.seen`, beside the
+    profile file. Where that cannot be written, everything is new."""
+    file = path.with_name(f"{path.name}.seen")
+    try:
+        seen = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        seen = []
+    if what in seen:
+        return False
+    with contextlib.suppress(OSError):
+        _replace(file, "".join(f"{line}\n" for line in (*seen, what)))
+    return True
+
+
 def names(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """The profiles in the file, sorted."""
     return tuple(

@@ -1,4 +1,4 @@
-"""`pilotlight run` and `app.run()`: what is shown on stderr while they wait, and what stdout has."""
+"""`pilotlight run`, `app.run()` and `deploy`: what stderr shows while they wait, what stdout has."""
 
 from __future__ import annotations
 
@@ -237,3 +237,30 @@ def test_a_pipe_has_a_line_for_each_stage_and_not_for_each_piece() -> None:
         )
     output.progress(ProgressEvent(stage=IMAGE, text="pip install [x]"))
     assert screen.lines() == ["upload: 3.0 MiB", "image: pip install [x]"]
+
+
+def test_a_deploy_says_each_step_the_public_address_and_once_what_its_starts_are(
+    *,
+    platform: FakePlatform,
+    file: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("PILOTLIGHT_CONFIG", str(tmp_path / "profile.toml"))
+    Path(file).write_text(SOURCE.replace("@app.function()", '@app.function(access="public")', 1))
+    explained = []
+    for _ in range(2):
+        screen = Screen()
+        assert run(screen, monkeypatch, "deploy", file) == 0
+        explained.append("from its snapshot on disk" in screen.getvalue())
+    assert explained == [True, False]
+    assert "shop/greet: making and proving a snapshot" in screen.lines()
+    out = capsys.readouterr().out
+    assert f"POST {platform.url}/t/acme/v1/functions/shop/greet:invoke (public" in out
+    assert "/t/acme/v1/functions/shop/count" not in out
+
+    assert run(Screen(), monkeypatch, "--json", "deploy", file, "--no-wait") == 0
+    addresses = json.loads(capsys.readouterr().out)["addresses"]
+    assert addresses["count"] == [f"POST {platform.url}/v1/functions/shop/count:invoke"]
+    assert len(addresses["greet"]) == 2

@@ -19,9 +19,11 @@ from pilotlight.cli.core.command import command
 from pilotlight.cli.core.session import Session
 from pilotlight.cli.core.signature_flags import parse_flags
 from pilotlight.errors import InvalidInput, NotFound
+from pilotlight.protocol import TENANT_PATH
+from pilotlight.spec.function import PUBLIC
 
 if TYPE_CHECKING:
-    from pilotlight.client.client import DeployedFunction, Deployment
+    from pilotlight.client.client import Client, DeployedFunction, Deployment
     from pilotlight.client.resources.releases import ReleaseOptions
     from pilotlight.sdk.app import App
     from pilotlight.sdk.progress_output import ProgressOutput
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
 File = Annotated[
     str, typer.Argument(metavar="FILE[::APP]", help="app.py, app.py::name, or package.module.")
 ]
+_STARTS = (
+    "cold: the first start, from nothing; restore: from its snapshot on disk; fork: from its process "
+    "in memory. A call takes the fastest that is possible."
+)
 
 
 def register(root: typer.Typer) -> None:
@@ -91,15 +97,27 @@ def deploy(
         deployment, proofs = Deployer(session, client).deploy(
             app, name=name, message=message, wait=wait, terms=terms
         )
+        addresses = addresses_of(client, deployment, app)
         url = client.profile.url
-    session.show(report(deployment, proofs, url), lambda: _deployed(deployment, proofs, app, url))
+    session.show(
+        report(deployment, proofs, url, addresses),
+        lambda: _deployed(deployment, proofs, addresses),
+    )
+    if proofs and not session.is_json:
+        _explain_starts_once(session)
 
 
-def report(deployment: Deployment, proofs: list[StartReport], url: str) -> dict[str, Any]:
+def report(
+    deployment: Deployment,
+    proofs: list[StartReport],
+    url: str,
+    addresses: Mapping[str, list[str]],
+) -> dict[str, Any]:
     """Format a deployment as JSON."""
     return {
         **dataclasses.asdict(deployment),
         "url": url,
+        "addresses": dict(addresses),
         "proofs": [dataclasses.asdict(proof) for proof in proofs],
     }
 
@@ -280,7 +298,19 @@ def _print_result(session: Session, value: Any) -> None:
         print(value, flush=True)
 
 
-def _deployed(deployment: Deployment, proofs: list[StartReport], app: App, url: str) -> str:
+def _explain_starts_once(session: Session) -> None:
+    """Explain the kinds of starts after the first deploy with this profile."""
+    from pilotlight import profile
+
+    environ = session.profile_environ()
+    name = session.options.profile or profile.selected_name(environ)
+    if profile.is_first_time(f"starts:{name}", path=profile.config_path(environ)):
+        session.say(_STARTS)
+
+
+def _deployed(
+    deployment: Deployment, proofs: list[StartReport], addresses: Mapping[str, list[str]]
+) -> str:
     is_live = any(f.stage == "live" for f in deployment.functions)
     lines = [
         (
@@ -294,7 +324,7 @@ def _deployed(deployment: Deployment, proofs: list[StartReport], app: App, url: 
         lines.append(f"  {f.function:<20} {f.revision}{'' if f.created else ' (unchanged)'}{proof}")
         lines += [f"    {text}" for text in stage_of(deployment.app, f)]
         lines += [f"    {remark}" for remark in (by_name[f.function].remarks() if proof else ())]
-        lines += [f"    {address}" for address in _addresses(deployment.app, app, f.function, url)]
+        lines += [f"    {address}" for address in addresses[f.function]]
     return "\n".join(lines)
 
 
@@ -320,6 +350,19 @@ def stage_of(app: str, f: DeployedFunction) -> list[str]:
         case "rollout":
             return [f"is being rolled out: `pilotlight rollout watch {f.rollout}` follows it"]
     return []
+
+
+def addresses_of(client: Client, deployment: Deployment, app: App) -> dict[str, list[str]]:
+    """Where each deployed function is called; a public one also under its tenant's name, which
+    needs no key."""
+    url, names = client.profile.url, [f.function for f in deployment.functions]
+    public = {name for name in names if PUBLIC in app.declarations[name].access}
+    tenant = client.whoami()["tenant"]["name"] if public else ""
+    found = {name: _addresses(deployment.app, app, name, url) for name in names}
+    for name in public:
+        under = _addresses(deployment.app, app, name, f"{url}{TENANT_PATH}{tenant}")
+        found[name] += [f"{address} (public, without a key)" for address in under]
+    return found
 
 
 def _addresses(name: str, app: App, function: str, url: str) -> list[str]:
