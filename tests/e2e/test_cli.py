@@ -112,8 +112,18 @@ def test_a_file_that_cannot_be_imported_is_shown_by_its_own_line(
     assert "no_such_package` is not installed in it" in done.stderr
 
 
-def test_run_calls_once_and_leaves_nothing_behind(hello: PlatformUnderTest) -> None:
-    assert hello.cli("run", HELLO, "--name", "Ada").stdout.strip() == "Hello, Ada!"
+def test_run_calls_once_and_leaves_nothing_behind(
+    hello: PlatformUnderTest, tmp_path: Path
+) -> None:
+    (tmp_path / "speaker.py").write_text(
+        "import pilotlight\napp = pilotlight.App('speaker')\nprint('imported')\n\n"
+        "@app.function()\ndef say(what: str) -> int:\n    print(what)\n    return len(what)\n"
+    )
+    done = hello.cli("run", str(tmp_path / "speaker.py"), "--what", "apple")
+    assert done.stdout.splitlines() == ["imported", "5"]  # printed here by the import, and there
+    lines = done.stderr.splitlines()
+    assert lines.index("speaker/say: calling") < lines.index("apple")
+    assert (lines.count("imported"), lines.count("apple")) == (1, 1)
     assert (
         hello.cli("run", f"{STREAM}::count", "--upto", "2").stdout.splitlines()[-1]
         == "{'number': 2, 'square': 4}"
