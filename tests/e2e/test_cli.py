@@ -112,9 +112,7 @@ def test_a_file_that_cannot_be_imported_is_shown_by_its_own_line(
     assert "no_such_package` is not installed in it" in done.stderr
 
 
-def test_run_calls_once_and_leaves_nothing_behind(
-    hello: PlatformUnderTest, tmp_path: Path
-) -> None:
+def test_run_calls_once_and_leaves_nothing_behind(hello: PlatformUnderTest, tmp_path: Path) -> None:
     (tmp_path / "speaker.py").write_text(
         "import pilotlight\napp = pilotlight.App('speaker')\nprint('imported')\n\n"
         "@app.function()\ndef say(what: str) -> int:\n    print(what)\n    return len(what)\n"
@@ -189,16 +187,12 @@ def test_logs_of_one_call(hello: PlatformUnderTest, tmp_path: Path) -> None:
     hello.cli("call", "talker/say", "-a", "what=pear")
     # what a function prints passes through its slot, and is in the log moments after the answer
     wait_for(
-        lambda: (
-            "pear" in hello.cli("app", "logs", "talker/say", "--since", "5m", "--tail", "10").stdout
-        ),
+        lambda: "pear" in hello.cli("logs", "talker/say", "--since", "5m", "--tail", "10").stdout,
         "the second line",
     )
     lines = [
         json.loads(line)
-        for line in hello.cli(
-            "app", "logs", "talker", "--call", first, "--json"
-        ).stdout.splitlines()
+        for line in hello.cli("logs", "talker", "--call", first, "--json").stdout.splitlines()
     ]
     assert [line["text"] for line in lines] == ["apple"]
 

@@ -529,7 +529,8 @@ class FakePlatform:
         number = 0
         while True:
             with self._written:
-                self._written.wait_for(lambda: self._is_closing or number < len(self.log_lines))
+                while number == len(self.log_lines) and not self._is_closing:
+                    self._written.wait()
                 if self._is_closing:
                     return
                 lines = self.log_lines[number:]

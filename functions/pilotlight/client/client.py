@@ -299,9 +299,7 @@ class Client(
         response = self._transport.request("POST", path, params=params, repeatable=True)
         return dict(response.json()) if response.content else {}
 
-    def warmup_stages(
-        self, app: str, function: str, *, snapshot: bool = True
-    ) -> Iterator[Json]:
+    def warmup_stages(self, app: str, function: str, *, snapshot: bool = True) -> Iterator[Json]:
         """Start one instance and yield its progress: `{"stage", "elapsed_ms"}` at least every 10 s,
         `{"report": {…}}` last. With `snapshot`, also wait until its snapshot is verified."""
         path = function_path(app, function, "warmup")

@@ -252,9 +252,7 @@ class App:
 
         return declare
 
-    def run(
-        self, *, progress: Progress | None = None, show_output: bool = True
-    ) -> EphemeralRun:
+    def run(self, *, progress: Progress | None = None, show_output: bool = True) -> EphemeralRun:
         """Deploy the app temporarily: `with app.run():` deploys it under a unique name, directs its
         calls there, and deletes it at the end.
 
@@ -334,9 +332,7 @@ class EphemeralRun:
     """The context manager of `with app.run():` or `async with`, which owns the ephemeral
     deployment. Can be entered once."""
 
-    def __init__(
-        self, app: App, progress: Progress | None, output: ProgressOutput | None
-    ) -> None:
+    def __init__(self, app: App, progress: Progress | None, output: ProgressOutput | None) -> None:
         """`output`: where the lines of the app's functions go; None = nowhere."""
         self._app = app
         self._output = output

@@ -17,7 +17,7 @@ import typer
 from pilotlight.cli.commands.apps.deploy_progress import load_user_app
 from pilotlight.cli.main import build
 from pilotlight.client import sessions
-from pilotlight.errors import FunctionRaised, TooManyRequests
+from pilotlight.errors import TooManyRequests
 from pilotlight.packaging.progress import IMAGE, UPLOAD, ProgressEvent
 from pilotlight.sdk.progress_output import ProgressOutput
 from tests.fakes.fake_platform import API_KEY, FakePlatform

@@ -51,9 +51,14 @@ class CommonOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """One run of one command. Results go to stdout, everything else to stderr."""
+    """One run of one command. Results go to stdout, everything else to stderr.
+
+    Attributes:
+        names: the app and function that the command is about, by placeholder, for the advice in
+            errors (`pilotlight.cli.core.next_step`); commands that learn them later add them."""
 
     options: CommonOptions
+    names: dict[str, str] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     cwd: Path = field(default_factory=Path.cwd)
 

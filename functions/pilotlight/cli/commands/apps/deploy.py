@@ -16,6 +16,7 @@ from pilotlight.cli.commands.apps import rollout_options as canaries
 from pilotlight.cli.commands.apps.deploy_progress import Deployer, load_user_app, user_code_errors
 from pilotlight.cli.commands.apps.start_report import StartReport
 from pilotlight.cli.core.command import command
+from pilotlight.cli.core.next_step import APP
 from pilotlight.cli.core.session import Session
 from pilotlight.cli.core.signature_flags import parse_flags
 from pilotlight.errors import InvalidInput, NotFound
@@ -93,6 +94,7 @@ def deploy(
         "rollout": canaries.parse_rollout_plan(canary, every, min_samples, gate),
     }
     app = load_user_app(file)
+    session.names[APP] = name or app.name
     with session.client() as client, sdk.use_profile(client.profile):
         deployment, proofs = Deployer(session, client).deploy(
             app, name=name, message=message, wait=wait, terms=terms
@@ -152,6 +154,7 @@ def run(
         with session.client() as client, sdk.use_profile(client.profile):
             output = ProgressOutput(is_json=session.is_json)
             with EphemeralRun(app, None, output) as ephemeral, user_code_errors(reference):
+                session.names[APP] = ephemeral.name
                 if chosen.function:
                     name = f"{app.name}/{chosen.function}"
                     deployer = Deployer(session, client, output)

@@ -9,8 +9,8 @@ import typer
 from pilotlight.cli.core.command import command
 from pilotlight.cli.core.formatting import NO_VALUE, format_milliseconds, format_money, format_table
 from pilotlight.cli.core.session import Session
+from pilotlight.cli.core.targets import parse_call_target
 from pilotlight.errors import InvalidInput
-from pilotlight.spec.identifiers import parse_function_path
 
 _COLUMNS = {
     "name": "model",
@@ -61,10 +61,9 @@ def show(
 ) -> None:
     """Show a language model: time to first token by start kind, finish reasons, tokens by
     tenant."""
-    try:
-        app, function, method = parse_function_path(target)
-    except ValueError as e:
-        raise InvalidInput(str(e), hint="List models with `pilotlight engine list`.") from e
+    app, function, method = parse_call_target(
+        target, hint="List models with `pilotlight engine list`."
+    )
     if method:
         raise InvalidInput(
             f"{target!r} names a method",

@@ -10,8 +10,8 @@ import typer
 from pilotlight.cli.core.command import Yes, command
 from pilotlight.cli.core.formatting import NO_VALUE, format_table, format_time
 from pilotlight.cli.core.session import Session
+from pilotlight.cli.core.targets import parse_function_target
 from pilotlight.errors import Conflict, InvalidInput, NotFound
-from pilotlight.spec.identifiers import parse_function_path
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -115,7 +115,7 @@ def create(
     ] = False,
 ) -> None:
     """Create an experiment. Arms without a share divide the remaining share equally."""
-    app, function = _address(address)
+    app, function = parse_function_target(address)
     bounds = [] if no_guardrails else guardrail
     with session.client() as client:
         body = client.create_experiment(
@@ -229,14 +229,6 @@ def _id(client: Client, which: str) -> str:
             f"several experiments are named {which!r}: {places}", hint="Pass the experiment's id."
         )
     return str(found[0]["id"])
-
-
-def _address(path: str) -> tuple[str, str]:
-    try:
-        app, function, _ = parse_function_path(path)
-    except ValueError as e:
-        raise InvalidInput(str(e), hint="Write APP/FUNCTION.") from e
-    return app, function
 
 
 def _arms(words: list[str]) -> list[dict[str, Any]]:

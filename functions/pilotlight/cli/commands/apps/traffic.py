@@ -10,8 +10,8 @@ import typer
 from pilotlight.cli.core.command import command
 from pilotlight.cli.core.formatting import format_table
 from pilotlight.cli.core.session import Session
+from pilotlight.cli.core.targets import parse_function_target
 from pilotlight.errors import InvalidInput
-from pilotlight.spec.identifiers import parse_function_path
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -47,7 +47,7 @@ def register(root: typer.Typer) -> None:
 
 def show(session: Session, function: Function) -> None:
     """Show a function's traffic weights, tags, aliases, pins, shadow and experiment."""
-    app, name = _address(function)
+    app, name = parse_function_target(function)
     with session.client() as client:
         found = client.traffic(app, name)
     session.show(found, lambda: _shown(found))
@@ -85,7 +85,7 @@ def set_(
 ) -> None:
     """Split traffic between revisions. Name revisions by name, tag or alias; all others get
     none."""
-    app, name = _address(function)
+    app, name = parse_function_target(function)
     split = _weights(weights)
     with session.client() as client:
         found = client.change_traffic(
@@ -139,7 +139,7 @@ def sticky(
 ) -> None:
     """Set the unit of sticky assignment: calls of one unit go to the same revision unless a weight
     change moves the unit."""
-    app, name = _address(function)
+    app, name = parse_function_target(function)
     with session.client() as client:
         found = client.change_traffic(app, name, sticky=unit)
     session.show(found, lambda: _shown(found))
@@ -165,7 +165,7 @@ def shadow(
 ) -> None:
     """Send copies of calls to a revision. Its answers are compared and discarded; copies are not
     billed."""
-    app, name = _address(function)
+    app, name = parse_function_target(function)
     _one_of(revision, remove=remove)
     wanted = (
         None if remove else {"revision": revision, "percent": percent, "max_compute": max_compute}
@@ -178,7 +178,7 @@ def shadow(
 def _named(
     session: Session, function: str, kind: str, key: str, revision: str, *, remove: bool
 ) -> None:
-    app, name = _address(function)
+    app, name = parse_function_target(function)
     _one_of(revision, remove=remove)
     with session.client() as client:
         change = {key: None if remove else revision}
@@ -219,14 +219,6 @@ def _weights(words: Sequence[str]) -> dict[str, int]:
     if rest:
         split[rest[0]] = 100 - sum(split.values())
     return split
-
-
-def _address(path: str) -> tuple[str, str]:
-    try:
-        app, function, _ = parse_function_path(path)
-    except ValueError as e:
-        raise InvalidInput(str(e), hint="Write APP/FUNCTION.") from e
-    return app, function
 
 
 def _shown(found: Json) -> RenderableType:

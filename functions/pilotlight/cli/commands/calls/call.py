@@ -21,6 +21,7 @@ from pilotlight.cli.core.formatting import (
     parse_server_timing_descriptions,
 )
 from pilotlight.cli.core.session import Session
+from pilotlight.cli.core.targets import parse_call_target
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import (
     CONTENT_JSON,
@@ -33,7 +34,6 @@ from pilotlight.protocol import (
     HEADER_TIMEOUT,
     HEADER_WEBHOOK,
 )
-from pilotlight.spec.identifiers import parse_function_path
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -137,7 +137,7 @@ def call(
                 session, client, arguments, everything=everything, app=app_name, yes=yes
             )
             return
-        app, function, method = _address(target)
+        app, function, method = parse_call_target(target)
         name = f"{function}.{method}" if method else function
         given = call_arguments(arguments, arg or [])
         extra = {
@@ -170,13 +170,6 @@ def call_arguments(text: str | None, words: list[str]) -> Any:
             hint="Write '{\"name\": value}' or '[value]', or use --arg.",
         )
     return value
-
-
-def _address(target: str) -> tuple[str, str, str]:
-    try:
-        return parse_function_path(target)
-    except ValueError as e:
-        raise InvalidInput(str(e), hint="List apps with `pilotlight app list`.") from e
 
 
 def _invoke(

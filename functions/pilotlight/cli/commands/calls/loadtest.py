@@ -21,8 +21,8 @@ from pilotlight.cli.core.formatting import (
     parse_duration_s,
 )
 from pilotlight.cli.core.session import Session
+from pilotlight.cli.core.targets import parse_call_target
 from pilotlight.errors import InvalidInput, NotFound
-from pilotlight.spec.identifiers import parse_function_path
 
 if TYPE_CHECKING:
     from pilotlight.loadtest.requests import RequestFactory
@@ -221,10 +221,7 @@ def _recipe(
     from pilotlight.loadtest.requests import FunctionCalls, ModelCalls
 
     path = target.partition(":")[0]
-    try:
-        app, function, method = parse_function_path(path.partition("@")[0])
-    except ValueError as e:
-        raise InvalidInput(str(e), hint="List apps with `pilotlight app list`.") from e
+    app, function, method = parse_call_target(path.partition("@")[0])
     spec = _spec(session, app, function)
     if spec.get("kind") != "engine":
         if spec.get("kind") == "asgi":

@@ -10,8 +10,8 @@ import typer
 from pilotlight.cli.core.command import command
 from pilotlight.cli.core.formatting import format_table
 from pilotlight.cli.core.session import Session
+from pilotlight.cli.core.targets import parse_call_target
 from pilotlight.errors import InvalidInput
-from pilotlight.spec.identifiers import parse_function_path
 
 Target = Annotated[str, typer.Argument(metavar="APP/FUNCTION", help="The scheduled function.")]
 Number = Annotated[
@@ -90,10 +90,9 @@ def run_now(session: Session, target: Target, number: Number = 0) -> None:
 
 
 def _split(target: str) -> tuple[str, str]:
-    try:
-        app, function, method = parse_function_path(target)
-    except ValueError as e:
-        raise InvalidInput(str(e), hint="List schedules with `pilotlight schedule list`.") from e
+    app, function, method = parse_call_target(
+        target, hint="List schedules with `pilotlight schedule list`."
+    )
     if method:
         raise InvalidInput(
             f"{target!r} names a method",

@@ -12,8 +12,8 @@ from pilotlight.cli.core.command import command
 from pilotlight.cli.core.formatting import format_table
 from pilotlight.cli.core.logs import Follow, OfCall, Since, Tail, print_logs
 from pilotlight.cli.core.session import Session
+from pilotlight.cli.core.targets import parse_function_target
 from pilotlight.errors import InvalidInput, NotFound
-from pilotlight.spec.identifiers import parse_function_path
 
 if TYPE_CHECKING:
     from pilotlight.client.client import Client
@@ -142,7 +142,7 @@ def shell(
     Each line runs in its own `sh`, without a terminal or job control. Only the working directory is
     kept between lines.
     """
-    app, name, _ = parse_function_path(function)
+    app, name = parse_function_target(function)
     with session.client() as client:
         instance = _any_instance(session, client, app, name)
         if command_text is not None:
@@ -210,7 +210,7 @@ def _any_instance(session: Session, client: Client, app: str, function: str) -> 
             client.warmup(app, function)
     raise NotFound(
         f"no instance of {app}/{function} started",
-        hint=f"Read the app's log: `pilotlight app logs {app}`.",
+        hint=f"Read the app's log: `pilotlight logs {app}`.",
     )
 
 

@@ -11,7 +11,7 @@ import typer
 from pilotlight.cli.core.command import command
 from pilotlight.cli.core.formatting import NO_VALUE, format_milliseconds, format_time
 from pilotlight.cli.core.session import Session
-from pilotlight.errors import InvalidInput
+from pilotlight.cli.core.targets import parse_function_target
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -62,12 +62,9 @@ def show(
     ],
 ) -> None:
     """Show a function's indicators, burn rates, stages and alarms."""
-    app, slash, name = function.partition("/")
-    if not slash or not name:
-        raise InvalidInput(
-            f"{function!r} is not a function's address: write APP/FUNCTION, as shown by `pilotlight "
-            f"slo list`"
-        )
+    app, name = parse_function_target(
+        function, hint="`pilotlight slo list` shows the functions and their addresses."
+    )
     with session.client() as client:
         body = client.slo(app, name)
     session.show(body, lambda: render(body))

@@ -18,8 +18,8 @@ from pilotlight.cli.core.formatting import (
     format_time,
 )
 from pilotlight.cli.core.session import Session
+from pilotlight.cli.core.targets import parse_function_target
 from pilotlight.errors import InvalidInput, NotFound
-from pilotlight.spec.identifiers import parse_function_path
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -115,7 +115,7 @@ def disable(session: Session, function: Function, yes: Yes = False) -> None:
 
     The function then starts by FORK and COLD only.
     """
-    app, name = _function(function)
+    app, name = parse_function_target(function)
     session.confirm(
         f"Delete the snapshots of {app}/{name} and create no more? Without a Template, it starts "
         f"by COLD.",
@@ -139,7 +139,7 @@ def disable(session: Session, function: Function, yes: Yes = False) -> None:
 
 def enable(session: Session, function: Function) -> None:
     """Enable snapshots of a function. The next deploy or cold start creates one."""
-    app, name = _function(function)
+    app, name = parse_function_target(function)
     with session.client() as client:
         done = client.switch_snapshots(app, name, enabled=True)
     session.show(
@@ -162,7 +162,7 @@ def delete(
     """
     with session.client() as client:
         if "/" in what:
-            app, name = _function(what)
+            app, name = parse_function_target(what)
             session.confirm(f"Delete all snapshots of {app}/{name}?", yes=yes)
             count = client.delete_snapshots(app, name)
         else:
@@ -197,7 +197,7 @@ def template_drop(session: Session, function: Function) -> None:
 
     The next start is a RESTORE or COLD.
     """
-    app, name = _function(function)
+    app, name = parse_function_target(function)
     with session.client() as client:
         count = drop_templates(client, app, name)
     session.show({"dropped": count}, lambda: f"{count} Templates dropped")
@@ -248,16 +248,6 @@ def row_of(row: dict[str, Any]) -> dict[str, Any]:
         "reason": row.get("reason") or None,
         "last_used_at": row.get("last_used_at") or None,
     }
-
-
-def _function(path: str) -> tuple[str, str]:
-    try:
-        app, function, _ = parse_function_path(path)
-    except ValueError as e:
-        raise InvalidInput(
-            str(e), hint="Write APP/FUNCTION; `pilotlight app list` lists the apps."
-        ) from e
-    return app, function
 
 
 def _verdict(found: dict[str, Any]) -> str:

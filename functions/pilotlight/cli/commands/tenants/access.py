@@ -16,6 +16,7 @@ from pilotlight.cli.commands.tenants.login import token_show
 from pilotlight.cli.core.command import Yes, command
 from pilotlight.cli.core.formatting import format_table, parse_duration_s, parse_pairs
 from pilotlight.cli.core.session import Session
+from pilotlight.cli.core.targets import parse_optional_target
 from pilotlight.errors import InvalidInput
 from pilotlight.spec.function import to_json
 from pilotlight.spec.identifiers import Scope
@@ -67,7 +68,8 @@ def token_create(
     ] = None,
     app: Annotated[str | None, typer.Option(help="Restrict the key to this app.")] = None,
     function: Annotated[
-        str | None, typer.Option(help="Restrict the key to this function of --app.")
+        str | None,
+        typer.Option(metavar="APP/FUNCTION", help="Restrict the key to this function."),
     ] = None,
     quota: Annotated[
         list[str] | None,
@@ -98,7 +100,12 @@ def token_create(
 ) -> None:
     """Create an API key. It is shown only once; the platform stores only its hash."""
     ttl_s = parse_duration_s(ttl) if ttl else None
-    reach: dict[str, Any] = {"environment": only_environment, "app": app, "function": function}
+    only_app, only_function = parse_optional_target(function, app)
+    reach: dict[str, Any] = {
+        "environment": only_environment,
+        "app": only_app,
+        "function": only_function,
+    }
     reach["quotas"] = parse_pairs(quota or (), option="--quota")
     if local and tenant:
         raise InvalidInput(

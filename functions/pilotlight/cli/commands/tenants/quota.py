@@ -12,9 +12,9 @@ from pilotlight.cli.commands.tenants.tenant import format_plan_value, plan_table
 from pilotlight.cli.core.command import command
 from pilotlight.cli.core.formatting import format_table, parse_pairs
 from pilotlight.cli.core.session import Session
+from pilotlight.cli.core.targets import parse_function_target
 from pilotlight.errors import InvalidInput
 from pilotlight.spec import quotas as records
-from pilotlight.spec.identifiers import parse_function_path
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -99,7 +99,9 @@ def _read(client: Client, tenant: str | None, function: str | None, key: str | N
     if kind == "tenant":
         return _bounds(client.tenant(name))
     if kind == "function":
-        return client.function_quotas(*_address(name))
+        return client.function_quotas(
+            *parse_function_target(name, hint="Write --function APP/FUNCTION.")
+        )
     return dict(client.key(name)["quotas"])
 
 
@@ -144,7 +146,11 @@ def _change(
         if value is not None or quota in given
     }
     if kind == "function":
-        return dict(client.set_function_quotas(*_address(name), after)["quotas"])
+        return dict(
+            client.set_function_quotas(
+                *parse_function_target(name, hint="Write --function APP/FUNCTION."), after
+            )["quotas"]
+        )
     return dict(client.set_key_quotas(name, after)["quotas"])
 
 
@@ -162,14 +168,6 @@ def _whose(tenant: str | None, function: str | None, key: str | None) -> tuple[s
             hint="Pass one of --tenant, --function, --key.",
         )
     return given[0]
-
-
-def _address(path: str) -> tuple[str, str]:
-    try:
-        app, function, _ = parse_function_path(path)
-    except ValueError as e:
-        raise InvalidInput(str(e), hint="Write --function APP/FUNCTION.") from e
-    return app, function
 
 
 def _bounds(tenant: Mapping[str, Any]) -> Quotas:

@@ -1,0 +1,35 @@
+"""Addresses of functions on the command line: `APP/FUNCTION`, or `APP/CLASS.METHOD` of a call."""
+
+from __future__ import annotations
+
+from pilotlight.errors import InvalidInput
+from pilotlight.spec.identifiers import parse_function_path
+
+_HINT = "Write APP/FUNCTION; `pilotlight app list` lists the apps."
+
+
+def parse_call_target(text: str, *, hint: str = _HINT) -> tuple[str, str, str]:
+    """Split an address into (app, function, method), method "" without one. Raises InvalidInput."""
+    try:
+        return parse_function_path(text)
+    except ValueError as e:
+        raise InvalidInput(str(e), hint=hint) from e
+
+
+def parse_function_target(text: str, *, hint: str = _HINT) -> tuple[str, str]:
+    """Split an address into (app, function); the name of a method is ignored. Raises
+    InvalidInput."""
+    app, function, _ = parse_call_target(text, hint=hint)
+    return app, function
+
+
+def parse_optional_target(function: str | None, app: str | None) -> tuple[str | None, str | None]:
+    """Combine the options --function and --app to (app, function). Raises InvalidInput if they
+    contradict each other."""
+    if not function:
+        return app or None, None
+    hint = "Write --function APP/FUNCTION, without --app."
+    named, name = parse_function_target(function, hint=hint)
+    if app not in (None, "", named):
+        raise InvalidInput(f"--function {function!r} contradicts --app {app!r}", hint=hint)
+    return named, name
