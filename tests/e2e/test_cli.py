@@ -197,6 +197,23 @@ def test_logs_of_one_call(hello: PlatformUnderTest, tmp_path: Path) -> None:
     assert [line["text"] for line in lines] == ["apple"]
 
 
+def test_the_readmes_curl_lines_work_as_they_stand(hello: PlatformUnderTest) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    block = readme.partition("## HTTP\n```bash\n")[2].partition("```")[0]
+    head, *lines = block.splitlines()
+    of_hello = [line for line in lines if "hello/hello" in line]
+    assert (head.startswith('eval "$(pilotlight token show --shell)"'), len(of_hello)) == (True, 2)
+    alias = f'pilotlight() {{ "{sys.executable}" -m pilotlight "$@"; }}'
+    script = "\n".join(
+        ["set -e", alias, head, *(line.replace("curl", "curl -sS") for line in of_hello)]
+    )
+    done = subprocess.run(
+        ["bash", "-c", script], env=hello.environ(), capture_output=True, text=True, check=True
+    )
+    assert '"Hello, Ada!"' in done.stdout
+    assert '"state": "QUEUED"' in done.stdout
+
+
 def test_keys_secrets_and_environments(hello: PlatformUnderTest) -> None:
     made = as_json(hello, "token", "create", "--scope", "invoke", "--name", "ci", "--ttl", "1h")
     assert made["secret"].startswith("pl_")

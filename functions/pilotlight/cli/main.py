@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
@@ -101,7 +101,7 @@ class _Root(TyperGroup):
         if command is not None:
             for panel, names in _PANELS.items():
                 if cmd_name in names:
-                    command.rich_help_panel = panel  # type: ignore[attr-defined]
+                    cast(TyperGroup, command).rich_help_panel = panel
         return command
 
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pilotlight.client.client import Deployment
     from pilotlight.client.resources.releases import ReleaseOptions
     from pilotlight.packaging.deploy import Progress
-    from pilotlight.sdk.progress_output import ProgressOutput
+    from pilotlight.packaging.progress_output import ProgressOutput
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -258,7 +258,7 @@ class App:
 
         `show_output`: print the steps of the deploy, and the lines that the app's functions print,
         to stderr. `progress`: receives the steps instead."""
-        from pilotlight.sdk.progress_output import ProgressOutput
+        from pilotlight.packaging.progress_output import ProgressOutput
 
         return EphemeralRun(self, progress, ProgressOutput() if show_output else None)
 

@@ -19,7 +19,7 @@ from pilotlight.cli.main import build
 from pilotlight.client import sessions
 from pilotlight.errors import TooManyRequests
 from pilotlight.packaging.progress import IMAGE, UPLOAD, ProgressEvent
-from pilotlight.sdk.progress_output import ProgressOutput
+from pilotlight.packaging.progress_output import ProgressOutput
 from tests.fakes.fake_platform import API_KEY, FakePlatform
 
 SOURCE = """

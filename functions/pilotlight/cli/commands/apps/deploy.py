@@ -26,8 +26,8 @@ from pilotlight.spec.function import PUBLIC
 if TYPE_CHECKING:
     from pilotlight.client.client import Client, DeployedFunction, Deployment
     from pilotlight.client.resources.releases import ReleaseOptions
+    from pilotlight.packaging.progress_output import ProgressOutput
     from pilotlight.sdk.app import App
-    from pilotlight.sdk.progress_output import ProgressOutput
 
 File = Annotated[
     str, typer.Argument(metavar="FILE[::APP]", help="app.py, app.py::name, or package.module.")
@@ -142,8 +142,8 @@ def run(
     with @app.local_entrypoint() runs on this machine while the app is deployed. Common options must
     precede the file."""
     from pilotlight.client import sessions as sdk
+    from pilotlight.packaging.progress_output import ProgressOutput
     from pilotlight.sdk.app import EphemeralRun
-    from pilotlight.sdk.progress_output import ProgressOutput
 
     target, _, wanted = reference.partition("::")
     app = load_user_app(target)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pilotlight.client.client import Client, Deployment
     from pilotlight.client.resources.releases import ReleaseOptions
     from pilotlight.packaging.deploy import Progress, ProgressEvent
+    from pilotlight.packaging.progress_output import ProgressOutput
     from pilotlight.sdk.app import App
-    from pilotlight.sdk.progress_output import ProgressOutput
 
 
 CLUSTER_PATIENCE_S = 180.0
@@ -39,7 +39,7 @@ class Deployer:
     def __init__(
         self, session: Session, client: Client, output: ProgressOutput | None = None
     ) -> None:
-        from pilotlight.sdk.progress_output import ProgressOutput
+        from pilotlight.packaging.progress_output import ProgressOutput
 
         self._session = session
         self._client = client
