@@ -116,7 +116,7 @@ async def test_scripts_may_read_answers_and_errors(street: Edge) -> None:
         assert {"x-request-id", "pilotlight-cost", "retry-after", "ratelimit"} <= set(exposed)
 
 
-async def test_warm_calls_with_a_key_and_streams_are_readable_too(street: Edge) -> None:
+async def test_warm_calls_with_a_key_and_repeats_are_readable_too(street: Edge) -> None:
     deploy(street, SITE)
     bearer = f"Bearer {KEY}"
     warm = [await ask(street, authorization=bearer) for _ in range(3)][-1]
