@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import sys
+import time
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -44,7 +45,7 @@ class ProgressOutput:
         self._console = terminal_of(file or sys.stderr)
         self._is_json = is_json
         self._live: Live | None = None
-        self._spinner: Spinner | None = None
+        self._status = _Status()
         self._shown: set[str] = set()
         self._app = ""
         self._reader: asyncio.Task[None] | None = None
@@ -55,13 +56,12 @@ class ProgressOutput:
         return f"<ProgressOutput {self._app or 'without logs'}>"
 
     # -- steps -------------------------------------------------------------------------------------
-    def step(self, text: str, *, detail: str = "") -> None:
-        """Show what happens now. In a pipe a step that was shown is not repeated, and `detail`,
-        which changes while it lasts, is left out."""
+    def step(self, text: str) -> None:
+        """Show what happens now. In a pipe a step that was shown is not repeated."""
         if self._is_json:
             return
         if self._console.is_terminal:
-            self._show_status(f"{text} ({detail})" if detail else text)
+            self._show_status(text)
         elif text not in self._shown:
             self._shown.add(text)
             self._console.print(text, markup=False, soft_wrap=True)
@@ -69,9 +69,9 @@ class ProgressOutput:
     def progress(self, event: ProgressEvent) -> None:
         """Show a step of a deploy (`pilotlight.packaging.progress.Progress`)."""
         if self._console.is_terminal or not event.total_bytes:
-            share = f"{event.done_bytes * 100 // event.total_bytes} %" if event.total_bytes else ""
             prefix = "image: " if event.stage == IMAGE else ""
-            self.step(f"{prefix}{event.text}", detail=share)
+            share = f" {event.done_bytes * 100 // event.total_bytes} %" if event.total_bytes else ""
+            self.step(f"{prefix}{event.text}{share}")
         else:  # one line for each stage instead of one for each piece
             self.step(f"{event.stage}: {_size(event.total_bytes)}")
 
@@ -79,27 +79,22 @@ class ProgressOutput:
         """Remove the status line: the caller prints to stdout now."""
         if self._live is not None:
             self._live.stop()
-            self._live = self._spinner = None
+            self._live = None
 
     def _show_status(self, text: str) -> None:
         from rich.live import Live
-        from rich.spinner import Spinner
-        from rich.text import Text
 
-        shown = Text(text, no_wrap=True, overflow="ellipsis")
-        if self._spinner is not None:
-            self._spinner.update(text=shown)
-            return
-        self._spinner = Spinner("dots", text=shown)
-        # without redirection: it would send stdout, the result, to stderr
-        self._live = Live(
-            self._spinner,
-            console=self._console,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        self._live.start()
+        self._status.set(text)
+        if self._live is None:
+            # without redirection: it would send stdout, the result, to stderr
+            self._live = Live(
+                self._status,
+                console=self._console,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._live.start()
 
     # -- log lines ---------------------------------------------------------------------------------
     def follow(self, app: str) -> None:
@@ -160,8 +155,34 @@ class ProgressOutput:
             self._console.print(program_output(line), soft_wrap=True)
 
 
+class _Status:
+    """The current step with the seconds that it has taken, drawn again by `Live`."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._began = 0.0
+        self._spinner: Spinner | None = None
+
+    def set(self, text: str) -> None:
+        """Show this step; the seconds of the same step go on."""
+        if text != self._text:
+            self._text, self._began = text, time.monotonic()
+
+    def __rich__(self) -> Spinner:
+        from rich.spinner import Spinner
+        from rich.text import Text
+
+        seconds = int(time.monotonic() - self._began)
+        text = f"{self._text} ({seconds} s)" if seconds else self._text
+        shown = Text(text, no_wrap=True, overflow="ellipsis")
+        if self._spinner is None:
+            self._spinner = Spinner("dots", text=shown)
+        self._spinner.update(text=shown)
+        return self._spinner
+
+
 def _size(count: int) -> str:
-    return f"{count / _MIB:,.1f} MiB" if count >= _MIB else f"{count / 1024:,.0f} KiB"
+    return f"{count / _MIB:,.1f} MiB" if count >= _MIB else f"{-(-count // 1024)} KiB"
 
 
 def _in_background(work: Coroutine[Any, Any, T]) -> T:

@@ -260,7 +260,9 @@ class App:
         to stderr. `progress`: receives the steps instead."""
         from pilotlight.packaging.progress_output import ProgressOutput
 
-        return EphemeralRun(self, progress, ProgressOutput() if show_output and sys.stderr is not None else None)
+        return EphemeralRun(
+            self, progress, ProgressOutput() if show_output and sys.stderr is not None else None
+        )
 
     def deploy(
         self,

@@ -182,7 +182,10 @@ def test_a_failure_shows_the_output_and_removes_the_app(
     screen = Screen()
     assert run(screen, monkeypatch, "run", f"{file}::fail") == 1
     assert "before it failed" in screen.getvalue()
-    assert "ValueError: no" in screen.getvalue()
+    assert screen.lines()[-2:] == [
+        "error shop/fail raised ValueError: no",
+        "try   Correct the function: the output above has its traceback.",
+    ]
     assert capsys.readouterr().out == ""
     assert not platform.apps
 

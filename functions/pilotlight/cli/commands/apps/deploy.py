@@ -13,7 +13,12 @@ import typer
 
 from pilotlight.cli.commands.apps import release_options
 from pilotlight.cli.commands.apps import rollout_options as canaries
-from pilotlight.cli.commands.apps.deploy_progress import Deployer, load_user_app, user_code_errors
+from pilotlight.cli.commands.apps.deploy_progress import (
+    Deployer,
+    load_user_app,
+    remote_errors,
+    user_code_errors,
+)
 from pilotlight.cli.commands.apps.start_report import StartReport
 from pilotlight.cli.core.command import command
 from pilotlight.cli.core.next_step import APP
@@ -153,18 +158,20 @@ def run(
     try:
         with session.client() as client, sdk.use_profile(client.profile):
             output = ProgressOutput(is_json=session.is_json)
-            with EphemeralRun(app, None, output) as ephemeral, user_code_errors(reference):
+            name = f"{app.name}/{chosen.function}"
+            errors = remote_errors(name) if chosen.function else user_code_errors(reference)
+            with EphemeralRun(app, None, output) as ephemeral:
                 session.names[APP] = ephemeral.name
                 if chosen.function:
-                    name = f"{app.name}/{chosen.function}"
                     deployer = Deployer(session, client, output)
                     deployer.start(ephemeral.name, chosen.function, name=name)
                     output.step(f"{name}: calling")
-                value = chosen.call(*args, **kwargs)
-                if isinstance(value, Iterator):
-                    _print_items(session, value, output)
-                else:
-                    results.append(value)
+                with errors:
+                    value = chosen.call(*args, **kwargs)
+                    if isinstance(value, Iterator):
+                        _print_items(session, value, output)
+                    else:
+                        results.append(value)
     finally:
         sdk.close()
         for value in results:  # last, below the output of the function

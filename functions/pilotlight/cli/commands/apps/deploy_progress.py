@@ -128,9 +128,7 @@ class Deployer:
 
     def _show_stage(self, name: str, part: Mapping[str, Any]) -> None:
         if "report" not in part:
-            seconds = float(part.get("elapsed_ms") or 0) / 1000
-            stage = _STAGES.get(str(part.get("stage")), "starting")
-            self.output.step(f"{name}: {stage}", detail=f"{seconds:.0f} s")
+            self.output.step(f"{name}: {_STAGES.get(str(part.get('stage')), 'starting')}")
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Progress]:
@@ -182,6 +180,22 @@ def load_user_app(reference: str) -> App:
         app = load_app(reference)
     assert isinstance(app, Kind)
     return app
+
+
+@contextlib.contextmanager
+def remote_errors(function: str) -> Iterator[None]:
+    """Convert an exception that a called function raised into FunctionRaised."""
+    from pilotlight.errors import FunctionRaised, PilotlightError
+
+    try:
+        yield
+    except (PilotlightError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as e:
+        raise FunctionRaised(
+            f"{function} raised {type(e).__name__}: {e}",
+            hint="Correct the function: the output above has its traceback.",
+        ) from e
 
 
 @contextlib.contextmanager
