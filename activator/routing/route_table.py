@@ -123,10 +123,10 @@ class RouteTable:
 
     def _apply_function(self, name: str, value: Any) -> None:
         before, route, routed = self._route(name), None, None
-        self._origins.pop(name, None)
         if value is None:
             self._functions.pop(name, None)
             self._access.pop(name, None)
+            self._origins.pop(name, None)
             self._names.pop(before.id if before is not None else "", None)
             self._kept_warm.discard(name)
         else:
@@ -136,6 +136,7 @@ class RouteTable:
             self._access[name] = frozenset(
                 frozenset(target.spec.access) for target in routed.answering
             )
+            self._origins.pop(name, None)
             if origins := common_origins(target.spec.cors for target in routed.answering):
                 self._origins[name] = origins
             self._functions[name] = zlib.compress(json.dumps(value).encode(), level=1)

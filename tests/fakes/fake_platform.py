@@ -101,6 +101,7 @@ class FakePlatform:
         self.during_calls: Callable[[], None] = lambda: None
         self._written = threading.Condition()
         self._is_closing = False
+        self._cut_offs = 0
         self._refusals: deque[Answer | None] = deque()
         self._cancelled: set[str] = set()
         self._callers: list[threading.Thread] = []
@@ -505,9 +506,9 @@ class FakePlatform:
         app = asked.query.get("app", "")
         if app and (asked.environment, app) not in self.apps | self.deleted:
             raise NotFound(f"there is no app {app!r} in environment {asked.environment!r}")
-        if asked.query.get("follow") == "true":
-            return _ndjson(self._followed())
         since = float(asked.query.get("since", 0))
+        if asked.query.get("follow") == "true":
+            return _ndjson(self._followed(since))
         wanted = {key: asked.query[key] for key in ("instance", "call") if key in asked.query}
         lines = [
             line
@@ -524,18 +525,28 @@ class FakePlatform:
             self.log_lines.append(line)
             self._written.notify_all()
 
-    def _followed(self) -> Iterator[dict[str, Any]]:
+    def end_followers(self) -> None:
+        """End the responses of all followers, as a proxy does that sees none of their lines."""
+        with self._written:
+            self._cut_offs += 1
+            self._written.notify_all()
+
+    def _followed(self, since: float) -> Iterator[dict[str, Any]]:
         self.followers += 1
+        cut_offs = self._cut_offs
         number = 0
         while True:
             with self._written:
-                while number == len(self.log_lines) and not self._is_closing:
+                while number == len(self.log_lines) and not self._is_over(cut_offs):
                     self._written.wait()
-                if self._is_closing:
+                if self._is_over(cut_offs):
                     return
                 lines = self.log_lines[number:]
-            yield from lines
+            yield from (line for line in lines if line["time"] >= since)
             number += len(lines)
+
+    def _is_over(self, cut_offs: int) -> bool:
+        return self._is_closing or self._cut_offs > cut_offs
 
     def list_instances(self, asked: Asked) -> Answer:
         return _json({"instances": self.instances})

@@ -19,6 +19,7 @@ from pilotlight.client.json_stream import (
     iter_json_lines,
     iter_json_objects,
     iter_json_objects_async,
+    without_none,
 )
 from pilotlight.client.resources.async_calls import AsyncCallResources
 from pilotlight.client.resources.billing import BillingResources
@@ -484,9 +485,10 @@ class AsyncClient:
                         for item in items.of(event):
                             yield item
 
-    async def follow_logs(self, app: str) -> AsyncIterator[Json]:
-        """Yield the log lines of an app, as `Client.logs` with `follow`, until it is cancelled."""
-        params = {"app": app, "follow": "true"}
+    async def follow_logs(self, app: str, *, since: float | None = None) -> AsyncIterator[Json]:
+        """Yield the log lines of an app, as `Client.logs` with `follow`, until the connection is
+        lost."""
+        params = without_none({"app": app, "since": since, "follow": "true"})
         async with self._transport.stream("GET", "/v1/logs", params=params) as response:
             pieces = read_until_disconnect_async(response.aiter_bytes())
             async for line in iter_json_objects_async(pieces):

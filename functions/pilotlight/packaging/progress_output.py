@@ -12,7 +12,8 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Coroutine, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from pilotlight.client import sessions
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _RETRY_BUDGET_S = 5.0
+_RECONNECT_S = 0.5
 _LATE_S = 5.0
 """How long before the newest line a line may have been written that did not arrive yet: instances
 write to logs of their own."""
@@ -58,22 +60,28 @@ class ProgressOutput:
     # -- steps -------------------------------------------------------------------------------------
     def step(self, text: str) -> None:
         """Show what happens now. In a pipe a step that was shown is not repeated."""
-        if self._is_json:
-            return
-        if self._console.is_terminal:
+        if self._console.is_terminal and not self._is_json:
             self._show_status(text)
         elif text not in self._shown:
             self._shown.add(text)
-            self._console.print(text, markup=False, soft_wrap=True)
+            self._say(text)
 
     def progress(self, event: ProgressEvent) -> None:
         """Show a step of a deploy (`pilotlight.packaging.progress.Progress`)."""
-        if self._console.is_terminal or not event.total_bytes:
-            prefix = "image: " if event.stage == IMAGE else ""
-            share = f" {event.done_bytes * 100 // event.total_bytes} %" if event.total_bytes else ""
-            self.step(f"{prefix}{event.text}{share}")
+        if event.stage == IMAGE and not self._console.is_terminal:
+            self._say(f"image: {event.text}")  # output of the build, which may repeat itself
+        elif event.stage == IMAGE:
+            self.step(f"image: {event.text}")
+        elif not event.total_bytes:
+            self.step(event.text)
+        elif self._console.is_terminal:
+            self.step(f"{event.text} {event.done_bytes * 100 // event.total_bytes} %")
         else:  # one line for each stage instead of one for each piece
             self.step(f"{event.stage}: {_size(event.total_bytes)}")
+
+    def _say(self, text: str) -> None:
+        if not self._is_json:
+            self._console.print(text, markup=False, soft_wrap=True)
 
     def clear(self) -> None:
         """Remove the status line: the caller prints to stdout now."""
@@ -111,48 +119,65 @@ class ProgressOutput:
 
         async with AsyncClient(profile, retry_budget_s=_RETRY_BUDGET_S) as client:
             try:
-                async for line in client.follow_logs(self._app):
-                    self._print(line)
+                while True:  # proxies end a log that is silent for minutes
+                    is_new = self._position()
+                    async for line in client.follow_logs(self._app, since=self._since()):
+                        if is_new(line):
+                            self._print(line)
+                    await asyncio.sleep(_RECONNECT_S)
             except PilotlightError as e:
-                self.step(f"the output of {self._app} is shown at its end only: {e}")
+                self._say(f"the output of {self._app} is shown at its end only: {e}")
+            except OSError:
+                return  # nothing can be shown: stderr is closed
 
     def close(self) -> None:
         """Print the lines that have not arrived yet, and stop."""
+        import httpx
+
         reader, self._reader = self._reader, None
         if reader is not None:
             _in_background(_stop(reader))
-            with contextlib.suppress(PilotlightError):
-                self._print_rest(sessions.client().logs(app=self._app, since=self._since()))
+            with contextlib.suppress(PilotlightError, httpx.TransportError, OSError):
+                is_new = self._position()
+                for line in sessions.client().logs(app=self._app, since=self._since()):
+                    if is_new(line):
+                        self._print(line)
         self.clear()
 
     def _since(self) -> float | None:
-        times = [time for time, _ in self._last.values()]
+        """From when on lines may be new; None = from the first one."""
+        times = [at for at, _ in self._last.values()]
         return max(times) - _LATE_S if times else None
 
-    def _print_rest(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Print those of `lines` that were not printed yet. The lines of an instance are in the
-        order of their times."""
-        before = dict(self._last)
-        seen: dict[str, int] = {}
-        for line in lines:
-            instance, time = str(line.get("instance", "")), float(line.get("time") or 0)
+    def _position(self) -> Callable[[Mapping[str, Any]], bool]:
+        """A predicate of the lines of one more request: whether a line was not printed by an
+        earlier one. The lines of an instance are in the order of their times."""
+        before, seen = dict(self._last), Counter[str]()
+
+        def is_new(line: Mapping[str, Any]) -> bool:
+            instance, at = _origin(line)
             last, count = before.get(instance, (-1.0, 0))
-            if time == last:
-                seen[instance] = seen.get(instance, 0) + 1
-            if time > last or (time == last and seen[instance] > count):
-                self._print(line)
+            seen[instance] += at == last
+            return at > last or (at == last and seen[instance] > count)
+
+        return is_new
 
     def _print(self, line: Mapping[str, Any]) -> None:
         from pilotlight.core.terminal import program_output
 
-        instance, time = str(line.get("instance", "")), float(line.get("time") or 0)
+        instance, at = _origin(line)
         last, count = self._last.get(instance, (-1.0, 0))
-        self._last[instance] = (time, count + 1 if time == last else 1)
+        self._last[instance] = (at, count + 1 if at == last else 1)
         if self._is_json:
             self._console.file.write(json.dumps({"log": line}, ensure_ascii=False) + "\n")
             self._console.file.flush()
         else:
             self._console.print(program_output(line), soft_wrap=True)
+
+
+def _origin(line: Mapping[str, Any]) -> tuple[str, float]:
+    """The instance and the time of a log line."""
+    return str(line.get("instance", "")), float(line.get("time") or 0)
 
 
 class _Status:

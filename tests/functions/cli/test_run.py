@@ -20,7 +20,7 @@ from pilotlight.client import sessions
 from pilotlight.errors import TooManyRequests
 from pilotlight.packaging.progress import IMAGE, UPLOAD, ProgressEvent
 from pilotlight.packaging.progress_output import ProgressOutput
-from tests.fakes.fake_platform import API_KEY, FakePlatform
+from tests.fakes.fake_platform import API_KEY, DeployedApp, FakePlatform
 
 SOURCE = """
 import pilotlight
@@ -219,6 +219,24 @@ def test_a_run_in_a_script_shows_the_same_on_stderr(
     assert platform.followers == 1
 
 
+def test_output_goes_on_after_a_lost_connection_without_repeating_lines(
+    platform: FakePlatform,
+) -> None:
+    screen = Screen()
+    output = ProgressOutput(screen)
+    platform.deleted["main", "shop"] = DeployedApp(functions={}, history=[])
+    with sessions.use_profile(platform.profile()):
+        output.follow("shop")
+        for text in ("one", "two", "three"):
+            platform.write_log(text)
+            platform.write_log(text, instance="i-other", stream="stderr")
+            assert screen.wait_for(f"{text}\n{text}")
+            platform.end_followers()
+        platform.write_log("four")
+        output.close()
+    assert screen.lines() == [*("one", "one"), *("two", "two"), *("three", "three"), "four"]
+
+
 def test_a_run_goes_on_where_its_output_cannot_be_read(
     platform: FakePlatform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,8 +256,11 @@ def test_a_pipe_has_a_line_for_each_stage_and_not_for_each_piece() -> None:
         output.progress(
             ProgressEvent(stage=UPLOAD, text="model", done_bytes=done, total_bytes=3 << 20)
         )
-    output.progress(ProgressEvent(stage=IMAGE, text="pip install [x]"))
-    assert screen.lines() == ["upload: 3.0 MiB", "image: pip install [x]"]
+    for _ in range(2):
+        output.progress(ProgressEvent(stage=IMAGE, text="pip install [x]"))
+        output.step("starting")
+    built = "image: pip install [x]"
+    assert screen.lines() == ["upload: 3.0 MiB", built, "starting", built]
 
 
 def test_a_deploy_says_each_step_the_public_address_and_once_what_its_starts_are(
