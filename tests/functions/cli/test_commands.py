@@ -27,6 +27,7 @@ from pilotlight.cli.core.next_step import next_step
 from pilotlight.cli.core.session import CommonOptions, Session
 from pilotlight.cli.main import build
 from pilotlight.errors import (
+    ApprovalRequired,
     FunctionRaised,
     InvalidInput,
     PilotlightError,
@@ -198,6 +199,9 @@ def test_what_to_do_names_what_the_error_is_about() -> None:
     of_function = InvalidInput("x", hint=hint, app="search", function="embed")
     assert next_step(of_function) == "`pilotlight traffic show search/embed` and APP"
     assert next_step(InvalidInput("x", hint=hint)) == hint
+    waiting = ApprovalRequired("x", function="embed", revision="v2")
+    approve = "`pilotlight app approve search/embed v2`"
+    assert approve in next_step(waiting, {"APP": "search"})
 
 
 def test_help_shows_the_daily_commands_first() -> None:

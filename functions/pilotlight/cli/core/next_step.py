@@ -1,5 +1,5 @@
 """The second line of an error report: what to do, with the names that the command knows in place of
-APP, APP/FUNCTION and ID."""
+APP, APP/FUNCTION, REVISION and ID."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from typing import Any
 from pilotlight.errors import PilotlightError
 
 DEBUG_VARIABLE = "PILOTLIGHT_DEBUG"
-APP, FUNCTION = "APP", "APP/FUNCTION"
+APP, FUNCTION, REVISION = "APP", "APP/FUNCTION", "REVISION"
 """Placeholders in commands; the keys of a session's names."""
 _OF_CALL = " --call ID"
 _COMMAND = re.compile(r"`pilotlight [^`]*`")
+_PLACEHOLDER = re.compile(rf"(?<!\S)({FUNCTION}|{APP}|{REVISION})(?=[\s`])")
 _WHAT_TO_DO = {
     "invalid-input": "Correct the value and try again. See the command's --help; `pilotlight app "
     "show APP` shows a function's settings.",
     "conflict": "Check the current state with the matching `list` or `show` command, then try "
     "again.",
     "incompatible-schema": "Keep the fields that callers use, or deploy with --allow-breaking if "
-    "no caller depends on them; `pilotlight app diff` compares revisions.",
+    "no caller depends on them; `pilotlight app diff APP/FUNCTION FROM TO` compares revisions.",
     "gate-failed": "Pass the evaluation with --eval metrics.json, or change the function's "
     "require=. Nothing was changed.",
-    "approval-required": "Ask another person to run `pilotlight app approve`; `pilotlight app "
-    "revisions` shows the missing approvals.",
+    "approval-required": "Ask another person to run `pilotlight app approve APP/FUNCTION "
+    "REVISION`; `pilotlight app revisions APP/FUNCTION` shows the missing approvals.",
     "release-frozen": "Wait until the error budget recovers, or release with --override-freeze "
-    "(scope admin). `pilotlight slo show` shows the budget.",
+    "(scope admin). `pilotlight slo show APP/FUNCTION` shows the budget.",
     "circuit-open": "Try again in a moment. `pilotlight logs APP` shows why calls failed; "
     "`pilotlight app rollback APP` restores the previous revision.",
     "too-large": "Send less data; platform.yaml sets the limits (max_body_bytes, bundle_max_bytes, "
@@ -95,18 +96,22 @@ def next_step(error: Exception, names: Mapping[str, str] | None = None) -> str:
         detail = error.detail
         text = str(detail.get("hint") or "") or _WHAT_TO_DO.get(error.type, "")
         if text:
-            known = dict(names or {})
-            if app := detail.get("app"):
-                known |= name_target(f"{app}/{detail.get('function') or ''}")
+            known = {**(names or {}), **_names_in_error(error, names or {})}
             call = str(detail.get("request_id") or "")
             return _COMMAND.sub(lambda found: _fill(found[0], known, call), text)
     return f"Set {DEBUG_VARIABLE}=1 to see the traceback."
 
 
+def _names_in_error(error: PilotlightError, names: Mapping[str, str]) -> dict[str, str]:
+    """The names in an error's detail; its function may be named without its app."""
+    function = str(error.detail.get("function") or "")
+    app = error.detail.get("app") or names.get(APP, "")
+    found = name_target(function if "/" in function else f"{app}/{function}")
+    revision = error.detail.get("revision")
+    return {**found, **({REVISION: str(revision)} if revision else {})}
+
+
 def _fill(command: str, names: Mapping[str, str], call: str) -> str:
     """A command with the known names; without a known call, its option is left out."""
     command = command.replace(_OF_CALL, f" --call {call}" if call else "")
-    for placeholder in (FUNCTION, APP):
-        if placeholder in names:
-            command = re.sub(rf"(?<!\S){placeholder}(?=[\s`])", names[placeholder], command)
-    return command
+    return _PLACEHOLDER.sub(lambda found: names.get(found[0], found[0]), command)

@@ -108,7 +108,7 @@ def deploy(
         url = client.profile.url
     session.show(
         report(deployment, proofs, url, addresses),
-        lambda: _deployed(deployment, proofs, addresses),
+        lambda: _deployed(deployment, proofs, addresses, url),
     )
     if proofs and not session.is_json:
         _explain_starts_once(session)
@@ -319,7 +319,10 @@ def _explain_starts_once(session: Session) -> None:
 
 
 def _deployed(
-    deployment: Deployment, proofs: list[StartReport], addresses: Mapping[str, list[str]]
+    deployment: Deployment,
+    proofs: list[StartReport],
+    addresses: Mapping[str, list[str]],
+    url: str,
 ) -> str:
     is_live = any(f.stage == "live" for f in deployment.functions)
     lines = [
@@ -334,7 +337,9 @@ def _deployed(
         lines.append(f"  {f.function:<20} {f.revision}{'' if f.created else ' (unchanged)'}{proof}")
         lines += [f"    {text}" for text in stage_of(deployment.app, f)]
         lines += [f"    {remark}" for remark in (by_name[f.function].remarks() if proof else ())]
-        lines += [f"    {address}" for address in addresses[f.function]]
+        for address in addresses[f.function]:
+            is_public = f"{url}{TENANT_PATH}" in address
+            lines.append(f"    {address}{' (public, without a key)' if is_public else ''}")
     return "\n".join(lines)
 
 
@@ -370,8 +375,7 @@ def addresses_of(client: Client, deployment: Deployment, app: App) -> dict[str, 
     tenant = client.whoami()["tenant"]["name"] if public else ""
     found = {name: _addresses(deployment.app, app, name, url) for name in names}
     for name in public:
-        under = _addresses(deployment.app, app, name, f"{url}{TENANT_PATH}{tenant}")
-        found[name] += [f"{address} (public, without a key)" for address in under]
+        found[name] += _addresses(deployment.app, app, name, f"{url}{TENANT_PATH}{tenant}")
     return found
 
 
