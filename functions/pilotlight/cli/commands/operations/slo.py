@@ -63,7 +63,7 @@ def show(
 ) -> None:
     """Show a function's indicators, burn rates, stages and alarms."""
     app, name = parse_function_target(
-        function, hint="`pilotlight slo list` shows the functions and their addresses."
+        function, hint="Write APP/FUNCTION, as shown by `pilotlight slo list`."
     )
     with session.client() as client:
         body = client.slo(app, name)
