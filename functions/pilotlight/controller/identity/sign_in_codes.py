@@ -57,7 +57,8 @@ class SignInCodes:
         """Use up a code, and return the id of its API key. Raises Unauthenticated."""
         self._evict_expired(now)
         digest = _digest(code)
-        if digest not in self._issued:
+        issued = self._issued.get(digest)
+        if issued is None or now >= issued.until:  # the clock may have been set back in between
             raise Unauthenticated(
                 "this sign-in code was used or has expired: run `pilotlight dashboard` again"
             )
