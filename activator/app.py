@@ -402,6 +402,7 @@ class ActivatorApp:
             self.calls, controller=site.controller, token=site.key.token, activator=site.id
         )
         self.loops.append(("due calls", self.due.run))
+        self.loops.append(("metrics", lambda: self.metrics.sweep(self.table.deployed)))
         self.closing.append(self.due.aclose)
 
     def _make_shadows(self) -> None:

@@ -139,7 +139,7 @@ class ActivatorSettings:
     scaledown_window_s: float = 60.0
     freeze_idle_s: float | None = None
     quota_store: str = "auto"
-    without_redis: Mapping[str, str] = field(default_factory=dict)
+    without_redis: Mapping[str, str] = field(default_factory=lambda: dict(WITHOUT_REDIS))
     journal_full: str = "refuse"
     metrics_series: int = 1000
     breaker_error_ratio: float = 0.5

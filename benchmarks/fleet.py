@@ -103,8 +103,9 @@ async def fleet(
             store=platform.store,
             key=platform.key,
             notifier=platform.notifier,
+            platform=platform.identity(),
             statuses=statuses,
-            pace=ReconcileLimits(feed_s=3600, config_s=3600),
+            pace=ReconcileLimits(feed_s=3600),
         )
         began = time.perf_counter()
         task = asyncio.create_task(reconciler.run())
@@ -162,6 +163,7 @@ async def fleet(
             store=platform.store,
             key=platform.key,
             notifier=platform.notifier,
+            platform=platform.identity(),
             statuses=fresh,
         )
         began = time.perf_counter()

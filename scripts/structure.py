@@ -1,7 +1,8 @@
 """Count what the structure of the code is judged by: `python scripts/structure.py [--json]`.
 
 Counts statements of product and test code, documented names, folders with many modules, classes of
-one name, retired words, and comments that switch a tool off. `--check` fails for a retired class
+one name, private attributes of the product that tests touch, retired words, and comments that switch
+a tool off. `--check` fails for a retired class
 name or word, a folder with too many modules, and too many switches.
 """
 
@@ -13,7 +14,7 @@ import json
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,32 @@ def is_documented(node: ast.AST) -> bool:
     return bool(text) and not re.match(r"See \S+\Z", text or "")
 
 
+def private_names(trees: Iterable[ast.Module]) -> set[str]:
+    """Names with one leading underscore that the product defines."""
+    found = set()
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr if isinstance(node, ast.Attribute) else node.id)
+    return {name for name in found if name.startswith("_") and not name.startswith("__")}
+
+
+def touched(tree: ast.Module, names: set[str]) -> int:
+    """How often a test's module reaches for one of these names in something that is not its own."""
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    own = {
+        node.attr
+        for node in attributes
+        if isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+    }
+    foreign = {"self", "cls", "os", "super()"}
+    return sum(
+        node.attr in names and node.attr not in own and ast.unparse(node.value) not in foreign
+        for node in attributes
+    )
+
+
 def report() -> dict[str, Any]:
     """All counts."""
     product = {path: path.read_text() for path in sources(*PACKAGES)}
@@ -82,11 +109,16 @@ def report() -> dict[str, Any]:
             ) and not node.name.startswith("_"):
                 public, documented = public + 1, documented + is_documented(node)
     folders = Counter(str(path.parent.relative_to(ROOT)) for path in product)
+    tests, names = (
+        [ast.parse(p.read_text()) for p in sources("tests")],
+        private_names(trees.values()),
+    )
     return {
         "statements": {
             "product": sum(map(statements, trees.values())),
-            "tests": sum(statements(ast.parse(p.read_text())) for p in sources("tests")),
+            "tests": sum(map(statements, tests)),
         },
+        "private attributes that tests touch": sum(touched(tree, names) for tree in tests),
         "documented": {"public": public, "with a docstring of their own": documented},
         "folders above 20 modules": {
             name: count for name, count in folders.most_common() if count > 20

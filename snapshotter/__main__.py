@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pilotlight.core import logging_config
+from pilotlight.core import logging_config, pid_file
 from pilotlight.core.disk_floor import DiskFloor
 from pilotlight.core.metrics_server import metrics_token_file
 from pilotlight.core.object_store import ObjectStore, blob_store
@@ -61,15 +61,15 @@ def main() -> int:
     except SettingsInvalid as e:
         print(e, file=sys.stderr)
         return 2
-    pid_file = paths.run / "snapshotter.pid"
-    pid_file.write_text(f"{os.getpid()}\n")
+    recorded = paths.run / "snapshotter.pid"
+    pid_file.write(recorded, os.getpid())
     try:
         asyncio.run(_serve(paths, settings, blobs, arguments, platform=platform))
     except (SnapshotterError, SettingsInvalid, OSError) as e:
         print(f"snapshotter: {e}", file=sys.stderr)
         return 2 if isinstance(e, SettingsInvalid) else 1
     finally:
-        pid_file.unlink(missing_ok=True)
+        recorded.unlink(missing_ok=True)
     return 0
 
 

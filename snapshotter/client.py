@@ -6,12 +6,10 @@ with AgentUnavailable; the next call reconnects.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-from pilotlight.core.rpc import RpcClient, RpcRemoteError, RpcTransportError
+from pilotlight.core.rpc import RpcClient, RpcRemoteError, RpcTransportError, SharedRpcConnection
 from snapshotter import errors
 from snapshotter.types import (
     AgentEvent,
@@ -43,19 +41,8 @@ def _named(share: TenantShare | None) -> dict[str, Any]:
     return {"share": share.to_json()} if share is not None else {}
 
 
-class AgentClient:
+class AgentClient(SharedRpcConnection):
     """Calls the agent at `socket_path`. Owner: one event loop; connects on the first call."""
-
-    def __init__(self, socket_path: Path) -> None:
-        self._path = socket_path
-        self._rpc: RpcClient | None = None
-        self._opening = asyncio.Lock()
-
-    def __repr__(self) -> str:
-        state = (
-            "connected" if self._rpc is not None and not self._rpc.is_closed else "not connected"
-        )
-        return f"<AgentClient {self._path} {state}>"
 
     async def start(
         self,
@@ -250,19 +237,6 @@ class AgentClient:
         """Delete an image that `uid` built; returns its bytes, 0 if there was none. An image that
         is being built is retained."""
         return int((await self._call("delete_image", {"digest": digest, "uid": uid}))["size_bytes"])
-
-    async def aclose(self) -> None:
-        """Close the connection."""
-        if self._rpc is not None:
-            await self._rpc.aclose()
-            self._rpc = None
-
-    async def _connection(self) -> RpcClient:
-        # concurrent calls share the connection that the first of them opens
-        async with self._opening:
-            if self._rpc is None or self._rpc.is_closed:
-                self._rpc = await RpcClient.open(self._path)
-            return self._rpc
 
     async def _call(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
         try:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NewType, Self
 
+from pilotlight.core.json_record import JsonRecord
+
 InstanceId = NewType("InstanceId", str)
 """`i-` and 16 hex digits; chosen by the client of `start`, so that a retry denotes the same start.
 """
@@ -45,7 +47,7 @@ class InstanceState(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TenantShare:
+class TenantShare(JsonRecord):
     """The tenant of a start, and its share of the node.
 
     Attributes:
@@ -77,15 +79,6 @@ class TenantShare:
             )
         if not all(isinstance(text, str) for text in (self.tenant, self.name, *self.reserved)):
             raise ValueError("a share's tenant, name and reserved tenants must be strings")
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """The reverse of `to_json`."""
-        return cls(**body)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +164,7 @@ class LaunchSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceInfo:
+class InstanceInfo(JsonRecord):
     """State of one instance as the agent knows it.
 
     Attributes:
@@ -211,10 +204,6 @@ class InstanceInfo:
     cpu_file: str = ""
     cpu_from_ns: int = 0
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
         """The reverse of `to_json`."""
@@ -225,7 +214,7 @@ class InstanceInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TemplateInfo:
+class TemplateInfo(JsonRecord):
     """A Template resident on this node.
 
     Attributes:
@@ -246,10 +235,6 @@ class TemplateInfo:
     labels: Mapping[str, str]
     parked: int = 0
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
         """The reverse of `to_json`."""
@@ -265,7 +250,7 @@ class SnapshotState(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotInfo:
+class SnapshotInfo(JsonRecord):
     """A snapshot on this node.
 
     Attributes:
@@ -305,10 +290,6 @@ class SnapshotInfo:
     heap_bytes: int = 0
     heap_why: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
         """The reverse of `to_json`."""
@@ -316,7 +297,7 @@ class SnapshotInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentEvent:
+class AgentEvent(JsonRecord):
     """Something that happened to an instance or a Template.
 
     Attributes:
@@ -336,15 +317,6 @@ class AgentEvent:
     reason: str
     message: str
     detail: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """The reverse of `to_json`."""
-        return cls(**body)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,13 +7,12 @@ held returns the same lease."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pilotlight.core.rpc import RpcClient, RpcRemoteError, RpcTransportError
+from pilotlight.core.rpc import RpcRemoteError, RpcTransportError, SharedRpcConnection
 from weight_cache import errors
 from weight_cache.types import (
     Lease,
@@ -33,19 +32,8 @@ _BY_CODE: dict[str, type[errors.WeightCacheError]] = {
 }
 
 
-class WeightCacheClient:
+class WeightCacheClient(SharedRpcConnection):
     """Calls the cache at `socket_path`. Owner: one event loop. Connects on first use."""
-
-    def __init__(self, socket_path: Path) -> None:
-        self._path = socket_path
-        self._rpc: RpcClient | None = None
-        self._opening = asyncio.Lock()
-
-    def __repr__(self) -> str:
-        state = (
-            "connected" if self._rpc is not None and not self._rpc.is_closed else "not connected"
-        )
-        return f"<WeightCacheClient {self._path} {state}>"
 
     async def open(self, manifest: str, *, holder: str, pid: int | None = None) -> OpenedLease:
         """Open a lease on a model and start fetching its missing parts; return at once. Idempotent
@@ -124,18 +112,6 @@ class WeightCacheClient:
     async def leases(self) -> list[Lease]:
         """All leases on models in the store, oldest first."""
         return [Lease.from_json(body) for body in (await self._call("list", {}))["leases"]]
-
-    async def aclose(self) -> None:
-        """Close the connection; leases remain."""
-        if self._rpc is not None:
-            await self._rpc.aclose()
-            self._rpc = None
-
-    async def _connection(self) -> RpcClient:
-        async with self._opening:
-            if self._rpc is None or self._rpc.is_closed:
-                self._rpc = await RpcClient.open(self._path)
-            return self._rpc
 
     async def _call(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
         try:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+
+from pilotlight.core.json_record import JsonRecord
 
 
 class ReadPriority(enum.StrEnum):
@@ -55,7 +56,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
+class Lease(JsonRecord):
     """A lease on a model: while it exists, no file of the model is evicted.
 
     Attributes:
@@ -79,15 +80,6 @@ class Lease:
     def id_of(manifest: str, holder: str) -> str:
         """The id of `holder`'s lease on `manifest`."""
         return "l-" + hashlib.sha256(f"{manifest}\n{holder}".encode()).hexdigest()[:24]
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """The reverse of `to_json`."""
-        return cls(**body)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +156,7 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreStatistics:
+class StoreStatistics(JsonRecord):
     """Statistics of the store at one moment; counters start with the process.
 
     Attributes:
@@ -197,12 +189,3 @@ class StoreStatistics:
     resumed_bytes: int = 0
     scrubbed_bytes: int = 0
     given_bytes: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """The reverse of `to_json`."""
-        return cls(**body)

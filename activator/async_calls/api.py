@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from activator.async_calls.pending import PendingCall, PendingCalls
+from activator.async_calls.public_record import public_record
 from activator.async_calls.records import (
     is_visible_to,
     namespaced_call_id,
@@ -34,7 +35,7 @@ from pilotlight import errors
 
 
 class AsyncCallApi:
-    """Answers requests about submitted calls."""
+    """Answers requests about submitted calls. `siblings`: the other activators, if any."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class AsyncCallApi:
         self._heartbeat_s = heartbeat_s
         self._held = held
         self._control = control
-        self._siblings = siblings
+        self.siblings = siblings
         self._cancel_held = cancel
 
     def __repr__(self) -> str:
@@ -57,35 +58,31 @@ class AsyncCallApi:
 
     async def answer(self, request: Request, caller: Principal, path: str) -> None:
         """`GET /v1/calls/{id}`, `GET …/{id}/stream`, `POST …/{id}:cancel`, `POST …/{id}:redrive`.
-        Raises NotFound."""
-        if request.verb == "POST" and path.endswith(":redrive"):
+        Raises NotFound, MethodNotAllowed."""
+        request.require_method(*methods_of(path))
+        if path.endswith(":redrive"):
             await self._control.forward(request)  # the controller stores dead letters
             return
         if await self._is_answered_by_sibling(request, caller, path):
             return
-        if request.verb == "POST" and path.endswith(":cancel"):
+        if path.endswith(":cancel"):
             await self._cancel(request, caller, path.removesuffix(":cancel"))
-        elif request.verb == "GET" and path.endswith("/stream"):
+        elif path.endswith("/stream"):
             await self._stream(request, caller, path.removesuffix("/stream"))
-        elif request.verb == "GET":
+        else:
             await self._wait(caller, path, wait_s(request))
             record = await self.find(request, caller, path) or await self.find(
                 request, caller, namespaced_call_id(caller.tenant, path)
             )
             if record is None:
                 raise unknown(path)
-            await request.respond_json(200, record)
-        else:
-            raise errors.NotFound(
-                f"{request.verb} is not served at /v1/calls/{path}: GET it, or POST …:cancel or "
-                f"…:redrive"
-            )
+            await request.respond_json_text(200, public_record(record))
 
     async def find(
         self, request: Request, caller: Principal, call_id: str
     ) -> dict[str, Any] | None:
-        """Return a call of the caller as JSON, from here or the controller; None when there is
-        none.
+        """Return a call of the caller as JSON, with its result in base64, from here or the
+        controller; None when there is none.
 
         Raises Forbidden, Unavailable, TooManyRequests.
         """
@@ -114,14 +111,14 @@ class AsyncCallApi:
     async def _is_answered_by_sibling(self, request: Request, caller: Principal, path: str) -> bool:
         """Forward the request of a call that is not pending here: it may be pending at another
         activator, which knows it before the controller does."""
-        if self._siblings is None:
+        if self.siblings is None:
             return False
         call_id = path.removesuffix(":cancel").removesuffix("/stream")
         if self._held.find_for(caller, call_id) is not None:
             return False
         if PASSED_ON in request.headers:
             raise unknown(call_id)  # the activator that forwarded it asks the controller itself
-        return await self._siblings.forward(request, caller.tenant)
+        return await self.siblings.forward(request, caller.tenant)
 
     async def _wait(self, caller: Principal, call_id: str, seconds: float) -> None:
         """Wait up to `seconds` for a call that is pending here to end (long polling)."""
@@ -171,3 +168,10 @@ class AsyncCallApi:
                 await reader.follow(held)
             elif record is not None:
                 await reader.finish(record)
+
+
+def methods_of(path: str) -> tuple[str, ...]:
+    """Return the HTTP methods of a path below `/v1/calls/`."""
+    if path.endswith((":cancel", ":redrive")):
+        return ("POST",)
+    return ("GET",) if path.endswith("/stream") else ("GET", "PUT")

@@ -85,6 +85,9 @@ class PendingCalls:
     def __contains__(self, call_id: object) -> bool:
         return call_id in self._held
 
+    def __iter__(self) -> Iterator[PendingCall]:
+        return iter(self._held.values())
+
     def get(self, call_id: str) -> PendingCall | None:
         """Return a call by its id."""
         return self._held.get(call_id)
@@ -135,11 +138,7 @@ class PendingCalls:
 
     def tasks(self) -> list[asyncio.Task[None]]:
         """Return the running tasks."""
-        return [
-            held.task
-            for held in self._held.values()
-            if held.task is not None and not held.task.done()
-        ]
+        return [held.task for held in self if held.task is not None and not held.task.done()]
 
 
 def _cost(size: int) -> int:

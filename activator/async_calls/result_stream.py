@@ -21,9 +21,10 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from activator.async_calls.public_record import public_record
 from activator.async_calls.stream_items import ItemSplitter, cutter_of
 from activator.http.request import Request, problem_of
-from activator.http.sse import SseResponse, end_event, event, stream_headers
+from activator.http.sse import SseResponse, data_lines, end_event, event, stream_headers
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_PICKLE, CONTENT_PROBLEM, CONTENT_SSE
 
@@ -106,7 +107,7 @@ class StreamSubscriber:
             while (out := items.next_events(result)) is not None:
                 await self._send_items(out, items)
         elif record["state"] == "SUCCEEDED":
-            await self._stream.send(event("result", dict(record)))
+            await self._stream.send(b"event: result\n" + data_lines(public_record(record)))
         if cutter is None and record["state"] in ("FAILED", "EXPIRED"):
             await self._stream.send(_failure(record, result))
         await self._stream.close(

@@ -12,7 +12,7 @@ request of its quotas when it is submitted, and towards the concurrency quota wh
 Calls from the control plane (schedules, dead letters sent again) are also stored here (`store`),
 but run only once the controller has confirmed the claim (`begin_stored`).
 
-Owner: the event loop. `_held` has the pending calls; each call's task changes its own entry.
+Owner: the event loop. `pending` has the pending calls; each call's task changes its own entry.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _WEBHOOK = HEADER_WEBHOOK.encode()
 
 
 class AsyncCalls:
-    """Accepts, runs and finishes submitted calls."""
+    """Accepts, runs and finishes submitted calls. `pending`: those of this activator."""
 
     def __init__(
         self,
@@ -93,18 +93,17 @@ class AsyncCalls:
         siblings: ActivatorPeers | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        self._siblings = siblings
         self._billing = billing
         self._table = table
         self._access = access
         self._settings = settings
-        self._held = PendingCalls()
+        self.pending = PendingCalls()
         self._stored: dict[str, tuple[str, int]] = {}
         """By `due`: ids of stored calls whose claim is not confirmed, and their number of
         attempts."""
         self._put_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._attempts = AsyncCallRunner(
-            held=self._held,
+            held=self.pending,
             runner=runner,
             access=access,
             metrics=metrics,
@@ -114,19 +113,19 @@ class AsyncCalls:
             tracer=tracer,
         )
         self._results = ResultShipper(
-            self._held, journal=billing.journal, controller=controller, token=token
+            self.pending, journal=billing.journal, controller=controller, token=token
         )
-        self._api = AsyncCallApi(
-            self._held,
+        self.api = AsyncCallApi(
+            self.pending,
             control=control,
             siblings=siblings,
             cancel=self._cancel,
             heartbeat_s=settings.heartbeat_s,
         )
-        self.answer = self._api.answer
+        self.answer = self.api.answer
 
     def __repr__(self) -> str:
-        return f"<AsyncCalls {self._held!r}, {len(self._stored)} not claimed>"
+        return f"<AsyncCalls {self.pending!r}, {len(self._stored)} not claimed>"
 
     # -- submitting --------------------------------------------------------------------------------
     async def submit(self, request: Request, caller: Principal, call: Call) -> None:
@@ -152,29 +151,29 @@ class AsyncCalls:
         """Accept a call; returns once it is durable."""
         self.check_room(caller.tenant, len(call.body))
         record = queued(caller, call, fingerprint=fingerprint, webhook=webhook)
-        held = self._held.add(record, len(call.body))
+        held = self.pending.add(record, len(call.body))
         try:
             await self._billing.journal.submit(call.id, payload(record, call))
         except BaseException:
-            self._held.drop(call.id)
+            self.pending.drop(call.id)
             raise
         call.park()
         held.task = asyncio.create_task(self._run(held, call), name=f"call {call.id}")
         if isinstance(call, EngineCall):
             call.is_kept = True
-        self._held.record_change(held, record)
+        self.pending.record_change(held, record)
         return record
 
     def check_room(self, tenant: str, size: int) -> None:
         """Check that a call of `size` bytes may be submitted. Raises TooManyRequests."""
-        taken, settings, size = self._held.bytes_of, self._settings, max(size, LEAST_BYTES)
+        taken, settings, size = self.pending.bytes_of, self._settings, max(size, LEAST_BYTES)
         for whose, pending, bound in (
             (
                 "of this tenant",
-                self._held.calls_of[tenant],
+                self.pending.calls_of[tenant],
                 max(1, settings.max_pending_submits // 2),
             ),
-            ("of all tenants", len(self._held), settings.max_pending_submits),
+            ("of all tenants", len(self.pending), settings.max_pending_submits),
         ):
             if pending >= bound:
                 problem = (
@@ -202,7 +201,7 @@ class AsyncCalls:
         """Reserve room for a body of at most `size` bytes that is about to be read. Raises
         TooManyRequests."""
         self.check_room(tenant, size)
-        return self._held.reading(tenant, size)
+        return self.pending.reading(tenant, size)
 
     def _load(self, call: Call) -> None:
         """Read a parked call's body again. Raises Unavailable."""
@@ -218,7 +217,7 @@ class AsyncCalls:
 
         Raises Unavailable while it is down, TooManyRequests.
         """
-        return self._siblings is not None and await self._siblings.forward_to_owner(
+        return self.api.siblings is not None and await self.api.siblings.forward_to_owner(
             request, caller.tenant, namespaced_call_id(caller.tenant, own_id)
         )
 
@@ -239,7 +238,7 @@ class AsyncCalls:
         call.id = namespaced_call_id(caller.tenant, own_id)
         # a concurrent repeat waits until the first is stored
         async with self._put_locks.setdefault(call.id, asyncio.Lock()):
-            known = await self._api.find(request, caller, call.id)
+            known = await self.api.find(request, caller, call.id)
             if known is None:
                 return (
                     await self.accept(
@@ -285,7 +284,7 @@ class AsyncCalls:
                 record.id,
                 e,
             )
-        self._held.record_change(held, record)
+        self.pending.record_change(held, record)
 
     async def _cancel(self, held: PendingCall) -> None:
         if held.record.state in FINAL:
@@ -319,11 +318,13 @@ class AsyncCalls:
         shipper."""
         for left in self._billing.recovered.undelivered:
             record = CallRecord.from_json(self._billing.journal.payload(left.id))
-            self._held.record_change(self._held.get(left.id) or self._held.add(record), record)
+            self.pending.record_change(
+                self.pending.get(left.id) or self.pending.add(record), record
+            )
         for left in self._billing.recovered.unfinished:
             kept = self._billing.journal.payload(left.id)
             if "due" in kept:
-                self._held.add(CallRecord.from_json(kept["record"]), _size_of(kept))
+                self.pending.add(CallRecord.from_json(kept["record"]), _size_of(kept))
                 self._stored[kept["due"]] = (left.id, left.attempts)
             else:
                 self._resume(kept, left.attempts)
@@ -331,8 +332,8 @@ class AsyncCalls:
 
     def _resume(self, kept: dict[str, Any], attempts: int) -> None:
         record = CallRecord.from_json(kept["record"])
-        self._held.drop(record.id)
-        held = self._held.add(record, _size_of(kept))
+        self.pending.drop(record.id)
+        held = self.pending.add(record, _size_of(kept))
         try:
             call = self._call(record, kept)
         except errors.PilotlightError as e:
@@ -395,17 +396,17 @@ class AsyncCalls:
         record = CallRecord.from_json(kept["record"])
         if kept["due"] in self._stored:
             return
-        if record.id in self._held:
+        if record.id in self.pending:
             raise errors.Conflict(
                 f"the result of the earlier run of call {record.id} is not shipped yet",
                 retry_after_s=1,
             )
         self.check_room(record.tenant, _size_of(kept))
-        self._held.add(record, _size_of(kept))
+        self.pending.add(record, _size_of(kept))
         try:
             await self._billing.journal.submit(record.id, kept)
         except BaseException:
-            self._held.drop(record.id)
+            self.pending.drop(record.id)
             raise
         self._stored[kept["due"]] = (record.id, 0)
 
@@ -422,13 +423,13 @@ class AsyncCalls:
             if name in mine:
                 self._resume(self._billing.journal.payload(call_id), attempts)
             else:
-                self._held.drop(call_id)
+                self.pending.drop(call_id)
                 self._billing.journal.delete_call(call_id)
 
     async def aclose(self) -> None:
         """Stop: running calls are cancelled, and the next process runs them again from the
         journal."""
-        tasks = self._held.tasks()
+        tasks = self.pending.tasks()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

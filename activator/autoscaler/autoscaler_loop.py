@@ -76,7 +76,10 @@ class AutoscalerLoop:
     False for a function whose budget is spent: nothing is started or kept for it without a call.
     `occupancy`: how full the recent batches of a revision (by `Target.key`) were, 0 to 1; None =
     there were none. `freeze_idle_s`: after how long instances without calls are frozen; None =
-    never."""
+    never.
+
+    Attributes:
+        revisions: the active ones, by key."""
 
     def __init__(
         self,
@@ -94,13 +97,13 @@ class AutoscalerLoop:
         self._fleet = fleet
         self._make_throttler = make_throttler
         self._clock = clock
-        self._scaled: dict[str, RevisionScaler] = {}
+        self.revisions: dict[str, RevisionScaler] = {}
         self._may_run = may_run
         self._occupancy = occupancy
         self._freeze_idle_s = freeze_idle_s
         self._gate = gate or StartAdmission(clock=clock)
         self._holdings = PreemptibleInstances(
-            lambda: [scaled.throttler for scaled in self._scaled.values()], clock=clock
+            lambda: [scaled.throttler for scaled in self.revisions.values()], clock=clock
         )
         self._gate.serve(self._holdings)
         self._pauses = IdleHistograms()
@@ -110,22 +113,22 @@ class AutoscalerLoop:
         table.on_function = self.route_changed
 
     def __repr__(self) -> str:
-        return f"<AutoscalerLoop {len(self._scaled)} active revisions>"
+        return f"<AutoscalerLoop {len(self.revisions)} active revisions>"
 
     def throttler_of(self, target: CallTarget) -> Throttler:
         """The throttler of a revision, created when it is first called."""
-        scaled = self._scaled.get(target.key)
+        scaled = self.revisions.get(target.key)
         if scaled is None:
             name = f"{target.tenant}/{target.environment}/{target.app}/{target.function}"
             gaps = self._pauses.get_or_create(name)
-            scaled = self._scaled[target.key] = RevisionScaler(
+            scaled = self.revisions[target.key] = RevisionScaler(
                 name, self._make_throttler(target), self._clock(), gaps
             )
         return scaled.throttler
 
     def active(self, key: str) -> Throttler | None:
         """The throttler of a called revision, by its key; None otherwise."""
-        scaled = self._scaled.get(key)
+        scaled = self.revisions.get(key)
         return scaled.throttler if scaled is not None else None
 
     async def warm_up(
@@ -203,7 +206,7 @@ class AutoscalerLoop:
         `left`: keys of the revisions that lost their last traffic. Their Templates are dropped with
         their last instance. The first reconciliation handles changes from before it."""
         targets = {target.key: target for target in self._table.targets_of(name)}
-        for key, scaled in self._scaled.items():
+        for key, scaled in self.revisions.items():
             if scaled.name == name and key in targets:
                 scaled.throttler.is_retired = False  # rolled back to while its last calls ended
                 scaled.throttler.retarget(targets[key])
@@ -213,15 +216,15 @@ class AutoscalerLoop:
                         name
                     )
                 scaled.throttler.retire()
-        for key in left - self._scaled.keys():
+        for key in left - self.revisions.keys():
             self._drop_template(key)
         for target in targets.values():
             if target.spec.scaling.min_instances and self.reconciled.is_set():
-                self._apply(self._scaled_of(target), self._clock())
+                self.apply(self._scaled_of(target), self._clock())
 
     def _scaled_of(self, target: CallTarget) -> RevisionScaler:
         self.throttler_of(target)
-        return self._scaled[target.key]
+        return self.revisions[target.key]
 
     async def reconcile(self) -> None:
         """Compare state with the node: adopt our instances, remove missing ones, stop those without
@@ -244,12 +247,14 @@ class AutoscalerLoop:
         for instance_id, info in infos.items():
             if instance_id not in known and not self._is_handled(instance_id):
                 await self._adopt(info)
+        if not self.reconciled.is_set():
+            self._table.resume_cutovers()
         self.reconciled.set()
         if self._table.version:  # an empty table knows nothing yet
             for template in await self._fleet.templates():
-                if (scaled := self._scaled.get(str(template.revision))) is not None:
+                if (scaled := self.revisions.get(str(template.revision))) is not None:
                     scaled.throttler.start_times.set_template(is_resident=True)
-                if self._target_of(template) is None and template.revision not in self._scaled:
+                if self._target_of(template) is None and template.revision not in self.revisions:
                     self._drop_template(template.revision)
 
     def _drop_template(self, key: str) -> None:
@@ -270,12 +275,12 @@ class AutoscalerLoop:
 
     def _is_handled(self, instance_id: str) -> bool:
         """Whether a throttler has the instance, or is starting it."""
-        throttlers = [scaled.throttler for scaled in self._scaled.values()]
+        throttlers = [scaled.throttler for scaled in self.revisions.values()]
         return any(t.is_starting(instance_id) or instance_id in t.instances for t in throttlers)
 
     def make_room(self, pulse: HeartbeatReply) -> None:
         """Release instances that other activators lack, where that is fair."""
-        for key, scaled in self._scaled.items():
+        for key, scaled in self.revisions.items():
             scaled.throttler.make_room(pulse.wants.get(key), len(pulse.members))
         self._holdings.make_room(pulse, self._gate.terms.plan_of)
 
@@ -321,14 +326,14 @@ class AutoscalerLoop:
 
     def _on_event(self, event: AgentEvent) -> None:
         if event.kind in ("template_ready", "template_gone"):
-            if (known := self._scaled.get(event.subject)) is not None:
+            if (known := self.revisions.get(event.subject)) is not None:
                 known.throttler.start_times.set_template(is_resident=event.kind == "template_ready")
             return
         if event.kind == "room_wanted":
             if not self._is_handled(event.subject):  # not our own start
                 self._gate.capacity.make_room_for(event.detail["tenant"], event.detail)
             return
-        for scaled in self._scaled.values():
+        for scaled in self.revisions.values():
             throttler = scaled.throttler
             instance = throttler.instances.get(event.subject)
             if event.kind == "instance_gone":
@@ -349,13 +354,13 @@ class AutoscalerLoop:
             tick += 1
             now = self._clock()
             self.record(now)
-            for scaled in list(self._scaled.values()):
+            for scaled in list(self.revisions.values()):
                 scaled.throttler.eject_slow_instance(now)
                 scaled.throttler.stop_expired_suspended(now)
                 if self._freeze_idle_s is not None:
                     scaled.throttler.freeze_idle(now, self._freeze_idle_s)
                 if tick % DECIDE_EVERY == 0:
-                    self._apply(scaled, now)
+                    self.apply(scaled, now)
                 if tick % SETTLE_EVERY == 0:
                     scaled.throttler.settle_idle()
 
@@ -363,18 +368,19 @@ class AutoscalerLoop:
         """Record every revision's load since the last time. The stable revision of a rollout is
         scaled as if it got all calls of its function, so that there is capacity when the candidate
         is rolled back. Mirrored calls do not count."""
-        loads = {key: scaled.measure(now) for key, scaled in self._scaled.items()}
-        for key, scaled in self._scaled.items():
+        loads = {key: scaled.measure(now) for key, scaled in self.revisions.items()}
+        for key, scaled in self.revisions.items():
             load = loads[key]
             if scaled.throttler.target.is_stable:
                 load = sum(
                     loads[other]
-                    for other, beside in self._scaled.items()
+                    for other, beside in self.revisions.items()
                     if beside.name == scaled.name and not beside.is_shadow
                 )
             scaled.record(now, load)
 
-    def _apply(self, scaled: RevisionScaler, now: float) -> None:
+    def apply(self, scaled: RevisionScaler, now: float) -> None:
+        """Decide how many instances a revision should have, and start or stop the difference."""
         throttler = scaled.throttler
         if throttler.is_retired:
             throttler.retire()
@@ -422,22 +428,22 @@ class AutoscalerLoop:
         if not throttler.is_retired and now - throttler.load.last_call_at < DROP_S:
             return
         if not is_busy:
-            self._scaled.pop(throttler.target.key, None)
+            self.revisions.pop(throttler.target.key, None)
             if throttler.is_retired:
                 self._drop_template(throttler.target.key)
 
     def throttlers(self) -> list[Throttler]:
         """The throttlers of all active revisions."""
-        return [scaled.throttler for scaled in list(self._scaled.values())]
+        return [scaled.throttler for scaled in list(self.revisions.values())]
 
     def concurrency(self) -> Mapping[str, float]:
         """Average concurrent calls in the last second, by revision key."""
-        return {key: scaled.concurrency for key, scaled in self._scaled.items()}
+        return {key: scaled.concurrency for key, scaled in self.revisions.items()}
 
     def states(self) -> Mapping[tuple[str, str, str, str], int]:
         """Number of instances and calls by (tenant, app, function, state), for metrics."""
         counts: Counter[tuple[str, str, str, str]] = Counter()
-        for scaled in self._scaled.values():
+        for scaled in self.revisions.values():
             target, throttler = scaled.throttler.target, scaled.throttler
             labels = (target.tenant, target.app, target.function)
             counts[*labels, "asleep"] += len(throttler.asleep)
@@ -455,12 +461,12 @@ class AutoscalerLoop:
     async def aclose(self) -> None:
         """Close every throttler. Instances keep running: they belong to the node, and the next
         activator with this name adopts them."""
-        for scaled in self._scaled.values():
+        for scaled in self.revisions.values():
             scaled.throttler.settle_idle()
         self._gate.close()
         for task in self._drops:
             task.cancel()
-        await asyncio.gather(*(scaled.throttler.aclose() for scaled in self._scaled.values()))
+        await asyncio.gather(*(scaled.throttler.aclose() for scaled in self.revisions.values()))
         await asyncio.gather(*self._drops, return_exceptions=True)
 
 

@@ -14,9 +14,6 @@ from dataclasses import dataclass
 _DIGITS = 10**6
 """Averages are rounded down to six digits, so that rounding errors in the running total never
 request another instance."""
-_MIN_SMOOTHING = 0.2
-_WEIGHT_OUTSIDE = 0.0001
-"""Sum of the weights beyond the window; determines the smoothing coefficient."""
 
 
 class TimeWindow:
@@ -76,21 +73,6 @@ class TimeWindow:
         same as zero."""
         return self._last is None or self._index(now_s) - self._last > self._size
 
-    def resize(self, window_s: float, *, now_s: float) -> None:
-        """Change the window's length and keep the buckets that fit."""
-        size = math.ceil(window_s / self._granularity_s)
-        if size == self._size:
-            return
-        old, old_size = self._buckets, self._size
-        self._buckets, self._size = [0.0] * size, size
-        if self._last is None or self._index(now_s) - self._last > old_size:
-            self._first = self._last = None
-        else:
-            for index in range(self._last, self._last - min(size, old_size), -1):
-                self._buckets[index % size] = old[index % old_size]
-            self._first = self._last - (old_size - 1)
-        self._total = sum(self._buckets)
-
     def _index(self, now_s: float) -> int:
         return math.floor(now_s) // self._granularity_s
 
@@ -111,39 +93,6 @@ class TimeWindow:
         return self._total - sum(
             self._buckets[i % self._size] for i in range(self._last + 1, self._last + silent + 1)
         )
-
-
-class WeightedWindow(TimeWindow):
-    """Exponentially weighted average: the newest bucket counts most, 99.99 % of the weight lies
-    inside the window."""
-
-    def __init__(self, window_s: float, *, granularity_s: int = 1) -> None:
-        super().__init__(window_s, granularity_s=granularity_s)
-        self.smoothing = smoothing(self._size)
-
-    def average(self, now_s: float) -> float:
-        """Σ value · m · (1 - m)^age over the window, where m is `smoothing` and age counts
-        buckets."""
-        if self._last is None or self.is_empty(now_s):
-            return 0.0
-        silent = max(0, self._index(now_s) - self._last)
-        weight = self.smoothing * (1 - self.smoothing) ** silent
-        result = 0.0
-        for index in range(self._last, self._last - (self._size - silent), -1):
-            result += self._buckets[index % self._size] * weight
-            weight *= 1 - self.smoothing
-        return result
-
-    def resize(self, window_s: float, *, now_s: float) -> None:
-        """Change the window's length and the smoothing derived from it."""
-        super().resize(window_s, now_s=now_s)
-        self.smoothing = smoothing(self._size)
-
-
-def smoothing(buckets: int) -> float:
-    """Weight of the newest of `buckets` buckets: at least 0.2, because long windows would be plain
-    averages otherwise."""
-    return max(_MIN_SMOOTHING, 1 - float(_WEIGHT_OUTSIDE ** (1 / buckets)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

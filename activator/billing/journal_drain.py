@@ -154,7 +154,7 @@ class _JournalDrain:
         while True:
             try:
                 return await step()
-            except (LedgerUnavailable, httpx.TransportError, _Busy) as e:
+            except (LedgerUnavailable, httpx.TransportError, _ControllerBusy) as e:
                 log.warning("controller does not answer, retrying error=%s", e)
                 await backoff.pause()
 
@@ -227,11 +227,11 @@ class _JournalDrain:
     async def _send(self, verb: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
         response = await self._client.request(verb, path, json=body)
         if response.status_code >= 500 or response.status_code == 429:
-            raise _Busy(f"{verb} {path}: {response.status_code}")
+            raise _ControllerBusy(f"{verb} {path}: {response.status_code}")
         response.raise_for_status()
         answer: dict[str, Any] = response.json()
         return answer
 
 
-class _Busy(Exception):
+class _ControllerBusy(Exception):
     """Raised when the controller cannot accept a request at the moment."""

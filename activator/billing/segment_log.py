@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from activator.billing.errors import JournalFull
-from activator.billing.segments import SegmentFile, segment_path, sync_directory
+from activator.billing.segments import SegmentFile, segment_path
+from pilotlight.core.durability import sync_directory
 
 log = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from activator.billing.errors import JournalFull, JournalInUse
+from pilotlight.core.durability import sync_directory
 
 LOCK_NAME = "journal.lock"
 CHECKPOINT_NAME = "shipped.json"
@@ -170,12 +171,3 @@ def save_checkpoint(directory: Path, cursor: Cursor) -> None:
         os.fsync(f.fileno())
     fresh.replace(directory / CHECKPOINT_NAME)
     sync_directory(directory)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make names that were created, renamed or removed in `directory` durable."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

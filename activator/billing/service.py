@@ -168,11 +168,11 @@ class BillingService:
             else None
         )
         self.budgets.lender = self._borrower
-        self._shipper = Shipper(
+        self.shipper = Shipper(
             self.journal, ledger, before_batch=self._before_batch, on_accepted=self._on_accepted
         )
         self._states = BudgetStates(
-            self.budgets, journal=self.journal, source=ledger, lock=self._shipper.lock
+            self.budgets, journal=self.journal, source=ledger, lock=self.shipper.lock
         )
         self.unbilled = 0
         self._is_served_unbilled = is_served_unbilled
@@ -186,7 +186,7 @@ class BillingService:
             )
 
     def __repr__(self) -> str:
-        return f"<BillingService {self.journal!r} {self._shipper!r} {self.budgets!r}>"
+        return f"<BillingService {self.journal!r} {self.shipper!r} {self.budgets!r}>"
 
     def account(self, target: CallTarget, instance_id: str) -> InstanceAccount:
         """Create a new instance's account."""
@@ -262,13 +262,13 @@ class BillingService:
 
     def lag(self) -> Lag:
         """How far the ledger is behind."""
-        return self._shipper.lag()
+        return self.shipper.lag()
 
     async def run(self) -> None:
         """Group commit and shipping, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.journal.run(), name="journal")
-            group.create_task(self._shipper.run(), name="usage shipping")
+            group.create_task(self.shipper.run(), name="usage shipping")
             group.create_task(self._states.run(), name="budget states")
             if self._borrower is not None:
                 group.create_task(self._borrower.run(), name="budget allowances")
@@ -277,7 +277,7 @@ class BillingService:
         """Ship the remaining records, if the ledger accepts them in time, and close the journal."""
         with contextlib.suppress(LedgerUnavailable, TimeoutError, OSError):
             async with asyncio.timeout(LAST_FLUSH_S):
-                await self._shipper.flush()
+                await self.shipper.flush()
         if self._borrower is not None:
             await self._borrower.aclose()
         self.journal.close()

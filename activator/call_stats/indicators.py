@@ -48,6 +48,11 @@ class Indicators(Collector):
             elif one.total:
                 self._sums[labels, sli] = one
 
+    def forget(self, labels: tuple[str, ...]) -> None:
+        """Drop the series of a function."""
+        for sli in Sli:
+            self._sums.pop((labels, sli), None)
+
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """Current values (Prometheus' own interface)."""
         names = (*FUNCTION, "sli")

@@ -126,7 +126,7 @@ class ControlPlaneProxy:
         has_body = b"content-length" in request.headers or b"transfer-encoding" in request.headers
         body: bytes | AsyncIterator[bytes] | None = None
         if has_body and caller is None:
-            body = await request.body(
+            body = await request.raw_body(
                 limit_bytes=MAX_STRANGER_BODY_BYTES, timeout_s=STRANGER_BODY_S
             )
             headers = [(k, v) for k, v in headers if k != b"content-length"]

@@ -23,6 +23,7 @@ from activator.calls.attempt import Attempt, open_fast_record
 from activator.calls.call import Call
 from activator.calls.runner import CallRunner
 from activator.calls.shadow_traffic import ShadowTraffic
+from activator.http.compression import MIN_COMPRESSED_BYTES, is_compressible
 from activator.http.payloads import CONTENT_TYPE, PICKLE, TRUSTED_LINE, payload_type
 from activator.http.request import MAX_ACCEPT_BYTES, Receive, Request, Scope, Send, error_answer
 from activator.http.response_headers import fast_path_headers
@@ -335,7 +336,16 @@ class FastPathCall(Attempt):
         self._leave()
         self.answer = answer
         body = answer.body
-        if body is None or answer.status >= 500 or self._client.is_congested:
+        if (
+            body is None
+            or answer.status >= 500
+            or self._client.is_congested
+            or (
+                len(body) >= MIN_COMPRESSED_BYTES
+                and is_compressible(answer.header(b"content-type"), len(body))
+                and self._client.accepts_gzip
+            )
+        ):
             if body is None:
                 self.watch_stream()
             runner = self._calls.runner
@@ -450,6 +460,7 @@ def is_simple(headers: dict[bytes, bytes], *, max_body_bytes: int) -> bool:
         length.isdigit()
         and int(length) <= max_body_bytes
         and b"transfer-encoding" not in headers
+        and b"content-encoding" not in headers
         and b"pilotlight-timeout" not in headers
         and b"idempotency-key" not in headers
         and b"text/event-stream" not in accept

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
+from activator.async_calls.api import methods_of
 from activator.async_calls.service import AsyncCalls
 from activator.autoscaler.autoscaler_loop import AutoscalerLoop
 from activator.balancing.global_queue import UnauthenticatedRateLimiter
@@ -52,6 +53,8 @@ from pilotlight import errors
 log = logging.getLogger(__name__)
 
 CALLS = "/v1/calls/"
+RAW_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+"""Methods of a web application: not TRACE, which would return a request's key to a script."""
 
 
 class Gateway:
@@ -272,6 +275,8 @@ class Gateway:
                 )
                 await resolved.handler(request, entry, resolved.method)
                 return
+            if self._resolutions.is_verb(place):
+                request.require_method("POST")
         if is_openai_path(place):
             await self.openai.answer(request, owner, place)
         elif is_model_path(place):
@@ -281,6 +286,7 @@ class Gateway:
             ):
                 await self._models.answer(request, owner, place)
         elif place.startswith(RAW):
+            request.require_method(*RAW_METHODS)
             entry = self._resolver.raw_entry(request)
             await (
                 self._http_proxy.http
@@ -292,7 +298,11 @@ class Gateway:
                 f"nothing is served at {path}: functions of another tenant are under "
                 f"/t/<tenant>/v1/functions/ or /fn/"
             )
-        elif path.startswith(CALLS) and request.verb == "PUT":
+        elif (
+            path.startswith(CALLS)
+            and request.verb == "PUT"
+            and "PUT" in methods_of(path[len(CALLS) :])
+        ):
             await self._variations.put_call(request, path[len(CALLS) :])
         elif path.startswith(CALLS):
             await self._calls.answer(request, self._resolver.reader(request), path[len(CALLS) :])
@@ -303,6 +313,7 @@ class Gateway:
 
     async def _answer_health(self, request: Request) -> None:
         """Answer `/healthz` and `/readyz`, without authentication because probes have no key."""
+        request.require_method("GET", "HEAD")
         if (
             PASSED_ON in request.headers and not request.address
         ):  # a peer activator, over our Unix socket

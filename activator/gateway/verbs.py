@@ -109,4 +109,6 @@ class SubmitAndWarmup:
 def _size_of(request: Request, entry: AccessGrant) -> int:
     """Return the maximum size of a request's body in bytes."""
     declared = request.headers.get(b"content-length", b"")
+    if b"content-encoding" in request.headers:
+        return entry.body_bytes
     return min(int(declared), entry.body_bytes) if declared.isdigit() else entry.body_bytes

@@ -10,6 +10,14 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 
+from activator.http.compression import (
+    MIN_COMPRESSED_BYTES,
+    accepts_gzip,
+    coding_of,
+    compress,
+    decode,
+    is_compressible,
+)
 from activator.http.content_types import GUARD, GUARD_LINES
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_PROBLEM, new_call_id, problem
@@ -42,6 +50,7 @@ HOP_BY_HOP = frozenset(
 
 CALLER = "pilotlight.caller"
 """Key in a scope of the caller's address, where that is not the peer's."""
+_GZIP_LINES = b"content-encoding: gzip\r\nvary: accept-encoding\r\n"
 _PROBLEM = CONTENT_PROBLEM.encode()
 MAX_WAIT_S = 7 * 86_400
 """Longest wait that a caller may request: the longest possible execution clock
@@ -150,7 +159,19 @@ class Request:
         return client[0] if client else ""
 
     async def body(self, *, limit_bytes: int, timeout_s: float) -> bytes:
-        """Read the whole body.
+        """Read the whole body, and decode it (`Content-Encoding`); the limit holds before and
+        after.
+
+        Raises UnsupportedMediaType for an unknown coding, and what `raw_body` raises."""
+        coding = coding_of(self.headers)
+        body = await self.raw_body(limit_bytes=limit_bytes, timeout_s=timeout_s)
+        if not coding or not body:
+            return body
+        acquire = self.room.acquire if self.room is not None else None
+        return await decode(body, coding, limit_bytes=limit_bytes, acquire=acquire)
+
+    async def raw_body(self, *, limit_bytes: int, timeout_s: float) -> bytes:
+        """Read the whole body as it was sent.
 
         Raises TooLarge as soon as it exceeds its limit, TooManyRequests where memory limits are
         reached, InvalidInput when it arrives too slowly, ClientClosedRequest."""
@@ -210,6 +231,14 @@ class Request:
                 return parts[0] if len(parts) == 1 else b"".join(parts)
             message = None
 
+    def require_method(self, *allowed: str) -> None:
+        """Raise MethodNotAllowed for another HTTP method than these."""
+        if self.verb not in allowed:
+            raise errors.MethodNotAllowed(
+                f"{self.verb} is not served at {self.path[:200]}: use {' or '.join(allowed)}",
+                allowed=allowed,
+            )
+
     def deadline_s(self) -> float | None:
         """Return the caller's deadline in seconds; None = it gave none. Raises InvalidInput."""
         given = self.headers.get(b"pilotlight-timeout")
@@ -237,13 +266,21 @@ class Request:
 
     async def respond_whole(self, status: int, head: bytes, body: bytes) -> None:
         """Send a complete response with header lines that are already bytes (each ends in CRLF,
-        without content-length). Used on the hot path."""
+        without content-length), compressed if it is JSON and its caller accepts that. Used on the
+        hot path."""
+        if len(body) >= MIN_COMPRESSED_BYTES and self._is_compressed(_content_type(head), body):
+            body, head = await compress(body), head + _GZIP_LINES
         head += b"content-length: %d\r\n" % len(body)
         connection = self.scope.get("connection")
         if connection is not None and connection.respond_whole(self.cycle, status, head, body):
             self.is_answered = True
             return
         await self.respond(status, header_list(head), body)
+
+    def _is_compressed(self, content_type: bytes, body: bytes) -> bool:
+        return is_compressible(content_type, len(body)) and accepts_gzip(
+            self.headers.get(b"accept-encoding", b"")
+        )
 
     async def start(self, status: int, headers: Headers) -> None:
         """Start a streaming response."""
@@ -291,7 +328,15 @@ class Request:
         self, status: int, body: Mapping[str, Any], headers: Headers | None = None
     ) -> None:
         """Send a JSON response."""
-        data = json.dumps(body).encode()
+        await self.respond_json_text(status, json.dumps(body).encode(), headers)
+
+    async def respond_json_text(
+        self, status: int, data: bytes, headers: Headers | None = None
+    ) -> None:
+        """Send JSON that is serialized already, compressed if its caller accepts that."""
+        if self._is_compressed(b"application/json", data):
+            data = await compress(data)
+            headers = [*(headers or []), *header_list(_GZIP_LINES)]
         own = [
             (b"content-type", b"application/json"),
             *GUARD,
@@ -309,6 +354,10 @@ class Request:
         await self.respond(
             error.status, header_list(head) + self.quota_headers() + (headers or []), data
         )
+
+
+def _content_type(head: bytes) -> bytes:
+    return head.partition(b"content-type: ")[2].partition(b"\r\n")[0]
 
 
 def _abort_unread(connection: Any, on_gone: Callable[[], object]) -> None:
@@ -341,6 +390,10 @@ def error_answer(
         retry_after_s = 1.0
     if retry_after_s is not None:
         head += b"retry-after: %d\r\n" % max(1, math.ceil(retry_after_s))
+    if error.status == 405:
+        head += b"allow: %b\r\n" % ", ".join(error.detail["allowed"]).encode()
+    if (accept_encoding := error.detail.get("accept_encoding")) is not None:
+        head += b"accept-encoding: %b\r\n" % accept_encoding.encode()
     if error.status == 401:
         head += b'www-authenticate: Bearer realm="pilotlight"\r\n'
     return head, data

@@ -23,6 +23,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from activator.balancing.global_queue import network_of
+from activator.http.compression import accepts_gzip
 from activator.http.peer_credentials import user_behind
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ class _DirectCycle:
 _NO_EVENT = _NoEvent()
 
 
-class _Flow(FlowControl):
+class _FlowControl(FlowControl):
     """uvicorn's flow control, which also pauses reading while requests or unparsed bytes wait on
     the connection.
 
@@ -181,7 +182,7 @@ class ClientConnection(HttpToolsProtocol):
     the peer disconnects."""
 
     limits: ConnectionLimits
-    flow: _Flow
+    flow: _FlowControl
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -205,7 +206,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow = _Flow(transport, self.pipeline)
+        self.flow = _FlowControl(transport, self.pipeline)
         if self.client is None:
             self.client = user_behind(transport)
         self._address = network_of(self.client[0]) if self.client else ""
@@ -499,6 +500,11 @@ class ClientConnection(HttpToolsProtocol):
     def is_congested(self) -> bool:
         """Whether the caller reads too slowly for a response in one write."""
         return self.flow.write_paused
+
+    @property
+    def accepts_gzip(self) -> bool:
+        """Whether the caller of the request that ran without a task accepts compressed answers."""
+        return accepts_gzip(dict(self._direct_cycle.headers).get(b"accept-encoding", b""))
 
     def answer(self, status: int, head: bytes, body: bytes) -> None:
         """Answer the request that ran without a task, in one write; `head` as in

@@ -64,10 +64,10 @@ class Idempotency:
         self._resolver = resolver
         self._ttl_s = ttl_s
         self._body_timeout_s = body_timeout_s
-        self._running: set[asyncio.Task[None]] = set()
+        self.running: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
-        return f"<Idempotency {len(self._running)} running, {self._store!r}>"
+        return f"<Idempotency {len(self.running)} running, {self._store!r}>"
 
     def concerns(self, request: Request) -> bool:
         """Return whether this middleware handles a request that carries a key."""
@@ -96,7 +96,7 @@ class Idempotency:
         request.target = None  # not a call yet
         async with counted(entry.gate, holds=0 if request.path.endswith(":warmup") else 1):
             with self._bodies.room(request):  # after that it is counted where it runs
-                body = await request.body(
+                body = await request.raw_body(
                     limit_bytes=entry.body_bytes, timeout_s=self._body_timeout_s
                 )
         name = hashlib.sha256(b"%b\0%b" % (caller.key_id.encode(), given)).hexdigest()
@@ -123,11 +123,13 @@ class Idempotency:
         request finds its response."""
         recorder = _ResponseRecorder(request, lambda answer: self._finish_claim(claim, answer))
         scope = {key: value for key, value in request.scope.items() if key != "connection"}
+        # a later repeat of the request, which gets the same answer, may not accept its coding
+        scope["headers"] = [line for line in scope["headers"] if line[0] != b"accept-encoding"]
         task = asyncio.create_task(
             self._work(app, scope, body, recorder, claim), name=f"call under a key {request.id}"
         )
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self.running.add(task)
+        task.add_done_callback(self.running.discard)
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -168,7 +170,7 @@ class Idempotency:
 
     async def aclose(self) -> None:
         """Cancel requests whose callers disconnected; their claims lapse."""
-        running = list(self._running)
+        running = list(self.running)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)

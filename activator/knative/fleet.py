@@ -4,14 +4,16 @@ claims and releases them.
 A start claims a pod that is ready and unclaimed; otherwise it requests one
 (`scale_request.ScaleRequester`) and waits for it. Nothing on that path calls the API server: all
 state comes from watches. A stop releases the pod, for the next start or for the autoscaler to
-remove; a pod is deleted only if its calls do not end. While the API server is unreachable pods
-continue to serve: missing information never counts as a missing pod."""
+remove; a pod is deleted only if its calls do not end, or if its worker ended while it served. While
+the API server is unreachable pods continue to serve: missing information never counts as a missing
+pod."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
@@ -21,13 +23,14 @@ from activator.knative.activation_requests import Whereabouts
 from activator.knative.lazy_client import Access
 from activator.knative.pod_leases import ClaimsUnreachable, PodLeaseStore
 from activator.knative.pod_registry import OwnedPod, PendingStart
-from activator.knative.pod_status import WorkerExit
+from activator.knative.pod_status import Blocker, WorkerExit
 from activator.knative.pod_watcher import Pod, PodWatcher
 from activator.knative.readiness_probe import ReadinessListener, ReadinessProbe
 from activator.knative.scale_request import ScaleRequester
 from activator.knative.unsupported import PodFleetLimits
 from activator.routing.route_table import CallTarget
 from activator.worker_client.address import tcp_address
+from pilotlight.errors import Unavailable
 from pilotlight.kubernetes.errors import ClusterError
 from pilotlight.kubernetes.kinds import POD
 from snapshotter import errors
@@ -42,6 +45,8 @@ from snapshotter.types import (
 
 log = logging.getLogger(__name__)
 
+AWAY_RETRY_S = 5
+"""When to call again while no pod can be made."""
 BEAT_S = 1.0
 """Interval between statements of our claims; a fifteenth of a membership."""
 LOOK_S = 0.25
@@ -52,6 +57,11 @@ FIRST_ANSWER_S = 0.25
 is requested."""
 RUNNING_S = 0.5
 """Interval between checks whether the last calls of a pod have ended, before it is released."""
+REPLACEMENTS, REPLACED_S = 6, 60.0
+"""How many pods of a revision are deleted, within that many seconds, because their worker ended
+while it served. Beyond, the kubelet's own pauses between restarts protect the cluster."""
+ENDED_GRACE_S = 1
+"""Grace period of a pod whose worker has ended: nothing in it has anything left to do."""
 ADOPT_S = 10.0
 """After a restart: how long to wait for the cluster's state before it is reported as
 unavailable."""
@@ -89,6 +99,9 @@ class KnativeFleet(PodFleetLimits):
         self._held: dict[str, OwnedPod] = {}
         self._by_instance: dict[str, str] = {}
         self._crashes: dict[str, tuple[float, errors.StartFailed]] = {}
+        self._served: set[str] = set()
+        self._replaced: set[str] = set()
+        self._replacements: dict[str, deque[float]] = {}
         self._waiting: dict[str, PendingStart] = {}
         self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -114,8 +127,8 @@ class KnativeFleet(PodFleetLimits):
         """Start an instance in a pod. Secrets reach a pod through its own namespace's Secrets;
         `secret_env` is ignored.
 
-        Raises StartFailed, StartTimeout, NoCapacity. If cancelled, it releases what it may have
-        claimed."""
+        Raises StartFailed, StartTimeout, NoCapacity, Unavailable. If cancelled, it releases what it
+        may have claimed."""
         if (life := self._by_instance.get(instance_id)) is not None:
             return self._info(target, self._held[life].pod, instance_id, StartKind.WARM, {})
         began = self._clock()
@@ -145,7 +158,11 @@ class KnativeFleet(PodFleetLimits):
     async def _start(
         self, target: CallTarget, instance_id: InstanceId, began: float
     ) -> InstanceInfo:
-        await self.pods.synced.wait()
+        while not self.pods.synced.is_set():
+            self._check_present()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self.pods.synced.wait()
         others: set[str] = set()
         if (info := await self._claim_existing(target, instance_id, began, others)) is not None:
             return info
@@ -186,7 +203,9 @@ class KnativeFleet(PodFleetLimits):
         async with self._waiting[target.key].lock:
             pods = self.pods.of(target.key)
             candidates = {
-                pod.life: pod for pod in pods if pod.is_usable and pod.life not in self._held
+                pod.life: pod
+                for pod in pods
+                if pod.is_usable and pod.life not in self._held and pod.uid not in self._replaced
             }
             for pod in candidates.values():
                 self.readiness.probe(pod)
@@ -252,14 +271,32 @@ class KnativeFleet(PodFleetLimits):
             for pod in self.pods.of(target.key)
             if pod.life not in self._held and pod.life not in others
         ]
+        for pod in pods:
+            if pod.uid in self._served and _keeps_ending(pod):
+                self._replace(pod)
+        pods = [pod for pod in pods if pod.uid not in self._replaced]
         now = self._clock()
         why = start_failure.of_pods(pods, grace_s=self._grace_s, now=now)
-        if why is None and not any(pod.is_coming for pod in pods):
+        is_one_coming = any(pod.is_coming for pod in pods)
+        if not is_one_coming:
+            self._check_present()
+        if why is None and not is_one_coming:
             why = start_failure.of_failure(
                 self.pods.failure(*self._whereabouts(target)), grace_s=self._grace_s, now=now
             )
         if why is not None:
             raise why
+
+    def _check_present(self) -> None:
+        """Raises Unavailable while the API server is away for longer than the grace: until it is
+        back no pod is made."""
+        away_s = self._cluster.away_s
+        if away_s > self._grace_s:
+            raise Unavailable(
+                f"the cluster's API server has not answered for {away_s:.0f} s, and without it no "
+                "pod is made; pods that exist continue to serve",
+                retry_after_s=AWAY_RETRY_S,
+            )
 
     def _stage(self, target: CallTarget) -> str:
         if not self.pods.synced.is_set():
@@ -338,6 +375,34 @@ class KnativeFleet(PodFleetLimits):
         except ClusterError as e:
             log.error("pod not deleted pod=%s/%s error=%s", pod.namespace, pod.name, e)
 
+    def _replace(self, pod: Pod) -> None:
+        """Delete a pod whose worker ended while it served, so that its Deployment makes another at
+        once: the kubelet would restart it after a pause that grows up to five minutes, and the
+        calls that come meanwhile did nothing to it."""
+        if pod.uid in self._replaced or pod.is_ending:
+            return
+        now = self._clock()
+        self._replacements = {
+            key: times for key, times in self._replacements.items() if now - times[-1] < REPLACED_S
+        }
+        recent = self._replacements.setdefault(pod.key, deque(maxlen=REPLACEMENTS))
+        if len(recent) == REPLACEMENTS and now - recent[0] < REPLACED_S:
+            return
+        recent.append(now)
+        self._replaced.add(pod.uid)
+        self._run(self._delete_ended(pod), f"replace {pod.name}")
+
+    async def _delete_ended(self, pod: Pod) -> None:
+        log.warning("pod deleted, its worker ended pod=%s/%s", pod.namespace, pod.name)
+        try:
+            await self._cluster.delete(
+                POD, pod.name, pod.namespace, uid=pod.uid, grace_s=ENDED_GRACE_S
+            )
+        except ClusterError as e:
+            log.error("pod not deleted pod=%s/%s error=%s", pod.namespace, pod.name, e)
+            self._replaced.discard(pod.uid)  # the kubelet restarts its worker
+            self.pods.notify(pod.key)
+
     async def _release(self, life: str) -> None:
         held = self._held.pop(life, None)
         if held is not None:
@@ -352,6 +417,9 @@ class KnativeFleet(PodFleetLimits):
         if before is not None and before.ending is None and (ended is not None or after is None):
             self._on_life_ended(before, ended or WorkerExit("deleted", "the pod was deleted"))
         if after is None:
+            if before is not None:
+                self._served.discard(before.uid)
+                self._replaced.discard(before.uid)
             return
         held = self._held.get(after.life)
         if held is None:
@@ -368,6 +436,10 @@ class KnativeFleet(PodFleetLimits):
         was_ready = pod.is_ready or self.readiness.of(pod.life) is not None
         self.readiness.delete(pod.life)
         held = self._held.get(pod.life)
+        if (was_ready or held is not None) and ending.reason in start_failure.CRASHES:
+            self._served.add(pod.uid)
+            if held is not None:
+                self._replace(pod)
         if held is not None:
             held.is_told = True
             reason = "deleted" if ending.reason == "exited" and pod.is_ending else ending.reason
@@ -495,3 +567,8 @@ class KnativeFleet(PodFleetLimits):
         await self.readiness.aclose()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._claims.aclose()
+
+
+def _keeps_ending(pod: Pod) -> bool:
+    """Whether the kubelet pauses before it restarts the pod's worker."""
+    return pod.obstacle is not None and pod.obstacle.bar is Blocker.CRASH

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 class Access(PodListener, PodPatcher, Protocol):
     """The part of `pilotlight.kubernetes.cluster.Cluster` that is used here."""
 
+    @property
+    def away_s(self) -> float:
+        """For how many seconds the API server has not answered."""
+        ...
+
     async def delete(
         self,
         kind: Kind,
@@ -42,6 +47,11 @@ class LazyCluster:
 
     def __repr__(self) -> str:
         return f"<LazyCluster {self._cluster!r}>"
+
+    @property
+    def away_s(self) -> float:
+        """For how many seconds the API server has not answered, see Cluster."""
+        return self._cluster.away_s if self._cluster is not None else 0.0
 
     async def connected(self) -> Cluster:
         """The client with credentials; no request is sent yet. Raises BadCredentials."""

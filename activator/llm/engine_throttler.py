@@ -10,24 +10,17 @@ they become idle."""
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from activator.autoscaler.observation import EngineLoad
-from activator.balancing.fleet import Fleet
-from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.instance import Instance, slots_of
-from activator.balancing.instance_lifecycle import StartObserver
 from activator.balancing.reservation import WARM, Reservation
 from activator.balancing.throttler import Throttler
-from activator.billing.instance_meter import InstanceAccount
-from activator.coordination.state import InstanceLeases
-from activator.fairness.start_admission import StartAdmission
 from activator.llm.engine_metrics import EngineMetrics, Histogram
 from activator.llm.engine_state import KV_TARGET, EngineState, EngineTracker
 from activator.llm.prefix_affinity import LOAD, by_key, of_two
-from activator.resilience.breaker import BreakerTerms
 from activator.routing.route_table import CallTarget
 
 
@@ -47,34 +40,16 @@ class EngineThrottler(Throttler):
         self,
         target: CallTarget,
         *,
-        fleet: Fleet,
-        queue: GlobalQueue,
-        secret_env: Callable[[CallTarget], dict[str, str]],
-        observer: StartObserver,
-        account: Callable[[CallTarget, str], InstanceAccount],
-        allowance: InstanceLeases | None = None,
-        gate: StartAdmission | None = None,
-        terms: BreakerTerms = BreakerTerms(),  # noqa: B008  # frozen
         engine_terms: EngineTerms = EngineTerms(),  # frozen
         chance: random.Random | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        **parts: Any,
     ) -> None:
+        """`parts`: those of every Throttler."""
         self._engine_terms = engine_terms
         self._chance = chance or random.Random()
         self._watched: dict[str, EngineTracker] = {}
         self._wanted: int | None = None
-        super().__init__(
-            target,
-            fleet=fleet,
-            queue=queue,
-            secret_env=secret_env,
-            observer=observer,
-            account=account,
-            allowance=allowance,
-            gate=gate,
-            terms=terms,
-            clock=clock,
-        )
+        super().__init__(target, **parts)
 
     # -- engine state ------------------------------------------------------------------------------
     def watched(self, instance: Instance) -> EngineTracker:

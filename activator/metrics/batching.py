@@ -41,7 +41,7 @@ def priority_lines(target: CallTarget, rank: QueuePriority) -> bytes:
     return b"\r\npilotlight-priority: " + rank.priority.value.encode()
 
 
-class Histogram:
+class FixedHistogram:
     """A histogram over fixed bounds."""
 
     __slots__ = ("_bounds", "_counts", "_total")
@@ -71,10 +71,10 @@ class BatchCounters:
 
     def __init__(self, labels: tuple[str, ...]) -> None:
         self.labels = labels
-        self.size = Histogram(SIZES)
-        self.wait = Histogram(FAST)
-        self.held = Histogram(FAST)
-        self.compute = Histogram(FAST)
+        self.size = FixedHistogram(SIZES)
+        self.wait = FixedHistogram(FAST)
+        self.held = FixedHistogram(FAST)
+        self.compute = FixedHistogram(FAST)
         self.reasons: dict[str, int] = {}
 
 
@@ -136,6 +136,10 @@ class Batches(Collector):
                 self._drop_expired(now)
                 fullness = self._fullness[target.key] = _Fullness(now)
             fullness.record(min(1.0, size / most), now)
+
+    def forget(self, labels: tuple[str, ...]) -> None:
+        """Drop the series of a function."""
+        self._tallies.pop(labels, None)
 
     def occupancy(self, key: str, now: float | None = None) -> float | None:
         """How full the recent batches of a revision (by `Target.key`) were, 0 to 1; None = there

@@ -62,6 +62,16 @@ class LabelLimiter:
                 return labels
         return (OTHER,) * len(labels)
 
+    def names(self) -> set[tuple[str, ...]]:
+        """Return the labels that have series of their own."""
+        with self._lock:
+            return set(self._known)
+
+    def forget(self, labels: tuple[str, ...]) -> None:
+        """Make room for other labels."""
+        with self._lock:
+            self._known.discard(labels)
+
 
 class _Tally:
     """A histogram that costs a call one bisection: a lock for each of a dozen numbers is too slow

@@ -124,6 +124,13 @@ class LlmMetrics:
         if reason == "out_of_memory":
             self._lost.labels(*self._labels(target)).inc()
 
+    def forget(self, labels: tuple[str, ...]) -> None:
+        """Drop the series of a function."""
+        named = dict(zip(FUNCTION, labels, strict=True))
+        for metric in (self._tokens, self._first, self._finished, self._lost):
+            metric.remove_by_labels(named)
+        self._gaps.pop(labels, None)
+
     def collect_engines(self, views: Views) -> None:
         """Export the state of engines, read at each scrape."""
         self._registry.register(_EngineCollector(views, self._functions))

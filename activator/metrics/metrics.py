@@ -1,13 +1,15 @@
 """All metrics that the activator exports. Times in seconds, as Prometheus requires.
 
 The number of series does not grow with tenants and functions: the first `series` of each have their
-own series for the life of the process, and later ones are summed under `other`
+own series, those of functions until they are removed, and later ones are summed under `other`
 (activator.metrics_series)."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -41,6 +43,8 @@ from snapshotter.types import InstanceInfo
 __all__ = ["DEFAULT_SERIES", "OTHER", "LabelLimiter", "Metrics"]
 
 DEFAULT_SERIES = 1000
+SWEEP_S = 30.0
+"""Twice the usual interval of scrapes."""
 _BATCH = HEADER_BATCH.encode()
 
 
@@ -57,9 +61,9 @@ class Metrics:
         self.functions = LabelLimiter(series)
         self.batches = Batches(self.functions)
         self.registry.register(self.batches)
-        indicators = Indicators(self.functions)
-        self.registry.register(indicators)
-        self.observer = CallStats(indicators.add)
+        self._indicators = Indicators(self.functions)
+        self.registry.register(self._indicators)
+        self.observer = CallStats(self._indicators.add)
         self.language = LlmMetrics(self.registry, self.functions)
         self._refusals = _Refusals(self.registry, self.tenants)
         self._cold = Counter(
@@ -299,6 +303,36 @@ class Metrics:
     def collect_shared(self, statistics: Callable[[], SharedStatistics]) -> None:
         """Export the state shared by several activators, read at each scrape."""
         self.registry.register(SharedCollector(statistics, self._series))
+
+    async def sweep(self, deployed: Callable[[], AbstractSet[tuple[str, ...]]]) -> None:
+        """Forget functions that are not in `deployed` (tenant, app, function), twice SWEEP_S apart:
+        their last calls have been scraped then. Runs until cancelled."""
+        gone: AbstractSet[tuple[str, ...]] = frozenset()
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            gone = self.forget_removed(deployed(), gone)
+
+    def forget_removed(
+        self, deployed: AbstractSet[tuple[str, ...]], gone: AbstractSet[tuple[str, ...]]
+    ) -> AbstractSet[tuple[str, ...]]:
+        """Forget the functions in `gone` that are still not deployed; return the others that are
+        not."""
+        missing = self.functions.names() - deployed
+        for labels in missing & gone:
+            self._forget(labels)
+        return missing - gone
+
+    def _forget(self, labels: tuple[str, ...]) -> None:
+        named = dict(zip(FUNCTION, labels, strict=True))
+        for metric in (self._cold, self._start, self._start_failures):
+            metric.remove_by_labels(named)
+        for part in (self.batches, self._indicators, self.language):
+            part.forget(labels)
+        self._by_labels.pop(labels, None)
+        self._by_function = {
+            key: tally for key, tally in self._by_function.items() if tally.labels != labels
+        }
+        self.functions.forget(labels)
 
     def _labels(self, target: CallTarget) -> tuple[str, ...]:
         return self.functions.of(target.tenant, target.app, target.function)

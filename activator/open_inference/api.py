@@ -105,25 +105,24 @@ class OpenInferenceApi:
             raise
 
     async def _answer(self, request: Request, owner: str | None, path: str) -> None:
-        verb = request.verb
-        if verb == "GET" and path in (V2, f"{V2}/health/live", f"{V2}/health/ready"):
+        if path in (V2, f"{V2}/health/live", f"{V2}/health/ready"):
+            request.require_method("GET")
             await request.respond_json(
                 200, _server() if path == V2 else {"live": True, "ready": True}
             )
             return
         asked = parse(path)
-        if asked is not None and verb == "GET" and asked.verb in ("", "ready"):
+        if asked is not None and asked.verb in ("", "ready"):
+            request.require_method("GET")
             await self._describe(request, owner, asked, is_v2=path.startswith(V2))
-        elif (
-            asked is not None
-            and verb == "POST"
-            and asked.verb == ("infer" if path.startswith(V2) else "predict")
-        ):
+        elif asked is not None and asked.verb == ("infer" if path.startswith(V2) else "predict"):
+            request.require_method("POST")
             await self._call(request, owner, asked)
         else:
             hint = f"POST {V1}app/function:predict, or POST {V2}/models/app/function/infer"
             raise errors.NotFound(
-                f"{verb} {path[:200]} does not exist: a model is a function's address: {hint}"
+                f"{request.verb} {path[:200]} does not exist: a model is a function's address: "
+                f"{hint}"
             )
 
     def entry_of(self, request: Request, owner: str | None, path: str) -> AccessGrant:

@@ -182,7 +182,3 @@ class Breaker:
         """Return the seconds until a retry makes sense; at least one, because a probe may still be
         running."""
         return max(1.0, self._until - now)
-
-    def is_quiet(self, now: float) -> bool:
-        """Return whether it is closed without a failure in the window."""
-        return self.state is State.CLOSED and not self._window.counts(now)[1]

@@ -91,7 +91,7 @@ class Cutover:
 
 class CutoverTracker:
     """Begins and ends cutovers. `finish`: called with the function whose cutover has ended;
-    `again_s`: seconds between two starts after a failure."""
+    `again_s`: seconds between two starts after a failure; `running`: cutovers by function name."""
 
     def __init__(
         self,
@@ -103,15 +103,15 @@ class CutoverTracker:
         self._throttler_of = throttler_of
         self._finish = finish
         self.again_s = again_s
-        self._running: dict[str, Cutover] = {}
+        self.running: dict[str, Cutover] = {}
 
     def __repr__(self) -> str:
-        return f"<CutoverTracker {len(self._running)}>"
+        return f"<CutoverTracker {len(self.running)}>"
 
     def begin(self, name: str, routed: FunctionRouter, before: FunctionRouter) -> None:
         """Move a function from `before` to `routed`, with a cutover where new instances are
         needed."""
-        if (old := self._running.pop(name, None)) is not None:
+        if (old := self.running.pop(name, None)) is not None:
             _stop(old)
             for target in old.awaited.values():
                 self._throttler_of(target).is_awaited = False
@@ -137,7 +137,7 @@ class CutoverTracker:
             self._start(target, math.ceil(sum(live.values()) * share))
         if routed.document.at_once:
             return
-        handover = routed.handover = self._running[name] = Cutover(
+        handover = routed.handover = self.running[name] = Cutover(
             before, awaited, held, self._serves
         )
         routed.only = None
@@ -155,14 +155,14 @@ class CutoverTracker:
 
     def cancel(self, name: str) -> None:
         """Cancel the cutover of a function that was removed or whose route was replaced."""
-        if (old := self._running.pop(name, None)) is not None:
+        if (old := self.running.pop(name, None)) is not None:
             _stop(old)
             for target in old.awaited.values():
                 self._throttler_of(target).is_awaited = False
 
     def clear(self) -> None:
         """Cancel all cutovers."""
-        for name in list(self._running):
+        for name in list(self.running):
             self.cancel(name)
 
     async def aclose(self) -> None:
@@ -172,14 +172,14 @@ class CutoverTracker:
     def started(self, target: CallTarget, failed: str | None = None) -> None:
         """An instance of the revision started, or a start `failed` with that code: check whether
         its cutover can end."""
-        handover = self._running.get(target.name)
+        handover = self.running.get(target.name)
         if handover is not None and target.key in handover.awaited:
             _mark(handover.lacking, target.key, is_so=failed == NoCapacity.code)
             _mark(handover.broken, target.key, is_so=failed not in (None, NoCapacity.code))
             asyncio.get_running_loop().call_soon(self._check_ready, target.name)
 
     def _check_ready(self, name: str) -> None:
-        handover = self._running.get(name)
+        handover = self.running.get(name)
         if handover is None:
             return
         come = (
@@ -193,7 +193,7 @@ class CutoverTracker:
 
     def _tick(self, name: str) -> None:
         """Retry failed starts, and drain the old revision where the strategy requires it."""
-        handover = self._running.get(name)
+        handover = self.running.get(name)
         if handover is None:
             return
         for target in handover.awaited.values():
@@ -241,7 +241,7 @@ class CutoverTracker:
         throttler.drain(victim)
 
     def _on_timeout(self, name: str) -> None:
-        handover = self._running[name]
+        handover = self.running[name]
         waits = [
             target
             for target in handover.awaited.values()

@@ -166,6 +166,10 @@ class RouteCache:
             return None
         return fast_route
 
+    def is_verb(self, place: str) -> bool:
+        """Whether a path below FUNCTIONS is that of a call, or another verb: `…:<verb>`."""
+        return place.rpartition(":")[2] in self._verbs
+
     def resolve(self, request: Request, owner: str | None, place: str) -> CachedRoute | None:
         """Route and authenticate a request below FUNCTIONS; None when it is not a call.
 

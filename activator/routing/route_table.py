@@ -19,7 +19,7 @@ from activator.routing.api_keys import ANONYMOUS, ApiKeyIndex, Principal
 from activator.routing.call_target import CallTarget
 from activator.routing.cutover import CutoverTracker
 from activator.routing.tenants import Tenants
-from activator.routing.traffic_split import FunctionRouter, document_of
+from activator.routing.traffic_split import FunctionRouter, document_of, previous_route
 from pilotlight import errors
 from pilotlight.core.crypto import DecryptionFailed, Sealer
 from pilotlight.protocol import BudgetRecord, FeedChange, FunctionRoute
@@ -70,6 +70,8 @@ class RouteTable:
         self.refused = 0
         self.on_function: Callable[[str, frozenset[str]], None] = _ignore
         self.handovers: CutoverTracker | None = None
+        self._previous: dict[str, FunctionRouter] = {}
+        self._has_resumed = False
         self.on_budget: Callable[[str, BudgetRecord | None], None] = _ignore_budget
 
     def __repr__(self) -> str:
@@ -112,6 +114,7 @@ class RouteTable:
             self._access,
             self._origins,
             self._routed,
+            self._previous,
             self._keys,
             self.tenants,
             self.engines,
@@ -150,6 +153,7 @@ class RouteTable:
             routed = None
         self.engines.apply(name, routed)
         self._hand_over(name, routed)
+        self._remember_previous(name, route if routed is not None else None)
         self.on_function(name, _callable(before) - _callable(route))
 
     def _hand_over(self, name: str, routed: FunctionRouter | None) -> None:
@@ -164,6 +168,30 @@ class RouteTable:
         self.handovers.begin(name, routed, known)
         if routed.handover is not None:
             self._routed[name] = routed
+
+    def _remember_previous(self, name: str, route: FunctionRoute | None) -> None:
+        """Keep who answered before, until this process knows its instances (`resume_cutovers`)."""
+        self._previous.pop(name, None)
+        if self.handovers is None or self._has_resumed or route is None:
+            return
+        if (previous := previous_route(route)) is not None:
+            self._previous[name] = FunctionRouter(previous, self.rates_of(route.tenant))
+
+    def resume_cutovers(self) -> None:
+        """Continue the cutovers that a previous process had begun, once the instances that it left
+        are known. Has an effect once."""
+        self._has_resumed = True
+        previous, self._previous = self._previous, {}
+        for name, before in previous.items():
+            route = self._route(name)
+            if self.handovers is None or route is None:
+                continue
+            routed = FunctionRouter(route, self.rates_of(route.tenant))
+            self.handovers.begin(name, routed, before)
+            if routed.handover is not None:
+                self.generation += 1
+                self._routed[name] = routed
+            self.on_function(name, frozenset())
 
     def handed_over(self, name: str) -> None:
         """End a cutover: the previous revisions get no more calls."""
@@ -325,8 +353,8 @@ class RouteTable:
         )
 
     def targets_of(self, name: str) -> tuple[CallTarget, ...]:
-        """Return the revisions of `<tenant>/<environment>/<app>/<function>` that can be called;
-        empty when it was removed or stopped.
+        """Return the revisions of `<tenant>/<environment>/<app>/<function>` that can be called, or
+        answer until those have an instance; empty when it was removed or stopped.
 
         They are not cached unless the function was called: thousands of functions that are only
         deployed must not stay parsed."""
@@ -339,7 +367,9 @@ class RouteTable:
         route = self._route(name)
         if route is None or route.stopped:
             return ()
-        return tuple(FunctionRouter(route, self.rates_of(route.tenant)).targets.values())
+        targets = FunctionRouter(route, self.rates_of(route.tenant)).targets
+        previous = self._previous[name].targets if name in self._previous else {}
+        return tuple({**previous, **targets}.values())
 
     def target_keyed(self, tenant: str, key: str) -> CallTarget | None:
         """Return the tenant's revision with that platform-wide key, while it can be called. Not for
@@ -348,6 +378,12 @@ class RouteTable:
         if not name.startswith(f"{tenant}/"):
             return None
         return next((target for target in self.targets_of(name) if target.key == key), None)
+
+    def deployed(self) -> set[tuple[str, ...]]:
+        """Return tenant, app and function of all functions, of whatever environment."""
+        return {
+            (tenant, app, function) for tenant, _, app, function in map(_split, self._functions)
+        }
 
     def kept_warm(self) -> list[str]:
         """Return the names of functions that need instances without calls (`min_instances`)."""
@@ -402,6 +438,10 @@ def _ignore(name: str, left: frozenset[str]) -> None:
 
 def _ignore_budget(budget: str, record: BudgetRecord | None) -> None:
     """Default of `on_budget`."""
+
+
+def _split(name: str) -> list[str]:
+    return name.split("/")
 
 
 def _name_of(address: FunctionAddress) -> str:

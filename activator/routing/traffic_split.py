@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import accumulate
 from typing import Final
 
@@ -126,6 +127,17 @@ def document_of(route: FunctionRoute) -> TrafficDocument:
             f"the traffic document of {route.app}/{route.function} has other weights than its route"
         )
     return document
+
+
+def previous_route(route: FunctionRoute) -> FunctionRoute | None:
+    """Return the route by which calls are answered until the awaited revisions have an instance;
+    None when no revision is awaited. Raises the errors of `document_of`."""
+    document = document_of(route)
+    if not document.awaited or not document.previous.keys() <= route.revisions.keys():
+        return None
+    units = TrafficDocument(salt=document.salt, sticky=document.sticky)
+    before = traffic.with_weights(units, document.previous)
+    return replace(route, traffic=tuple(before.weights.items()), document=traffic.to_json(before))
 
 
 class FunctionRouter:

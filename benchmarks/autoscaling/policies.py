@@ -21,7 +21,7 @@ from activator.autoscaler.idle_histogram import IdleHistogram
 from activator.autoscaler.observation import RevisionObservation
 from activator.autoscaler.scale_down import Candidate, choose_victims
 from activator.autoscaler.start_time_estimator import StartTimeEstimator
-from activator.autoscaler.target import panic_window_s, resolve_target
+from activator.autoscaler.target import panic_window_s
 from activator.autoscaler.windows import TimeWindow
 from benchmarks.autoscaling.world import Pod, Scaled
 from pilotlight.spec.function import Scaling
@@ -239,10 +239,11 @@ class Kpa:
 
     def __init__(self, scaled: Scaled, terms: KpaTerms) -> None:
         own = scaled.function
-        target = resolve_target(concurrency_limit=own.max_inputs, utilisation=terms.utilisation)
         self._scaled = scaled
         self._spec = kpa.KpaSpec(
-            target=target.target, total=target.total, stable_window_s=terms.stable_window_s
+            target=max(0.01, own.max_inputs * terms.utilisation),
+            total=float(own.max_inputs),
+            stable_window_s=terms.stable_window_s,
         )
         self._bounds = BoundsSpec(
             max_instances=own.max_instances, stable_window_s=terms.stable_window_s

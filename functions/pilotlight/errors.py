@@ -6,6 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+DEBUG_VARIABLE = "PILOTLIGHT_DEBUG"
+"""Environment variable that makes the command line and the SDK show where an error was raised."""
+
 
 class PilotlightError(Exception):
     """Base of all errors that pilotlight raises deliberately.
@@ -54,6 +57,14 @@ class NotFound(PilotlightError):
 
     type = "not-found"
     status = 404
+
+
+class MethodNotAllowed(PilotlightError):
+    """Raised when a path is not served for the request's HTTP method; `detail` has `allowed`, the
+    methods that are (the header `Allow`)."""
+
+    type = "method-not-allowed"
+    status = 405
 
 
 class Conflict(PilotlightError):

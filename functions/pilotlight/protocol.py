@@ -11,11 +11,15 @@ Connections:
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
+
+from pilotlight.core.json_record import JsonRecord
 
 # -- caller → activator ----------------------------------------------------------------------------
 HEADER_REQUEST_ID = "x-request-id"
@@ -62,6 +66,10 @@ Accepted only from callers of the function's own tenant (HEADER_TRUSTED_PICKLE).
 CONTENT_PICKLE_STREAM = "application/vnd.pilotlight.pickle-stream"
 """A generator's items: each a 4-byte big-endian length, then that many cloudpickle bytes; length
 0xFFFFFFFF precedes a pickled exception."""
+
+RESULT_JSON, RESULT_BASE64 = "json", "base64"
+"""`result_encoding` of a submitted call's record, as callers read it: `result` is the JSON value
+(of CONTENT_NDJSON, the list of its lines), or base64 of the response's body."""
 
 PROBLEM_BASE = "https://pilotlight.dev/problems/"
 
@@ -193,7 +201,7 @@ class TenantRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetRecord:
+class BudgetRecord(JsonRecord):
     """A budget, for activators. "" in `environment`, `app` and `function` covers all of them.
 
     Attributes:
@@ -211,10 +219,6 @@ class BudgetRecord:
     amount: str
     currency: str
     hard: bool = True
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +238,7 @@ class BudgetState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionRoute:
+class FunctionRoute(JsonRecord):
     """A function's description for the data plane.
 
     Attributes:
@@ -255,10 +259,6 @@ class FunctionRoute:
     stopped: bool = False
     document: Mapping[str, Any] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
         """The reverse of `to_json`. Raises KeyError, TypeError or ValueError if the document is
@@ -275,7 +275,7 @@ class FunctionRoute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UsageRecord:
+class UsageRecord(JsonRecord):
     """Usage and cost of one attempt; immutable, unique by `id`.
 
     Attributes:
@@ -351,18 +351,9 @@ class UsageRecord:
     finish: str = ""
     first_token_ms: int = 0
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """The reverse of `to_json`."""
-        return cls(**body)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallRecord:
+class CallRecord(JsonRecord):
     """State of a submitted call, as returned to polls.
 
     Attributes:
@@ -408,15 +399,25 @@ class CallRecord:
     unit: str = ""
     experiment: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """The reverse of `to_json`; ignores further members of a response (`attempts`)."""
+        """The reverse of `to_json`, also for a record as callers read it (`result_encoding`);
+        ignores further members of a response (`attempts`)."""
         known = {f.name for f in fields(cls)}
-        return cls(**{key: value for key, value in body.items() if key in known})
+        values = {key: value for key, value in body.items() if key in known}
+        if body.get("result_encoding") == RESULT_JSON:
+            values["result"] = base64.b64encode(
+                _json_body(str(body["content_type"]), body["result"])
+            ).decode()
+        elif body.get("result", "") is None:
+            values["result"] = ""
+        return cls(**values)
+
+
+def _json_body(content_type: str, result: Any) -> bytes:
+    if content_type.partition(";")[0].strip().lower() == CONTENT_NDJSON:
+        return "".join(f"{json.dumps(line)}\n" for line in result).encode()
+    return json.dumps(result).encode()
 
 
 def is_pickle(content_type: bytes) -> bool:

@@ -196,7 +196,7 @@ def assemble(
         selector=selector,
         background_tasks=base.background_tasks,
         metrics=base.metrics,
-        want=builder.want,
+        builder=builder,
     )
     starter = InstanceStarter(
         slot_allocator=base.slot_allocator,

@@ -6,14 +6,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pilotlight.core.background_tasks import BackgroundTasks
 from snapshotter.checkpointing.checkpoints import Checkpoints
 from snapshotter.checkpointing.requested_validation import Report, RequestedValidations
-from snapshotter.errors import SnapshotUnknown, Unsupported
+from snapshotter.errors import SnapshotRefused, SnapshotUnknown, Unsupported
 from snapshotter.metrics import Metrics
+from snapshotter.snapshots.background_builder import BackgroundBuilder
 from snapshotter.snapshots.components import SnapshotComponents
 from snapshotter.snapshots.manifest import SnapshotManifest
 from snapshotter.snapshots.remote_copies import RemoteCopies, RemoteError
@@ -39,10 +40,9 @@ class SnapshotApi:
         selector: SnapshotSelector,
         background_tasks: BackgroundTasks,
         metrics: Metrics,
-        want: Callable[[LaunchSpec], bool] = lambda _: False,
+        builder: BackgroundBuilder,
     ) -> None:
-        """`want`: requests a background snapshot if worthwhile (`BackgroundBuilder.want`)."""
-        self.want = want
+        self._builder = builder
         self._stock = stock
         self._checkpoints = checkpoints
         self._asked = asked
@@ -52,6 +52,10 @@ class SnapshotApi:
 
     def __repr__(self) -> str:
         return f"<SnapshotApi {self._selector!r}>"
+
+    def want(self, launch: LaunchSpec) -> bool:
+        """Request a background snapshot if worthwhile (`BackgroundBuilder.want`)."""
+        return self._builder.want(launch)
 
     @property
     def stock(self) -> SnapshotComponents | None:
@@ -64,11 +68,16 @@ class SnapshotApi:
         return self._selector
 
     async def checkpoint(self, launch: LaunchSpec) -> SnapshotInfo:
-        """Create a snapshot (`AgentClient.checkpoint`). Raises Unsupported if snapshots are off,
-        SnapshotRefused."""
+        """Create a snapshot (`AgentClient.checkpoint`). A failure that may be temporary is tried
+        again in the background. Raises Unsupported if snapshots are off, SnapshotRefused."""
         if self._checkpoints is None:
             raise Unsupported(f"no snapshot of {launch.revision}: {self._selector.why_not}")
-        return (await self._checkpoints.make(launch)).info()
+        try:
+            return (await self._checkpoints.make(launch)).info()
+        except SnapshotRefused as e:
+            if e.detail.get("passing"):
+                self._builder.want(launch)
+            raise
 
     def infos(self, labels: Mapping[str, str]) -> list[SnapshotInfo]:
         """The snapshots with these labels (`AgentClient.snapshots`)."""
@@ -96,6 +105,7 @@ class SnapshotApi:
         background."""
         if self._stock is None:
             return 0
+        self._builder.forget(revision=revision, function=function)
         catalogue, remote = self._stock.catalogue, self._stock.remote
         copies = [s.manifest for s in catalogue if s.id == snapshot_id]
         with self._selector.telling("deleted"):

@@ -3,8 +3,11 @@ time; a failure leaves nothing behind.
 
 For a Template, a *pristine fork* is dumped, which the dump consumes: the Template and its instances
 are unaffected. A worker that cannot be forked is booted for the purpose, in its own network
-namespace if it listens on TCP, and dumped itself with its whole process tree. Obstacles to a
-snapshot are remembered per revision, because they will recur."""
+namespace if it listens on TCP, and dumped itself with its whole process tree.
+
+A failure that may be temporary is tried again a few times. What will recur, such as an open
+connection of the function, is remembered per revision: background requests do not try it again, an
+explicit request (a deploy, a command) does."""
 
 from __future__ import annotations
 
@@ -13,8 +16,10 @@ import errno
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from pilotlight.core.backoff import Backoff, delay_s
 from snapshotter.checkpointing.dumps import (
     Dumps,
     InstanceStartedDuringDump,
@@ -38,6 +43,31 @@ _ATTEMPTS = 3
 """The Template may be dropped during the dump, or an instance may start from it; then a worker is
 booted for the dump."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_TRIES = 3
+"""Attempts of one request while failures may be temporary."""
+_RETRY_FIRST_S, _RETRY_MAX_S = 0.2, 1.0
+_RETRIED_LATER = ("disk", "template_gone", "timeout")
+"""Temporary causes that a second does not remove, or that took long to find out."""
+_AGAIN_FIRST_S, _AGAIN_MAX_S = 5.0, 30.0
+"""Pause between explicit requests of a revision that is refused again and again: each may boot a
+worker, at the platform's cost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Refused:
+    """A refusal that will recur. `times`: requests in a row that ended with one; `at`: monotonic
+    seconds of the last."""
+
+    error: SnapshotRefused
+    times: int
+    at: float
+
+    def pause_s(self, now: float) -> float:
+        """Seconds until an explicit request tries again."""
+        if self.times < 2:
+            return 0.0
+        pause_s = delay_s(self.times - 2, first_s=_AGAIN_FIRST_S, max_s=_AGAIN_MAX_S, jitter=0)
+        return max(0.0, self.at + pause_s - now)
 
 
 class Checkpoints:
@@ -57,7 +87,11 @@ class Checkpoints:
         proofs: SnapshotValidator,
         metrics: Metrics,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        retry_first_s: float = _RETRY_FIRST_S,
     ) -> None:
+        self._monotonic = monotonic
+        self._retry_first_s = retry_first_s
         self._stock = stock
         self._selector = selector
         self._dumps = dumps
@@ -65,7 +99,8 @@ class Checkpoints:
         self._metrics = metrics
         self._clock = clock
         self._flights: dict[RevisionKey, asyncio.Task[Snapshot]] = {}
-        self._refused: dict[RevisionKey, SnapshotRefused] = {}
+        self._refused: dict[RevisionKey, _Refused] = {}
+        self._late: set[RevisionKey] = set()
         self._publish_ms: dict[str, float] = {}
         self.last_refusal: Mapping[str, Any] | None = None
 
@@ -73,14 +108,17 @@ class Checkpoints:
         return f"<Checkpoints {len(self._flights)} in the making, {len(self._refused)} refused>"
 
     def refused(self, revision: RevisionKey) -> SnapshotRefused | None:
-        """Why the revision cannot be snapshotted and is not retried; None if unknown."""
-        return self._refused.get(revision)
+        """Why the revision cannot be snapshotted and is not retried in the background; None if
+        unknown."""
+        known = self._refused.get(revision)
+        return known.error if known is not None else None
 
     async def make(self, launch: LaunchSpec, *, unasked: bool = False) -> Snapshot:
         """The proven snapshot of this revision, created if there is none. Raises SnapshotRefused,
         and the errors of a start.
 
-        unasked: a background request; a dropped Template is not booted again for it.
+        unasked: a background request; a dropped Template is not booted again for it, and what was
+        refused for a reason that will recur is not tried again.
         """
         if not launch.snapshot:
             raise _refusal(
@@ -90,7 +128,7 @@ class Checkpoints:
                 "COLD",
             )
         if (known := self._refused.get(launch.revision)) is not None:
-            raise SnapshotRefused(str(known), known.detail)
+            self._require_retry(known, unasked=unasked)
         flight = self._flights.get(launch.revision)
         if flight is None:
             flight = asyncio.create_task(
@@ -99,6 +137,18 @@ class Checkpoints:
             self._flights[launch.revision] = flight
             flight.add_done_callback(lambda task: self._landed(launch.revision, task))
         return await asyncio.shield(flight)
+
+    def _require_retry(self, known: _Refused, *, unasked: bool) -> None:
+        """Raise SnapshotRefused if a revision that was refused is not to be tried now."""
+        if unasked:
+            raise SnapshotRefused(str(known.error), known.error.detail)
+        if (pause_s := known.pause_s(self._monotonic())) > 0:
+            note = f"refused {known.times} times in a row, tried again after {pause_s:.0f} s"
+            first, *others = known.error.detail["reasons"]
+            first = {**first, "message": f"{first['message']} ({note})"}
+            raise SnapshotRefused(
+                f"{known.error} ({note})", {**known.error.detail, "reasons": [first, *others]}
+            )
 
     def launch_of(self, snapshot_id: str) -> LaunchSpec:
         """The launch that the snapshot was made of. Raises SnapshotUnknown."""
@@ -136,8 +186,7 @@ class Checkpoints:
         if found is not None:
             return found
         try:
-            snapshot = await self._dump(launch, unasked=unasked)
-            proven = await self._prove(launch, snapshot, unasked=unasked)
+            proven = await self._try(launch, unasked=unasked)
         except SnapshotRefused as e:
             self._metrics.snapshot_made("refused", {})
             self.last_refusal = {
@@ -145,14 +194,42 @@ class Checkpoints:
                 "at": self._clock(),
                 "reasons": e.detail["reasons"],
             }
-            if not e.detail.get("passing"):
-                self._refused[launch.revision] = e
+            if not e.detail.get("passing") or self._is_late_again(launch.revision, e):
+                known = self._refused.get(launch.revision)
+                times = (known.times if known is not None else 0) + 1
+                self._refused[launch.revision] = _Refused(
+                    error=e, times=times, at=self._monotonic()
+                )
             raise
+        self._refused.pop(launch.revision, None)
+        self._late.discard(launch.revision)
         self._metrics.snapshot_made("ready", proven.manifest.phases_ms)
         self._selector.ready(proven)
         if self._stock.remote is not None:
             await self._stock.remote.push_quietly(proven)
         return proven
+
+    def _is_late_again(self, revision: RevisionKey, refused: SnapshotRefused) -> bool:
+        """Whether it exceeded a deadline a second time: its code hangs, and each attempt keeps
+        other revisions waiting."""
+        if not any(reason["kind"] == "timeout" for reason in refused.detail["reasons"]):
+            return False
+        is_again = revision in self._late
+        self._late.add(revision)
+        return is_again
+
+    async def _try(self, launch: LaunchSpec, *, unasked: bool) -> Snapshot:
+        """Dump and prove, again while failures may be temporary."""
+        backoff = Backoff(first_s=self._retry_first_s, max_s=_RETRY_MAX_S)
+        while True:
+            try:
+                snapshot = await self._dump(launch, unasked=unasked)
+                return await self._prove(launch, snapshot, unasked=unasked)
+            except SnapshotRefused as e:
+                if backoff.failures + 1 == _TRIES or not _is_retried_now(e):
+                    raise
+                _log.info("snapshot.retried revision=%s error=%s", launch.revision, e)
+                await backoff.pause()
 
     async def _dump(self, launch: LaunchSpec, *, unasked: bool) -> Snapshot:
         for attempt in range(_ATTEMPTS):
@@ -205,6 +282,11 @@ class Checkpoints:
         try:
             verdict = await self._proofs.prove(launch, snapshot, unasked=unasked, charge=charge)
         except ProofFailed as e:
+            if e.passing and snapshot.manifest.proof is None:
+                await self._stock.catalogue.delete(snapshot.id)
+                raise _refusal(
+                    launch, "timeout", f"its proof did not end: {e}", passing=True
+                ) from e
             await self._selector.quarantine(snapshot.id, str(e))
             raise _refusal(
                 launch, "proof", f"the snapshot was created, but its proof failed: {e}"
@@ -242,3 +324,9 @@ def _refusal(
     reason = {"kind": kind, "fd": None, "what": "", "where": None, "message": message}
     text = f"revision {launch.revision} cannot be snapshotted: {message}"
     return SnapshotRefused(text, {"reasons": [reason], "passing": passing})
+
+
+def _is_retried_now(refused: SnapshotRefused) -> bool:
+    """Whether the cause may be temporary and may be gone within a second."""
+    kinds = [reason["kind"] for reason in refused.detail["reasons"]]
+    return bool(refused.detail.get("passing")) and not any(k in _RETRIED_LATER for k in kinds)

@@ -37,7 +37,16 @@ from snapshotter.types import LaunchSpec
 
 _DEADLINE_S = 120.0
 """A dump writes at disk speed: 30 GB at 250 MB/s."""
-_PASSING = (CriuReason.NO_MEMORY, CriuReason.NO_PROCESS, CriuReason.TRACED, CriuReason.OTHER)
+_UNSEEN = (CriuReason.UNIX_PEER, CriuReason.TCP_CONNECTION)
+"""A connection that the worker's own scan, just before, did not find: not one that `enter()` left
+open, which the scan names with its source line."""
+_PASSING = (
+    CriuReason.NO_MEMORY,
+    CriuReason.NO_PROCESS,
+    CriuReason.TRACED,
+    CriuReason.OTHER,
+    *_UNSEEN,
+)
 """Temporary reasons, or those of a process that was removed meanwhile; all other reasons will
 recur."""
 SMAPS_BYTES = 16 * 1024 * 1024
@@ -131,8 +140,14 @@ class Dumps:
             except CriuFailed as e:
                 if e.reason is CriuReason.NO_SPACE:
                     raise OSError(errno.ENOSPC, "no space left for the images") from e
+                message = (
+                    f"a connection was open during the dump that was not open before it: "
+                    f"{e.cause or e.message}"
+                    if e.reason in _UNSEEN
+                    else e.message
+                )
                 raise _obstructed(
-                    [], e.message, kind=e.reason.value, passing=e.reason in _PASSING
+                    [], message, kind=e.reason.value, passing=e.reason in _PASSING
                 ) from e
             except CriuError as e:
                 raise _obstructed([], str(e), kind="criu", passing=True) from e

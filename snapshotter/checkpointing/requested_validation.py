@@ -57,7 +57,7 @@ async def _nobody(proof: str, cpu_ns: int) -> None:
 
 
 @dataclass(eq=False)
-class _Flight:
+class _Validation:
     """One running proof."""
 
     id: str
@@ -87,7 +87,7 @@ class RequestedValidations:
         self._room = room
         self._clock = clock
         self._turns = FairSemaphore(_AT_ONCE)
-        self._flights: dict[str, _Flight] = {}
+        self._flights: dict[str, _Validation] = {}
         self._tenants: set[str] = set()
         self._not_before: dict[str, float] = {}
 
@@ -107,7 +107,7 @@ class RequestedValidations:
             tenant = launch.labels.get("tenant", "")
             self._demand_turn(tenant)
             self._tenants.add(tenant)
-            self._flights[snapshot_id] = new = _Flight(
+            self._flights[snapshot_id] = new = _Validation(
                 f"proof-{snapshot_id}-{secrets.token_hex(4)}", tenant
             )
             new.task = asyncio.create_task(
@@ -139,7 +139,7 @@ class RequestedValidations:
             message, {"retry_after_s": _RETRY_S if tenant in self._tenants else wait_s}
         )
 
-    async def _prove(self, snapshot_id: str, launch: LaunchSpec, flight: _Flight) -> None:
+    async def _prove(self, snapshot_id: str, launch: LaunchSpec, flight: _Validation) -> None:
         try:
             async with asyncio.timeout(MOST_S):
                 await self._turns.acquire(TenantShare(tenant=flight.tenant))

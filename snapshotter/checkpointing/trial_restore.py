@@ -33,7 +33,12 @@ def nobody_pays(cpu_ns: int) -> None:
 
 
 class ProofFailed(Exception):
-    """Raised when a snapshot cannot be restored, or does not answer as the original worker did."""
+    """Raised when a snapshot cannot be restored, or does not answer as the original worker did.
+    `passing`: it was not answered at all, for a cause that may be temporary."""
+
+    def __init__(self, message: str, *, passing: bool = False) -> None:
+        super().__init__(message)
+        self.passing = passing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,8 +175,10 @@ class SnapshotValidator:
                         )
                     )
         except TimeoutError as e:
-            raise ProofFailed(f"it did not answer within {deadline_s:g} s") from e
-        except (RestoreFailed, BootFailed, SlotConnectionLost) as e:
+            raise ProofFailed(f"it did not answer within {deadline_s:g} s", passing=True) from e
+        except SlotConnectionLost as e:
+            raise ProofFailed(str(e), passing=True) from e
+        except (RestoreFailed, BootFailed) as e:
             raise ProofFailed(str(e)) from e
         if not proved.ok:
             error = proved.error or {}

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from snapshotter.criu.descriptors import FIRST_FD
 from snapshotter.criu.errors import CriuUnavailable
@@ -29,6 +29,9 @@ _BOOT = (
     "main; main({fd})"
 )
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+S = TypeVar("S", bound="Sandbox")
 
 
 @dataclass(eq=False, kw_only=True)
@@ -211,27 +214,27 @@ class Sandbox:
 @contextlib.asynccontextmanager
 async def cell() -> AsyncIterator[Sandbox]:
     """A fresh sandbox for the duration of the block. Raises CriuUnavailable."""
+    async with started(Sandbox, _BOOT) as (found, _):
+        await found.wait_ready()
+        yield found
+
+
+@contextlib.asynccontextmanager
+async def started(kind: type[S], boot: str) -> AsyncIterator[tuple[S, socket.socket]]:
+    """A sandbox whose PID 1 runs `boot`, and our end of its connection. It may not be ready yet."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:
-            argv = [
-                sys.executable,
-                "-I",
-                "-S",
-                "-B",
-                "-c",
-                _BOOT.format(root=_ROOT, fd=theirs.fileno()),
-            ]
+            code = boot.format(root=_ROOT, fd=theirs.fileno())
             process = await asyncio.to_thread(
                 subprocess.Popen,
-                argv,
+                [sys.executable, "-I", "-S", "-B", "-c", code],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
-        found = Sandbox(ours, process)
+        found = kind(ours, process)
         try:
-            await found.wait_ready()
-            yield found
+            yield found, ours
         finally:
             await found.aclose()

@@ -25,7 +25,7 @@ from snapshotter.images.build_log import BuildLog
 from snapshotter.images.build_sandbox import BuildSandbox
 from snapshotter.images.bundles import UNPACKING, unpack
 from snapshotter.images.pip_cache import lend
-from snapshotter.images.spec import ImagePlan, Step
+from snapshotter.images.spec import BuildStep, ImagePlan
 from snapshotter.linux.atomic_directory import expose, remove_tree
 
 LOG_TAIL_LINES = 40
@@ -155,7 +155,7 @@ class ImageBuild:
         places = (str(self._box.given), str(self._box.env), self._box.interpreter.version)
         await self._must("/bin/sh", "-ec", _PUT_PIP, "sh", *places)
 
-    async def _do(self, step: Step) -> None:
+    async def _do(self, step: BuildStep) -> None:
         match step.op:
             case "pip":
                 if step.items or step.options:
@@ -172,13 +172,13 @@ class ImageBuild:
                 self._image_env |= step.values or {}
                 self._variables |= step.values or {}
 
-    async def _is_there(self, step: Step) -> bool:
+    async def _is_there(self, step: BuildStep) -> bool:
         try:
             return await is_there(self._blobs, step.blob)
         except BundleUnavailable as e:
             raise self._failed(f"{step.title}: {e}") from e
 
-    async def _copy(self, step: Step) -> None:
+    async def _copy(self, step: BuildStep) -> None:
         """Unpack the archive where only the agent writes, then copy it as the commands' uid, so
         that links made by earlier steps affect only that uid."""
         name = f"copy-{self._index}"

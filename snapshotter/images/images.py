@@ -116,7 +116,7 @@ class ImageLayout:
 
 
 @dataclass(slots=True, eq=False)
-class _Flight:
+class _RunningBuild:
     """A build in progress and its listeners, which change between awaits only."""
 
     task: asyncio.Task[None]
@@ -165,7 +165,7 @@ class Images:
         self._cgroups = cgroups
         self._base_rootfs = BaseRootfs(home / "node" / "rootfs", run=self._run_on_machine)
         self._network, self._egress, self._servers = network, egress, servers
-        self._flights: dict[str, _Flight] = {}
+        self._flights: dict[str, _RunningBuild] = {}
         self._swept = False
 
     def __repr__(self) -> str:
@@ -319,8 +319,8 @@ class Images:
                 return self._root / key, json.loads((self._root / key / "image.json").read_bytes())
         return None
 
-    def _take_off(self, key: str, plan: ImagePlan, uid: int | None) -> _Flight:
-        flight = _Flight(
+    def _take_off(self, key: str, plan: ImagePlan, uid: int | None) -> _RunningBuild:
+        flight = _RunningBuild(
             task=asyncio.create_task(self._fly(key, plan, uid), name=f"build image {key[:12]}")
         )
         self._flights[key] = flight

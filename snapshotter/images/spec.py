@@ -30,7 +30,7 @@ _KEYS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class BuildStep:
     """One step: `op` is pip, apt, run, copy or env; `items` are packages or commands; the other
     fields depend on the op."""
 
@@ -64,7 +64,7 @@ class ImagePlan:
     """A validated description: the Python version, such as "3.11", and the steps in order."""
 
     python: str
-    steps: tuple[Step, ...]
+    steps: tuple[BuildStep, ...]
 
 
 def image_digest(spec: Mapping[str, Any]) -> str:
@@ -98,7 +98,7 @@ def parse_image(spec: Mapping[str, Any]) -> ImagePlan:
     return ImagePlan(python=python, steps=tuple(_step(i, s) for i, s in enumerate(steps)))
 
 
-def _step(index: int, body: Any) -> Step:
+def _step(index: int, body: Any) -> BuildStep:
     where = f"steps[{index}]"
     op = body.get("op") if isinstance(body, Mapping) else None
     if not isinstance(op, str) or op not in _KEYS:
@@ -111,15 +111,15 @@ def _step(index: int, body: Any) -> Step:
             f"{', '.join(sorted(_KEYS[op]))}"
         )
     if op == "copy":
-        return Step(
+        return BuildStep(
             op=op,
             blob=_text(body, "blob", where),
             target=_target(_text(body, "target", where), where),
         )
     if op == "env":
-        return Step(op=op, values=_variables(body.get("values"), where))
+        return BuildStep(op=op, values=_variables(body.get("values"), where))
     if op == "run":
-        return Step(op=op, items=_texts(body, "commands", where))
+        return BuildStep(op=op, items=_texts(body, "commands", where))
     packages = _texts(body, "packages", where)
     for package in packages:
         if op == "pip" and package.startswith("-"):
@@ -128,7 +128,7 @@ def _step(index: int, body: Any) -> Step:
             )
         if op == "apt":
             _check_debian(package, where)
-    return Step(
+    return BuildStep(
         op=op,
         items=packages,
         options=_texts(body, "options", where) if op == "pip" and "options" in body else (),

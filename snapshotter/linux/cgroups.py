@@ -177,7 +177,7 @@ class Cgroups:
     ) -> Cgroups:
         """Detect the mounted hierarchies, create the base (named after `run`), and determine what
         works."""
-        name = f"pilotlight-{hashlib.sha256(str(run).encode()).hexdigest()[:12]}"
+        name = base_name(run)
         places = _places(proc)
         if not places:
             return cls(bases={}, version=0, why_not="no cgroup hierarchy is mounted")
@@ -251,6 +251,11 @@ class Cgroups:
         """Remove the base, unless there are groups."""
         for base in dict.fromkeys(self.bases.values()):
             _remove(base)
+
+
+def base_name(run: Path) -> str:
+    """Name of the base of the agent with this run directory."""
+    return f"pilotlight-{hashlib.sha256(str(run).encode()).hexdigest()[:12]}"
 
 
 def _bases(

@@ -8,25 +8,21 @@ image does not contain.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import socket
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from snapshotter.criu.bundle import CriuBundle
 from snapshotter.criu.errors import CriuUnavailable
-from snapshotter.criu.self_test_sandbox import Sandbox, SandboxProcess
+from snapshotter.criu.self_test_sandbox import Sandbox, SandboxProcess, started
 from snapshotter.errors import Unsupported
 from snapshotter.linux import proc as processes
 from snapshotter.shim import child, seqpacket
 
-_ROOT = str(Path(__file__).resolve().parents[2])
 _BOOT = (
     "import sys; sys.path.insert(0, {root!r}); from snapshotter.pods.entry_init import main; "
     "main({fd})"
@@ -56,27 +52,9 @@ class Brought:
 class Entry(Sandbox):
     """A sandbox inside a pod. Owner: the event loop."""
 
-    async def criu(
-        self,
-        run: str,
-        argv: list[str],
-        *,
-        uid: int,
-        cgroup: Mapping[str, Any],
-        fds: list[int],
-        socket: bool = True,
-        stdio: bool = False,
-    ) -> SandboxProcess:
+    async def criu(self, run: str, argv: list[str], **options: Any) -> SandboxProcess:
         """Run CRIU as the base class does, from the bundle that the agent provides."""
-        return await super().criu(
-            run,
-            [*child.CRIU_KIT, *argv[1:]],
-            uid=uid,
-            cgroup=cgroup,
-            fds=fds,
-            socket=socket,
-            stdio=stdio,
-        )
+        return await super().criu(run, [*child.CRIU_KIT, *argv[1:]], **options)
 
     async def attach(self, pid: int) -> SandboxProcess:
         """Connect to a restored worker; the caller owns its control channel and pidfd. Raises
@@ -95,31 +73,10 @@ async def entered(pod: int, brought: Brought, kit: CriuBundle) -> AsyncIterator[
 
     Raises CriuUnavailable, Unsupported, OSError.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours:
-        with theirs:
-            argv = [
-                sys.executable,
-                "-I",
-                "-S",
-                "-B",
-                "-c",
-                _BOOT.format(root=_ROOT, fd=theirs.fileno()),
-            ]
-            process = await asyncio.to_thread(
-                subprocess.Popen,
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
-        found = Entry(ours, process)
-        try:
-            _send_in(ours, pod, brought, kit)
-            await found.wait_ready()
-            yield found
-        finally:
-            await found.aclose()
+    async with started(Entry, _BOOT) as (found, connection):
+        _send_in(connection, pod, brought, kit)
+        await found.wait_ready()
+        yield found
 
 
 def _send_in(connection: socket.socket, pod: int, brought: Brought, kit: CriuBundle) -> None:

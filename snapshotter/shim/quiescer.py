@@ -2,8 +2,9 @@
 Runs in the shim.
 
 One at a time. The process listens at `mounts.CONTROL`, where its restored copy will be reachable;
-it reports on a separate channel that it is quiesced, and the dump consumes it. Standard library
-only; one thread, the shim's loop.
+it reports on a separate channel that it is quiesced, and the dump consumes it. The agent is
+notified when the process has closed that channel, too: CRIU cannot dump a process that is still
+connected to the shim. Standard library only; one thread, the shim's loop.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _MOST_TEXT = 4096
 @dataclass(kw_only=True)
 class _Frozen:
     """The process being quiesced. `go`: pipe that releases a fork once it is in its cgroups; -1
-    afterwards. `still`: it has reported that it is quiesced, without obstacles."""
+    afterwards. `found`: its report that it is quiesced, without obstacles. `still`: it has closed
+    its channel behind that report."""
 
     name: str
     in_place: bool
@@ -38,6 +40,7 @@ class _Frozen:
     channel: Peer | None = None
     go: int = -1
     pidfd: int = -1
+    found: Mapping[str, Any] | None = None
     still: bool = False
 
 
@@ -139,32 +142,39 @@ class Quiescer:
         """Handle a message on the process's channel, which user code may share. Raises ValueError
         for an invalid message."""
         seqpacket.close_all(fds)
-        if message.get("event") != "quiesced" or frozen.pidfd < 0 or frozen.still:
+        if message.get("event") != "quiesced" or frozen.pidfd < 0 or frozen.found is not None:
             return
         found = messages.quiesced_of(message)
-        obstacles = found["obstacles"]
-        frozen.still = not obstacles
-        try:
-            pid = child.pid_of(frozen.pidfd)
-        except OSError as e:
-            self._drop(frozen, str(e))
-            return
-        body = {"event": "quiesced", "checkpoint": frozen.name, "pid": pid, "stdio": None, **found}
-        if frozen.still and frozen.in_place:
-            self._shim_worker.on_quiesced()
-            body["stdio"] = _pipes_of(body["pid"])
-        self._notify(body, frozen.pidfd)
-        if obstacles:
+        if not found["obstacles"]:
+            frozen.found = found
+        elif self._report(frozen, found):
             # a process quiesced in place waits for further requests
             self._drop(frozen, None, kill=not frozen.in_place)
 
     def _on_channel_closed(self, frozen: _Frozen) -> None:
-        if not frozen.still and frozen is self._frozen and frozen.in_place:
-            # it closes the channel after a refusal as well; the refusal arrives on the control
-            # channel, its exit by the pidfd
+        if frozen is not self._frozen:
             return
-        if not frozen.still:
+        if frozen.found is not None:
+            frozen.still = True
+            if frozen.in_place:
+                self._shim_worker.on_quiesced()
+            self._report(frozen, frozen.found)
+        elif not frozen.in_place:
+            # in place it closes the channel after a refusal as well; the refusal arrives on the
+            # control channel, its exit by the pidfd
             self._drop(frozen, _SILENT)
+
+    def _report(self, frozen: _Frozen, found: Mapping[str, Any]) -> bool:
+        """Notify the agent that it is quiesced, or of its obstacles; False if it has exited."""
+        try:
+            pid = child.pid_of(frozen.pidfd)
+        except OSError as e:
+            self._drop(frozen, str(e))
+            return False
+        stdio = _pipes_of(pid) if frozen.still and frozen.in_place else None
+        body = {"event": "quiesced", "checkpoint": frozen.name, "pid": pid, "stdio": stdio, **found}
+        self._notify(body, frozen.pidfd)
+        return True
 
     def _on_exit(self, frozen: _Frozen) -> None:
         if frozen.channel is not None and not frozen.still:
@@ -189,7 +199,7 @@ class Quiescer:
         if self._frozen is not frozen:
             return
         self._frozen = None
-        if kill and (frozen.still or not frozen.in_place):
+        if kill and (frozen.found is not None or not frozen.in_place):
             self._kill(frozen)
         self._close(frozen)
         self._dumped = {frozen.name: frozen.in_place}

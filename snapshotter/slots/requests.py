@@ -115,8 +115,8 @@ class SlotRequests:
         uid: int,
         cgroup: Mapping[str, Any],
         fds: list[int],
-        socket: bool,
-        stdio: bool,
+        socket: bool = True,
+        stdio: bool = False,
     ) -> CriuRun:
         """Start CRIU. Takes ownership of `fds`. Raises SlotConnectionLost. On cancellation it is
         killed."""

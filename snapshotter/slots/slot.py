@@ -231,22 +231,10 @@ class Slot:
         bytes. Raises CheckpointFailed, SlotConnectionLost."""
         return await self._requests.save_files(name, fd)
 
-    async def criu(
-        self,
-        run: str,
-        argv: list[str],
-        *,
-        uid: int,
-        cgroup: Mapping[str, Any],
-        fds: list[int],
-        socket: bool = True,
-        stdio: bool = False,
-    ) -> CriuRun:
+    async def criu(self, run: str, argv: list[str], **options: Any) -> CriuRun:
         """Start CRIU in the slot (`criu.processes.CriuSlot`). Takes ownership of `fds`: images,
         work directory, more. Raises SlotConnectionLost."""
-        return await self._requests.criu(
-            run, argv, uid=uid, cgroup=cgroup, fds=fds, socket=socket, stdio=stdio
-        )
+        return await self._requests.criu(run, argv, **options)
 
     async def prepare_restore(self, order: Mapping[str, Any], kdat: int, files: int) -> None:
         """Make the tree, as `boot` does, and extract a snapshot's files into it. The caller keeps

@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
+from pilotlight.core.json_record import JsonRecord
 from snapshotter.slots.launch_plan import Layout
 from snapshotter.types import LaunchSpec
 
@@ -25,7 +26,7 @@ _SHORT = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class Identity(JsonRecord):
     """The fields, in the order in which a difference is reported: first those that users change,
     then those that operators change.
 
@@ -70,10 +71,6 @@ class Identity:
         return next(
             (f.name for f in fields(self) if getattr(self, f.name) != getattr(other, f.name)), None
         )
-
-    def to_json(self) -> dict[str, str]:
-        """As JSON values."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:

@@ -69,7 +69,8 @@ class _Record:
 
 class RemoteCopies:
     """Pushes, fetches and deletes copies. Owner: the event loop. Two nodes may push the same
-    snapshot; fetching one that another node deletes fails cleanly."""
+    snapshot; fetching one that another node deletes fails cleanly. `catalog`: the snapshots of this
+    node."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class RemoteCopies:
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         self._store = RemoteObjects(store)
-        self._catalogue = catalogue
+        self.catalog = catalogue
         self._at_once = at_once
         self._chunk_bytes = chunk_bytes
 
@@ -97,19 +98,19 @@ class RemoteCopies:
 
         Raises RemoteError, SnapshotCorrupt, SnapshotUnknown, OSError. After cancellation or
         failure, the next push resumes."""
-        with self._catalogue.lease(snapshot.id):
-            await self._catalogue.verify(snapshot, None)
+        with self.catalog.lease(snapshot.id):
+            await self.catalog.verify(snapshot, None)
             key = _record_key(snapshot.manifest)
             sent = reused = sent_bytes = 0
             # existing chunks may have been deleted with another snapshot in the meantime
             for _ in range(_SETTLE_ROUNDS):
                 record, news = await self._send(snapshot)
-                await self._store.put(key, sealed(record.to_json(), self._catalogue.key))
+                await self._store.put(key, sealed(record.to_json(), self.catalog.key))
                 sent, sent_bytes = sent + len(news), sent_bytes + sum(c.packed_bytes for c in news)
                 reused = max(reused, sum(map(len, record.chunks.values())) - len(news))
                 if await self._is_complete(record):
                     break
-        self._catalogue.mark_remote(snapshot.id)
+        self.catalog.mark_remote(snapshot.id)
         await self._forget(
             [k for k in await self._store.keys(f"{key.rpartition('/')[0]}/") if k != key]
         )
@@ -187,17 +188,17 @@ class RemoteCopies:
         if newest is None:
             return None
         if binds is not None:
-            await self._catalogue.check_mapped(newest.manifest, binds)
+            await self.catalog.check_mapped(newest.manifest, binds)
         snapshot = await self._receive(
             newest, now=newest.manifest.created_at if now is None else now
         )
-        self._catalogue.mark_remote(snapshot.id)
-        return self._catalogue.get(snapshot.id)
+        self.catalog.mark_remote(snapshot.id)
+        return self.catalog.get(snapshot.id)
 
     async def _newest(self, identity: Identity) -> _Record | None:
         """The newest valid record. Invalid records are skipped; raises RemoteError if no record is
         valid."""
-        aside = {record.id for record in self._catalogue.quarantined}
+        aside = {record.id for record in self.catalog.quarantined}
         found: list[_Record] = []
         doubts: list[RemoteError] = []
         for key in await self._store.keys(f"snapshots/{identity.digest()}/"):
@@ -223,7 +224,7 @@ class RemoteCopies:
             data = await self._store.get(key, max_bytes=_MAX_RECORD_BYTES)
         except CopyMissing:
             return None
-        record = _parsed(key, data, self._catalogue.key)
+        record = _parsed(key, data, self.catalog.key)
         if (field := record.manifest.identity.first_difference(identity)) is not None:
             raise RemoteError(f"{key} has another identity: {field} differs")
         if key != _record_key(record.manifest):
@@ -232,17 +233,17 @@ class RemoteCopies:
 
     async def _receive(self, record: _Record, *, now: float) -> Snapshot:
         manifest = record.manifest
-        await self._catalogue.make_room(manifest.image_bytes, coming_bytes=manifest.image_bytes)
-        async with self._catalogue.stage() as stage:
+        await self.catalog.make_room(manifest.image_bytes, coming_bytes=manifest.image_bytes)
+        async with self.catalog.stage() as stage:
             limit = asyncio.Semaphore(self._at_once)
             await _all(self._receive_one(*piece, limit) for piece in _places(stage, record))
             paths = {name: stage.work.directory / name for name in manifest.files}
-            marks = await self._catalogue.memory.marks(paths.values(), settle=True)
+            marks = await self.catalog.memory.marks(paths.values(), settle=True)
             try:
                 compare(manifest.files, {name: marks[path] for name, path in paths.items()})
             except SnapshotInvalid as e:
                 raise RemoteError(f"the copy of {manifest.id} does not match: {e}") from e
-            return await self._catalogue.admit(stage, manifest, now=now)
+            return await self.catalog.admit(stage, manifest, now=now)
 
     async def _receive_one(
         self, chunk: Chunk, path: Path, offset: int, limit: asyncio.Semaphore

@@ -140,7 +140,7 @@ async def sweep_groups(
     """Remove leftover cgroups, below this agent's base and below those of earlier agents (which may
     have been started elsewhere)."""
     record = run / "cgroups.json"
-    earlier = _earlier(record)
+    earlier = earlier_bases(run)
     here = Group(directories=dict(cgroups.bases), version=cgroups.version).to_json()
     record.write_text(json.dumps([here, *(e for e in earlier if e != here)][:8]))
     alive = {slot.id for slot in slots} | {i.group.name for i in instances if i.group is not None}
@@ -152,8 +152,9 @@ async def sweep_groups(
                 tasks.create_task(subtree.group(name).remove(), name=f"remove cgroup {name}")
 
 
-def _earlier(record: Path) -> list[dict[str, object]]:
+def earlier_bases(run: Path) -> list[dict[str, object]]:
+    """The bases that agents of this run directory recorded, as `Group.to_json`."""
     try:
-        return list(json.loads(record.read_text()))
+        return list(json.loads((run / "cgroups.json").read_text()))
     except (FileNotFoundError, ValueError):
         return []

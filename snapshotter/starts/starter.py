@@ -61,7 +61,7 @@ more attempt for a failed restore."""
 
 
 @dataclass(kw_only=True)
-class _Flight:
+class _RunningStart:
     """A start in progress. `cpu_ns`: CPU time that it had used when it was stopped."""
 
     task: asyncio.Task[InstanceInfo]
@@ -99,7 +99,7 @@ class InstanceStarter:
         self._metrics = metrics
         self._room = room
         self._clock = clock
-        self._flights: dict[InstanceId, _Flight] = {}
+        self._flights: dict[InstanceId, _RunningStart] = {}
 
     def __repr__(self) -> str:
         return (
@@ -188,8 +188,8 @@ class InstanceStarter:
             for instance in self._instances:
                 group.create_task(instance.stop(grace_s), name=f"stop {instance.info.id}")
 
-    def _begin(self, request: StartRequest) -> _Flight:
-        flight = _Flight(
+    def _begin(self, request: StartRequest) -> _RunningStart:
+        flight = _RunningStart(
             task=asyncio.create_task(self._start(request), name=f"start {request.instance_id}")
         )
         self._flights[request.instance_id] = flight

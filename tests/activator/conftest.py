@@ -49,7 +49,7 @@ from pilotlight.core.transport.public_listener import open_functions_socket
 from pilotlight.protocol import BudgetState, FeedChange, FunctionRoute, UsageRecord
 from tests.fakes.fake_controller import FakeController
 from tests.fakes.fake_fleet import FakeFleet
-from tests.fakes.fake_worker import Behaviour, echo
+from tests.fakes.fake_worker import Behaviour, Script
 from tests.fakes.plain_http import NO_TLS
 from tests.fakes.routes import TENANT, TEST_KEY, change, empty_table
 
@@ -264,7 +264,7 @@ class Edge:
 
     async def settle(self) -> dict[str, UsageRecord]:
         """The ledger's records once everything closed was shipped, those of starts left out."""
-        await self.books._shipper.flush()
+        await self.books.shipper.flush()
         return {
             key: record for key, record in self.ledger.records.items() if record.kind != "START"
         }
@@ -297,9 +297,15 @@ def _settings(head_clock_s: float, body_clock_s: float) -> ActivatorSettings:
     )
 
 
+@pytest.fixture(name="script")
+def _script() -> Script:
+    """What workers do, where the test changes it between calls."""
+    return Script()
+
+
 @pytest.fixture(name="behaviour")
-def _behaviour() -> Behaviour:
-    return echo
+def _behaviour(script: Script) -> Behaviour:
+    return script
 
 
 @pytest.fixture(name="quota_store")

@@ -286,23 +286,6 @@ DECISION: list[
     ),
 ]
 
-# name, concurrency limit, target, utilisation, metric, share for concurrency, default concurrency,
-# share for rps, want target, want total
-TARGET: list[
-    tuple[str, int, float | None, float | None, str, float, float, float, float, float]
-] = [
-    ("B01 defaults", 0, None, None, "concurrency", 1.0, 100, 0.7, 100, 100),
-    ("B03 default CC 2, TU 30%", 0, None, None, "concurrency", 0.3, 2, 0.7, 0.6, 2),
-    ("B05 CC 10, TU 80%", 10, None, None, "concurrency", 0.8, 100, 0.7, 8, 10),
-    ("B07 CC 1", 1, None, None, "concurrency", 1.0, 100, 0.7, 1, 1),
-    ("B09 target 1", 0, 1, None, "concurrency", 1.0, 100, 0.7, 1, 1),
-    ("B11 target 1, TU 75%", 0, 1, None, "concurrency", 0.75, 100, 0.7, 0.75, 1),
-    ("B13 CC 10 > target 1", 10, 1, None, "concurrency", 1.0, 100, 0.7, 1, 1),
-    ("B15 target 10 > CC 1: CC wins", 1, 10, None, "concurrency", 1.0, 100, 0.7, 1, 1),
-    ("B17 rps target 1", 0, 1, None, "rps", 1.0, 100, 0.7, 0.7, 1),
-    ("B19 rps target 300", 0, 300, None, "rps", 1.0, 100, 0.7, 210, 300),
-]
-
 # stable window, percentage, want panic window
 PANIC_WINDOW: list[tuple[float, float, int]] = [(60, 10, 6), (600, 10, 60), (60, 51, 31)]
 
@@ -363,9 +346,6 @@ BUCKETS: list[tuple[str, int, int, list[tuple[str, float, float]]]] = [
         [("rec", 0, 1), ("rec", 0.1, 10), ("rec", 1, 1), ("rec", 3, 1), ("sum", 3, 13)],
     ),
 ]
-
-SMOOTHING: dict[int, float] = {100: 0.2, 60: 0.2, 40: 0.20567, 6: 0.78456, 5: 0.84151}
-WEIGHTED: tuple[list[float], float] = ([2, 3, 4, 5, 6], 5.812)
 
 # name, values, indexes, want (window of 5)
 MAXIMUM: list[tuple[str, list[int], list[int], list[int]]] = [
@@ -666,24 +646,3 @@ ZERO: list[dict[str, Any]] = [
         "reach": "Reachable",
     },
 ]
-
-INITIAL_BURST: list[dict[str, Any]] = [
-    {"id": "H1", "initial_scale": 2, "total": 25, "tbc": 42, "want": 8},
-    {"id": "H3", "tbc": 0, "want": 0},
-]
-
-ACTIVATORS: list[dict[str, Any]] = [
-    {
-        "id": "G1 default",
-        "ready": 0,
-        "total": 100,
-        "tbc": 200,
-        "activator_capacity": 100,
-        "want": 2,
-    },
-    {"id": "G3 tbc 0", "ready": 100, "total": 100, "tbc": 0, "activator_capacity": 100, "want": 2},
-    {"id": "G5 many", "ready": 15, "total": 100, "tbc": 200, "activator_capacity": 100, "want": 17},
-]
-
-# wanted, zero allowed, want
-INITIAL_SCALE: list[tuple[int | None, bool, int]] = [(None, False, 1), (0, True, 0)]

@@ -26,12 +26,8 @@ NAPS = Scaling(scaledown_window_s=10, keep_asleep_s=100, max_instances=2)
 
 @pytest.fixture(name="rig")
 async def _rig(short_tmp: Path) -> AsyncIterator[Rig]:
-    rig = Rig(short_tmp)
-    await rig.scaler.reconcile()
-    yield rig
-    await rig.scaler.aclose()
-    await rig.fleet.aclose()
-    await rig.books.aclose()
+    async with Rig.running(short_tmp) as rig:
+        yield rig
 
 
 async def slept(rig: Rig, scaling: Scaling = NAPS) -> Throttler:

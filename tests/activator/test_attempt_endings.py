@@ -95,13 +95,13 @@ def _worker(behaviour: Worker) -> Worker:
 
 def instance_of(edge: Edge) -> Instance:
     """The instance that was started first."""
-    (scaled,) = edge.scaler._scaled.values()
+    (scaled,) = edge.scaler.revisions.values()
     return scaled.throttler.instances[edge.fleet.started[0]]
 
 
 async def ended(edge: Edge) -> list[tuple[int, str]]:
     """The closed records, once no slot is taken: each attempt has one, and none is open."""
-    (scaled,) = edge.scaler._scaled.values()
+    (scaled,) = edge.scaler.revisions.values()
     await until(lambda: scaled.throttler.in_flight == 0)
     records = (await edge.settle()).values()
     held = edge.books.journal.statistics()
@@ -214,7 +214,7 @@ async def test_a_stream_over_the_clock_whose_caller_reads_replaces_the_instance(
         except httpx.RemoteProtocolError:
             assert kind == "raw stream"  # only a broken connection can say it there
         await until(lambda before=before: len(edge.fleet.stopped) > before)
-        await until(lambda: not sum(s.throttler.in_flight for s in edge.scaler._scaled.values()))
+        await until(lambda: not sum(s.throttler.in_flight for s in edge.scaler.revisions.values()))
         assert [(r.status, r.outcome) for r in (await edge.settle()).values()] == [(504, "error")]
 
 

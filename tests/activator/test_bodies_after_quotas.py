@@ -182,7 +182,7 @@ async def test_a_submitted_call_takes_room_however_small_it_is(
     assert codes == [202, 202, 429]
     function.gate.set()
     await until(lambda: len(function.lengths) == 2, timeout_s=PATIENCE_S)
-    assert edge.calls._held.bytes_of == {TENANT: 2 * LEAST_BYTES}
+    assert edge.calls.pending.bytes_of == {TENANT: 2 * LEAST_BYTES}
 
 
 async def test_room_is_set_aside_for_bodies_that_are_still_read(
@@ -193,12 +193,12 @@ async def test_room_is_set_aside_for_bodies_that_are_still_read(
     head = f"host: x\r\nauthorization: Bearer {POOR}\r\ncontent-length: {LIMIT - 100}\r\n\r\n"
     _, writer = await asyncio.open_connection(place.hostname, place.port)
     writer.write(f"POST /v1/functions/shop/hello:submit HTTP/1.1\r\n{head}".encode())
-    await until(lambda: edge.calls._held.bytes_of[TENANT] > LIMIT // 2)
+    await until(lambda: edge.calls.pending.bytes_of[TENANT] > LIMIT // 2)
 
     while_reading = await edge.call("shop/hello:submit", json={"x": "y" * 200})
     writer.close()
     await asyncio.gather(writer.wait_closed(), return_exceptions=True)
-    await until(lambda: not edge.calls._held.bytes_of[TENANT])
+    await until(lambda: not edge.calls.pending.bytes_of[TENANT])
 
     assert while_reading.status_code == 429
     assert (await edge.call("shop/hello:submit", json={"x": "y" * 200})).status_code == 202

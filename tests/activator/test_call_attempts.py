@@ -23,25 +23,11 @@ from tests.activator.conftest import KEY, Edge
 from tests.activator.test_calls import finished, get
 from tests.activator.test_gateway import until
 from tests.fakes.fake_controller import FakeController
-from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest, echo
+from tests.fakes.fake_worker import Flaky, WorkerAnswer, WorkerRequest, echo
 from tests.fakes.routes import TENANT, TEST_KEY, route_of, spec_of, split_route, target_of
 
 AT_ONCE = RetryPolicy(max_retries=3, initial_delay_s=0.001, max_delay_s=0.002)
 LATER = RetryPolicy(max_retries=3, initial_delay_s=3600.0, max_delay_s=3600.0, jitter=0.0)
-
-
-class Flaky:
-    """Raises in its first `failures` calls."""
-
-    def __init__(self, failures: int) -> None:
-        self.failures = failures
-        self.attempts: list[str] = []
-
-    async def __call__(self, request: WorkerRequest) -> WorkerAnswer:
-        self.attempts.append(request.headers.get("pilotlight-attempt", "1"))
-        if len(self.attempts) <= self.failures:
-            return WorkerAnswer(status=500, body=b'{"type":"function-raised"}', outcome="raised")
-        return await echo(request)
 
 
 async def submit(edge: Edge, **headers: str) -> httpx.Response:
@@ -81,7 +67,7 @@ async def test_a_call_that_fails_to_the_last_is_a_dead_letter_with_what_its_func
     )
     assert base64.b64decode(shipped["payload"]["body"]) == b'{"x":1}'
     assert shipped["payload"]["key"] == f"k-{KEY}"
-    await until(lambda: not edge.calls._held)
+    await until(lambda: not edge.calls.pending)
     assert edge.books.journal.statistics().held_calls == 0
 
 
@@ -167,7 +153,7 @@ async def test_between_attempts_a_call_holds_no_slot_and_can_be_cancelled(
     edge.add(route_of(spec_of(retries=LATER)))
     first = (await submit(edge)).json()["id"]
     await until(
-        lambda: (held := edge.calls._held.get(first)) is not None and held.record.attempt == 1
+        lambda: (held := edge.calls.pending.get(first)) is not None and held.record.attempt == 1
     )
     assert (await get(edge, first)).json()["state"] == "QUEUED"
 
@@ -215,7 +201,7 @@ async def test_a_submit_that_is_repeated_under_a_key_is_one_call(
     assert {(a.status_code, a.json()["id"]) for a in answers} == {(202, call_id)}
     assert [a.headers.get(HEADER_REPLAYED) for a in answers].count("true") == 3
     await until(lambda: controller.calls.get(call_id, {}).get("state") == "SUCCEEDED")
-    await until(lambda: not edge.calls._held)
+    await until(lambda: not edge.calls.pending)
     # the controller has it by now: an activator may have started again
     again = await submit(edge, **{"idempotency-key": "order-1"})
     assert (again.json()["id"], again.headers[HEADER_REPLAYED]) == (call_id, "true")
@@ -274,7 +260,7 @@ async def test_a_tenant_that_is_suspended_between_two_attempts_ends_the_call(
 
     edge.fleet.behaviour = suspends
     call_id = (await submit(edge)).json()["id"]
-    held = edge.calls._held.get(call_id)
+    held = edge.calls.pending.get(call_id)
     assert held is not None
     await until(lambda: held.record.state == "FAILED")
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from activator.async_calls.public_record import public_record
 from activator.http.request import MAX_ACCEPT_BYTES
 from activator.settings import ActivatorSettings
+from pilotlight.protocol import CallRecord
 from snapshotter import errors as agent_errors
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import forever, until
@@ -45,7 +48,8 @@ async def test_a_submitted_call_is_accepted_run_and_its_result_is_found(
         202,
         f"/v1/calls/{accepted.json()['id']}",
     )
-    assert (record["state"], base64.b64decode(record["result"])) == ("SUCCEEDED", b'{"x":1}')
+    assert (record["state"], record["result"]) == ("SUCCEEDED", {"x": 1})
+    assert record["result_encoding"] == "json"
     assert (record["content_type"], record["outcome"], record["start_kind"]) == (
         "application/json",
         "ok",
@@ -54,13 +58,57 @@ async def test_a_submitted_call_is_accepted_run_and_its_result_is_found(
     assert [r.call for r in (await edge.settle()).values()] == [record["id"]]
 
 
+@pytest.mark.parametrize(
+    "content_type, body, encoding",
+    [
+        pytest.param("application/json; charset=utf-8", b' {"n": 1.50}\r\n', "json", id="JSON"),
+        pytest.param("application/json", b"null", "json", id="null"),
+        pytest.param("application/problem+json", b'{"status": 500}', "json", id="problem"),
+        pytest.param("application/x-ndjson", b'1\n{"a": "\xc3\xa4"}\n\n[2]\n', "json", id="lines"),
+        pytest.param("application/json", b'{"n": NaN}', "base64", id="NaN"),
+        pytest.param("application/json", b'1, "state": "FAILED"', "base64", id="not JSON"),
+        pytest.param("application/x-ndjson", b"1,2\n3\n", "base64", id="lines that are not JSON"),
+        pytest.param("application/json", '{"a": 1}'.encode("utf-16"), "base64", id="UTF-16"),
+        pytest.param("application/json", b"[" * 5_000 + b"]" * 5_000, "base64", id="deep"),
+        pytest.param("application/json", b"[0" + b",0" * 20_000 + b"]", "base64", id="many values"),
+        pytest.param("image/png", b"\x89PNG", "base64", id="binary"),
+        pytest.param("", b"", None, id="none yet"),
+    ],
+)
+def test_a_result_is_json_or_says_its_encoding(
+    content_type: str, body: bytes, encoding: str | None
+) -> None:
+    kept = CallRecord(
+        id="req-1",
+        tenant="t",
+        environment="main",
+        app="shop",
+        function="hello",
+        method="",
+        state="SUCCEEDED",
+        sequence=1,
+        submitted_at=1.0,
+        content_type=content_type,
+        result=base64.b64encode(body).decode(),
+    )
+    shown = json.loads(public_record({**kept.to_json(), "attempts": []}))
+    assert (shown["result_encoding"], shown["state"]) == (encoding, "SUCCEEDED")
+    read = base64.b64decode(CallRecord.from_json(shown).result)
+    if encoding != "json":
+        assert read == body
+        return
+    lines = [json.loads(line) for line in body.splitlines() if line.strip()]
+    assert [json.loads(line) for line in read.splitlines()] == lines
+    assert shown["result"] == (lines if "ndjson" in content_type else lines[0])
+
+
 async def test_a_result_the_controller_has_is_forgotten_here_and_still_found(
     edge: Edge, controller: FakeController, shipping: object
 ) -> None:
     edge.add(route_of(spec_of()))
     call_id = (await edge.call("shop/hello:submit", json={"x": 1})).json()["id"]
     await until(lambda: controller.calls.get(call_id, {}).get("state") == "SUCCEEDED")
-    await until(lambda: not edge.calls._held)
+    await until(lambda: not edge.calls.pending)
 
     assert (await get(edge, call_id)).json()["state"] == "SUCCEEDED"
     assert edge.books.journal.statistics().held_calls == 0
@@ -84,7 +132,7 @@ async def test_an_accept_header_over_its_bound_is_refused_and_nothing_of_it_is_k
     )
 
     assert (answer.status_code, answer.json()["parameter"]) == (400, "accept")
-    assert not edge.calls._held.bytes_of
+    assert not edge.calls.pending.bytes_of
     assert (
         await edge.call(json={"x": 1}, headers={"accept": "x" * MAX_ACCEPT_BYTES})
     ).status_code == 200

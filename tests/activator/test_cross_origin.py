@@ -137,11 +137,11 @@ async def test_any_origin_is_answered_by_a_star(street: Edge) -> None:
 
 async def test_what_names_no_origin_is_as_before(street: Edge) -> None:
     deploy(street)
-    assert (await preflight(street)).status_code == 404
+    assert (await preflight(street)).status_code == 405
     answer = await ask(street)
     assert (answer.status_code, allowed(answer), answer.headers.get("vary")) == (200, None, None)
-    assert (await preflight(street, "/t/nobody/v1/functions/shop/hello:invoke")).status_code == 404
-    assert (await preflight(street, "/t/acme/v1/functions/shop:invoke")).status_code == 404
+    assert (await preflight(street, "/t/nobody/v1/functions/shop/hello:invoke")).status_code == 405
+    assert (await preflight(street, "/t/acme/v1/functions/shop:invoke")).status_code == 405
 
 
 @pytest.mark.parametrize("behaviour", [page])

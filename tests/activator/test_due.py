@@ -244,7 +244,7 @@ async def test_killed_for_longer_than_its_claim_it_forgets_what_another_runs(
         assert other.runs == [("req-1", "1")]
     async with living(short_tmp / "0", desk) as life:
         await life.due.round()
-        assert (life.edge.calls.stored(), life.runs, len(life.edge.calls._held)) == ([], [], 0)
+        assert (life.edge.calls.stored(), life.runs, len(life.edge.calls.pending)) == ([], [], 0)
         assert life.edge.books.journal.statistics().held_calls == 0
 
 
@@ -329,7 +329,7 @@ async def test_what_is_kept_and_not_begun_is_found_and_not_lost_by_a_question(
         desk.loses = "POST"
         with pytest.raises(httpx.HTTPStatusError):
             await life.due.round()
-        held = life.edge.calls._held.get("req-1")
+        held = life.edge.calls.pending.get("req-1")
         assert held is not None
         assert held.record.state == "QUEUED"
         await life.due.round()

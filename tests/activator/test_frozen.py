@@ -28,12 +28,8 @@ KEPT = Scaling(scaledown_window_s=60, max_instances=2)
 
 @pytest.fixture(name="rig")
 async def _rig(short_tmp: Path) -> AsyncIterator[Rig]:
-    rig = Rig(short_tmp)
-    await rig.scaler.reconcile()
-    yield rig
-    await rig.scaler.aclose()
-    await rig.fleet.aclose()
-    await rig.books.aclose()
+    async with Rig.running(short_tmp) as rig:
+        yield rig
 
 
 async def frozen(rig: Rig, scaling: Scaling = KEPT) -> Throttler:
@@ -135,7 +131,7 @@ async def test_one_that_was_frozen_when_the_activator_came_is_thawed(rig: Rig) -
     await frozen(rig)
     await rig.scaler.aclose()
     rig.scaler = AutoscalerLoop(
-        table=rig.table, fleet=rig.fleet, make_throttler=rig._throttler, clock=rig.clock
+        table=rig.table, fleet=rig.fleet, make_throttler=rig.make_throttler, clock=rig.clock
     )
     await rig.scaler.reconcile()
     await until(lambda: rig.fleet.naps[-1][0] == "READY")

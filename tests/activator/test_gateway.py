@@ -339,7 +339,7 @@ class TestNeverReturning:
         (record,) = (await edge.settle()).values()
 
         assert (record.status, record.outcome) == (499, "cancelled")
-        (scaled,) = edge.scaler._scaled.values()
+        (scaled,) = edge.scaler.revisions.values()
         assert scaled.throttler.in_flight == 0
 
     async def test_a_caller_that_leaves_the_queue_leaves_no_trace(self, edge: Edge) -> None:
@@ -370,7 +370,7 @@ class TestNeverReturning:
         edge.add(route_of(spec_of()))
         task = asyncio.create_task(edge.call(json={"x": 1}))
         await until(lambda: any(w.requests for w in edge.fleet.workers.values()))
-        (scaled,) = edge.scaler._scaled.values()
+        (scaled,) = edge.scaler.revisions.values()
         scaled.throttler.drain(next(scaled.throttler.live()))
         await edge.fleet.kill(edge.fleet.started[0], "killed")
 

@@ -5,18 +5,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from activator.balancing.throttler import Throttler
+from activator.quotas.store import QuotaStore
+from activator.settings import ActivatorSettings
 from pilotlight.spec.function import Clocks
 from pilotlight.spec.policies import RolloutStrategy, RolloutTerms
 from snapshotter import errors as agent_errors
-from tests.activator.conftest import Edge
+from snapshotter.types import InstanceId
+from tests.activator.conftest import Edge, served
 from tests.activator.test_gateway import until
 from tests.activator.test_warm import in_flight
-from tests.fakes.routes import TENANT, route_of, spec_of, split_route
+from tests.fakes.fake_worker import Behaviour
+from tests.fakes.routes import TENANT, route_of, spec_of, split_route, target_of
 
 V1, V2, V3 = "v1-aaaaaa", "v2-bbbbbb", "v3-cccccc"
 NAME = f"{TENANT}/main/shop/hello"
@@ -35,7 +40,9 @@ async def _site(edge: Edge) -> Edge:
 
 def throttler(edge: Edge, revision: str) -> Throttler:
     return next(
-        s.throttler for s in edge.scaler._scaled.values() if s.throttler.target.revision == revision
+        s.throttler
+        for s in edge.scaler.revisions.values()
+        if s.throttler.target.revision == revision
     )
 
 
@@ -54,7 +61,7 @@ async def test_calls_never_wait_for_the_new_revisions_start(site: Edge) -> None:
     assert [await revision(site) for _ in range(4)] == [V1] * 4
     assert len(site.fleet.started) == 2  # the deploy began it, no call did
     site.fleet.gate.set()
-    await until(lambda: not site.handovers._running)
+    await until(lambda: not site.handovers.running)
     assert [await revision(site) for _ in range(3)] == [V2] * 3
     # the old one is drained, once nobody needs it
     await until(lambda: len(site.fleet.stopped) == 1)
@@ -79,7 +86,7 @@ async def test_a_canary_without_an_instance_takes_nothing_until_it_has_one(site:
     users = [{"x-user": f"u-{n}"} for n in range(20)]
     assert {await revision(site, headers=user) for user in users} == {V1}
     site.fleet.gate.set()
-    await until(lambda: not site.handovers._running)
+    await until(lambda: not site.handovers.running)
     assert {await revision(site, headers=user) for user in users} == {V1, V2}
 
 
@@ -87,13 +94,13 @@ async def test_going_back_is_at_once(site: Edge) -> None:
     split(site, {V2: 100})
     assert await revision(site) == V1
     split(site, {V1: 100})
-    assert not site.handovers._running
+    assert not site.handovers.running
     assert await revision(site) == V1
 
 
 async def test_who_goes_back_has_no_more_answers_of_what_was_bad(site: Edge) -> None:
     split(site, {V2: 100}, at_once=True)
-    assert not site.handovers._running
+    assert not site.handovers.running
     await until(lambda: len(site.fleet.started) == 2)  # begun by the change, not by a call
     call = asyncio.create_task(revision(site))
     await until(lambda: throttler(site, V2).waiting == 1)
@@ -106,7 +113,7 @@ async def test_several_deploys_while_one_is_handed_over_end_at_the_last(site: Ed
     split(site, {V3: 100})
     assert await revision(site) == V1
     site.fleet.gate.set()
-    await until(lambda: not site.handovers._running)
+    await until(lambda: not site.handovers.running)
     assert await revision(site) == V3
     await until(
         lambda: (
@@ -122,7 +129,7 @@ async def test_a_start_that_fails_is_made_again_and_nobody_notices(site: Edge) -
     site.fleet.gate.set()
     split(site, {V2: 100})
     assert await revision(site) == V1
-    await until(lambda: not site.handovers._running)
+    await until(lambda: not site.handovers.running)
     assert await revision(site) == V2
 
 
@@ -130,7 +137,7 @@ async def test_a_revision_that_does_not_come_up_in_time_gets_its_traffic_all_the
     site: Edge,
 ) -> None:
     split(site, {V2: 100}, spec={"clocks": Clocks(startup_s=300.0)})
-    handover = site.handovers._running[NAME]
+    handover = site.handovers.running[NAME]
     assert handover.timer is not None
     site.handovers._on_timeout(NAME)  # as its timer will
     call = asyncio.create_task(revision(site))
@@ -152,14 +159,14 @@ async def test_a_function_without_an_instance_hands_nothing_over(edge: Edge) -> 
     edge.table.handovers = edge.handovers
     edge.add(route_of(spec_of(), revision=V1))
     split(edge, {V2: 100})
-    assert (edge.handovers._running, edge.fleet.started) == ({}, [])
+    assert (edge.handovers.running, edge.fleet.started) == ({}, [])
     assert await revision(edge) == V2
 
 
 async def test_a_function_that_goes_away_is_not_handed_over_any_more(site: Edge) -> None:
     split(site, {V2: 100})
     site.tell("function", NAME, None)
-    assert not site.handovers._running
+    assert not site.handovers.running
     assert (await site.call(json={"x": 1})).status_code == 404
     site.fleet.gate.set()
 
@@ -188,6 +195,38 @@ async def test_who_answered_before_and_is_gone_is_not_waited_for(site: Edge) -> 
 NO_ROOM = agent_errors.NoCapacity("1 GPUs wanted, 0 of 1 free on this node", {"resource": "gpu"})
 
 
+async def test_a_process_that_was_restarted_goes_on_with_the_cutover_of_the_one_before(
+    short_tmp: Path, settings: ActivatorSettings, behaviour: Behaviour, quota_store: QuotaStore
+) -> None:
+    edge = Edge(short_tmp, settings, behaviour, quota_store)
+    edge.table.handovers = edge.handovers
+    edge.table.on_function = edge.scaler.route_changed
+    left = target_of(spec_of(), revision=V1)
+    await edge.fleet.start(left, InstanceId("i-left"), {})
+    edge.fleet.gate.clear()  # the new revision fits no node
+    split(edge, {V2: 100}, named=(V1,), previous={V1: 100}, awaited=(V2,))
+    async with served(edge):
+        await edge.scaler.reconciled.wait()
+        assert [await revision(edge) for _ in range(3)] == [V1] * 3
+        edge.fleet.gate.set()
+        await until(lambda: not edge.handovers.running)
+        assert await revision(edge) == V2
+        await until(lambda: [name for name, _ in edge.fleet.stopped] == ["i-left"])
+
+
+async def test_who_answered_before_is_left_where_nobody_is_awaited_or_it_has_no_instance(
+    edge: Edge,
+) -> None:
+    edge.table.handovers = edge.handovers
+    left = target_of(spec_of(), revision=V1)
+    await edge.fleet.start(left, InstanceId("i-left"), {})
+    split(edge, {V2: 100})
+    await edge.scaler.reconcile()
+    assert [name for name, _ in edge.fleet.stopped] == ["i-left"]
+    split(edge, {V3: 100}, named=(V2,), previous={V2: 100}, awaited=(V3,))
+    assert await revision(edge) == V3  # a change while it runs is no restart
+
+
 def terms(strategy: RolloutStrategy, keep_s: float = 0.0) -> dict[str, Any]:
     return {"rollout": RolloutTerms(strategy=strategy, keep_previous_s=keep_s)}
 
@@ -199,7 +238,7 @@ async def refuse_once(site: Edge, strategy: RolloutStrategy) -> None:
     site.fleet.failures.append(NO_ROOM)
     site.fleet.gate.set()
     split(site, {V2: 100}, spec=terms(strategy))
-    await until(lambda: bool(site.handovers._running[NAME].lacking))
+    await until(lambda: bool(site.handovers.running[NAME].lacking))
     site.fleet.gate.clear()
 
 
@@ -212,7 +251,7 @@ async def test_swap_drains_the_old_one_when_the_new_one_lacks_room_and_calls_wai
     await until(lambda: throttler(site, V2).waiting == 1)
     site.fleet.gate.set()
     assert await call == V2
-    await until(lambda: not site.handovers._running)
+    await until(lambda: not site.handovers.running)
 
 
 async def test_swap_lets_the_old_one_be_where_there_is_room_for_both(site: Edge) -> None:
@@ -229,7 +268,7 @@ async def test_swap_goes_back_to_the_old_one_while_the_new_one_does_not_start(si
     site.fleet.failures.append(agent_errors.StartFailed("it raises"))
     site.handovers.again_s = 60.0
     site.fleet.gate.set()
-    await until(lambda: bool(site.handovers._running[NAME].broken))
+    await until(lambda: bool(site.handovers.running[NAME].broken))
     assert await revision(site) == V1  # a start of its own
 
 
@@ -239,14 +278,14 @@ async def test_wait_leaves_the_old_one_alone_for_as_long_as_there_is_no_room(sit
     assert await revision(site) == V1
     assert site.fleet.stopped == []
     site.fleet.gate.set()
-    await until(lambda: not site.handovers._running)
+    await until(lambda: not site.handovers.running)
     assert await revision(site) == V2
 
 
 async def test_the_revision_before_keeps_one_instance_for_the_way_back(site: Edge) -> None:
     split(site, {V2: 100}, spec=terms(RolloutStrategy.SURGE, keep_s=600))
     site.fleet.gate.set()
-    await until(lambda: not site.handovers._running)
+    await until(lambda: not site.handovers.running)
     assert await revision(site) == V2
     assert (len(list(throttler(site, V1).live())), site.fleet.stopped) == (1, [])
     assert next(iter(site.scaler._holdings.tenures())).is_spare, (
@@ -262,9 +301,9 @@ async def test_the_revision_before_keeps_one_instance_for_the_way_back(site: Edg
 async def test_what_is_kept_for_the_way_back_goes_when_its_time_is_over(site: Edge) -> None:
     split(site, {V2: 100}, spec=terms(RolloutStrategy.SURGE, keep_s=600))
     site.fleet.gate.set()
-    await until(lambda: not site.handovers._running)
+    await until(lambda: not site.handovers.running)
     old = throttler(site, V1)
     assert list(old.live())
     old.kept_until = 0.0
-    site.scaler._apply(site.scaler._scaled[old.target.key], asyncio.get_running_loop().time())
+    site.scaler.apply(site.scaler.revisions[old.target.key], asyncio.get_running_loop().time())
     await until(lambda: len(site.fleet.stopped) == 1)

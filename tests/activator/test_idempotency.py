@@ -108,7 +108,7 @@ async def test_a_caller_that_leaves_does_not_end_its_call_and_finds_its_answer(
     leaving.cancel()
     await until(lambda: connection not in edge.limits.connections)
     function.gate.set()
-    await until(lambda: not edge.gateway.idempotency._running)
+    await until(lambda: not edge.gateway.idempotency.running)
 
     again = await call(edge)
     assert (again.json(), again.headers[HEADER_REPLAYED], function.calls) == (1, "true", 1)
@@ -171,7 +171,7 @@ async def test_the_end_of_the_process_ends_what_runs_for_callers_who_left(edge: 
     await edge.gateway.idempotency.aclose()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert not edge.gateway.idempotency._running
+    assert not edge.gateway.idempotency.running
 
 
 async def test_requests_that_run_are_never_forgotten_for_want_of_room() -> None:

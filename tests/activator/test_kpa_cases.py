@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from activator.autoscaler import bounds, kpa, target
-from activator.autoscaler.windows import MaxWindow, TimeWindow, WeightedWindow, smoothing
+from activator.autoscaler.windows import MaxWindow, TimeWindow
 from tests.activator import kpa_table as table
 
 EBC_TOLERANCE = 1
@@ -62,36 +62,6 @@ def assert_tick(decision: kpa.KpaDecision, state: kpa.KpaState, tick: dict[str, 
         assert state.panic_at == tick["panic_time"]
 
 
-@pytest.mark.parametrize(
-    "limit, wanted, utilisation, metric, share, default, rps_share, want_target, want_total",
-    [row[1:] for row in table.TARGET],
-    ids=[row[0] for row in table.TARGET],
-)
-def test_target_agrees(  # noqa: PLR0917  a row of the table
-    limit: int,
-    wanted: float | None,
-    utilisation: float | None,
-    metric: str,
-    share: float,
-    default: float,
-    rps_share: float,
-    want_target: float,
-    want_total: float,
-) -> None:
-    defaults = target.TargetDefaults(
-        concurrency=default, concurrency_utilisation=share, rps_utilisation=rps_share
-    )
-    found = target.resolve_target(
-        concurrency_limit=limit,
-        metric=target.Metric(metric),
-        target=wanted,
-        utilisation=utilisation,
-        defaults=defaults,
-    )
-    assert found.target == pytest.approx(want_target)
-    assert found.total == want_total
-
-
 @pytest.mark.parametrize("stable_s, percentage, want_s", table.PANIC_WINDOW)
 def test_panic_window_agrees(stable_s: float, percentage: float, want_s: int) -> None:
     assert target.panic_window_s(stable_s, percentage) == want_s
@@ -112,16 +82,6 @@ def test_linear_window_agrees(
         else:
             found = window.average(at) if operation == "avg" else window.total(at)
             assert found == pytest.approx(value), (operation, at)
-
-
-def test_weighted_window_agrees() -> None:
-    for buckets, want in table.SMOOTHING.items():
-        assert smoothing(buckets) == pytest.approx(want, abs=1e-5)
-    values, want = table.WEIGHTED
-    window = WeightedWindow(len(values))
-    for second, value in enumerate(values):
-        window.record(second, value)
-    assert window.average(len(values) - 1) == pytest.approx(want, abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -168,29 +128,3 @@ def test_way_to_zero_agrees(case: dict[str, Any]) -> None:
     if "want_requeues" in case:
         assert (bounded.look_again_s is not None) == bool(case["want_requeues"])
         assert bounded.needs_probe == bool(case["want_async_probes"])
-
-
-@pytest.mark.parametrize("case", table.INITIAL_BURST)
-def test_initial_burst_capacity_agrees(case: dict[str, Any]) -> None:
-    found = target.initial_burst_capacity(
-        scale=case.get("initial_scale", 1),
-        total=case.get("total", 0.0),
-        target_burst_capacity=case["tbc"],
-    )
-    assert found == case["want"]
-
-
-@pytest.mark.parametrize("case", table.ACTIVATORS)
-def test_activator_count_agrees(case: dict[str, Any]) -> None:
-    found = target.activator_count(
-        ready=case["ready"],
-        total=case["total"],
-        target_burst_capacity=case["tbc"],
-        activator_capacity=case["activator_capacity"],
-    )
-    assert found == case["want"]
-
-
-@pytest.mark.parametrize("wanted, allow_zero, want", table.INITIAL_SCALE)
-def test_initial_scale_agrees(wanted: int | None, allow_zero: bool, want: int) -> None:
-    assert target.initial_scale(wanted=wanted, allow_zero=allow_zero) == want

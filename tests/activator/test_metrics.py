@@ -3,15 +3,20 @@ do."""
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
 from activator.coordination.state import SharedStatistics
 from activator.metrics.metrics import OTHER, LabelLimiter, Metrics
 from pilotlight.errors import BudgetReserved, NotFound, OverBudget, OverQuota, PilotlightError, Shed
+from tests.activator.conftest import Edge
+from tests.fakes.routes import TENANT, change, route_of, spec_of
 
 
 def target(number: int, tenant: str = "t-1") -> Any:
@@ -217,3 +222,25 @@ def test_names_say_how_many_they_know() -> None:
     names.of("a")
 
     assert repr(names) == "<LabelLimiter 1/2>"
+
+
+async def test_a_removed_function_has_no_series_after_its_last_scrape(edge: Edge) -> None:
+    metrics = edge.metrics
+    edge.add(route_of(spec_of()))
+    edge.add(route_of(spec_of("kept")))
+    for name in ("hello", "kept"):
+        for _ in range(2):
+            assert (await edge.call(f"shop/{name}:invoke", json={"x": 1})).status_code == 200
+
+    def seen() -> set[str]:
+        page = generate_latest(metrics.registry).decode()
+        return set(re.findall(r'function="(\w+)"', page))
+
+    assert seen() == {"hello", "kept"}
+    removed = dataclasses.replace(change(9, route_of(spec_of())), value=None)
+    assert edge.table.apply(removed)
+    gone = metrics.forget_removed(edge.table.deployed(), frozenset())
+    assert (gone, seen()) == ({(TENANT, "shop", "hello")}, {"hello", "kept"})
+    gone = metrics.forget_removed(edge.table.deployed(), gone)
+    assert (gone, seen()) == (set(), {"kept"})
+    assert len(metrics.functions.names()) == 1

@@ -294,11 +294,7 @@ async def test_a_model_is_described_and_is_ready_at_zero(models: Edge) -> None:
     assert not await models.settle()
 
 
-async def test_other_verbs_are_nobodys(models: Edge) -> None:
-    for answer in (
-        await post(models, "/v2/models/shop/sum", {}),
-        await get(models, "/v1/models/shop/sum:predict"),
-        await get(models, "/v2/x"),
-    ):
-        assert answer.status_code == 404
-        assert "a model is a function's address" in answer.json()["detail"]
+async def test_a_path_that_is_no_models_says_what_one_is(models: Edge) -> None:
+    answer = await get(models, "/v2/x")
+    assert answer.status_code == 404
+    assert "a model is a function's address" in answer.json()["detail"]

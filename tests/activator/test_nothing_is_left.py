@@ -157,8 +157,8 @@ async def test_nothing_is_left_of_calls_that_end_in_any_way(
     submitted = [await edge.call("shop/hello:submit", json={"x": 2}) for _ in range(8)]
     assert {answer.status_code for answer in submitted} == {202}
     await asyncio.gather(*(one(edge, rng, seen) for _ in range(CALLS)))
-    await until(lambda: all(held.record.finished_at for held in edge.calls._held._held.values()))
-    await until(lambda: not edge.gateway.idempotency._running)
+    await until(lambda: all(held.record.finished_at for held in edge.calls.pending))
+    await until(lambda: not edge.gateway.idempotency.running)
     await until(lambda: not shadows._tasks)
     await until(lambda: in_flight(edge) == 0 and len(edge.queue._all) == 0)
     records = list((await edge.settle()).values())
@@ -179,7 +179,7 @@ async def test_nothing_is_left_of_calls_that_end_in_any_way(
     # some left before their request was read
     assert whole - seen["left"] <= sum(getattr(counted, name) for name in PARTITION) <= whole
     assert counted.cancelled <= seen["left"]
-    for scaled in edge.scaler._scaled.values():
+    for scaled in edge.scaler.revisions.values():
         assert scaled.throttler.waiting == 0
         if scaled.throttler.health is not None:
             assert not scaled.throttler.health.breaker._is_probing

@@ -330,7 +330,8 @@ async def test_a_key_of_one_function_sees_no_call_of_another(
     street.fleet.gate.set()
     await until(
         lambda: (
-            controller.calls.get(call_id, {}).get("state") == "SUCCEEDED" and not street.calls._held
+            controller.calls.get(call_id, {}).get("state") == "SUCCEEDED"
+            and not street.calls.pending
         )
     )
     assert (

@@ -150,11 +150,11 @@ async def talk_for_ever(socket: ClientConnection) -> None:
 
 
 def waiting(edge: Edge) -> int:
-    return sum(scaled.throttler.waiting for scaled in edge.scaler._scaled.values())
+    return sum(scaled.throttler.waiting for scaled in edge.scaler.revisions.values())
 
 
 def in_flight(edge: Edge) -> int:
-    return sum(scaled.throttler.in_flight for scaled in edge.scaler._scaled.values())
+    return sum(scaled.throttler.in_flight for scaled in edge.scaler.revisions.values())
 
 
 async def test_a_websocket_is_one_call_from_its_first_frame_to_its_close(edge: Edge) -> None:

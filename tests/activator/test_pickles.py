@@ -111,7 +111,7 @@ def furnish(edge: Edge, worker: Path) -> Edge:
 
 def leave(edge: Edge) -> None:
     """Close its connections to the real worker, which outlives it."""
-    for scaled in edge.scaler._scaled.values():
+    for scaled in edge.scaler.revisions.values():
         for instance in scaled.throttler.instances.values():
             instance.connections.close()
 
@@ -544,7 +544,7 @@ async def test_a_refused_pickle_counts_as_a_request_and_holds_and_costs_nothing(
 
     assert (await way(shop, pickled.body, THEIR_KEY, SENT)).status_code == 415
     assert in_flight(shop) == 0
-    assert len(shop.calls._held) == 0
+    assert len(shop.calls.pending) == 0
     records = [record for record in (await shop.settle()).values() if record.kind == "CALL"]
     assert [record.status for record in records] == [200] * asked_first
     assert (await _invoke(shop, pickled.body, THEIR_KEY, SENT)).status_code == 429

@@ -17,21 +17,11 @@ from pilotlight.spec.function import Clocks, FunctionKind, MethodSpec, Scaling
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import forever, problem_of, until
 from tests.fakes.fake_controller import FakeController
-from tests.fakes.fake_worker import Behaviour, Script, WorkerAnswer, WorkerRequest, echo
+from tests.fakes.fake_worker import Script, WorkerAnswer, WorkerRequest, echo
 from tests.fakes.routes import TENANT, route_of, spec_of
 
 HELLO = f"{TENANT}/main/shop/hello"
 AUTHORIZED = {"authorization": f"Bearer {KEY}"}
-
-
-@pytest.fixture(name="script")
-def _script() -> Script:
-    return Script()
-
-
-@pytest.fixture(name="behaviour")
-def _behaviour(script: Script) -> Behaviour:
-    return script
 
 
 @pytest.fixture(name="settings")

@@ -16,18 +16,8 @@ from activator.settings import ActivatorSettings
 from pilotlight.spec.function import Scaling
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import forever, problem_of, until
-from tests.fakes.fake_worker import Behaviour, Script
+from tests.fakes.fake_worker import Script
 from tests.fakes.routes import TENANT, route_of, spec_of
-
-
-@pytest.fixture(name="script")
-def _script() -> Script:
-    return Script()
-
-
-@pytest.fixture(name="behaviour")
-def _behaviour(script: Script) -> Behaviour:
-    return script
 
 
 @pytest.fixture(name="settings")

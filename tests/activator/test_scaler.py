@@ -10,75 +10,32 @@ from typing import Any
 
 import pytest
 
-from activator.autoscaler.autoscaler_loop import DROP_S, AutoscalerLoop
-from activator.balancing.global_queue import GlobalQueue
+from activator.autoscaler.autoscaler_loop import DROP_S
 from activator.balancing.throttler import Throttler
-from activator.billing.service import BillingService
-from activator.metrics.metrics import Metrics
-from activator.routing.route_table import CallTarget, RouteTable
+from activator.routing.route_table import CallTarget
 from pilotlight.protocol import FeedChange
 from pilotlight.spec.function import Scaling
 from pilotlight.spec.traffic import TrafficDocument, to_json, with_weights
 from snapshotter import errors
 from snapshotter.types import StartKind
-from tests.activator.conftest import MemoryLedger
+from tests.activator.scaled_world import ScaledWorld
 from tests.activator.test_gateway import until
-from tests.fakes.clock import ManualClock
-from tests.fakes.fake_fleet import FakeFleet, info_of
-from tests.fakes.routes import TENANT, change, empty_table, route_of, spec_of
+from tests.fakes.fake_fleet import info_of
+from tests.fakes.routes import TENANT, change, route_of, spec_of
 
 
-class Rig:
-    """A Scaler over fakes, its time in the test's hand."""
-
-    def __init__(self, directory: Path) -> None:
-        self.clock = ManualClock()
-        self.table: RouteTable = empty_table()
-        self.fleet = FakeFleet(directory)
-        self.queue = GlobalQueue(100)
-        self.ledger = MemoryLedger()
-        self.books = BillingService(
-            directory=directory / "j",
-            activator="a-0",
-            sync_s=0.01,
-            free_idle_s=60,
-            ledger=self.ledger,
-        )
-        self.metrics = Metrics()
-        self.scaler = AutoscalerLoop(
-            table=self.table, fleet=self.fleet, make_throttler=self._throttler, clock=self.clock
-        )
-        self._seq = 0
-
-    def _throttler(self, target: CallTarget) -> Throttler:
-        return Throttler(
-            target,
-            fleet=self.fleet,
-            queue=self.queue,
-            secret_env=self.table.secret_env,
-            observer=self.metrics,
-            account=self.books.account,
-            clock=self.clock,
-        )
+class Rig(ScaledWorld):
+    """One function's autoscaler."""
 
     def deploy(
         self, scaling: Scaling | None = None, *, revision: str = "v1-abcdef", snapshots: bool = True
     ) -> CallTarget:
-        self._seq += 1
+        self.seq += 1
         route = route_of(spec_of(scaling=scaling), revision=revision)
         launch: Any = route.revisions[revision]["launch"]
         launch["snapshot"] = snapshots
-        self.table.apply(change(self._seq, route))
+        self.table.apply(change(self.seq, route))
         return self.table.targets_of(f"{TENANT}/main/shop/hello")[0]
-
-    def pass_s(self, seconds: int) -> None:
-        """Seconds go by, with a tick at each."""
-        for n in range(seconds):
-            self.clock.advance(1.0)
-            self.scaler.record(self.clock())
-            for scaled in list(self.scaler._scaled.values()):
-                if n % 2:
-                    self.scaler._apply(scaled, self.clock())
 
 
 async def test_a_call_that_is_cancelled_in_the_moment_of_its_slot_is_no_load_any_more(
@@ -99,12 +56,8 @@ async def test_a_call_that_is_cancelled_in_the_moment_of_its_slot_is_no_load_any
 
 @pytest.fixture(name="rig")
 async def _rig(short_tmp: Path) -> AsyncIterator[Rig]:
-    rig = Rig(short_tmp)
-    await rig.scaler.reconcile()
-    yield rig
-    await rig.scaler.aclose()
-    await rig.fleet.aclose()
-    await rig.books.aclose()
+    async with Rig.running(short_tmp) as rig:
+        yield rig
 
 
 async def test_an_idle_instance_goes_after_its_scaledown_window_and_the_revision_is_forgotten(
@@ -216,7 +169,7 @@ async def test_warming_up_brings_one_instance_up_by_fork_and_bills_nobody(rig: R
 
     assert (report["start_kind"], report["revision"]) == ("FORK", "v1-abcdef")
     assert report["template"]["phases_ms"] == {"boot": 1.0}
-    await rig.books._shipper.flush()
+    await rig.books.shipper.flush()
     assert [record.kind for record in rig.ledger.records.values()] == ["START"]
 
 
@@ -322,7 +275,7 @@ async def test_a_reserved_instance_owes_for_its_idle_time_from_the_first_second(
     await until(lambda: len(throttler.instances) == 1)
     throttler.settle_idle()
     throttler.settle_idle()
-    await rig.books._shipper.flush()
+    await rig.books.shipper.flush()
 
     assert {record.kind for record in rig.ledger.records.values()} == {"START", "RESERVED"}
 
@@ -425,8 +378,8 @@ def in_rollout(
         revisions={name: one.revisions[name] for name, one in routes.items()},
         document=to_json(document),
     )
-    rig._seq += 1
-    rig.table.apply(change(rig._seq, route))
+    rig.seq += 1
+    rig.table.apply(change(rig.seq, route))
     return {
         target.revision: rig.scaler.throttler_of(target)
         for target in rig.table.targets_of(f"{TENANT}/main/shop/hello")

@@ -19,7 +19,6 @@ from activator.balancing.rebalancing import (
     pick_instance_to_yield,
 )
 from activator.balancing.throttler import Throttler
-from activator.billing.service import BillingService
 from activator.coordination.heartbeat import START_GRACE_S, HeartbeatLoop
 from activator.coordination.state import HeartbeatReply, InstanceDemand
 from activator.coordination.unauthenticated_limit import SharedUnauthenticatedLimit
@@ -29,7 +28,7 @@ from pilotlight import errors
 from pilotlight.spec.function import Scaling
 from snapshotter import errors as agent_errors
 from snapshotter.types import InstanceId, InstanceInfo, StartKind
-from tests.activator.conftest import MemoryLedger
+from tests.activator.scaled_world import books_of
 from tests.activator.test_gateway import until
 from tests.activator.test_scaler import Rig
 from tests.fakes.clock import ManualClock
@@ -47,13 +46,7 @@ class Members:
         self.board = Board(self.clock)
         self.fleet = FakeFleet(directory)
         self.metrics = Metrics()
-        self.books = BillingService(
-            directory=directory / "j",
-            activator="a",
-            sync_s=0.01,
-            free_idle_s=60,
-            ledger=MemoryLedger(),
-        )
+        self.books = books_of(directory)
         self.table = empty_table()
         self.states: list[BoardState] = []
         self.throttlers: list[Throttler] = []

@@ -20,7 +20,7 @@ from pilotlight.spec.traffic import Shadow
 from tests.activator.conftest import Edge
 from tests.activator.test_gateway import until
 from tests.activator.test_warm import in_flight
-from tests.fakes.fake_worker import Behaviour, Script, WorkerAnswer, WorkerRequest
+from tests.fakes.fake_worker import Script, WorkerAnswer, WorkerRequest
 from tests.fakes.routes import spec_of, split_route
 
 V1, V2 = "v1-aaaaaa", "v2-bbbbbb"
@@ -98,16 +98,6 @@ class World:
 
 
 NAME = "t-000000000001/main/shop/hello"
-
-
-@pytest.fixture(name="script")
-def _script() -> Script:
-    return Script()
-
-
-@pytest.fixture(name="behaviour")
-def _behaviour(script: Script) -> Behaviour:
-    return script
 
 
 @pytest.fixture(name="world")

@@ -51,8 +51,14 @@ async def _other(edge: Edge, short_tmp: Path) -> AsyncIterator[FakeWorker]:
     """Activator a-1, beside the edge, which is a-0."""
     other = await FakeWorker(socket_of(short_tmp, 1), holds_one_call).start()
     controller = await FakeController(short_tmp / "controller.sock").start()
-    controller.calls["req-old"] = {"id": "req-old", "state": "SUCCEEDED", "labels": {}}
-    siblings = edge.calls._siblings = edge.calls._api._siblings = ActivatorPeers(
+    controller.calls["req-old"] = {
+        "id": "req-old",
+        "state": "SUCCEEDED",
+        "labels": {},
+        "content_type": "",
+        "result": "",
+    }
+    siblings = edge.calls.api.siblings = ActivatorPeers(
         peer_addresses(short_tmp, None, None), index=0, count=2
     )
     yield other
@@ -159,7 +165,7 @@ async def test_members_beyond_the_number_that_is_meant_to_be_are_asked_too(
         count=2,
         members=lambda: ["a-0", "a-2", "pod-of-another-machine"],
     )
-    edge.calls._siblings = edge.calls._api._siblings = siblings
+    edge.calls.api.siblings = siblings
     assert repr(siblings) == "<ActivatorPeers of 0: 2>"
     answer = await edge.client.get(f"{edge.url}/v1/calls/{HELD_THERE}", headers=AUTHORIZED)
     assert answer.status_code == 200
@@ -231,7 +237,7 @@ async def _few(edge: Edge, other: FakeWorker, short_tmp: Path) -> AsyncIterator[
         max_connections=CONNECTIONS,
         unread_s=UNREAD_S,
     )
-    edge.calls._siblings = edge.calls._api._siblings = siblings
+    edge.calls.api.siblings = siblings
     yield siblings
     await siblings.aclose()
 

@@ -26,16 +26,6 @@ ARMS = (Arm(name="a", revision=V1, share=50), Arm(name="b", revision=V2, share=5
 HALVES = ExperimentTraffic(id="x-1", salt="s-1", unit="header:x-user", percent=100, arms=ARMS)
 
 
-@pytest.fixture(name="script")
-def _script() -> Script:
-    return Script()
-
-
-@pytest.fixture(name="behaviour")
-def _behaviour(script: Script) -> Script:
-    return script
-
-
 def hello(**more: Any) -> FunctionRoute:
     return split_route(spec_of(), {V1: 100}, named=(V2,), tags={"next": V2}, **more)
 

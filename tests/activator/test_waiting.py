@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.reservation import Reservation
 from activator.balancing.throttler import Throttler
-from activator.billing.service import BillingService
 from activator.fairness.queue_priority import QueueBound, QueuePriority
 from activator.metrics.metrics import Metrics
 from activator.routing.route_table import CallTarget
@@ -26,7 +25,7 @@ from pilotlight import errors
 from pilotlight.spec.function import Scaling
 from pilotlight.spec.identifiers import Priority
 from snapshotter.types import InstanceId, InstanceInfo, StartKind
-from tests.activator.conftest import MemoryLedger
+from tests.activator.scaled_world import books_of
 from tests.activator.test_gateway import until
 from tests.fakes.fake_fleet import FakeFleet, info_of
 from tests.fakes.routes import spec_of, target_of
@@ -58,13 +57,7 @@ class World:
     def __init__(self, directory: Path, *, limit: int, scaling: Scaling) -> None:
         self.fleet = BareFleet(directory)
         self.queue = GlobalQueue(limit)
-        self.books = BillingService(
-            directory=directory / "j",
-            activator="a-0",
-            sync_s=0.01,
-            free_idle_s=60,
-            ledger=MemoryLedger(),
-        )
+        self.books = books_of(directory)
         self.throttler = Throttler(
             target_of(spec_of(scaling=scaling)),
             fleet=self.fleet,

@@ -14,18 +14,8 @@ from pilotlight.spec.function import Clocks as ClockSpec
 from pilotlight.spec.function import MethodSpec
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import forever, problem_of, until
-from tests.fakes.fake_worker import Behaviour, Script, WorkerAnswer, WorkerRequest, echo
+from tests.fakes.fake_worker import Script, WorkerAnswer, WorkerRequest, echo
 from tests.fakes.routes import route_of, spec_of
-
-
-@pytest.fixture(name="script")
-def _script() -> Script:
-    return Script()
-
-
-@pytest.fixture(name="behaviour")
-def _behaviour(script: Script) -> Behaviour:
-    return script
 
 
 @pytest.fixture(name="warm_edge")
@@ -71,7 +61,7 @@ def begun(edge: Edge, count: int) -> Callable[[], bool]:
 
 
 def in_flight(edge: Edge) -> int:
-    return sum(scaled.throttler.in_flight for scaled in edge.scaler._scaled.values())
+    return sum(scaled.throttler.in_flight for scaled in edge.scaler.revisions.values())
 
 
 async def test_a_warm_call_makes_no_task(warm_edge: Edge, script: Script) -> None:
@@ -144,7 +134,7 @@ async def test_an_older_version_of_http_is_answered_in_its_own_way(raw: Raw) -> 
 async def test_a_call_that_finds_no_free_connection_counts_once(warm_edge: Edge) -> None:
     ((key, tally),) = warm_edge.gateway.warm.runner.retries.budgets._tallies.items()
     before = tally.calls
-    for scaled in warm_edge.scaler._scaled.values():
+    for scaled in warm_edge.scaler.revisions.values():
         for instance in scaled.throttler.instances.values():
             instance.connections.close()
     answer = await warm_edge.call(json={"x": 1})
@@ -299,7 +289,7 @@ async def test_a_record_that_cannot_be_closed_costs_no_slot(
 ) -> None:
     async def close_it_first(request: WorkerRequest) -> WorkerAnswer:
         script.now = echo
-        (scaled,) = warm_edge.scaler._scaled.values()
+        (scaled,) = warm_edge.scaler.revisions.values()
         (instance,) = scaled.throttler.instances.values()
         # closing the ticket raises KeyError
         instance.account.meter.end(f"{request.headers['pilotlight-call']}/1", time.monotonic_ns())

@@ -358,7 +358,7 @@ async def test_copies_are_no_load_that_the_way_back_must_keep_room_for(edge: Edg
     targets = {t.revision: t for t in edge.table.targets_of(f"{TENANT}/main/shop/hello")}
     for target in targets.values():
         edge.scaler.throttler_of(target)
-    scaled = {s.throttler.target.revision: s for s in edge.scaler._scaled.values()}
+    scaled = {s.throttler.target.revision: s for s in edge.scaler.revisions.values()}
     now = edge.scaler._clock()
     for one in scaled.values():
         one.recorded_at = now - 10

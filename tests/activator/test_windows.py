@@ -1,10 +1,8 @@
-"""The windows beyond Knative's own cases: silence, resizing, and what an empty window is."""
+"""The windows beyond Knative's own cases: silence, and what an empty window is."""
 
 from __future__ import annotations
 
-import pytest
-
-from activator.autoscaler.windows import MaxWindow, TimeWindow, WeightedWindow
+from activator.autoscaler.windows import MaxWindow, TimeWindow
 
 
 def test_a_window_without_data_is_empty_not_zero() -> None:
@@ -38,30 +36,6 @@ def test_dust_in_the_total_never_asks_for_one_more() -> None:
     for second in range(50):
         window.record(second, 0.1)
     assert window.average(49) <= 0.1
-
-
-def test_growing_keeps_what_was_seen_and_shrinking_keeps_the_newest() -> None:
-    window = TimeWindow(3)
-    for second in range(3):
-        window.record(second, second + 1)
-    window.resize(3, now_s=2)
-    window.resize(5, now_s=2)
-    assert window.average(2) == 2
-    window.resize(2, now_s=2)
-    assert window.total(2) == 5
-    window.resize(4, now_s=100)
-    assert window.is_empty(100)
-
-
-def test_the_weighted_window_decays_when_nothing_comes() -> None:
-    window = WeightedWindow(5)
-    window.record(0, 10)
-    first, later = window.average(0), window.average(2)
-    assert first == pytest.approx(10 * window.smoothing)
-    assert later == pytest.approx(first * (1 - window.smoothing) ** 2)
-    assert window.average(20) == 0
-    window.resize(60, now_s=0)
-    assert window.smoothing == 0.2
 
 
 def test_a_max_window_keeps_the_larger_of_one_slot() -> None:

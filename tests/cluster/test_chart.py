@@ -105,6 +105,12 @@ SETS = {
     "everything": (EVERYTHING, "prod", "models"),
     "little": (LITTLE, "pilotlight", "pilotlight"),
 }
+WITHOUT_NAMESPACE = {
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+}
 GIVEN_SECRETS = frozenset(
     {"pilotlight-secrets", "pull", "s3", "tls-c", "tls-a", "tls-n", "public-tls"}
 )
@@ -161,6 +167,23 @@ def test_names_are_unique_and_fit(chart: Rendering) -> None:
         (k, v) for each in chart.objects for k, v in each["metadata"]["labels"].items()
     ):
         assert re.fullmatch(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", value), key
+
+
+def test_every_object_names_its_namespace(chart: Rendering) -> None:
+    """Else `kubectl apply` puts it into whichever namespace is the current one."""
+    knative = (chart.values.get("config") or {}).get("cluster", {}).get("knative_namespace")
+    others = {chart.namespace: None, knative or "knative-serving": {"Role", "RoleBinding"}}
+    for each in chart.objects:
+        namespace = each["metadata"].get("namespace")
+        what = f"{each['kind']} {each['metadata']['name']}"
+        if each["kind"] in WITHOUT_NAMESPACE:
+            assert namespace is None, what
+        else:
+            assert namespace in others, what
+            allowed = others[namespace]
+            assert allowed is None or each["kind"] in allowed, what
+        for subject in each.get("subjects") or ():
+            assert subject["namespace"] == chart.namespace, what
 
 
 def test_helm_finds_nothing_to_say() -> None:

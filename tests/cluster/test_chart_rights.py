@@ -11,6 +11,7 @@ import pytest
 
 from pilotlight.core.settings import load_section
 from pilotlight.kubernetes import rbac
+from pilotlight.kubernetes.names import cache_domain, manager_of
 from pilotlight.kubernetes.settings import ClusterSettings
 from tests.cluster.test_chart import SETS
 from tests.fakes.chart import Object, Rendering, faults, render
@@ -138,3 +139,8 @@ def test_policies_follow_the_label_and_the_directory_that_were_chosen() -> None:
     said = json.dumps([each["spec"] for each in chart.of("ValidatingAdmissionPolicy")])
     assert "['pilotlight.dev/managed-by'] == 'other'" in said
     assert "'/data/node/'" in said
+    elsewhere = render({}, namespace="team-b")
+    settings = ClusterSettings(namespace="team-b")
+    said = json.dumps([each["spec"] for each in elsewhere.of("ValidatingAdmissionPolicy")])
+    assert f"['pilotlight.dev/managed-by'] == '{manager_of(settings)}'" in said
+    assert f"startsWith('{cache_domain(settings)}/')" in said

@@ -152,15 +152,15 @@ async def test_a_departed_journal_is_drained_once_and_says_so(
     api_server.put(activators(1))
     for number in range(2):
         api_server.put(claim(number))
-    await orphaned_journals.drain_orphans(cluster)
+    await orphaned_journals.drain_orphans(cluster, platform="p-0123456789abcdef")
     assert jobs(api_server) == ["drain-journal-activator-1"]
-    await orphaned_journals.drain_orphans(cluster)
+    await orphaned_journals.drain_orphans(cluster, platform="p-0123456789abcdef")
     assert label_of(api_server, 1) is None
     finish(api_server, "drain-journal-activator-1", "Complete")
-    await orphaned_journals.drain_orphans(cluster)
+    await orphaned_journals.drain_orphans(cluster, platform="p-0123456789abcdef")
     assert label_of(api_server, 1) == "true"
     api_server.requests.clear()
-    await orphaned_journals.drain_orphans(cluster)
+    await orphaned_journals.drain_orphans(cluster, platform="p-0123456789abcdef")
     assert api_server.requests.writes() == 0
 
 
@@ -177,7 +177,7 @@ async def test_one_whose_pod_still_ends_is_left_alone(
             "spec": {"containers": [{"name": "activator", "image": IMAGE}]},
         }
     )
-    await orphaned_journals.drain_orphans(cluster)
+    await orphaned_journals.drain_orphans(cluster, platform="p-0123456789abcdef")
     assert jobs(api_server) == []
 
 
@@ -186,9 +186,9 @@ async def test_a_drain_that_failed_is_told_and_not_called_done(
 ) -> None:
     api_server.put(activators(1))
     api_server.put(claim(1))
-    await orphaned_journals.drain_orphans(cluster)
+    await orphaned_journals.drain_orphans(cluster, platform="p-0123456789abcdef")
     finish(api_server, "drain-journal-activator-1", "Failed")
-    await orphaned_journals.drain_orphans(cluster)
+    await orphaned_journals.drain_orphans(cluster, platform="p-0123456789abcdef")
     assert label_of(api_server, 1) is None
     assert "kubectl logs job/drain-journal-activator-1" in caplog.text
 
@@ -198,15 +198,15 @@ async def test_an_activator_that_comes_back_writes_new_records(
 ) -> None:
     api_server.put(activators(1))
     api_server.put(claim(1))
-    await orphaned_journals.drain_orphans(cluster)
+    await orphaned_journals.drain_orphans(cluster, platform="p-0123456789abcdef")
     finish(api_server, "drain-journal-activator-1", "Complete")
-    await orphaned_journals.drain_orphans(cluster)
+    await orphaned_journals.drain_orphans(cluster, platform="p-0123456789abcdef")
     api_server.put(activators(2))
-    await orphaned_journals.drain_orphans(cluster)
+    await orphaned_journals.drain_orphans(cluster, platform="p-0123456789abcdef")
     assert label_of(api_server, 1) is None
     assert jobs(api_server) == []
     api_server.put(activators(1))
-    await orphaned_journals.drain_orphans(cluster)
+    await orphaned_journals.drain_orphans(cluster, platform="p-0123456789abcdef")
     assert jobs(api_server) == ["drain-journal-activator-1"]
 
 
@@ -215,13 +215,13 @@ async def test_a_drain_that_nobody_looked_at_before_its_activator_came_back_coun
 ) -> None:
     api_server.put(activators(1))
     api_server.put(claim(1))
-    await orphaned_journals.drain_orphans(cluster)
+    await orphaned_journals.drain_orphans(cluster, platform="p-0123456789abcdef")
     finish(api_server, "drain-journal-activator-1", "Complete")
     api_server.put(activators(2))
-    await orphaned_journals.drain_orphans(cluster)
+    await orphaned_journals.drain_orphans(cluster, platform="p-0123456789abcdef")
     assert jobs(api_server) == []
     api_server.put(activators(1))
-    await orphaned_journals.drain_orphans(cluster)
-    await orphaned_journals.drain_orphans(cluster)
+    await orphaned_journals.drain_orphans(cluster, platform="p-0123456789abcdef")
+    await orphaned_journals.drain_orphans(cluster, platform="p-0123456789abcdef")
     assert label_of(api_server, 1) is None
     assert jobs(api_server) == ["drain-journal-activator-1"]

@@ -26,6 +26,8 @@ from tests.fakes.kubernetes.server import ApiServer
 from tests.fakes.node_reports import node_report
 
 MODEL, OTHER = "a" * 64, "b" * 64
+SETTINGS = ClusterSettings()
+HOT_MODEL, HOT_OTHER = weights_label(SETTINGS, MODEL), weights_label(SETTINGS, OTHER)
 PATIENCE_S = 20.0
 
 
@@ -89,28 +91,30 @@ def test_weights_and_snapshots_take_turns_and_there_is_a_bound() -> None:
         weights=[f"{n:064x}" for n in range(1, 100)][::-1],
         revisions=[f"f-1@v{n}" for n in range(5)],
     )
-    wanted = desired_labels(report)
+    wanted = desired_labels(report, SETTINGS)
 
     assert len(wanted) <= MAX_LABELS
-    assert snapshot_label("f-1@v4") in wanted
-    assert desired_labels(None) == frozenset()
+    assert snapshot_label(SETTINGS, "f-1@v4") in wanted
+    assert desired_labels(None, SETTINGS) == frozenset()
 
 
 def test_only_what_differs_is_written_and_labels_of_others_stay() -> None:
-    labels = {"zone": "x", weights_label(MODEL): "hot", weights_label(OTHER): "hot"}
+    labels = {"zone": "x", HOT_MODEL: "hot", HOT_OTHER: "hot"}
 
-    assert label_patch(labels, frozenset([weights_label(MODEL)])) == {weights_label(OTHER): None}
-    assert label_patch(labels, frozenset([weights_label(MODEL), weights_label(OTHER)])) == {}
+    assert label_patch(labels, frozenset([HOT_MODEL]), SETTINGS) == {HOT_OTHER: None}
+    assert label_patch(labels, frozenset([HOT_MODEL, HOT_OTHER]), SETTINGS) == {}
+    other = ClusterSettings(namespace="team-b")
+    assert label_patch(labels, frozenset(), other) == {}  # those of a neighbour's cache
 
 
 async def test_a_node_says_what_is_hot_and_no_longer_when_it_is_cold(bench: Bench) -> None:
     async with bench.running():
         bench.nodes.take(node_report(weights=[MODEL], revisions=["f-1@v1"]), now=bench.now)
         await bench.until(
-            {"zone": "x", weights_label(MODEL): "hot", snapshot_label("f-1@v1"): "hot"}
+            {"zone": "x", HOT_MODEL: "hot", snapshot_label(SETTINGS, "f-1@v1"): "hot"}
         )
         bench.nodes.take(node_report(weights=[OTHER]), now=bench.now)
-        await bench.until({"zone": "x", weights_label(OTHER): "hot"})
+        await bench.until({"zone": "x", HOT_OTHER: "hot"})
 
         assert bench.labels("node-2") == {"zone": "x"}
 
@@ -118,7 +122,7 @@ async def test_a_node_says_what_is_hot_and_no_longer_when_it_is_cold(bench: Benc
 async def test_a_node_that_fell_silent_loses_its_labels(bench: Bench) -> None:
     async with bench.running():
         bench.nodes.take(node_report(weights=[MODEL]), now=bench.now)
-        await bench.until({"zone": "x", weights_label(MODEL): "hot"})
+        await bench.until({"zone": "x", HOT_MODEL: "hot"})
         bench.now += FRESH_S + 1
 
         await bench.until({"zone": "x"})
@@ -127,7 +131,7 @@ async def test_a_node_that_fell_silent_loses_its_labels(bench: Bench) -> None:
 async def test_nothing_is_written_while_nothing_changes(bench: Bench) -> None:
     async with bench.running() as labels:
         bench.nodes.take(node_report(weights=[MODEL]), now=bench.now)
-        await bench.until({"zone": "x", weights_label(MODEL): "hot"})
+        await bench.until({"zone": "x", HOT_MODEL: "hot"})
         writes = labels.writes
         looks = bench.nodes.looks
         while bench.nodes.looks < looks + 20:
@@ -142,13 +146,13 @@ async def test_a_new_controller_waits_for_reports_before_it_takes_labels_away(be
         {
             "apiVersion": "v1",
             "kind": "Node",
-            "metadata": {"name": "node-3", "labels": {weights_label(MODEL): "hot"}},
+            "metadata": {"name": "node-3", "labels": {HOT_MODEL: "hot"}},
         }
     )
     async with bench.running(settle_s=60.0) as labels:
         bench.nodes.take(node_report(weights=[MODEL]), now=bench.now)
-        await bench.until({"zone": "x", weights_label(MODEL): "hot"})
-        assert bench.labels("node-3") == {weights_label(MODEL): "hot"}
+        await bench.until({"zone": "x", HOT_MODEL: "hot"})
+        assert bench.labels("node-3") == {HOT_MODEL: "hot"}
         bench.now += 61.0
 
         await bench.until({}, "node-3")
@@ -161,6 +165,6 @@ async def test_an_api_server_that_refuses_is_asked_again(bench: Bench) -> None:
         bench.nodes.take(node_report(weights=[MODEL]), now=bench.now)
         # one that is no node of the cluster
         bench.nodes.take(node_report("node-9", weights=[MODEL]), now=bench.now)
-        await bench.until({"zone": "x", weights_label(MODEL): "hot"})
+        await bench.until({"zone": "x", HOT_MODEL: "hot"})
 
         assert labels.writes == 2

@@ -4,20 +4,17 @@ of it is lost."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
 
-from pilotlight.controller.database import store as store_module
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.scheduling import submitted_calls
 from pilotlight.controller.server import idempotency
 from pilotlight.spec.function import FunctionSpec, canonical_json, from_json, to_json
+from tests.fakes.databases import migrate_to
 from tests.functions.controller.parts import ManualClock, spec
 
 AT = 1_799_000_000.0
@@ -31,13 +28,6 @@ CALL = {
     "submitted_at": AT,
     "expires_at": AT + 10,
 }
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'controller.db'}"
-    return str(request.getfixturevalue("postgres_url"))
 
 
 def spec_text(**changes: Any) -> str:
@@ -129,14 +119,7 @@ def rows() -> Iterator[tuple[str, dict[str, Any]]]:
 def upgraded(url: str) -> Iterator[Store]:
     """A store as 0010 left it, with rows, brought up to date."""
     store = Store(url, clock=ManualClock(AT + 1))
-    config = Config()
-    config.set_main_option(
-        "script_location", str(Path(store_module.__file__).parent / "migrations")
-    )
-    with store.engine.connect().execution_options(pilotlight_writing=True) as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0010")
-        connection.commit()
+    migrate_to(store, "0010")
     with store.write() as write:
         for table, values in rows():
             write.sql.execute(

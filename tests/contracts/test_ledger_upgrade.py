@@ -5,19 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from decimal import Decimal
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
 
 from pilotlight.controller.analytics import usage_reports
 from pilotlight.controller.billing import invoices, rollups
 from pilotlight.controller.billing.usage_aggregation import COLUMNS, DAY_S, month_of_day
-from pilotlight.controller.database import store as store_module
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Store
+from tests.fakes.databases import migrate_to
 from tests.functions.controller.parts import ManualClock, usage
 
 NOVEMBER_1 = 1_793_491_200.0  # 2026, UTC
@@ -40,25 +37,11 @@ MOMENTS = (NOVEMBER_1, NOVEMBER_1 - 0.0004, NOVEMBER_1 - 1e-6, NOVEMBER_1 + 86_4
 """The last parts of a second of a month are that month's, whatever a database rounds."""
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'controller.db'}"
-    return str(request.getfixturevalue("postgres_url"))
-
-
 @pytest.fixture
 def old(url: str) -> Iterator[Store]:
     """A store as 0004 left it."""
     store = Store(url, clock=ManualClock(NOVEMBER_1))
-    config = Config()
-    config.set_main_option(
-        "script_location", str(Path(store_module.__file__).parent / "migrations")
-    )
-    with store.engine.connect().execution_options(pilotlight_writing=True) as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0004")
-        connection.commit()
+    migrate_to(store, "0004")
     yield store
     store.close()
 

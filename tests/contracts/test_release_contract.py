@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from pilotlight.controller.database import tables
+from pilotlight.controller.database import feed, tables
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.deployments import app_registry, releases
 from pilotlight.controller.deployments.releases import ReleaseOptions, ReleaseStage
@@ -102,6 +103,50 @@ def test_a_release_waits_is_approved_serves_and_goes_back(store: Store, place: A
             sql, tenant=place.tenant, environment="staging", app="search", limit=9
         )
     assert [entry["action"] for entry in entries] == ["rollback", "promote", "deploy", "deploy"]
+
+
+def published(store: Store, place: AppRef) -> dict[str, Any]:
+    """What activators are told of the function."""
+    with store.read() as sql:
+        page = feed.read(sql, after=0, limit=100)
+    routes = [json.loads(text) for text in page.changes]
+    return next(dict(one["value"]) for one in routes if one["kind"] == feed.FUNCTION)
+
+
+def cutover(store: Store, place: AppRef) -> tuple[dict[str, int], list[str]]:
+    """(who answers, who is awaited), as published, by number."""
+    document = published(store, place)["document"]
+    before = {name.partition("-")[0]: weight for name, weight in document["previous"].items()}
+    return before, [name.partition("-")[0] for name in document["awaited"]]
+
+
+def test_a_route_names_who_answered_before_until_the_new_revision_ran(
+    store: Store, place: AppRef
+) -> None:
+    function = place.function_id("hello")
+
+    def ran(*revisions: str) -> None:
+        with store.write() as write:
+            traffic.record_served(write, {(function, name) for name in revisions})
+
+    deploy(store, place, 0)
+    first = deploy(store, place, 1)
+    assert cutover(store, place) == ({}, ["v2"])  # nobody ever called
+    ran(first.revision)
+    second = deploy(store, place, 2)
+    assert cutover(store, place) == ({"v2": 100}, ["v3"])
+    assert set(published(store, place)["revisions"]) == {first.revision, second.revision}
+    ran(first.revision)  # calls that the first one answers meanwhile
+    third = deploy(store, place, 3)  # before the second ever ran
+    assert cutover(store, place) == ({"v2": 100}, ["v4"])
+    generation = published(store, place)["document"]["generation"]
+    ran(second.revision, third.revision)
+    assert cutover(store, place) == ({}, [])
+    assert published(store, place)["document"]["generation"] == generation
+    assert set(published(store, place)["revisions"]) == {third.revision}
+    with store.write() as write:
+        releases.rollback(write, place, function="hello")
+    assert cutover(store, place) == ({}, [])  # nobody wants answers of what was bad
 
 
 def test_an_environment_goes_with_all_that_was_said_of_its_releases(

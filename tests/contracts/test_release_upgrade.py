@@ -5,16 +5,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
 
 from pilotlight.controller.database import feed, tables
-from pilotlight.controller.database import store as store_module
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.deployments import app_registry, releases
 from pilotlight.controller.identity import tenants
@@ -24,31 +20,18 @@ from pilotlight.controller.release import approvals
 from pilotlight.controller.rollouts import lifecycle
 from pilotlight.controller.rollouts.plan import RolloutPlan
 from pilotlight.spec.function import FunctionSpec, canonical_json, from_json, to_json
+from tests.fakes.databases import migrate_to
 from tests.functions.controller.parts import ManualClock, spec
 
 PLACE = AppRef(tenant="t-1", uid=20_000, environment="staging", app="search", actor="k-1")
 FUNCTION = PLACE.function_id("hello")
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'controller.db'}"
-    return str(request.getfixturevalue("postgres_url"))
-
-
 @pytest.fixture
 def old(url: str) -> Iterator[Store]:
     """A store as 0005 left it, with a function of two revisions that share its traffic."""
     store = Store(url, clock=ManualClock())
-    config = Config()
-    config.set_main_option(
-        "script_location", str(Path(store_module.__file__).parent / "migrations")
-    )
-    with store.engine.connect().execution_options(pilotlight_writing=True) as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0005")
-        connection.commit()
+    migrate_to(store, "0005")
     with store.write() as write:
         _fill(write.sql)
     yield store

@@ -15,13 +15,10 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pilotlight.controller.database import retention, tables
-from pilotlight.controller.database import store as store_module
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.deployments import app_registry, dependency_checks
 from pilotlight.controller.identity import api_keys, tenants
@@ -34,7 +31,7 @@ from pilotlight.errors import InvalidInput, StorageQuotaExceeded
 from pilotlight.spec.function import FunctionSpec, from_json
 from pilotlight.spec.identifiers import Scope
 from pilotlight.spec.quotas import Plan
-from tests.fakes.databases import empty_sqlite
+from tests.fakes.databases import empty_sqlite, migrate_to
 from tests.fakes.killed_sweep import AFTER, BEFORE, NEVER
 from tests.functions.controller.parts import ManualClock, spec
 from tests.hypothesis_profiles import examples
@@ -308,13 +305,8 @@ def test_upgrade_keeps_blobs_for_a_grace_from_their_upload(url: str) -> None:
     """What is in a database from before: each blob has its owner, nothing is being deleted, and no
     revision is pruned."""
     store = Store(url, clock=ManualClock())
-    config = Config()
-    config.set_main_option(
-        "script_location", str(Path(store_module.__file__).parent / "migrations")
-    )
-    with store.engine.connect().execution_options(pilotlight_writing=True) as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0007")
+    migrate_to(store, "0007")
+    with store.write() as write:
         for statement in (
             "INSERT INTO tenants (id, name, created_at) VALUES ('t-1', 'default', 5)",
             "INSERT INTO blobs (digest, size_bytes, created_at) VALUES ('ab', 7, 5)",
@@ -324,8 +316,7 @@ def test_upgrade_keeps_blobs_for_a_grace_from_their_upload(url: str) -> None:
                 '\'{"python": "3.11", "steps": []}\', 6)'
             ),
         ):
-            connection.execute(sa.text(statement.replace(":", "\\:")))
-        connection.commit()
+            write.sql.execute(sa.text(statement.replace(":", "\\:")))
     store.migrate()
     with store.read() as sql:
         assert sql.execute(sa.select(tables.blob_owners.c.used_at)).scalars().all() == [6.0]

@@ -176,7 +176,7 @@ class PlatformUnderTest:
     def pid(self, process: str) -> int:
         """Pid of one of the four processes; 0 while it is down."""
         try:
-            return int((self.local.paths.run / f"{process}.pid").read_text())
+            return int((self.local.paths.run / f"{process}.pid").read_text().split()[0])
         except (FileNotFoundError, ValueError):
             return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import fcntl
 import io
 import json
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,10 @@ from typing import Any
 import pytest
 
 from pilotlight import profile
-from pilotlight.cli.supervisor import local_platform, stale_processes
+from pilotlight.cli.commands.operations.doctor import api_key
+from pilotlight.cli.supervisor import local_platform
 from pilotlight.cli.supervisor.supervisor import PROCESSES
+from snapshotter.linux.cgroups import Cgroups
 from tests.e2e.harness import PlatformUnderTest, platform_up, wait_for
 from tests.fakes.ports import free_port
 
@@ -143,9 +147,9 @@ def test_lists_show_what_is_there(hello: PlatformUnderTest) -> None:
     )
 
 
-def test_a_shell_keeps_its_directory_between_lines(hello: PlatformUnderTest) -> None:
-    done = hello.cli("shell", "hello/hello", input="cd /tmp\npwd\nexit\nnever\n")
-    assert done.stdout.splitlines() == ["/tmp"]
+def test_a_shell_keeps_its_variables_and_directory_between_lines(hello: PlatformUnderTest) -> None:
+    done = hello.cli("shell", "hello/hello", input="cd /tmp\nx=7\necho $x $PWD\nexit\nnever\n")
+    assert done.stdout.splitlines() == ["7 /tmp"]
     assert hello.cli("shell", "hello/hello", "-c", "echo $((6*7))").stdout.strip() == "42"
 
 
@@ -242,12 +246,17 @@ def test_top_doctor_and_status(hello: PlatformUnderTest) -> None:
     hello.cli("call", "hello/hello")
     config = ("--config", str(hello.local.config))
     assert "hello/hello" in hello.cli("top", "--once", *config).stdout
-    assert {finding["what"] for finding in as_json(hello, "doctor", *config)} >= {
-        "platform",
-        "namespaces",
-        "home",
-        "profile",
-    }
+    found = {finding["what"]: finding for finding in as_json(hello, "doctor", *config)}
+    assert found.keys() >= {"platform", "namespaces", "home", "profile"}
+    valid = found["API key"]["detail"]
+    assert valid.startswith(f"valid for {hello.url}: ")
+    assert valid.endswith("scope admin, tenant default")
+    wrong = api_key(dataclasses.replace(hello.profile, api_key="pl_wrong"))
+    assert (wrong.state, wrong.detail.partition(":")[0]) == ("broken", "refused by http")
+    with hello.client() as client:
+        made = client.create_key(scope="invoke", ttl_s=0.1)
+    late = dataclasses.replace(hello.profile, api_key=made["secret"])
+    wait_for(lambda: api_key(late).detail.startswith("expired by"), "the end of the key")
     state = as_json(hello, "status", *config)
     assert state["running"]
     assert all(state["processes"].values())
@@ -427,17 +436,40 @@ def test_a_closed_terminal_stops_the_platform_in_order(short_tmp: Path) -> None:
     assert not list((short_tmp / "r").glob("*.pid"))
 
 
-def test_a_killed_supervisor_takes_its_processes_along_and_the_next_one_starts() -> None:
-    with platform_up() as platform:
+def is_running(pid: int) -> bool:
+    """Whether a process of another parent has not ended; it may not be reaped yet."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def test_down_and_up_after_a_killed_supervisor() -> None:
+    """A node agent that is killed with it leaves slots, instances and control groups; an activator
+    with a call in flight stays until it is answered."""
+    with platform_up() as platform, ThreadPoolExecutor(1) as calls:
+        run, config = platform.local.paths.run, str(platform.local.config)
+        platform.deploy("pair.py")
+        assert platform.result("pair/nap", {"seconds": 0}) == 0
         found = local_platform.require_running(platform.local)
         pids = {name: platform.pid(name) for name in PROCESSES}
-        assert all(pids.values())
         os.kill(found.pid, signal.SIGKILL)
-        for pid in pids.values():
-            assert stale_processes.terminate(pid, grace_s=20)
-        assert local_platform.find_running(platform.local) is None
-        platform.cli("up", "-d", "--config", str(platform.local.config))
-        platform.cli("deploy", HELLO, "--no-wait")
-        assert "Hello" in platform.cli("call", "hello/hello").stdout
-        platform.cli("down", "--config", str(platform.local.config))
+        os.kill(pids["snapshotter"], signal.SIGKILL)
+
+        left = as_json(platform, "down", "--config", config)
+        assert (left["pid"], left["slots"] >= 1) == (found.pid, True)
+        assert not [name for name, pid in pids.items() if is_running(pid)]
+        assert [*run.glob("slots/*"), *run.glob("**/*.sock"), *run.glob("*.pid")] == []
+        assert Cgroups.find(run).names() == set()
+        again = platform.cli("down", "--config", config, check=False)
+        assert (again.returncode, "no platform runs" in again.stderr) == (1, True)
+
+        platform.cli("up", "-d", "--config", config)
+        calls.submit(platform.post, "pair/nap", {"seconds": 5})
+        wait_for(lambda: as_json(platform, "instance", "list"), "the instance that has the call")
+        os.kill(local_platform.require_running(platform.local).pid, signal.SIGKILL)
+        platform.cli("up", "-d", "--config", config)
+        assert platform.result("pair/nap", {"seconds": 0}) == 0
+        platform.cli("down", "--config", config)
         assert local_platform.find_running(platform.local) is None

@@ -4,7 +4,6 @@ and kill -9 of everything."""
 from __future__ import annotations
 
 import asyncio
-import base64
 import itertools
 import json
 import threading
@@ -74,7 +73,8 @@ def ended(jobs: PlatformUnderTest, call: str) -> dict[str, Any]:
 
 
 def value(record: dict[str, Any]) -> Any:
-    return json.loads(base64.b64decode(record["result"]))
+    assert record["result_encoding"] == "json"
+    return record["result"]
 
 
 def ticks(jobs: PlatformUnderTest) -> list[dict[str, Any]]:

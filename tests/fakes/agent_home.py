@@ -29,7 +29,7 @@ from snapshotter.images.bundles import Bundles
 from snapshotter.images.images import Images
 from snapshotter.linux.cgroups import Cgroups
 from snapshotter.settings import SnapshotterSettings
-from snapshotter.types import InstanceId, LaunchSpec, RevisionKey
+from snapshotter.types import InstanceId, InstanceInfo, LaunchSpec, RevisionKey
 from weight_cache.errors import WeightCacheError
 from weight_cache.types import Lease, OpenedLease, Prediction, Tier, WeightsLease
 
@@ -239,3 +239,14 @@ def get(socket_path: str, path: str) -> Any:
         return json.loads(connection.getresponse().read())
     finally:
         connection.close()
+
+
+async def begin(client: AgentClient, launch: LaunchSpec, **changes: Any) -> InstanceInfo:
+    """Start an instance."""
+    values = {"instance_id": instance_id(), "lessee": "act-1", "secret_env": {}, **changes}
+    return await client.start(launch, **values)
+
+
+async def ask(info: InstanceInfo, path: str) -> Any:
+    """What an instance answers to a GET."""
+    return await asyncio.to_thread(get, info.socket, path)

@@ -14,6 +14,7 @@ import io
 import json
 import pickle
 import re
+import subprocess
 import tarfile
 import threading
 from collections import deque
@@ -24,6 +25,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote
 
+from activator.async_calls.public_record import public_record
 from pilotlight.errors import (
     Conflict,
     InvalidInput,
@@ -413,7 +415,7 @@ class FakePlatform:
             raise NotFound(f"there is no call {call_id}")
         if "wait_s" in asked.query and self._callers:
             self._callers[-1].join(min(0.2, float(asked.query["wait_s"])))
-        return _json(self.calls[call_id].to_json())
+        return Answer(body=public_record(self.calls[call_id].to_json()))
 
     def stream_call(self, asked: Asked, call_id: str) -> Answer:
         """All of it, once it has ended."""
@@ -558,10 +560,13 @@ class FakePlatform:
         return Answer(status=204)
 
     def exec_instance(self, asked: Asked, instance: str) -> Answer:
+        """Run the command on this machine."""
+        done = subprocess.run(asked.json()["argv"], capture_output=True, text=True, check=False)
         return _ndjson(
             [
-                {"stream": "stdout", "text": " ".join(asked.json()["argv"]) + "\n"},
-                {"exit_status": 0},
+                {"stream": "stdout", "text": done.stdout},
+                {"stream": "stderr", "text": done.stderr},
+                {"exit_status": done.returncode},
             ]
         )
 

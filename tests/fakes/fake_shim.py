@@ -27,6 +27,7 @@ import httpx
 
 from pilotlight.protocol import CONTENT_PICKLE, HEADER_TRUSTED_PICKLE
 from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec, Scaling, to_json
+from tests.fakes.plain_http import NO_TLS
 from tests.fakes.process_trees import kill_tree
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -329,3 +330,15 @@ def function_spec(
         pickled=pickled,
         scaling=Scaling(max_inputs=max_inputs),
     )
+
+
+def call(instance: FakeInstance, method: str = "", arguments: object = ()) -> object:
+    """Call an instance with JSON."""
+    with httpx.Client(
+        transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS),
+        base_url="http://worker",
+        timeout=30,
+    ) as client:
+        response = client.post(f"/invoke/{method}", json=arguments)
+        assert response.status_code == 200, response.text
+        return response.json()

@@ -186,3 +186,17 @@ class Script:
 
     async def __call__(self, request: WorkerRequest) -> WorkerAnswer:
         return await self.now(request)
+
+
+class Flaky:
+    """Raises in its first `failures` calls."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+        self.attempts: list[str] = []
+
+    async def __call__(self, request: WorkerRequest) -> WorkerAnswer:
+        self.attempts.append(request.headers.get("pilotlight-attempt", "1"))
+        if len(self.attempts) <= self.failures:
+            return WorkerAnswer(status=500, body=b'{"type":"function-raised"}', outcome="raised")
+        return await echo(request)

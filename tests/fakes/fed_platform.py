@@ -8,8 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pilotlight.controller.database import feed
+import sqlalchemy as sa
+
+from pilotlight.controller.database import feed, platform_identity, tables
 from pilotlight.controller.database.change_notifier import ChangeNotifier
+from pilotlight.controller.database.platform_identity import PlatformIdentity
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.registry import launch_spec
 from pilotlight.core.crypto import PlatformKey
@@ -46,6 +49,22 @@ class FedPlatform:
         self.store = Store(
             empty_sqlite(home / "controller.db"), clock=lambda: CLOCK_S, on_fed=notifier.ring
         )
+
+    def identity(self) -> PlatformIdentity:
+        """Who it is."""
+        with self.store.read() as sql:
+            return platform_identity.read(sql)
+
+    def renewed(self, id: str) -> None:
+        """Its database was replaced by another platform's."""
+        with self.store.write() as write:
+            write.sql.execute(sa.update(tables.platform).values(id=id))
+
+    def adopt(self, *platforms: str) -> None:
+        """Take over what these made in the cluster."""
+        with self.store.write() as write:
+            platform_identity.adopt(write, platforms, tenant=ACME.id, actor="k-1")
+        self.notifier.ring()
 
     def close(self) -> None:
         """Close the database."""

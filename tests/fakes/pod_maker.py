@@ -174,6 +174,10 @@ class PodMaker:
             pod, {"waiting": {"reason": reason, "message": message}}, restarts=restarts, last=last
         )
 
+    def ended(self, pod: FakePod, *, exit_code: int = 1, reason: str = "Error") -> None:
+        """Its container ended; the kubelet has not restarted it."""
+        self._container(pod, {"terminated": {"exitCode": exit_code, "reason": reason}})
+
     def restarted(
         self,
         pod: FakePod,

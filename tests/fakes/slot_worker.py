@@ -6,8 +6,8 @@ and `wake` are lists of steps (`print:TEXT`, `raise:TEXT`, `exit:N`, `hang`, `pa
 `thread`, `allocate:BYTES`, `ignore_term`, `burn`; `restored:STEP` is done in restored processes
 only, `booted:STEP` in all others; `refuse:WHAT` stands in the way of its snapshot, and `tells` says
 so at the snapshot point already; `wrong` lets its proof fail). `proof` and `freeze`: `hang`, when
-it is asked to prove, or to stand still. A request's path does things: see `answer`. Standard
-library only."""
+it is asked to prove, or to stand still; `freeze`: `late`, it closes its channel 0.3 s after it said
+that it stands still. A request's path does things: see `answer`. Standard library only."""
 
 from __future__ import annotations
 
@@ -154,6 +154,8 @@ def stand_still(
                 "phases_ms": {"quiesce": 1.0},
             },
         )
+        if launch["entry"].get("freeze") == "late":
+            time.sleep(0.3)
         channel.close()
         if OBSTACLES and control.fileno() < 0:
             os._exit(0)

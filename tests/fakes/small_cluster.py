@@ -79,8 +79,9 @@ class World:
         grace_s: float = 0.05,
         summons: ScaleRequester | None = None,
         port: int = 8012,
+        synced: bool = True,
     ) -> KnativeFleet:
-        """One activator's fleet; it follows the cluster."""
+        """One activator's fleet; it follows the cluster. `synced`: wait until it knows it."""
         settings = ClusterSettings()
         fleet = KnativeFleet(
             cluster=self.cluster,
@@ -105,6 +106,8 @@ class World:
 
         self._closing.push_async_callback(end)
         # deployments, which no start waits for, are told as well
+        if not synced:
+            return fleet
         await self.until(lambda: "not synced" not in repr(fleet.pods))
         return fleet
 

@@ -124,7 +124,9 @@ class SmallServing:
                 ("RevisionMissing", f'Revision "{lost[0]}" referenced in traffic not found.'),
             )
         elif down:
-            self._tell(service, "False", self.failing[down[0]])
+            # as its Route says it (route_lifecycle.go, MarkRevisionFailed): without the reason
+            why = ("RevisionMissing", f'Revision "{down[0]}" failed to become ready.')
+            self._tell(service, "False", why)
         else:
             self._tell(service, "Unknown" if self.held & set(named) else "True", None)
 

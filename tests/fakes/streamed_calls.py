@@ -6,7 +6,9 @@ import base64
 import json
 from typing import Any
 
+from activator.async_calls.public_record import public_record
 from activator.async_calls.stream_items import cutter_of
+from activator.http.sse import data_lines
 from pilotlight.protocol import CallRecord
 
 
@@ -16,7 +18,7 @@ def stream_of(record: CallRecord, after: str = "") -> bytes:
     cutter = cutter_of(record.content_type)
     out = [_event("state", {"id": record.id, "state": "RUNNING", "attempt": record.attempt})]
     if cutter is None:
-        out.append(_event("result", record.to_json()))
+        out.append(b"event: result\n" + data_lines(public_record(record.to_json())))
     else:
         seen = int(after.partition("-")[2] or 0)
         items = list(enumerate(cutter.feed(result), 1))

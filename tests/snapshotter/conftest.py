@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from snapshotter.criu.processes import Criu
 from snapshotter.criu.self_test import SelfTest, self_test
 from snapshotter.starts import strategy
 from tests.conftest import RequireOrSkip
+from tests.fakes.agent_home import AgentHome
+from tests.fakes.slot_workshop import Workshop, workshop
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +41,16 @@ def patient_restores(monkeypatch: pytest.MonkeyPatch) -> None:
 def criu(criu_proof: SelfTest) -> Criu:
     """What `snapshotter.criu.operations` wants."""
     return criu_proof.criu()
+
+
+@pytest.fixture
+def home(short_tmp: Path) -> AgentHome:
+    """A node agent's home."""
+    return AgentHome(short_tmp)
+
+
+@pytest.fixture
+async def shop(short_tmp: Path, criu: Criu, criu_proof: SelfTest) -> AsyncIterator[Workshop]:
+    """Slots with the real CRIU."""
+    async with workshop(AgentHome(short_tmp), criu, criu_proof.kdat) as shop:
+        yield shop

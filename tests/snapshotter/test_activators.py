@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from pilotlight.core.rpc import RpcOperation, SendPart
+from pilotlight.core.rpc import RpcOperation
 from snapshotter.agent.activator_api import OPEN, SEALED, operations
 from snapshotter.agent.launch_signature import LaunchSigner
 from snapshotter.errors import OrderRefused
 from snapshotter.types import WeightsMount
+from tests.fakes.noting import no_part, noting
 from tests.snapshotter.test_grants import LAUNCH
 
 RAW = bytes(range(32))
@@ -27,23 +28,10 @@ ORDER = {
 }
 
 
-async def _no_part(_: Mapping[str, Any]) -> None:
-    return None
-
-
 @pytest.fixture
 def asked(tmp_path: Path) -> tuple[Mapping[str, RpcOperation], list[str]]:
     """Operations of an agent that notes what reaches it, as activators have them."""
     (tmp_path / "platform.key").write_bytes(base64.urlsafe_b64encode(RAW))
-    reached: list[str] = []
-
-    def noting(name: str) -> RpcOperation:
-        async def run(_args: Mapping[str, Any], _part: SendPart) -> Mapping[str, Any]:
-            reached.append(name)
-            return {}
-
-        return run
-
     everything = (
         *OPEN,
         *SEALED,
@@ -55,9 +43,8 @@ def asked(tmp_path: Path) -> tuple[Mapping[str, RpcOperation], list[str]]:
         "prove_snapshot",
         "capabilities",
     )
-    return operations(
-        {name: noting(name) for name in everything}, tmp_path / "platform.key", uid_base=20000
-    ), reached
+    found, reached = noting(everything)
+    return operations(found, tmp_path / "platform.key", uid_base=20000), reached
 
 
 async def test_what_the_controller_sealed_is_started(
@@ -65,7 +52,7 @@ async def test_what_the_controller_sealed_is_started(
 ) -> None:
     found, reached = asked
     for name in SEALED:
-        await found[name](ORDER, _no_part)
+        await found[name](ORDER, no_part)
     assert reached == [*SEALED]
     assert set(found) == {*OPEN, *SEALED}, (
         "no commands beside instances, no logs, no images, no snapshots to delete"
@@ -98,7 +85,7 @@ async def test_a_launch_document_of_its_own_making_is_refused(
     found, reached = asked
     with pytest.raises(OrderRefused, match="signature is missing or invalid"):
         await found[operation](
-            {**ORDER, "launch": replace(SEALED_LAUNCH, **change).to_json()}, _no_part
+            {**ORDER, "launch": replace(SEALED_LAUNCH, **change).to_json()}, no_part
         )
     assert not reached
 
@@ -131,5 +118,5 @@ async def test_names_and_shapes_are_checked(
 ) -> None:
     found, reached = asked
     with pytest.raises(OrderRefused, match=said):
-        await found["start"]({**ORDER, **change}, _no_part)
+        await found["start"]({**ORDER, **change}, no_part)
     assert not reached

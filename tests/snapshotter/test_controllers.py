@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from pilotlight.core.rpc import RpcOperation, SendPart
+from pilotlight.core.rpc import RpcOperation
 from pilotlight.core.settings import Paths
 from snapshotter.agent import activator_api
 from snapshotter.agent.controller_api import guest, operations
 from snapshotter.agent.launch_signature import LaunchSigner
 from snapshotter.errors import OrderRefused
+from tests.fakes.noting import no_part, noting
 from tests.snapshotter.test_grants import LAUNCH, RAW
 
 INSTANCE = "i-0123456789abcdef"
@@ -65,23 +66,10 @@ TAKEN: dict[str, dict[str, Any]] = {
 }
 
 
-async def _no_part(_: Mapping[str, Any]) -> None:
-    return None
-
-
 @pytest.fixture(name="agent")
 def _agent() -> tuple[Mapping[str, RpcOperation], list[str]]:
     """Operations of an agent that notes what reaches it, as root has them."""
-    reached: list[str] = []
-
-    def noting(name: str) -> RpcOperation:
-        async def run(_args: Mapping[str, Any], _part: SendPart) -> Mapping[str, Any]:
-            reached.append(name)
-            return {}
-
-        return run
-
-    return {name: noting(name) for name in EVERYTHING}, reached
+    return noting(EVERYTHING)
 
 
 async def test_what_the_controller_asks_is_taken_and_nothing_else_is_there(
@@ -90,7 +78,7 @@ async def test_what_the_controller_asks_is_taken_and_nothing_else_is_there(
     of_root, reached = agent
     found = operations(of_root, uid_base=20000)
     for name, args in TAKEN.items():
-        await found[name](args, _no_part)
+        await found[name](args, no_part)
     assert reached == [*TAKEN]
     assert set(found) == set(TAKEN), "it starts nothing: activators do, what it has sealed"
 
@@ -119,7 +107,7 @@ async def test_names_and_users_that_are_no_tenants_are_refused(
     of_root, reached = agent
     with pytest.raises(OrderRefused):
         await operations(of_root, uid_base=20000)[operation](
-            {**TAKEN[operation], **change}, _no_part
+            {**TAKEN[operation], **change}, no_part
         )
     assert not reached
 
@@ -142,11 +130,11 @@ async def test_a_seal_starts_nothing_as_root_or_as_another_user(
                     **order,
                     "launch": LaunchSigner.of_raw(RAW).signed(replace(LAUNCH, uid=uid)).to_json(),
                 },
-                _no_part,
+                no_part,
             )
     assert not reached
     await found["start"](
-        {**order, "launch": LaunchSigner.of_raw(RAW).signed(LAUNCH).to_json()}, _no_part
+        {**order, "launch": LaunchSigner.of_raw(RAW).signed(LAUNCH).to_json()}, no_part
     )
 
 

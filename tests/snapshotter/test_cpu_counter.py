@@ -18,8 +18,8 @@ from snapshotter.errors import StartFailed, StartStopped, StartTimeout
 from snapshotter.linux.cgroups import Cgroups
 from snapshotter.linux.cpu_counter import CpuCounter, counted_ns
 from snapshotter.types import LaunchSpec
-from tests.fakes.agent_home import AgentHome, instance_id
-from tests.snapshotter.test_node import begin, watching
+from tests.fakes.agent_home import AgentHome, begin, instance_id
+from tests.snapshotter.test_node import watching
 
 BURN_S = 0.3
 BURN = (
@@ -29,11 +29,6 @@ BURN = (
 BURN_NS = int(BURN_S * 1e9)
 
 needs_cgroups = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes cgroups")
-
-
-@pytest.fixture
-def home(short_tmp: Path) -> AgentHome:
-    return AgentHome(short_tmp)
 
 
 @pytest.fixture

@@ -22,11 +22,6 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="weights of the CPU ne
 
 
 @pytest.fixture
-def home(short_tmp: Path) -> AgentHome:
-    return AgentHome(short_tmp)
-
-
-@pytest.fixture
 async def client(home: AgentHome) -> AsyncIterator[AgentClient]:
     async with home.agent(namespaces=False), home.client() as client:
         yield client

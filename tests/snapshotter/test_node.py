@@ -27,21 +27,14 @@ from snapshotter.images.bundles import Bundles
 from snapshotter.linux.cgroups import Cgroups
 from snapshotter.types import (
     AgentEvent,
-    InstanceInfo,
     InstanceState,
-    LaunchSpec,
     RevisionKey,
     StartKind,
     TenantShare,
     WeightsMount,
 )
-from tests.fakes.agent_home import MIB, AgentHome, get, instance_id
+from tests.fakes.agent_home import MIB, AgentHome, ask, begin, instance_id
 from tests.fakes.bundle import pack
-
-
-@pytest.fixture
-def home(short_tmp: Path) -> AgentHome:
-    return AgentHome(short_tmp)
 
 
 @pytest.fixture(params=["namespaces", "plain"])
@@ -50,15 +43,6 @@ async def client(request: pytest.FixtureRequest, home: AgentHome) -> AsyncIterat
         pytest.skip("needs root")
     async with home.agent(namespaces=request.param == "namespaces"), home.client() as client:
         yield client
-
-
-async def begin(client: AgentClient, launch: LaunchSpec, **changes: Any) -> InstanceInfo:
-    values = {"instance_id": instance_id(), "lessee": "act-1", "secret_env": {}, **changes}
-    return await client.start(launch, **values)
-
-
-async def ask(info: InstanceInfo, path: str) -> Any:
-    return await asyncio.to_thread(get, info.socket, path)
 
 
 async def next_event(

@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -19,13 +19,8 @@ from snapshotter.slots.manager import OccupiedSlot, ParkedSpot
 from snapshotter.slots.slot import Slot
 from snapshotter.starts.prefork_pool import PreforkPool
 from snapshotter.starts.templates import Template, Templates
-from snapshotter.types import InstanceInfo, LaunchSpec, RevisionKey, StartKind, TemplateInfo
-from tests.fakes.agent_home import MIB, AgentHome, get, instance_id
-
-
-@pytest.fixture
-def home(short_tmp: Path) -> AgentHome:
-    return AgentHome(short_tmp)
+from snapshotter.types import RevisionKey, StartKind, TemplateInfo
+from tests.fakes.agent_home import MIB, AgentHome, ask, begin, instance_id
 
 
 @pytest.fixture(params=["namespaces", "plain"])
@@ -37,15 +32,6 @@ async def client(request: pytest.FixtureRequest, home: AgentHome) -> AsyncIterat
         home.client() as client,
     ):
         yield client
-
-
-async def begin(client: AgentClient, launch: LaunchSpec, **changes: Any) -> InstanceInfo:
-    values = {"instance_id": instance_id(), "lessee": "act-1", "secret_env": {}, **changes}
-    return await client.start(launch, **values)
-
-
-async def ask(info: InstanceInfo, path: str) -> Any:
-    return await asyncio.to_thread(get, info.socket, path)
 
 
 async def template_with(client: AgentClient, parked: int) -> TemplateInfo:

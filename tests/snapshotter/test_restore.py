@@ -21,7 +21,7 @@ from snapshotter.linux import proc
 from snapshotter.linux.cgroups import Cgroups
 from snapshotter.starts.template_boot import BEHIND_S
 from snapshotter.types import InstanceInfo, InstanceState, LaunchSpec, SnapshotState, StartKind
-from tests.fakes.agent_home import MIB, AgentHome, get, instance_id
+from tests.fakes.agent_home import MIB, AgentHome, ask, begin
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("criu")]
 
@@ -53,15 +53,6 @@ def _patient(request: pytest.FixtureRequest) -> None:
 async def client(home: AgentHome) -> AsyncIterator[AgentClient]:
     async with home.agent(snapshots=True), home.client() as client:
         yield client
-
-
-async def begin(client: AgentClient, launch: LaunchSpec, **changes: Any) -> InstanceInfo:
-    values = {"instance_id": instance_id(), "lessee": "act-1", "secret_env": {}, **changes}
-    return await client.start(launch, **values)
-
-
-async def ask(info: InstanceInfo, path: str) -> Any:
-    return await asyncio.to_thread(get, info.socket, path)
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -236,7 +227,7 @@ async def test_a_worker_that_cannot_be_forked_is_restored_one_to_one(
 
 
 @pytest.mark.parametrize("tells", [True, False])
-async def test_what_stands_in_the_way_is_told_and_not_tried_again(
+async def test_what_stands_in_the_way_is_told_each_time_and_no_start_fails(
     home: AgentHome, client: AgentClient, tells: bool
 ) -> None:
     launch = home.launch(entry={"boot": ["refuse:TCP to 10.0.0.2:443"], "tells": tells})

@@ -16,6 +16,7 @@ from snapshotter.linux.seccomp_log import AGAIN_S, KERNEL_LOG, SeccompLog
 from snapshotter.shim.sandbox import isolation
 from snapshotter.shim.sandbox.system_calls import DENIED, numbers
 from tests.fakes.agent_home import AgentHome, instance_id
+from tests.fakes.clock import ManualClock
 
 LABELS = {"app": "shop", "function": "price", "tenant": "t-1"}
 ROOT = Path(__file__).parents[2]
@@ -39,18 +40,10 @@ def record(number: int, *, pid: int = os.getpid(), code: str = "0x50000") -> str
     )
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_a_refusal_is_said_once_a_minute_for_each_call_of_a_function(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     refusals = SeccompLog(lambda _: LABELS, machine="x86_64", clock=clock)
     for _ in range(3):
         refusals.on_record(record(101))

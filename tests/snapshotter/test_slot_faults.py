@@ -7,29 +7,21 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from snapshotter.criu.errors import CriuError
-from snapshotter.criu.processes import Criu
-from snapshotter.criu.self_test import SelfTest
 from snapshotter.linux import proc
 from snapshotter.slots.slot import SlotConnectionLost
-from tests.fakes.agent_home import MIB, AgentHome
-from tests.fakes.slot_workshop import Place, Workshop, workshop
+from tests.fakes.agent_home import MIB
+from tests.fakes.slot_workshop import Place, Workshop
 
 pytestmark = pytest.mark.root
 CYCLES = 50
 BALLAST_MIB = 4
 """Of files in each slot."""
-
-
-@pytest.fixture
-async def shop(short_tmp: Path, criu: Criu, criu_proof: SelfTest) -> AsyncIterator[Workshop]:
-    async with workshop(AgentHome(short_tmp), criu, criu_proof.kdat) as shop:
-        yield shop
 
 
 async def kill_criu(place: Place) -> None:

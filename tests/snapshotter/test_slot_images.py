@@ -4,25 +4,15 @@ files."""
 from __future__ import annotations
 
 import tarfile
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from snapshotter.criu.processes import Criu
-from snapshotter.criu.self_test import SelfTest
 from snapshotter.slots.slot import BootFailed
-from tests.fakes.agent_home import AgentHome
-from tests.fakes.slot_workshop import Workshop, workshop
+from tests.fakes.slot_workshop import Workshop
 
 pytestmark = pytest.mark.root
-
-
-@pytest.fixture
-async def shop(short_tmp: Path, criu: Criu, criu_proof: SelfTest) -> AsyncIterator[Workshop]:
-    async with workshop(AgentHome(short_tmp), criu, criu_proof.kdat) as shop:
-        yield shop
 
 
 async def test_a_directory_that_became_a_link_out_of_the_slot_is_not_restored(

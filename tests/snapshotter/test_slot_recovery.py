@@ -14,25 +14,17 @@ import pytest
 from snapshotter.client import AgentClient
 from snapshotter.errors import AgentUnavailable
 from snapshotter.linux.cgroups import Cgroups
+from snapshotter.starts.leftovers import end_leftovers
 from snapshotter.types import AgentEvent, InstanceInfo, LaunchSpec, StartKind
-from tests.fakes.agent_home import AgentHome, get, instance_id
+from tests.fakes.agent_home import AgentHome, ask, instance_id
 
 MODES = [pytest.param((), id="as we are"), pytest.param(("--plain",), id="plain")]
-
-
-@pytest.fixture
-def home(short_tmp: Path) -> AgentHome:
-    return AgentHome(short_tmp)
 
 
 async def begin(client: AgentClient, launch: LaunchSpec) -> InstanceInfo:
     return await client.start(
         launch, instance_id=instance_id(), lessee="act-1", secret_env={"TOKEN": "t"}
     )
-
-
-async def ask(info: InstanceInfo, path: str) -> object:
-    return await asyncio.to_thread(get, info.socket, path)
 
 
 def slots(home: AgentHome) -> set[str]:
@@ -201,3 +193,35 @@ def _is_same(descriptor: Path, status: os.stat_result) -> bool:
         return os.path.samestat(descriptor.stat(), status)
     except OSError:  # closed meanwhile, or nothing that can be asked
         return False
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("mode", MODES)
+async def test_what_a_killed_agent_left_is_ended_and_another_homes_is_not(
+    short_tmp: Path, mode: tuple[str, ...]
+) -> None:
+    home, other = AgentHome(short_tmp / "a"), AgentHome(short_tmp / "b")
+    with home.agent_process(*mode) as agent, other.agent_process(*mode):
+        async with home.client() as client, other.client() as theirs:
+            infos = [await begin(client, home.launch()) for _ in range(2)]
+            running = await begin(theirs, other.launch())
+            agent.kill()
+            agent.wait()
+
+            left = await end_leftovers(home.paths.run, grace_s=5.0)
+
+            assert (left.instances, left.slots >= 1) == (2, True)
+            assert slots(home) == set()
+            assert Cgroups.find(home.paths.run).names() == set()
+            assert [pid for pid in (i.pid for i in infos) if is_running(pid)] == []
+            assert (await end_leftovers(home.paths.run, grace_s=5.0)).is_empty
+            await ask(running, "/print/alone")
+            assert [i.id for i in await theirs.instances()] == [running.id]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,12 @@ import pytest
 
 from snapshotter.criu import operations
 from snapshotter.criu.lazy import LazyPages
-from snapshotter.criu.processes import Criu
-from snapshotter.criu.self_test import SelfTest
 from snapshotter.slots import slot as slots
 from snapshotter.slots.slot import BootFailed, CheckpointFailed
-from tests.fakes.agent_home import MIB, AgentHome
-from tests.fakes.slot_workshop import PATIENCE_S, Image, Place, Workshop, workshop
+from tests.fakes.agent_home import MIB
+from tests.fakes.slot_workshop import PATIENCE_S, Image, Place, Workshop
 
 pytestmark = pytest.mark.root
-
-
-@pytest.fixture
-async def shop(short_tmp: Path, criu: Criu, criu_proof: SelfTest) -> AsyncIterator[Workshop]:
-    async with workshop(AgentHome(short_tmp), criu, criu_proof.kdat) as shop:
-        yield shop
 
 
 def status(pid: int) -> dict[str, str]:
@@ -242,6 +233,15 @@ async def test_a_template_that_dies_while_it_is_asked_is_a_failed_checkpoint(
     template.slot.kill_worker()
     with pytest.raises(CheckpointFailed, match="before it was quiesced"):
         await asked
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+async def test_a_dump_begins_after_the_process_has_closed_the_platforms_channel(
+    shop: Workshop, in_place: bool
+) -> None:
+    template = await shop.boot(entry={"boot": ["remember:warm"], "wake": [], "freeze": "late"})
+    place = await shop.restore(await shop.dump(template, in_place=in_place))
+    assert await shop.ask(place, await shop.start(place, in_place=True), "/memory") == ["warm"]
 
 
 async def test_too_many_bytes_in_the_work_directory_are_an_obstacle_that_names_the_file(

@@ -14,17 +14,12 @@ import pytest
 
 from snapshotter.client import AgentClient
 from snapshotter.errors import SnapshotterError, StartStopped, StartTimeout
-from snapshotter.types import InstanceInfo, LaunchSpec, StartKind, WeightsMount
-from tests.fakes.agent_home import AgentHome, instance_id
+from snapshotter.types import StartKind, WeightsMount
+from tests.fakes.agent_home import AgentHome, begin, instance_id
 from weight_cache.errors import OriginUnavailable
 from weight_cache.types import Tier
 
 MOUNT = (WeightsMount(name="w", manifest="0" * 64),)
-
-
-@pytest.fixture
-def home(short_tmp: Path) -> AgentHome:
-    return AgentHome(short_tmp)
 
 
 @pytest.fixture(params=["namespaces", "plain"])
@@ -33,11 +28,6 @@ async def client(request: pytest.FixtureRequest, home: AgentHome) -> AsyncIterat
         pytest.skip("needs root")
     async with home.agent(namespaces=request.param == "namespaces"), home.client() as client:
         yield client
-
-
-async def begin(client: AgentClient, launch: LaunchSpec, **changes: Any) -> InstanceInfo:
-    values = {"instance_id": instance_id(), "lessee": "act-1", "secret_env": {}, **changes}
-    return await client.start(launch, **values)
 
 
 async def until(condition: Callable[[], Any]) -> None:

@@ -4,7 +4,6 @@ made unasked."""
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -14,6 +13,7 @@ from snapshotter.snapshots.background_builder import BackgroundBuilder
 from snapshotter.starts.strategy import restore_deadline_s
 from snapshotter.types import LaunchSpec, RevisionKey
 from tests.fakes.agent_home import AgentHome
+from tests.fakes.clock import ManualClock
 
 
 class FakeMaker:
@@ -39,21 +39,6 @@ class FakeMaker:
         self.closed = True
 
 
-class Now:
-    """A clock that is set by hand, in seconds."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def home(short_tmp: Path) -> AgentHome:
-    return AgentHome(short_tmp)
-
-
 @pytest.mark.parametrize(
     "restore_ms, cold_ms, left_s, deadline_s",
     [
@@ -74,7 +59,7 @@ def test_restore_never_takes_the_time_that_cold_needs(
 
 
 async def test_snapshots_that_nobody_asked_for_are_bounded_by_the_hour(home: AgentHome) -> None:
-    maker, background_tasks, now = FakeMaker(), BackgroundTasks(), Now()
+    maker, background_tasks, now = FakeMaker(), BackgroundTasks(), ManualClock(0.0)
     builder = BackgroundBuilder(
         maker, background_tasks=background_tasks, per_hour=2, delay_s=0.0, clock=now
     )
@@ -103,20 +88,59 @@ async def test_what_cannot_be_snapshotted_is_not_tried_again_and_costs_nothing(
     assert maker.made == ["f@3"]
 
 
-async def test_what_failed_for_a_reason_that_may_pass_is_tried_again_later(home: AgentHome) -> None:
-    maker, background_tasks, now = FakeMaker(), BackgroundTasks(), Now()
+async def test_a_temporary_failure_is_retried_with_pauses_and_then_at_a_later_start(
+    home: AgentHome,
+) -> None:
+    maker, background_tasks, now = FakeMaker(), BackgroundTasks(), ManualClock(0.0)
     builder = BackgroundBuilder(
-        maker, background_tasks=background_tasks, per_hour=10, delay_s=0.0, clock=now
+        maker,
+        background_tasks=background_tasks,
+        per_hour=10,
+        delay_s=0.0,
+        retry_s=(0.001, 0.001),
+        clock=now,
     )
     maker.fails = "disk"
 
     assert builder.want(home.launch())
     await background_tasks.aclose()
+    assert len(maker.made) == 3
     assert not builder.want(home.launch())
-    now.now = 601.0
+    now.now, maker.fails = 601.0, ""
+    assert builder.want(home.launch())
+    await background_tasks.aclose()
+    assert len(maker.made) == 4
+
+
+async def test_retries_are_bounded_by_the_hour(home: AgentHome) -> None:
+    maker, background_tasks = FakeMaker(), BackgroundTasks()
+    builder = BackgroundBuilder(
+        maker,
+        background_tasks=background_tasks,
+        per_hour=2,
+        delay_s=0.0,
+        retry_s=(0.0,) * 5,
+        clock=ManualClock(0.0),
+    )
+    maker.fails = "disk"
+
     assert builder.want(home.launch())
     await background_tasks.aclose()
     assert len(maker.made) == 2
+
+
+async def test_a_deleted_function_is_not_retried(home: AgentHome) -> None:
+    maker, background_tasks = FakeMaker(), BackgroundTasks()
+    builder = BackgroundBuilder(
+        maker, background_tasks=background_tasks, per_hour=10, delay_s=0.0, retry_s=(0.05,)
+    )
+    maker.fails = "disk"
+
+    assert builder.want(home.launch("fn-1@r1"))
+    await asyncio.sleep(0.01)
+    builder.forget(revision=None, function="fn-1")
+    await background_tasks.aclose()
+    assert maker.made == ["fn-1@r1"]
 
 
 async def test_what_came_too_late_for_its_template_is_wanted_by_the_next_cold_start(
@@ -124,7 +148,7 @@ async def test_what_came_too_late_for_its_template_is_wanted_by_the_next_cold_st
 ) -> None:
     maker, background_tasks = FakeMaker(), BackgroundTasks()
     builder = BackgroundBuilder(
-        maker, background_tasks=background_tasks, per_hour=10, delay_s=0.0, clock=Now()
+        maker, background_tasks=background_tasks, per_hour=10, delay_s=0.0, clock=ManualClock(0.0)
     )
     maker.fails = "template_gone"
 

@@ -16,13 +16,7 @@ from snapshotter.errors import InstanceUnknown
 from snapshotter.linux import proc
 from snapshotter.linux.cgroups import Group
 from snapshotter.types import InstanceState, StartKind
-from tests.fakes.agent_home import AgentHome, instance_id
-from tests.snapshotter.test_node import ask, begin
-
-
-@pytest.fixture
-def home(short_tmp: Path) -> AgentHome:
-    return AgentHome(short_tmp)
+from tests.fakes.agent_home import AgentHome, ask, begin, instance_id
 
 
 def states(pid: int) -> set[str]:

@@ -252,6 +252,12 @@ class AnyOrder(RuleBasedStateMachine):
             assert self.catalogue.unpin(name)
             self.pinned.discard(name)
         elif name in self.models:
+            present = [self.models[n] for n in {*self.pinned, name} & self.models.keys()]
+            wanted = sum(SIZES[f] for f in {f for files in present for f in files})
+            if wanted > BUDGET // 2:
+                with pytest.raises(StoreFull, match=f"{wanted} bytes would be pinned"):
+                    self.catalogue.pin(name)
+                return
             self.catalogue.pin(name)
             self.pinned.add(name)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from tests.weight_cache.models import put_model
-from tests.weight_cache.served import Cache, Node, node_with_client
+from tests.weight_cache.served import Cache, Node
 from weight_cache.client import WeightCacheClient
 from weight_cache.errors import (
     ChunkCorrupt,
@@ -20,22 +19,6 @@ from weight_cache.errors import (
     WeightCacheUnavailable,
 )
 from weight_cache.types import LoadProgress, Tier
-
-
-@pytest.fixture
-async def everything() -> AsyncIterator[tuple[Node, Cache, WeightCacheClient]]:
-    async with node_with_client() as found:
-        yield found
-
-
-@pytest.fixture
-def node(everything: tuple[Node, Cache, WeightCacheClient]) -> Node:
-    return everything[0]
-
-
-@pytest.fixture
-def client(everything: tuple[Node, Cache, WeightCacheClient]) -> WeightCacheClient:
-    return everything[2]
 
 
 async def test_model_from_the_origin_comes_with_progress_and_is_in_memory_for_the_next(
@@ -149,9 +132,9 @@ async def test_operator_pins_drops_and_verifies(node: Node, client: WeightCacheC
 
 
 async def test_restart_keeps_granted_leases_and_forgets_those_on_their_way(
-    everything: tuple[Node, Cache, WeightCacheClient],
+    served: tuple[Node, Cache, WeightCacheClient],
 ) -> None:
-    node, cache, client = everything
+    node, cache, client = served
     here, coming = put_model(node.origin, {"a": b"x"}), put_model(node.origin, {"b": b"y"})
     kept = await client.open(here, holder="s", pid=os.getpid())
     path = (await client.wait(kept.lease_id)).path

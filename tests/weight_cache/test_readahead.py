@@ -51,7 +51,7 @@ async def test_model_is_read_once_for_all_who_hold_it(tmp_path: Path) -> None:
     assert repr(ahead) == f"<ReadAhead {3 * MIB}/{10 * MIB} bytes of 1 models>"
     await until_read(ahead)
     assert speeds.seen == [(Tier.NVME, 3 * MIB)]
-    assert page_cache.memory_tier([path]) is Tier.DRAM
+    assert page_cache.measure_residency([path]).tier is Tier.DRAM
     ahead.end("m")
     assert ahead.held_bytes == 3 * MIB
     ahead.end("m")
@@ -99,7 +99,7 @@ async def test_zero_means_never(tmp_path: Path) -> None:
     ahead.begin("m", [path])
     await until_read(ahead)
     assert speeds.seen == []
-    assert page_cache.memory_tier([path]) is Tier.NVME
+    assert page_cache.measure_residency([path]).tier is Tier.NVME
     ahead.end("m")
     await ahead.aclose()
 

@@ -45,14 +45,14 @@ def never() -> bool:
 
 
 def test_what_was_dropped_is_on_the_disk_and_what_was_brought_in_memory(big: Path) -> None:
-    assert page_cache.memory_tier([big]) is Tier.NVME
+    assert page_cache.measure_residency([big]).tier is Tier.NVME
     brought = page_cache.populate_page_cache([big], room_bytes=100 * MIB, stopped=never)
     assert (brought.size_bytes, brought.left_bytes) == (20 * MIB, 0)
     assert brought.seconds > 0
     assert page_cache.measure_residency([big]) == Residency(
         resident_bytes=20 * MIB, total_bytes=20 * MIB
     )
-    assert page_cache.memory_tier([big]) is Tier.DRAM
+    assert page_cache.measure_residency([big]).tier is Tier.DRAM
 
 
 def test_what_is_there_is_not_read_again(big: Path) -> None:

@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +16,17 @@ import pytest
 from pilotlight.core.rpc import (
     RpcClient,
     RpcGuest,
-    RpcOperation,
     RpcRemoteError,
     SendPart,
     serve_rpc,
 )
 from tests.fakes.as_user import as_user
+from tests.fakes.noting import no_part, noting
 from tests.weight_cache.models import put_model
-from tests.weight_cache.served import Cache, Node, node_with_client
+from tests.weight_cache.served import Node
 from weight_cache.client import WeightCacheClient
 from weight_cache.errors import ManifestInvalid, StoreFailed
 from weight_cache.server import controller_operations
-
-
-@pytest.fixture
-async def served() -> AsyncIterator[tuple[Node, Cache, WeightCacheClient]]:
-    async with node_with_client() as served:
-        yield served
-
-
-@pytest.fixture
-def node(served: tuple[Node, Cache, WeightCacheClient]) -> Node:
-    return served[0]
-
-
-@pytest.fixture
-def client(served: tuple[Node, Cache, WeightCacheClient]) -> WeightCacheClient:
-    return served[2]
 
 
 @pytest.mark.parametrize(
@@ -142,18 +126,6 @@ async def test_a_guest_has_operations_of_its_own_and_others_have_none(short_tmp:
 
 
 async def test_a_controller_asks_where_models_are_and_holds_none() -> None:
-    reached: list[str] = []
-
-    def noting(name: str) -> RpcOperation:
-        async def run(_args: Mapping[str, Any], _part: SendPart) -> Mapping[str, Any]:
-            reached.append(name)
-            return {}
-
-        return run
-
-    async def no_part(_: Mapping[str, Any]) -> None:
-        return None
-
     names = (
         "open",
         "wait",
@@ -167,7 +139,8 @@ async def test_a_controller_asks_where_models_are_and_holds_none() -> None:
         "stat",
         "list",
     )
-    found = controller_operations({name: noting(name) for name in names})
+    everything, reached = noting(names)
+    found = controller_operations(everything)
     assert set(found) == set(names) - {"open", "wait", "close"}
     for manifest in ("../../platform.key", "A" * 64, "a" * 64 + "\n", "a" * 63):
         with pytest.raises(ManifestInvalid):

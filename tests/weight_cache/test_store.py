@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fakes.clock import ManualClock
 from tests.fakes.origins import FolderOrigin, MemoryOrigin
 from tests.fakes.trees import remove_tree
 from tests.weight_cache.models import chunked, digest_of, manifest_of, put_model
@@ -41,28 +42,18 @@ REPOSITORY = Path(__file__).parents[2]
 MODEL = {"config.json": b"{}", "sub/weights.bin": b"w" * 1000}
 
 
-class Diary:
-    """A clock that moves when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 1_700_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def origin() -> MemoryOrigin:
     return MemoryOrigin()
 
 
 @pytest.fixture
-def clock() -> Diary:
-    return Diary()
+def clock() -> ManualClock:
+    return ManualClock(1_700_000_000.0)
 
 
 @pytest.fixture
-def store(tmp_path: Path, origin: MemoryOrigin, clock: Diary) -> Iterator[Store]:
+def store(tmp_path: Path, origin: MemoryOrigin, clock: ManualClock) -> Iterator[Store]:
     opened = Store.open(tmp_path / "w", origin=origin, max_bytes=10_000, clock=clock)
     yield opened
     opened.close()
@@ -196,7 +187,7 @@ async def test_what_the_origin_lacks_or_garbles_is_named(
 
 
 async def test_room_is_made_by_the_least_recently_used_and_never_by_a_held_one(
-    store: Store, origin: MemoryOrigin, clock: Diary
+    store: Store, origin: MemoryOrigin, clock: ManualClock
 ) -> None:
     names = [put_model(origin, {"w": bytes([i]) * 4000}) for i in range(4)]
     held, path = await store.lease(names[0], holder="s")
@@ -257,7 +248,7 @@ async def test_silent_rot_is_found_by_verify(store: Store, origin: MemoryOrigin)
 
 
 async def test_restart_finds_models_leases_and_order_again(
-    tmp_path: Path, store: Store, origin: MemoryOrigin, clock: Diary
+    tmp_path: Path, store: Store, origin: MemoryOrigin, clock: ManualClock
 ) -> None:
     old, held = put_model(origin, {"w": b"1" * 4000}), put_model(origin, {"w": b"2" * 4000})
     lease, path = await store.lease(held, holder="s")
@@ -286,7 +277,7 @@ async def test_second_owner_is_refused_and_told_who_the_first_is(
 
 
 async def test_lease_remembers_the_process_that_ends_it_and_takes_over_a_new_one(
-    tmp_path: Path, store: Store, origin: MemoryOrigin, clock: Diary
+    tmp_path: Path, store: Store, origin: MemoryOrigin, clock: ManualClock
 ) -> None:
     name = put_model(origin, MODEL)
     first, _ = await store.lease(name, holder="s", pid=7, pid_started=70)
@@ -303,7 +294,7 @@ async def test_lease_remembers_the_process_that_ends_it_and_takes_over_a_new_one
 
 
 async def test_pinned_model_stays_over_restarts_until_it_is_unpinned(
-    tmp_path: Path, store: Store, origin: MemoryOrigin, clock: Diary
+    tmp_path: Path, store: Store, origin: MemoryOrigin, clock: ManualClock
 ) -> None:
     names = [put_model(origin, {"w": bytes([i]) * 4000}) for i in range(4)]
     await store.pin(names[0])
@@ -435,7 +426,7 @@ async def test_two_models_larger_than_the_budget_together_take_turns_under_a_sto
 
 
 async def test_home_of_an_earlier_version_opens_and_its_models_are_fetched_again(
-    tmp_path: Path, origin: MemoryOrigin, clock: Diary
+    tmp_path: Path, origin: MemoryOrigin, clock: ManualClock
 ) -> None:
     root = tmp_path / "w"
     store = Store.open(root, origin=origin, max_bytes=10_000, clock=clock)
@@ -465,7 +456,7 @@ def small_disk() -> Iterator[Path]:
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 async def test_full_disk_is_reported_and_leaves_the_store_usable(
-    small_disk: Path, origin: MemoryOrigin, clock: Diary
+    small_disk: Path, origin: MemoryOrigin, clock: ManualClock
 ) -> None:
     small, large = put_model(origin, MODEL), put_model(origin, {"w": b"x" * 1_000_000})
     tiny = Store.open(small_disk / "w", origin=origin, max_bytes=10**9, clock=clock)

@@ -94,11 +94,6 @@ def measure_residency(files: Iterable[Path]) -> Residency:
     return Residency(resident_bytes=min(estimate, total), total_bytes=total)
 
 
-def memory_tier(files: Iterable[Path]) -> Tier:
-    """DRAM if at least `WARM_SHARE` of the files is in memory, else NVME. Blocking."""
-    return measure_residency(files).tier
-
-
 def cached_bytes(descriptor: int, offset: int, length: int) -> int:
     """Bytes of the range in the page cache (whole pages, at most `length`). Blocking."""
     found = _Cachestat()

@@ -126,9 +126,9 @@ class HubSource:
         return huggingface_hub, self._token or huggingface_hub.get_token()
 
     def _ask(self, hub: Any, call: Callable[[], Any]) -> Any:
-        import httpx
-
         errors = hub.errors
+        # of the HTTP library that this version of huggingface_hub uses: httpx, or its successor
+        http_error = next(k for k in errors.HfHubHTTPError.__bases__ if k is not OSError)
         try:
             return call()
         except errors.GatedRepoError as e:
@@ -149,7 +149,7 @@ class HubSource:
             status = e.response.status_code
             kind = TransientSourceError if status >= 500 or status == 429 else SourceInvalid
             raise kind(f"{self.name}: the hub answers {status}: {str(e).splitlines()[0]}") from e
-        except (httpx.TransportError, OSError) as e:
+        except (http_error, OSError) as e:
             raise TransientSourceError(
                 f"{self.name}: the hub does not answer: {str(e) or type(e).__name__}"
             ) from e

@@ -29,11 +29,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pilotlight.core.disk_floor import DiskFloor, no_floor
+from pilotlight.core.durability import sync_directory
 from weight_cache.errors import StoreOwned
 from weight_cache.fetch.partial_files import PartialFiles
 from weight_cache.manifest import Manifest
 from weight_cache.store.eviction import EvictionPlan
-from weight_cache.store.store_metadata import FOLDERS, StoreMetadata, sync_directory
+from weight_cache.store.store_metadata import FOLDERS, StoreMetadata
 
 _QUARANTINE_KEPT = 2
 _QUARANTINE_BYTES = 2 * 1024**3

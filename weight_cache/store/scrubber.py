@@ -86,7 +86,7 @@ class Scrubber:
         file evicted meanwhile counts as intact."""
         path = self._directory.file(digest)
         try:
-            reader = _Reader(path)
+            reader = _ScrubReader(path)
         except FileNotFoundError:
             return True
         except OSError as e:
@@ -100,7 +100,7 @@ class Scrubber:
             reader.close()
         return reader.hash.hexdigest() == digest or await self._condemn(digest, None)
 
-    async def _piece(self, reader: _Reader) -> int:
+    async def _piece(self, reader: _ScrubReader) -> int:
         async with self._lanes.turn(lambda: ReadPriority.SCRUB):
             size = await self._threads.run(reader.read)
         self._tally.scrubbed_bytes += size
@@ -132,7 +132,7 @@ class Scrubber:
         )
 
 
-class _Reader:
+class _ScrubReader:
     """Reads a file in pieces, with O_DIRECT (open(2)) where supported, to check the disk and not
     the page cache."""
 

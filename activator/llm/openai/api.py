@@ -99,8 +99,7 @@ class OpenAI:
         if place == MODELS:
             await self._list(request, owner)
             return
-        if request.verb != "POST":
-            raise errors.NotFound(f"{request.verb} is not served at {place}: POST a body to it")
+        request.require_method("POST")
         caller = self._caller(request, owner)
         if caller.is_anonymous and not self._models.visible(request, caller, owner):
             raise self._resolver.stranger(
@@ -199,8 +198,7 @@ class OpenAI:
 
     # -- models ------------------------------------------------------------------------------------
     async def _list(self, request: Request, owner: str | None) -> None:
-        if request.verb != "GET":
-            raise errors.NotFound(f"{request.verb} is not served at {MODELS}: GET it")
+        request.require_method("GET")
         caller = self._caller(request, owner)
         await _respond_list(
             request,

@@ -33,6 +33,7 @@ _PANELS: dict[str, dict[str, str]] = {
         "doctor": "operations.doctor",
         "state": "operations.state",
         "node": "operations.node",
+        "cluster": "operations.cluster",
         "render": "apps.render",
     },
     "Releases": {

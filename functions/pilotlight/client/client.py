@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
-from urllib.parse import quote
 
 from pilotlight.client.json_stream import (
     Json,
@@ -50,7 +49,7 @@ from pilotlight.client.stream_resume import (
     read_until_disconnect_async,
     reconnect_attempts,
 )
-from pilotlight.client.transport import DEFAULT_BUDGET_S, AsyncTransport, Transport
+from pilotlight.client.transport import DEFAULT_BUDGET_S, AsyncTransport, Transport, path_segment
 from pilotlight.profile import Profile
 from pilotlight.protocol import (
     CONTENT_JSON,
@@ -353,16 +352,14 @@ class Client(
 
     def delete_image(self, digest: str) -> None:
         """Delete an image. Raises NotFound, or Conflict while a revision uses it."""
-        self._transport.request("DELETE", f"/v1/images/{quote(digest, safe='')}")
+        self._transport.request("DELETE", f"/v1/images/{path_segment(digest)}")
 
     def prune_app(self, app: str, *, keep: int = 10, dry_run: bool = False) -> Json:
         """Delete old revisions of an app: all but the newest `keep` of each function and those that
         can be called."""
         body = {"keep": keep, "dry_run": dry_run}
         return dict(
-            self._transport.request(
-                "POST", f"/v1/apps/{quote(app, safe='')}:prune", json=body
-            ).json()
+            self._transport.request("POST", f"/v1/apps/{path_segment(app)}:prune", json=body).json()
         )
 
     def collect_storage(
@@ -534,7 +531,7 @@ def _record(response: httpx.Response) -> CallRecord:
 
 
 def _call_path(call_id: str) -> str:
-    return f"/v1/calls/{quote(call_id, safe='')}"
+    return f"/v1/calls/{path_segment(call_id)}"
 
 
 def _resume(after: str) -> dict[str, str]:

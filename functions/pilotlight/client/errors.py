@@ -78,6 +78,8 @@ def error_from_problem(
 
 def _foreign(status: int, headers: Mapping[str, str], body: bytes) -> PilotlightError:
     kind = _BY_STATUS.get(status, PilotlightError)
+    if not body:  # such as to HEAD
+        return kind(f"the server answered status {status}", retry_after_s=retry_after_s(headers))
     text = body[:_LONGEST_TEXT].decode(errors="replace").strip()
     return kind(
         f"the server returned status {status} without a problem document: {text!r}",

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from pilotlight.client.errors import error_from_problem, error_from_response, remote_exception
 from pilotlight.client.pickling import UnpicklingFailed, loads
+from pilotlight.client.transport import path_segment
 from pilotlight.errors import (
     ClientClosedRequest,
     DeadlineExceeded,
@@ -50,8 +51,8 @@ _FINISHED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
 def function_path(app: str, function: str, verb: str, *, tenant: str = "") -> str:
     """Return `/v1/functions/{app}/{function}:{verb}`, prefixed with the path of `tenant` if given.
     `function` may be `Class.method`."""
-    owner = f"{TENANT_PATH}{quote(tenant, safe='')}" if tenant else ""
-    return f"{owner}/v1/functions/{quote(app, safe='')}/{quote(function, safe='.')}:{verb}"
+    owner = f"{TENANT_PATH}{path_segment(tenant)}" if tenant else ""
+    return f"{owner}/v1/functions/{path_segment(app)}/{quote(function, safe='.')}:{verb}"
 
 
 def call_headers(

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from pilotlight.client.errors import error_from_response, retry_after_s
 from pilotlight.errors import PilotlightError, Unauthenticated, Unavailable
@@ -139,7 +140,14 @@ def _refused(
             f"{profile.url} requires an API key, but none is set: run 'pilotlight up' on this "
             f"machine, or set PILOTLIGHT_API_KEY"
         )
+    if status == 401 and not body:  # to HEAD
+        return Unauthenticated(f"{profile.url} does not accept this API key")
     return error_from_response(status, headers, body)
+
+
+def path_segment(name: str) -> str:
+    """A name as one segment of a path."""
+    return quote(name, safe="")
 
 
 class Transport:

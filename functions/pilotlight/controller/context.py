@@ -6,13 +6,14 @@ import hmac
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Annotated, cast
+from typing import Annotated, TypeVar, cast
 
+import sqlalchemy as sa
 from fastapi import Depends, Header, Request
 
 from pilotlight.controller.billing.build_charges import BuildUsage
 from pilotlight.controller.database.change_notifier import ChangeNotifier
-from pilotlight.controller.database.store import Store
+from pilotlight.controller.database.store import Store, Write
 from pilotlight.controller.identity import access_control
 from pilotlight.controller.identity.access_control import Principal
 from pilotlight.controller.identity.sign_in_codes import SignInCodes
@@ -35,6 +36,7 @@ from pilotlight.spec.identifiers import Scope
 from snapshotter.agent.launch_signature import KEY_LABEL, LaunchSigner
 from weight_cache.client import WeightCacheClient
 
+T = TypeVar("T")
 _READING = ("GET", "HEAD", "OPTIONS")
 
 
@@ -74,6 +76,24 @@ class Context:
             self, "grants", LaunchSigner(self.key.derived(KEY_LABEL)) if is_local else None
         )
 
+    async def read(self, tenant: str, query: Callable[[sa.Connection], T]) -> T:
+        """Run `query` in a read transaction, in one of the tenant's threads."""
+
+        def run() -> T:
+            with self.store.read() as sql:
+                return query(sql)
+
+        return await self.threads.run(tenant, run)
+
+    async def write(self, tenant: str, change: Callable[[Write], T]) -> T:
+        """Run `change` in a write transaction, in one of the tenant's threads."""
+
+        def run() -> T:
+            with self.store.write() as write:
+                return change(write)
+
+        return await self.threads.run(tenant, run)
+
 
 def context_of(request: Request) -> Context:
     """Return the context of the application that serves `request`."""
@@ -109,7 +129,7 @@ async def principal(
     if caller.suspended and request.method not in _READING:
         raise Forbidden(
             f"tenant {caller.tenant_name!r} is suspended: it can read but not change anything; the "
-            f"platform's operator can resume it"
+            f"platform's administrators can resume it"
         )
     if inspect.iscoroutinefunction(request.scope["endpoint"]):
         yield caller

@@ -45,6 +45,7 @@ from pilotlight.controller.api.calls import calls, feedback, traces
 from pilotlight.controller.api.internal import (
     activator_sync,
     cluster_nodes,
+    cluster_ownership,
     observations,
     scheduled_calls,
 )
@@ -133,6 +134,7 @@ _ROUTERS = (
     instances.router,
     cluster_nodes.router,
     cluster_nodes.internal,
+    cluster_ownership.router,
     language_models.router,
     objectives.router,
     observations.internal,
@@ -206,7 +208,6 @@ def _document() -> dict[str, Any]:
     described = _application()
     for router in _ROUTERS:
         described.include_router(router)
-    described.add_api_route("/healthz", _healthz, methods=["GET"], tags=["health"])
     document = described.openapi()
     for operations in document["paths"].values():
         for operation in operations.values():
@@ -243,6 +244,15 @@ def _limit_body(
     return counted
 
 
+async def _refuse_encoding() -> Message:
+    """A `receive` for a body with a content coding (RFC 9110, section 15.5.16)."""
+    raise HTTPException(
+        415,
+        "bodies with a Content-Encoding are not supported here: send the body as it is",
+        headers={"accept-encoding": "identity"},
+    )
+
+
 def _limit_values(receive: Receive, max_values: int) -> Receive:
     """Wrap `receive` with a limit of `max_values` JSON values; beyond it raises HTTPException
     (413)."""
@@ -277,6 +287,8 @@ class _RequestMiddleware:
         authentication first."""
         if path.startswith(_STREAMED):
             return receive
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            return _refuse_encoding
         if path.startswith(_PAGES):
             return _limit_body(receive, MAX_UNKNOWN_BYTES)
         if not path.startswith(_INTERNAL):

@@ -389,3 +389,32 @@ class _Connection:
             await self._writer.drain()
         except OSError as e:  # not an error of the operation itself, which must be reported
             raise _PeerDisconnected from e
+
+
+class SharedRpcConnection:
+    """Base of typed clients: one connection for concurrent calls, opened by the first of them, and
+    again after a loss. Owner: one event loop."""
+
+    def __init__(self, socket_path: Path) -> None:
+        self._path = socket_path
+        self._rpc: RpcClient | None = None
+        self._opening = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        state = (
+            "connected" if self._rpc is not None and not self._rpc.is_closed else "not connected"
+        )
+        return f"<{type(self).__name__} {self._path} {state}>"
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        if self._rpc is not None:
+            await self._rpc.aclose()
+            self._rpc = None
+
+    async def _connection(self) -> RpcClient:
+        # concurrent calls share the connection that the first of them opens
+        async with self._opening:
+            if self._rpc is None or self._rpc.is_closed:
+                self._rpc = await RpcClient.open(self._path)
+            return self._rpc

@@ -33,6 +33,11 @@ _DENIED = re.compile(
 )
 _UNREACHABLE = re.compile(r'failed calling webhook "(?P<webhook>[^"]+)"')
 _STRICT = re.compile(r'unknown field "(?P<field>[^"]+)"')
+_TYPED = re.compile(r"failed to create typed patch object \([^)]*\): (?P<why>.*)", re.DOTALL)
+"""Server-side apply of what the schema does not have: status 500, without a reason
+(structured-merge-diff, typed/helpers.go)."""
+_UNDECLARED = re.compile(r"\.(?P<field>\S+): field not declared in schema")
+_UNKNOWN_FIELD = "the cluster does not know this field: upgrade Knative or Kubernetes, or remove it"
 _INSTALL = {
     "serving.knative.dev": "install Knative Serving (its serving-crds.yaml, then "
     "serving-core.yaml)",
@@ -114,6 +119,8 @@ def from_status(
         return _forbidden(deed, message, details, rest)
     if code in (400, 422):
         return _invalid(deed, message, details, rest)
+    if code == 500 and (typed := _TYPED.search(message)) is not None:
+        return _invalid(deed, typed.group("why"), details, rest)
     if code == 404:
         return _not_found(deed, details, rest)
     return _plain(deed, message, rest)
@@ -217,11 +224,8 @@ def _invalid(
         for cause in details.get("causes") or ()
     ]
     problems += [
-        FieldProblem(
-            unknown,
-            "the cluster does not know this field: upgrade Knative or Kubernetes, or remove it",
-        )
-        for unknown in _STRICT.findall(message)
+        FieldProblem(unknown, _UNKNOWN_FIELD)
+        for unknown in (*_STRICT.findall(message), *_UNDECLARED.findall(message))
     ]
     if not problems:
         problems = [FieldProblem("", message)]

@@ -18,6 +18,9 @@ from pilotlight.kubernetes.transport import Transport
 
 logger = logging.getLogger(__name__)
 
+RESTARTED_S = 10.0
+"""How long after its last absence an API server may not know its roles yet."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallDeadlines:
@@ -58,6 +61,20 @@ class ApiCalls:
         self.chance = chance
         self.clock = clock
         self.sleep = sleep
+        self._away_at: float | None = None
+        self._away_since: float | None = None
+
+    def note(self, error: ClusterError) -> None:
+        """Remember that the API server did not answer, or was starting."""
+        if isinstance(error, ClusterUnreachable) or error.status == 503:
+            self._away_at = self.clock()
+            if self._away_since is None:
+                self._away_since = self._away_at
+
+    @property
+    def away_s(self) -> float:
+        """For how long the API server has not answered; 0 if it did when it was last asked."""
+        return 0.0 if self._away_since is None else self.clock() - self._away_since
 
     async def call(
         self,
@@ -104,6 +121,7 @@ class ApiCalls:
                     )
                     raise ClusterUnreachable(said, deed=deed)
             except ClusterError as error:
+                self.note(error)
                 await self._pause_or_raise(
                     error, deed, attempt, ends_at, is_conditional=is_conditional
                 )
@@ -112,6 +130,8 @@ class ApiCalls:
 
     async def check(self, deed: ApiRequest, answer: ApiResponse) -> None:
         """Raise ClusterError for a response that is not a success."""
+        if answer.status != 503:
+            self._away_since = None
         if answer.status == 401:
             await self.transport.credentials.renew()
         if not 200 <= answer.status <= 299:
@@ -128,7 +148,10 @@ class ApiCalls:
     ) -> None:
         """Wait before the next attempt, or raise if there is none."""
         is_first_401 = isinstance(error, BadCredentials) and error.status == 401 and attempt == 1
-        repeat = is_first_401 or is_retryable(error, verb=deed.verb, is_conditional=is_conditional)
+        was_away = self._away_at is not None and self.clock() - self._away_at < RESTARTED_S
+        repeat = is_first_401 or is_retryable(
+            error, verb=deed.verb, is_conditional=is_conditional, was_away=was_away
+        )
         pauses = self.patience.pauses
         pause_s = pauses.pause_s(attempt, chance=self.chance(), retry_after_s=error.retry_after_s)
         if not repeat or attempt >= pauses.attempts or self.clock() + pause_s >= ends_at:

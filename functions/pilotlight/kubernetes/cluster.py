@@ -14,7 +14,13 @@ from pilotlight.kubernetes import exec
 from pilotlight.kubernetes.api_request import ApiRequest
 from pilotlight.kubernetes.client import ApiCalls, CallDeadlines
 from pilotlight.kubernetes.credentials import Credentials, find_credentials
-from pilotlight.kubernetes.errors import ClusterUnreachable, Gone, ManifestWarned, NotFound
+from pilotlight.kubernetes.errors import (
+    ClusterError,
+    ClusterUnreachable,
+    Gone,
+    ManifestWarned,
+    NotFound,
+)
 from pilotlight.kubernetes.kinds import ACCESS_REVIEW, POD, Kind, kind_of
 from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.kubernetes.transport import Transport
@@ -86,6 +92,12 @@ class Cluster:
     def host(self) -> str:
         """The API server's URL."""
         return self._transport.host
+
+    @property
+    def away_s(self) -> float:
+        """For how many seconds the API server has not answered; 0 if it did when it was last
+        asked. Watches ask it all the time."""
+        return self._calls.away_s
 
     async def __aenter__(self) -> Self:
         return self
@@ -197,12 +209,16 @@ class Cluster:
             **_selectors(selector, fields),
         }
         open_s, silence_s = self.patience.attempt_s, self.patience.silence_s
-        async with self._transport.stream(
-            deed, query=query, open_s=open_s, silence_s=silence_s
-        ) as (answer, pieces):
-            await self._calls.check(deed, answer)
-            async for piece in pieces:
-                yield piece
+        try:
+            async with self._transport.stream(
+                deed, query=query, open_s=open_s, silence_s=silence_s
+            ) as (answer, pieces):
+                await self._calls.check(deed, answer)
+                async for piece in pieces:
+                    yield piece
+        except ClusterError as error:
+            self._calls.note(error)
+            raise
 
     async def logs(
         self,

@@ -9,6 +9,9 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from pilotlight.kubernetes.errors import FieldProblem
 
 CONFIG_FEATURES = "config-features"
 
@@ -76,6 +79,38 @@ BY_FIELD: Mapping[str, Feature] = {
     field: feature for feature in FEATURES for field in feature.fields
 }
 BY_FLAG: Mapping[str, Feature] = {feature.flag: feature for feature in FEATURES}
+
+
+def requirements(service: Mapping[str, Any], *, knative_namespace: str) -> list[FieldProblem]:
+    """What a Service needs and Knative's default settings lack, with the commands that enable
+    it."""
+    template = service["spec"]["template"]
+    pod = template["spec"]
+    fields = {field: field for field in pod} | {
+        f"volumes[{index}].{kind}": kind
+        for index, volume in enumerate(pod.get("volumes", ()))
+        for kind in volume
+    }
+    found = [
+        FieldProblem(
+            f"spec.template.spec.{path}",
+            f"requires the feature {feature.flag}",
+            switch_on(feature, knative_namespace=knative_namespace),
+        )
+        for path, field in fields.items()
+        if (feature := BY_FIELD.get(field)) is not None and not feature.is_on({})
+    ]
+    key = "autoscaling.knative.dev/initial-scale"
+    if template["metadata"]["annotations"].get(key) == "0":
+        setting = {"allow-zero-initial-scale": "true"}
+        found.append(
+            FieldProblem(
+                f"spec.template.metadata.annotations[{key}]",
+                "requires that the cluster allows 0",
+                patch_config("config-autoscaler", setting, knative_namespace=knative_namespace),
+            )
+        )
+    return found
 
 
 def switch_on(feature: Feature, *, knative_namespace: str) -> str:

@@ -18,7 +18,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol, Self
@@ -102,6 +102,7 @@ class LeaderElection:
         name: str,
         namespace: str,
         identity: str,
+        annotations: Mapping[str, str] | None = None,
         terms: LeaseTerms | None = None,
         on_started: Callable[[], None] | None = None,
         on_stopped: Callable[[], None] | None = None,
@@ -114,11 +115,13 @@ class LeaderElection:
 
         Args:
             identity: unique per process: the pod's name and a random part.
+            annotations: of the Lease while this candidate holds it.
             on_started, on_stopped: called in the event loop; they must not block.
             wall: wall clock, only for the timestamps in the Lease.
         """
         self.name, self.namespace, self.identity = name, namespace, identity
         self.terms = terms or LeaseTerms()
+        self._annotations = dict(annotations or {})
         self.transitions = 0
         """How often this candidate became leader."""
         self._cluster = cluster
@@ -255,6 +258,8 @@ class LeaderElection:
         if seen is not None:
             meta = {**(seen.lease.get("metadata") or {})}
             meta.pop("managedFields", None)
+        if self._annotations and holder:
+            meta["annotations"] = {**(meta.get("annotations") or {}), **self._annotations}
         return {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": meta, "spec": spec}
 
     def _attempt_s(self) -> float:

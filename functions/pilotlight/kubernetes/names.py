@@ -14,7 +14,7 @@ import hashlib
 import re
 from typing import Final
 
-from pilotlight.kubernetes.settings import ClusterSettings
+from pilotlight.kubernetes.settings import DEFAULT_NAMESPACE, ClusterSettings
 from pilotlight.spec.identifiers import DEFAULT_ENVIRONMENT
 
 DOMAIN: Final = "pilotlight.dev"
@@ -33,6 +33,9 @@ NETWORK: Final = f"{DOMAIN}/network"
 MANAGED_BY: Final = f"{DOMAIN}/managed-by"
 """`manager_of(settings)`, on everything that we apply, to separate several platforms on one
 cluster."""
+PLATFORM: Final = f"{DOMAIN}/platform"
+"""The platform's id, made with its database, on everything that we apply: a controller with another
+database must not take it for its own. Also an annotation of the leader's Lease."""
 KNATIVE_REVISION: Final = "serving.knative.dev/revision"
 """Knative's own label of revisions' pods: `revision_name`."""
 KNATIVE_SERVICE: Final = "serving.knative.dev/service"
@@ -49,7 +52,7 @@ PATH: Final = f"{DOMAIN}/path"
 """`<tenant id>/<environment>/<app>/<function>`, to detect a name that two functions share."""
 
 # -- labels of nodes, set by the controller from their agents' reports -----------------------------
-CACHE_DOMAIN: Final = f"cache.{DOMAIN}"
+_CACHE: Final = f"cache.{DOMAIN}"
 HOT: Final = "hot"
 """Value of the labels below."""
 
@@ -61,6 +64,7 @@ MAX_REVISION_PART: Final = MAX_NAME - MAX_SERVICE - 1
 
 _WORD = re.compile(r"[a-z][a-z0-9]*\Z")
 _KEBAB = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*\Z")
+_DEFAULT_MANAGER = "pilotlight"
 _MARK_CHARS = 11
 _CACHE_HEX = 12
 
@@ -102,9 +106,19 @@ def secret_name(secret: str) -> str:
 
 
 def manager_of(settings: ClusterSettings) -> str:
-    """The field manager's name as a label value."""
-    name = settings.field_manager
-    return _named(name, (name,), is_plain=bool(_KEBAB.match(name)), most=MAX_NAME)
+    """The field manager's name as a label value, with the platform's namespace unless that is the
+    default one: platforms in different namespaces never see each other's objects."""
+    name, namespace = settings.field_manager, settings.namespace
+    if namespace == DEFAULT_NAMESPACE:
+        return _named(name, (name,), is_plain=bool(_KEBAB.match(name)), most=MAX_NAME)
+    is_plain = bool(_KEBAB.match(name))
+    return _named(f"{namespace}.{name}", (namespace, name), is_plain=is_plain, most=MAX_NAME)
+
+
+def cache_domain(settings: ClusterSettings) -> str:
+    """Domain of our labels of nodes; each platform has its own, since each has its own cache."""
+    manager = manager_of(settings)
+    return _CACHE if manager == _DEFAULT_MANAGER else f"{manager}.{_CACHE}"
 
 
 def function_selector(settings: ClusterSettings) -> str:
@@ -112,14 +126,15 @@ def function_selector(settings: ClusterSettings) -> str:
     return f"{MANAGED_BY}={manager_of(settings)},{FUNCTION_ID}"
 
 
-def weights_label(manifest: str) -> str:
+def weights_label(settings: ClusterSettings, manifest: str) -> str:
     """Label of nodes that hold the weights with that manifest (sha256, hex)."""
-    return f"{CACHE_DOMAIN}/w-{manifest.removeprefix('sha256:')[:_CACHE_HEX]}"
+    return f"{cache_domain(settings)}/w-{manifest.removeprefix('sha256:')[:_CACHE_HEX]}"
 
 
-def snapshot_label(revision_key: str) -> str:
+def snapshot_label(settings: ClusterSettings, revision_key: str) -> str:
     """Label of nodes with a proven snapshot of the revision `<function id>@<revision>`."""
-    return f"{CACHE_DOMAIN}/s-{hashlib.sha256(revision_key.encode()).hexdigest()[:_CACHE_HEX]}"
+    digest = hashlib.sha256(revision_key.encode()).hexdigest()[:_CACHE_HEX]
+    return f"{cache_domain(settings)}/s-{digest}"
 
 
 def tenant_directory(settings: ClusterSettings, tenant_id: str) -> str:

@@ -5,7 +5,8 @@ Node agents and function pods have no rights: they have no credentials. Rights a
 resource, never by wildcard. `scope` is the range of a right. Resources that are watched in all
 namespaces, and kinds without a namespace, are granted cluster-wide; writes to tenants' namespaces
 in each of these, by a RoleBinding that the controller creates with the namespace; rights for the
-platform itself in its own namespace; reads of Knative's settings in Knative's."""
+platform itself in its own namespace; an operator's reads of Knative's
+settings in Knative's."""
 
 from __future__ import annotations
 
@@ -128,12 +129,6 @@ _CONTROLLER = (
         scope="platform",
     ),
     _right(kinds.JOB, ("get", "create", "delete"), "draining such a journal", scope="platform"),
-    _right(
-        kinds.CONFIG_MAP,
-        ("get", "list", "watch"),
-        "the cluster's enabled features",
-        scope="knative",
-    ),
 )
 _ACTIVATOR = (
     _right(kinds.POD, _READ, "instances"),
@@ -186,6 +181,7 @@ _OPERATOR = (
     _right(kinds.CONFIG_MAP, ("get", "list"), "Knative's settings", scope="knative"),
     _right(kinds.DEPLOYMENT, ("get", "list"), "Knative's controllers and webhook", scope="knative"),
     _right(kinds.DEPLOYMENT, ("get", "list"), "the controller", scope="platform"),
+    _right(kinds.LEASE, ("get",), "the leading controller, and its platform", scope="platform"),
     _right(kinds.STATEFUL_SET, ("get", "list"), "the activators", scope="platform"),
     _right(kinds.POD, ("get", "list"), "node agents", scope="platform"),
     _right(kinds.DAEMON_SET, ("get", "list"), "node agents", scope="platform"),

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pilotlight.kubernetes.errors import ClusterError, ClusterUnreachable, Conflict, WebhookDown
+from pilotlight.kubernetes.errors import (
+    ClusterError,
+    ClusterUnreachable,
+    Conflict,
+    Forbidden,
+    Invalid,
+    WebhookDown,
+)
 
 _IDEMPOTENT = frozenset({"get", "list", "watch", "patch", "update", "delete"})
 
@@ -37,14 +44,22 @@ class RetryDelays:
         return own_s if retry_after_s is None else max(own_s, retry_after_s * (1 + chance / 4))
 
 
-def is_retryable(error: ClusterError, *, verb: str, is_conditional: bool) -> bool:
+def is_retryable(
+    error: ClusterError, *, verb: str, is_conditional: bool, was_away: bool = False
+) -> bool:
     """Whether the same call may succeed later, and is safe if the first one was carried out.
 
     Args:
         verb: RBAC verb.
         is_conditional: whether it has a resourceVersion, or must not take over fields of other
             managers: a conflict is then a final answer.
+        was_away: whether the API server did not answer a moment ago: one that has just started
+            refuses everybody until it has read the roles.
     """
+    if isinstance(error, Invalid):
+        return False  # of apply with status 500
+    if isinstance(error, Forbidden):
+        return was_away
     if isinstance(error, ClusterUnreachable):
         return verb in _IDEMPOTENT or not error.sent
     if isinstance(error, Conflict):

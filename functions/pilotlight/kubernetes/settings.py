@@ -7,6 +7,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+DEFAULT_NAMESPACE = "pilotlight"
+UNLABELLED = "unlabelled"
+"""Stands for the platform's id that objects of earlier versions lack."""
+PLATFORM_ID = re.compile(r"p-[0-9a-f]{16}\Z")
 _PREFIX = re.compile(r"[a-z]([a-z0-9-]{0,19})?\Z")
 _ACCOUNT = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?\Z")
 _DIGEST = re.compile(r".+@sha256:[0-9a-f]{64}\Z")
@@ -22,6 +26,8 @@ class ClusterSettings:
         namespace: the platform's own namespace.
         controller_account, activator_account: service accounts of controller and activators in that
             namespace, to which RoleBindings in tenants' namespaces grant rights.
+        adopt: ids of platforms whose objects in the cluster this one takes over, or `unlabelled`
+            (see `pilotlight cluster`).
         namespace_prefix: of tenants' namespaces: `<prefix><tenant>[-<environment>]`.
         field_manager: field manager of our server-side applies.
         autoscaler: `kpa`, Knative's own class, or `pilotlight`, ours (experimental).
@@ -52,9 +58,10 @@ class ClusterSettings:
 
     kubeconfig: str | None = None
     context: str | None = None
-    namespace: str = "pilotlight"
+    namespace: str = DEFAULT_NAMESPACE
     controller_account: str = "pilotlight-controller"
     activator_account: str = "pilotlight-activator"
+    adopt: list[str] = field(default_factory=list)
     namespace_prefix: str = "fn-"
     field_manager: str = "pilotlight"
     autoscaler: str = "kpa"
@@ -80,6 +87,7 @@ class ClusterSettings:
             raise ValueError(f"autoscaler = {self.autoscaler!r}: must be 'kpa' or 'pilotlight'")
         _check_account("controller_account", self.controller_account)
         _check_account("activator_account", self.activator_account)
+        _check_platforms(self.adopt)
         if not _PREFIX.match(self.namespace_prefix):
             raise ValueError(
                 f"namespace_prefix = {self.namespace_prefix!r}: must have at most 20 of a-z, 0-9 "
@@ -119,6 +127,15 @@ def _check_account(name: str, account: str) -> None:
             f"{name} = {account!r}: the name of a service account has a-z, 0-9, - and ., and at "
             f"most 253 characters"
         )
+
+
+def _check_platforms(adopt: list[str]) -> None:
+    for platform in adopt:
+        if platform != UNLABELLED and not PLATFORM_ID.match(str(platform)):
+            raise ValueError(
+                f"adopt: {platform!r}: must be a platform's id, `p-` and 16 hex digits, or "
+                f"{UNLABELLED!r}"
+            )
 
 
 def _check_networks(cidrs: list[str]) -> None:

@@ -66,7 +66,9 @@ async def run(
         trust_env=False,
         cookies=no_cookies(),
     ) as client:
-        test = _Test(client, timeout_s, min(most_open, _most_files() - _OTHER_FILES), on_progress)
+        test = _LoadTest(
+            client, timeout_s, min(most_open, _most_files() - _OTHER_FILES), on_progress
+        )
         next(prepared)
         begin = time.perf_counter()
         try:
@@ -113,7 +115,7 @@ def _most_files() -> int:
     return wanted if soft == resource.RLIM_INFINITY else soft
 
 
-class _Test:
+class _LoadTest:
     """Sends the requests of one test. Owner: its event loop."""
 
     def __init__(

@@ -14,11 +14,11 @@ import os
 import stat
 import tarfile
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pilotlight.errors import InvalidInput, TooLarge
-from pilotlight.packaging.ignore import IgnoreRules
+from pilotlight.packaging.ignore import IgnoreRules, is_platform_home
 
 DEFAULT_LIMIT_BYTES = 100 * 1024**2
 """Limit of the total size of files, equal to bundle_max_bytes of the controller, which limits the
@@ -29,11 +29,13 @@ _LARGEST_SHOWN = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
-    """Packed bytes, their sha256 (hex), and the names in them."""
+    """Packed bytes, their sha256 (hex), the names in them, and homes of platforms that were left
+    out."""
 
     data: bytes
     digest: str
     names: tuple[str, ...]
+    homes: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,17 +56,22 @@ def pack_tree(
 ) -> Archive:
     """Pack the directory `root`, and `extra` (name → content).
 
-    Directories in `exclude` are skipped, and what the ignore files exclude, unless `respect_ignore`
-    is False. Raises TooLarge, naming the largest files, or InvalidInput if a file cannot be
-    read."""
-    ignore = IgnoreRules.at_root(root) if respect_ignore else None
-    try:
-        entries = dict(
-            _Walk(root.resolve(), frozenset(exclude)).files(root, "", ignore, frozenset())
+    Directories in `exclude` are skipped, homes of platforms, and what the ignore files exclude,
+    unless `respect_ignore` is False. Raises TooLarge, naming the largest files, or InvalidInput if
+    a file cannot be read, or `root` is a home."""
+    if is_platform_home(root):
+        raise InvalidInput(
+            f"{root} is the home of a platform, with its keys and database, and is not uploaded",
+            hint="Move the app's files to a directory of their own.",
         )
-        return _pack(entries, extra or {}, limit_bytes, root)
+    ignore = IgnoreRules.at_root(root) if respect_ignore else None
+    walk = _TreeWalk(root.resolve(), frozenset(exclude))
+    try:
+        entries = dict(walk.files(root, "", ignore, frozenset()))
+        archive = _pack(entries, extra or {}, limit_bytes, root)
     except OSError as e:
         raise InvalidInput(f"{root} cannot be packed: {e}") from e
+    return replace(archive, homes=tuple(walk.homes))
 
 
 def pack_files(
@@ -82,11 +89,13 @@ def pack_files(
 
 
 @dataclass(frozen=True, slots=True)
-class _Walk:
-    """A walk over a tree: links outside `root` are followed, directories in `exclude` skipped."""
+class _TreeWalk:
+    """A walk over a tree: links outside `root` are followed, directories in `exclude` skipped, and
+    homes of platforms, which are recorded in `homes`."""
 
     root: Path
     exclude: frozenset[Path]
+    homes: list[Path] = field(default_factory=list)
 
     def files(
         self, directory: Path, prefix: str, ignore: IgnoreRules | None, above: frozenset[Path]
@@ -101,6 +110,8 @@ class _Walk:
                 continue
             if item.is_symlink() and (link := _link_inside(path, self.root)) is not None:
                 yield name, _Entry(path=path, size_bytes=0, link=link)
+            elif is_directory and is_platform_home(path):
+                self.homes.append(path)
             elif is_directory and path.resolve() not in self.exclude:
                 inner = ignore.within(path) if ignore is not None else None
                 yield from self.files(path, name + "/", inner, above | {here})

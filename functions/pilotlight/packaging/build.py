@@ -60,7 +60,8 @@ class Build:
         images: digest → description of each environment to build before the deploy.
         blobs: digest → content of bundles, and of files of weights followed by their manifests.
         sources: open sources of the weights.
-        secrets: name → variables of secrets whose values are part of the app."""
+        secrets: name → variables of secrets whose values are part of the app.
+        homes: homes of platforms that were left out of the source."""
 
     app: str
     functions: tuple[FunctionSpec, ...]
@@ -68,6 +69,7 @@ class Build:
     blobs: Mapping[str, Blob]
     sources: tuple[Origin, ...]
     secrets: Mapping[str, Mapping[str, str]]
+    homes: tuple[Path, ...] = ()
 
     def __enter__(self) -> Self:
         return self
@@ -117,6 +119,7 @@ def build(
         blobs=builder.blobs,
         sources=tuple(builder.sources),
         secrets=builder.secrets,
+        homes=tuple(dict.fromkeys(builder.homes)),
     )
 
 
@@ -165,6 +168,7 @@ class _Builder:
     blobs: dict[str, Blob] = field(default_factory=dict)
     sources: list[Origin] = field(default_factory=list)
     secrets: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    homes: list[Path] = field(default_factory=list)
     _bundles: dict[Path | None, Archive] = field(default_factory=dict)
     _models: dict[tuple[tuple[str, ...], tuple[str, ...]], PreparedWeights] = field(
         default_factory=dict
@@ -272,6 +276,7 @@ class _Builder:
                 archive = pack_tree(
                     source.root, extra=pickles, exclude=models, limit_bytes=self.limit_bytes
                 )
+            self.homes += archive.homes
             self._bundles[source.root] = archive
             self.blobs[archive.digest] = archive.data
         return self._bundles[source.root]
@@ -288,6 +293,7 @@ class _Builder:
         def pack(path: Path, name: str) -> str:
             if path.is_dir():
                 archive = pack_tree(path, respect_ignore=False, limit_bytes=self.limit_bytes)
+                self.homes += archive.homes
             elif path.is_file():
                 archive = pack_files({name: path}, limit_bytes=self.limit_bytes)
             else:

@@ -15,6 +15,7 @@ from pilotlight.packaging.build import build
 from pilotlight.packaging.progress import (
     DEPLOY,
     IMAGE,
+    NOTICE,
     PACKAGE,
     Progress,
     ProgressEvent,
@@ -58,6 +59,9 @@ def deploy(
         named=named,
         remote=client,
     ) as built:
+        for home in built.homes:
+            text = f"{home} is the home of a platform and is not uploaded"
+            report(ProgressEvent(stage=NOTICE, text=text))
         upload_blobs(client, built.blobs, report=report)
     for digest, spec in built.images.items():
         _build_image(client, digest, spec, report)

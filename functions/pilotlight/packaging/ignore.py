@@ -86,6 +86,21 @@ class IgnoreRules:
         return False
 
 
+def is_platform_home(directory: Path) -> bool:
+    """Whether a directory is the home of a platform on this machine: it has its lock, or its key
+    beside data of one of its processes."""
+    if (directory / "platform.lock").is_file():
+        return True
+    return (directory / "platform.key").is_file() and any(
+        (directory / process).is_dir() for process in ("activator", "controller", "node", "weights")
+    )
+
+
+def is_in_platform_home(path: Path, root: Path) -> bool:
+    """Whether `path`, below `root`, is in the home of a platform below `root`."""
+    return any(is_platform_home(p) for p in path.parents if p != root and p.is_relative_to(root))
+
+
 def _lines(file: Path) -> list[str]:
     try:
         return file.read_text(encoding="utf-8").splitlines()

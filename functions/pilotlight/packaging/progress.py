@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 PACKAGE, IMAGE, UPLOAD, DEPLOY = "package", "image", "upload", "deploy"
 """The stages, in order."""
+NOTICE = "notice"
+"""Stage of a remark that people have to see, not of an activity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +16,7 @@ class ProgressEvent:
     """One step of progress.
 
     Attributes:
-        stage: `package`, `image`, `upload` or `deploy`.
+        stage: `package`, `image`, `upload`, `deploy` or `notice`.
         text: current activity, or a line of build output.
         done_bytes, total_bytes: bytes of the stage; 0 if it has no size."""
 

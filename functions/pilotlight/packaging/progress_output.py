@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from pilotlight.client import sessions
 from pilotlight.errors import PilotlightError
-from pilotlight.packaging.progress import IMAGE, ProgressEvent
+from pilotlight.packaging.progress import IMAGE, NOTICE, ProgressEvent
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -68,7 +68,9 @@ class ProgressOutput:
 
     def progress(self, event: ProgressEvent) -> None:
         """Show a step of a deploy (`pilotlight.packaging.progress.Progress`)."""
-        if event.stage == IMAGE and not self._console.is_terminal:
+        if event.stage == NOTICE:
+            self._say(event.text)
+        elif event.stage == IMAGE and not self._console.is_terminal:
             self._say(f"image: {event.text}")  # output of the build, which may repeat itself
         elif event.stage == IMAGE:
             self.step(f"image: {event.text}")

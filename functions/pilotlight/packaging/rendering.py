@@ -19,6 +19,8 @@ from pilotlight.spec.traffic import single_revision_traffic
 
 UNKNOWN_TENANT = "t-000000000000"
 """Placeholder for the id of a tenant, which only the platform knows."""
+UNKNOWN_PLATFORM = "p-0000000000000000"
+"""Placeholder for the platform's own id."""
 _DIGITS = 6
 
 

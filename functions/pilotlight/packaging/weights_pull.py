@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from pilotlight.core.durability import sync_directory
 from pilotlight.errors import Conflict, InvalidInput, PilotlightError, StorageFull
 from weight_cache.errors import ManifestInvalid
 from weight_cache.manifest import CHUNK_BYTES, Manifest, ManifestFile, parse
@@ -127,7 +128,7 @@ def pull_weights(
         else:
             _merge(task.missing, staging, target)
             shutil.rmtree(staging)
-        _sync(target.parent)
+        sync_directory(target.parent)
     return PullResult(
         directory=target,
         manifest=digest,
@@ -288,7 +289,7 @@ def _merge(files: Sequence[ManifestFile], staging: Path, target: Path) -> None:
         (staging / file.path).rename(place)
         folders |= {folder for folder in place.parents if folder.is_relative_to(target)}
     for folder in folders:
-        _sync(folder)
+        sync_directory(folder)
 
 
 @contextlib.contextmanager
@@ -337,15 +338,7 @@ def _allocated(path: Path) -> int:
 
 def _sync_tree(root: Path) -> None:
     for folder, _, _ in os.walk(root):
-        _sync(Path(folder))
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_directory(Path(folder))
 
 
 def _sha256(data: bytes) -> str:

@@ -302,9 +302,16 @@ def blob_size(blob: Blob) -> int:
 def source_errors_as_invalid_input(name: str) -> Iterator[None]:
     """Convert exceptions of a source to InvalidInput that names the weights."""
     from weight_cache.errors import ManifestInvalid, SourceInvalid, TensorsInvalid
+    from weight_cache.sources.retries import TransientSourceError
 
     try:
         yield
+    except TransientSourceError as e:
+        raise InvalidInput(
+            f"weights {name!r}: {e}",
+            parameter="weights",
+            hint="Check this machine's network, and try again.",
+        ) from e
     except (ManifestInvalid, SourceInvalid, TensorsInvalid) as e:
         raise InvalidInput(f"weights {name!r}: {e}", parameter="weights") from e
 

@@ -31,13 +31,20 @@ from pilotlight.sdk.decorators import (
 )
 from pilotlight.sdk.function import Function
 from pilotlight.sdk.image import Image
-from pilotlight.sdk.llm import Engine, EngineOptions, engine_declaration
-from pilotlight.sdk.options import FunctionOptions, ResolvedOptions, parse_tags, resolve_options
+from pilotlight.sdk.llm import Engine, engine_declaration
+from pilotlight.sdk.options import (
+    EngineOptions,
+    FunctionOptions,
+    ResolvedOptions,
+    parse_tags,
+    resolve_options,
+)
 from pilotlight.sdk.secret import Secret
+from pilotlight.sdk.sync_async import with_short_errors
 from pilotlight.sdk.weights import Weights
 from pilotlight.spec.engines import Task, TokenLimits
 from pilotlight.spec.function import FunctionKind
-from pilotlight.spec.identifiers import MAX_NAME_LENGTH, check_name
+from pilotlight.spec.identifiers import RUN_SUFFIX_LENGTH, check_name, ephemeral_name
 
 if TYPE_CHECKING:
     from pilotlight.client.client import Deployment
@@ -48,9 +55,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
-
-_RUN_MARK = "-run-"
-_RUN_RANDOM_HEX = 6
 
 
 class LocalEntrypoint(Generic[P, R]):
@@ -264,6 +268,7 @@ class App:
             self, progress, ProgressOutput() if show_output and sys.stderr is not None else None
         )
 
+    @with_short_errors
     def deploy(
         self,
         *,
@@ -339,12 +344,12 @@ class EphemeralRun:
         self._app = app
         self._output = output
         self._progress = progress or (output.progress if output is not None else None)
-        keep = MAX_NAME_LENGTH - len(_RUN_MARK) - _RUN_RANDOM_HEX
-        self.name = f"{app.name[:keep]}{_RUN_MARK}{randomness.token_hex(_RUN_RANDOM_HEX // 2)}"
+        self.name = ephemeral_name(app.name, randomness.token_hex(RUN_SUFFIX_LENGTH // 2))
 
     def __repr__(self) -> str:
         return f"<EphemeralRun {self.name}>"
 
+    @with_short_errors
     def __enter__(self) -> Self:
         if active_app.is_running(self._app.name):
             raise InvalidInput(
@@ -361,6 +366,7 @@ class EphemeralRun:
         active_app.start_ephemeral(self._app.name, self.name)
         return self
 
+    @with_short_errors
     def __exit__(
         self,
         kind: type[BaseException] | None,

@@ -11,7 +11,7 @@ from pilotlight.client import sessions
 from pilotlight.client.client import LONG_POLL_S
 from pilotlight.client.responses import is_finished, parse_record_result
 from pilotlight.protocol import CallRecord
-from pilotlight.sdk.sync_async import SyncAsyncMethod
+from pilotlight.sdk.sync_async import SyncAsyncMethod, with_short_errors
 
 R = TypeVar("R")
 
@@ -46,7 +46,7 @@ class FunctionCall(Generic[R]):
         self.cancel = SyncAsyncMethod(self._cancel, self._cancel_aio)
         self.record = SyncAsyncMethod(self._record, self._record_aio)
         self.attempts = SyncAsyncMethod(self._attempts, self._attempts_aio)
-        self.redrive = self._redrive
+        self.redrive = with_short_errors(self._redrive)
         self.feedback = SyncAsyncMethod(self._feedback, self._feedback_aio)
 
     def __repr__(self) -> str:

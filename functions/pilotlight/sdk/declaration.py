@@ -5,52 +5,34 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk.batches import batch_policy, check_batched, item_hints
 from pilotlight.sdk.decorators import describe_target, metadata_of
-from pilotlight.sdk.image import Image
+from pilotlight.sdk.options import CheckedOptions
 from pilotlight.sdk.schema import arguments_schema, returns_schema
-from pilotlight.sdk.secret import Secret
-from pilotlight.sdk.weights import Weights
-from pilotlight.spec.function import Clocks, FunctionKind, MethodSpec, Resources, Scaling
-from pilotlight.spec.identifiers import Priority, check_name
+from pilotlight.spec.function import FunctionKind, MethodSpec
+from pilotlight.spec.identifiers import check_name
 
 _MAIN = "__main__"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Declaration:
+class Declaration(CheckedOptions):
     """One declared function, class or web application.
 
     Attributes:
         app: name of the app that declares it.
         name: its name in the app.
-        raw: the undecorated callable or class.
-        policies: fields of `pilotlight.spec.function.FunctionSpec` that are records of
-            `pilotlight.spec.policies`."""
+        raw: the undecorated callable or class."""
 
     app: str
     name: str
     raw: Any
     kind: FunctionKind
-    image: Image | None
-    weights: tuple[Weights, ...]
-    secrets: tuple[Secret, ...]
-    env: Mapping[str, str]
-    resources: Resources
-    scaling: Scaling
-    clocks: Clocks
-    snapshot: bool
-    idempotent: bool
-    description: str
-    access: tuple[str, ...] = ()
-    priority: Priority | None = None
-    tags: Mapping[str, str] = field(default_factory=dict)
-    policies: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def module(self) -> str:

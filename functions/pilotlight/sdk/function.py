@@ -24,7 +24,7 @@ from pilotlight.sdk.declaration import Declaration
 from pilotlight.sdk.options import parse_priority
 from pilotlight.sdk.parallel_map import DEFAULT_CONCURRENCY, Input, MapOptions
 from pilotlight.sdk.schema import parameter_names
-from pilotlight.sdk.sync_async import SyncAsyncMethod
+from pilotlight.sdk.sync_async import SyncAsyncMethod, with_short_errors
 from pilotlight.spec.identifiers import Priority, check_name
 
 P = ParamSpec("P")
@@ -201,6 +201,7 @@ class Function(Generic[P, R]):
         `ignore_exceptions=True` failed calls do not raise."""
         return SyncAsyncMethod(self._for_each, self._for_each_aio)
 
+    @with_short_errors
     def warmup(self) -> None:
         """Start one instance. Raises InvalidInput for a function of another tenant."""
         if self._tenant:

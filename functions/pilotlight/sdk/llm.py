@@ -6,26 +6,20 @@ command line."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import Any
 
 from pilotlight.client import sessions
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk import active_app
 from pilotlight.sdk.declaration import Declaration, check_declared_name
-from pilotlight.sdk.image import Image
 from pilotlight.sdk.options import parse_memory, resolve_options
 from pilotlight.sdk.secret import Secret
 from pilotlight.sdk.weights import Weights
 from pilotlight.spec.engines import EngineSpec, Task, TokenLimits
 from pilotlight.spec.function import FunctionKind, MethodSpec
 from pilotlight.spec.policies import (
-    Fallback,
-    ModelCard,
-    Objectives,
-    RetryPolicy,
-    Variant,
     require_in_range,
 )
 
@@ -55,41 +49,6 @@ OWN_ARGUMENTS = frozenset(
 """Arguments of the server that are reserved for the platform."""
 _PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size")
 _KV_BYTES = "kv-cache-memory-bytes"
-
-
-class EngineOptions(TypedDict, total=False):
-    """Further keywords of `app.vllm()`, with the same meaning as in `@app.function()`
-    (`pilotlight.sdk.options.FunctionOptions`)."""
-
-    image: Image | None
-    env: Mapping[str, str]
-    cpu: float
-    memory: str | int
-    gpu: str | Sequence[str] | None
-    min_instances: int
-    max_instances: int | None
-    buffer_instances: int | str | None
-    scaledown_window: float | Literal["auto"]
-    waiting_cost: float
-    keep_asleep: float
-    timeout: float
-    startup_timeout: float | None
-    queue_timeout: float
-    result_ttl: float
-    max_queued: int
-    latency_objective: float
-    snapshot: bool
-    idempotent: bool
-    description: str
-    access: str | Sequence[str]
-    priority: str | None
-    tags: Mapping[str, str]
-    retries: int | RetryPolicy | None
-    fallback: Fallback | str | Sequence[Fallback | str]
-    variants: Variant | str | Sequence[Variant | str]
-    objectives: Objectives | None
-    require: Mapping[str, str]
-    card: ModelCard | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

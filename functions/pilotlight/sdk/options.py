@@ -21,7 +21,41 @@ from pilotlight.spec.identifiers import Priority
 from pilotlight.spec.policies import Fallback, ModelCard, Objectives, RetryPolicy, Schedule, Variant
 
 
-class FunctionOptions(TypedDict, total=False):
+class EngineOptions(TypedDict, total=False):
+    """Keywords of every declaration, of `app.vllm()` too: see `FunctionOptions`."""
+
+    image: Image | None
+    env: Mapping[str, str]
+    cpu: float | tuple[float, float]
+    memory: str | int | tuple[int, int]
+    gpu: str | Sequence[str] | None
+    min_instances: int
+    max_instances: int | None
+    buffer_instances: int | str | None
+    scaledown_window: float | Literal["auto"]
+    waiting_cost: float
+    keep_asleep: float
+    timeout: float
+    startup_timeout: float | None
+    queue_timeout: float
+    result_ttl: float
+    max_queued: int
+    latency_objective: float
+    snapshot: bool
+    idempotent: bool
+    description: str
+    access: str | Sequence[str]
+    priority: str | None
+    tags: Mapping[str, str]
+    retries: int | RetryPolicy | None
+    fallback: Fallback | str | Sequence[Fallback | str]
+    variants: Variant | str | Sequence[Variant | str]
+    objectives: Objectives | None
+    require: Mapping[str, str]
+    card: ModelCard | None
+
+
+class FunctionOptions(EngineOptions, total=False):
     """Keywords of a declaration, all optional. Times are in seconds.
 
     Environment:
@@ -74,39 +108,10 @@ class FunctionOptions(TypedDict, total=False):
     are ignored with a warning."""
 
     name: str
-    image: Image | None
     weights: Weights | Sequence[Weights]
     secrets: Sequence[Secret]
-    env: Mapping[str, str]
-    cpu: float | tuple[float, float]
-    memory: str | int | tuple[int, int]
-    gpu: str | Sequence[str] | None
-    min_instances: int
-    max_instances: int | None
-    buffer_instances: int | str | None
-    scaledown_window: float | Literal["auto"]
-    waiting_cost: float
-    keep_asleep: float
-    timeout: float
-    startup_timeout: float | None
-    queue_timeout: float
-    result_ttl: float
-    max_queued: int
-    latency_objective: float
-    snapshot: bool
-    idempotent: bool
-    description: str
-    access: str | Sequence[str]
     cors: str | Sequence[str]
-    priority: str | None
-    tags: Mapping[str, str]
-    retries: int | RetryPolicy | None
     schedule: Schedule | Sequence[Schedule] | None
-    fallback: Fallback | str | Sequence[Fallback | str]
-    variants: Variant | str | Sequence[Variant | str]
-    objectives: Objectives | None
-    require: Mapping[str, str]
-    card: ModelCard | None
     rollout_strategy: str
     keep_previous: float
     network: Literal["egress", "none"]
@@ -188,13 +193,11 @@ _SCALING = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResolvedOptions:
-    """Parsed and checked options. `policies` are the policy fields of
-    `pilotlight.spec.function.FunctionSpec`."""
+class CheckedOptions:
+    """Parsed and checked options, as a declaration keeps them. `policies`: fields of
+    `pilotlight.spec.function.FunctionSpec` that are records of `pilotlight.spec.policies`."""
 
-    name: str | None
     image: Image | None
-    has_image: bool
     weights: tuple[Weights, ...]
     secrets: tuple[Secret, ...]
     env: Mapping[str, str]
@@ -208,6 +211,14 @@ class ResolvedOptions:
     priority: Priority | None
     tags: Mapping[str, str]
     policies: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedOptions(CheckedOptions):
+    """The options of one decorator. `has_image`: it names an image, or None."""
+
+    name: str | None
+    has_image: bool
     example: Any
     check: Callable[[Any, Any], bool] | None
 

@@ -87,7 +87,7 @@ def arguments_schema(
     names = tuple(p.name for p in parameters if p.kind in _BY_POSITION)
     if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
         return None, names
-    builder = _Builder(hints_of(function) if hints is None else hints)
+    builder = _SchemaBuilder(hints_of(function) if hints is None else hints)
     schema: Schema = {
         "$schema": DIALECT,
         "type": "object",
@@ -121,7 +121,7 @@ def returns_schema(
     if is_generator:
         args = typing.get_args(hint)
         hint = args[0] if typing.get_origin(hint) in _STREAMS and args else Any
-    builder = _Builder({}, is_output=True)
+    builder = _SchemaBuilder({}, is_output=True)
     schema = builder.of(hint)
     if not schema:
         return None
@@ -157,7 +157,7 @@ def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
     return found
 
 
-class _Builder:
+class _SchemaBuilder:
     """Translates hints and collects `$defs`, for one schema. With `is_output` it describes values
     as serialized, otherwise as parsed."""
 

@@ -25,6 +25,10 @@ MAX_NAME_LENGTH = 63
 """The limit of a DNS label (RFC 1035 §2.3.4), so that names can be part of host names and names of
 Kubernetes objects."""
 
+RUN_SUFFIX_LENGTH = 6
+_RUN_MARK = "-run-"
+_RUN_NAME = re.compile(rf"{_RUN_MARK}[0-9a-f]{{{RUN_SUFFIX_LENGTH}}}\Z")
+
 _NAME = re.compile(r"[A-Za-z]([A-Za-z0-9_-]*[A-Za-z0-9])?\Z")
 
 
@@ -107,6 +111,19 @@ class FunctionAddress:
     def __str__(self) -> str:
         dotted = f"{self.function}.{self.method}" if self.method else self.function
         return f"{self.app}/{dotted}"
+
+
+def ephemeral_name(app: str, suffix: str) -> str:
+    """Return the name of a temporary deployment of an app (`pilotlight run`):
+    `hello-run-3f2a1c`."""
+    keep = MAX_NAME_LENGTH - len(_RUN_MARK) - RUN_SUFFIX_LENGTH
+    return f"{app[:keep]}{_RUN_MARK}{suffix}"
+
+
+def without_run(app: str) -> str:
+    """Return the name under which the figures of all temporary deployments of an app are added:
+    `hello-run-*`; other names unchanged."""
+    return _RUN_NAME.sub(f"{_RUN_MARK}*", app)
 
 
 def parse_function_path(path: str) -> tuple[str, str, str]:

@@ -94,7 +94,10 @@ class TrafficDocument:
         stable: during a rollout, the revision that keeps capacity for all traffic and one instance
             warm; "" = none.
         at_once: the last change was a rollback: the previous revision must not answer while
-            instances of the new one start."""
+            instances of the new one start.
+        awaited: revisions that gained traffic and have not run a call since.
+        previous: weights of revisions that ran: they answer until the `awaited` ones have an
+            instance; {} = there is none."""
 
     generation: int = 0
     weights: Mapping[str, int] = field(default_factory=dict)
@@ -108,6 +111,13 @@ class TrafficDocument:
     shadow: Shadow | None = None
     stable: str = ""
     at_once: bool = False
+    previous: Mapping[str, int] = field(default_factory=dict)
+    awaited: tuple[str, ...] = ()
+
+    def kept(self) -> frozenset[str]:
+        """Return all revisions that may have to answer: those that can be called, and those that
+        answer until these have an instance."""
+        return self.named() | frozenset(self.previous)
 
     def named(self) -> frozenset[str]:
         """Return all revisions that can be called: by weight, tag, pin or arm, as the shadow, or as
@@ -195,6 +205,22 @@ def with_weights(document: TrafficDocument, weights: Mapping[str, int]) -> Traff
             if end - taken > _DUST:
                 free.insert(0, (taken, end))
     return replace(document, weights=wanted, segments=_joined(kept))
+
+
+def begin_cutover(before: TrafficDocument, after: TrafficDocument) -> TrafficDocument:
+    """Return `after` with who answers until the revisions that gained traffic run: those that
+    answer in `before` and ran; none after a rollback."""
+    if after.at_once:
+        return replace(after, previous={}, awaited=())
+    serving = before.previous or ({} if before.awaited else before.weights)
+    awaited = tuple(sorted(after.weights.keys() - serving.keys()))
+    return replace(after, previous=dict(serving) if awaited else {}, awaited=awaited)
+
+
+def has_served(document: TrafficDocument, revisions: Collection[str]) -> TrafficDocument:
+    """Return the document after these revisions have run a call or started an instance."""
+    awaited = tuple(name for name in document.awaited if name not in revisions)
+    return replace(document, awaited=awaited, previous=document.previous if awaited else {})
 
 
 _DUST: Final = 1e-9
@@ -420,6 +446,10 @@ def from_json(body: Mapping[str, Any]) -> TrafficDocument:
             "pins": {
                 str(name): str(revision) for name, revision in dict(body.get("pins", {})).items()
             },
+            "previous": {
+                str(name): int(weight) for name, weight in dict(body.get("previous", {})).items()
+            },
+            "awaited": tuple(str(name) for name in body.get("awaited", ())),
             "segments": tuple(Segment(**segment) for segment in body.get("segments", ())),
             "experiment": experiment,
             "shadow": Shadow(**shadow) if shadow is not None else None,

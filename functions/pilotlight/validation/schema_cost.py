@@ -72,7 +72,7 @@ def estimate_schema_cost(schema: Mapping[str, Any]) -> SchemaCost:
             per_byte=UNBOUNDED,
             compile_weight=compile_weight,
         )
-    visits, text = _Walk(schema, _visit_weight), _Walk(schema, _text_weight)
+    visits, text = _CostSum(schema, _visit_weight), _CostSum(schema, _text_weight)
     by_depth: list[int] = []
     for depth in range(MAX_DEPTH + 1):
         by_depth.append(visits.of_value(depth))
@@ -169,7 +169,7 @@ def _text_weight(node: Any) -> int:
     )
 
 
-class _Walk:
+class _CostSum:
     """Adds up the weights of the nodes that apply to one value. `is_cut`: nodes were omitted,
     because the value is not nested deep enough."""
 

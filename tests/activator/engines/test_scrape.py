@@ -25,10 +25,8 @@ SCALING = Scaling(max_instances=4)
 
 @pytest.fixture(name="world")
 async def _world(short_tmp: Path) -> AsyncIterator[World]:
-    world = World(short_tmp)
-    await world.scaler.reconcile()
-    yield world
-    await world.aclose()
+    async with World.running(short_tmp) as world:
+        yield world
 
 
 async def test_an_engine_with_calls_is_asked_each_time_and_an_idle_one_seldom(world: World) -> None:

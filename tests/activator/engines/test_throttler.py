@@ -23,10 +23,8 @@ MANY = Scaling(max_instances=8, scaledown_window_s=10)
 
 @pytest.fixture(name="world")
 async def _world(short_tmp: Path) -> AsyncIterator[World]:
-    world = World(short_tmp)
-    await world.scaler.reconcile()
-    yield world
-    await world.aclose()
+    async with World.running(short_tmp) as world:
+        yield world
 
 
 def take(throttler: Throttler, keys: list[int | None]) -> list[str]:
@@ -275,7 +273,7 @@ async def test_memory_that_binds_starts_instances_and_says_so(world: World) -> N
 
     world.pass_s(12)
 
-    decision = world.scaler._scaled[throttler.target.key].decision
+    decision = world.scaler.revisions[throttler.target.key].decision
     assert decision is not None
     assert decision.signal == "kv_memory", str(decision)
     assert decision.desired == 3

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
-from activator.autoscaler.autoscaler_loop import AutoscalerLoop
-from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.instance import Instance
 from activator.balancing.throttler import Throttler
-from activator.billing.service import BillingService
 from activator.llm.engine_throttler import EngineThrottler
-from activator.metrics.metrics import Metrics
-from activator.routing.route_table import CallTarget, RouteTable
+from activator.routing.route_table import CallTarget
 from pilotlight.spec.engines import EngineSpec
 from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec, Scaling, WeightsSpec
 from pilotlight.spec.policies import Objectives
-from tests.activator.conftest import MemoryLedger
-from tests.fakes.clock import ManualClock
-from tests.fakes.fake_fleet import FakeFleet
-from tests.fakes.routes import TENANT, change, empty_table, route_of, spec_of
+from tests.activator.scaled_world import ScaledWorld
+from tests.fakes.routes import TENANT, change, route_of, spec_of
 
 
 def engine_spec(
@@ -37,43 +30,18 @@ def engine_spec(
     )
 
 
-class World:
+class World(ScaledWorld):
     """Its scaler."""
 
-    def __init__(self, directory: Path) -> None:
-        self.clock = ManualClock()
-        self.table: RouteTable = empty_table()
-        self.fleet = FakeFleet(directory)
-        self.books = BillingService(
-            directory=directory / "j",
-            activator="a-0",
-            sync_s=0.01,
-            free_idle_s=60,
-            ledger=MemoryLedger(),
-        )
-        self.scaler = AutoscalerLoop(
-            table=self.table, fleet=self.fleet, make_throttler=self._throttler, clock=self.clock
-        )
-        self._queue = GlobalQueue(1000)
-        self._metrics = Metrics()
-        self._seq = 0
-
-    def _throttler(self, target: CallTarget) -> Throttler:
-        make = Throttler if target.spec.engine is None else EngineThrottler
-        return make(
-            target,
-            fleet=self.fleet,
-            queue=self._queue,
-            secret_env=self.table.secret_env,
-            observer=self._metrics,
-            account=self.books.account,
-            clock=self.clock,
+    def make_throttler(self, target: CallTarget, kind: type[Throttler] = Throttler) -> Throttler:
+        return super().make_throttler(
+            target, kind if target.spec.engine is None else EngineThrottler
         )
 
     def deploy(self, spec: FunctionSpec) -> Throttler:
         """A function's throttler."""
-        self._seq += 1
-        self.table.apply(change(self._seq, route_of(spec)))
+        self.seq += 1
+        self.table.apply(change(self.seq, route_of(spec)))
         return self.scaler.throttler_of(self.table.targets_of(f"{TENANT}/main/shop/{spec.name}")[0])
 
     def engine(self, **spec: object) -> EngineThrottler:
@@ -82,21 +50,6 @@ class World:
         assert isinstance(throttler, EngineThrottler)
         throttler._chance = random.Random(1)
         return throttler
-
-    def pass_s(self, seconds: int) -> None:
-        """Seconds go by, with a tick at each."""
-        for n in range(seconds):
-            self.clock.advance(1.0)
-            self.scaler.record(self.clock())
-            for scaled in list(self.scaler._scaled.values()):
-                if n % 2:
-                    self.scaler._apply(scaled, self.clock())
-
-    async def aclose(self) -> None:
-        """End it."""
-        await self.scaler.aclose()
-        await self.fleet.aclose()
-        await self.books.aclose()
 
 
 async def started(throttler: Throttler, count: int) -> list[Instance]:

@@ -11,16 +11,12 @@ from typing import Any
 
 import pytest
 
-from activator.autoscaler.autoscaler_loop import AutoscalerLoop
-from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.rebalancing import IDLE_SURPLUS_S
 from activator.balancing.reservation import Reservation
 from activator.balancing.throttler import Throttler
-from activator.billing.service import BillingService
 from activator.fairness.preemption import SPARE_S, TURN_S
 from activator.fairness.share_policy import share_of
 from activator.fairness.start_admission import StartAdmission
-from activator.metrics.metrics import Metrics
 from activator.routing.route_table import CallTarget, RouteTable
 from pilotlight import errors
 from pilotlight.protocol import FeedChange
@@ -29,7 +25,7 @@ from pilotlight.spec.pricing import Rates
 from pilotlight.spec.quotas import Plan
 from snapshotter.errors import NoCapacity
 from snapshotter.starts.node_capacity import NodeCapacity
-from tests.activator.conftest import MemoryLedger
+from tests.activator.scaled_world import ScaledWorld
 from tests.activator.test_gateway import until
 from tests.fakes.clock import ManualClock
 from tests.fakes.routes import TEST_KEY, change, route_of, spec_of
@@ -40,7 +36,7 @@ MIB = 1024**2
 SIZE = 100 * MIB
 
 
-class World:
+class World(ScaledWorld):
     """One activator's starts over a node of ten instances' size; its time is in the test's hand."""
 
     def __init__(
@@ -50,48 +46,24 @@ class World:
         clock: ManualClock | None = None,
         allowance: BoardState | None = None,
     ) -> None:
-        self.clock = clock or ManualClock()
+        clock = clock or ManualClock()
         self.allowance = allowance
-        self.table = RouteTable(
+        table = RouteTable(
             {"test": Rates(version="test", gpu_s={"H100": Decimal(1)})}, TEST_KEY.secrets
         )
         self.node = SmallNode(
-            directory,
-            NodeCapacity(memory_bytes=10 * SIZE),
-            lambda tenant: share_of(self.table, tenant),
+            directory, NodeCapacity(memory_bytes=10 * SIZE), lambda tenant: share_of(table, tenant)
         )
-        self.books = BillingService(
-            directory=directory / "j",
-            activator="a-0",
-            sync_s=0.01,
-            free_idle_s=60,
-            ledger=MemoryLedger(),
-        )
-        self.metrics = Metrics()
-        self.gate = StartAdmission(self.table, clock=self.clock)
-        self.queue = GlobalQueue(1000)
+        self.gate = StartAdmission(table, clock=clock)
         self.spent: set[str] = set()
-        self.scaler = AutoscalerLoop(
-            table=self.table,
+        super().__init__(
+            directory,
             fleet=self.node,
-            make_throttler=self._throttler,
+            table=table,
+            clock=clock,
+            parts={"allowance": allowance, "gate": self.gate},
             gate=self.gate,
-            clock=self.clock,
             may_run=lambda target: target.tenant not in self.spent,
-        )
-        self._seq = 0
-
-    def _throttler(self, target: CallTarget) -> Throttler:
-        return Throttler(
-            target,
-            fleet=self.node,
-            queue=self.queue,
-            secret_env=self.table.secret_env,
-            observer=self.metrics,
-            account=self.books.account,
-            allowance=self.allowance,
-            gate=self.gate,
-            clock=self.clock,
         )
 
     def tenant(self, name: str, **plan: Any) -> None:
@@ -109,8 +81,8 @@ class World:
         )
 
     def _tell(self, kind: str, key: str, value: Any) -> None:
-        self._seq += 1
-        assert self.table.apply(FeedChange(seq=self._seq, kind=kind, key=key, value=value))
+        self.seq += 1
+        assert self.table.apply(FeedChange(seq=self.seq, kind=kind, key=key, value=value))
 
     def function_quota(self, target: CallTarget, **quotas: int) -> None:
         """Quotas of one function."""
@@ -126,17 +98,17 @@ class World:
         **more: Any,
     ) -> Throttler:
         """A deployed function's throttler."""
-        self._seq += 1
+        self.seq += 1
         resources = more.pop("resources", None) or Resources(memory_bytes=size)
         spec = spec_of(
             name, scaling=scaling or Scaling(max_instances=100), resources=resources, **more
         )
         route = route_of(spec, app=f"app-{tenant}", tenant=tenant)
-        self.table.apply(change(self._seq, route))
+        self.table.apply(change(self.seq, route))
         (target,) = self.table.targets_of(f"{tenant}/main/app-{tenant}/{name}")
         return self.scaler.throttler_of(target)
 
-    async def pass_s(self, seconds: float) -> None:
+    async def elapse(self, seconds: float) -> None:
         """Time goes by, and the gate looks again."""
         self.clock.advance(seconds)
         self.gate.instance_quota.dispatch_all()
@@ -147,12 +119,8 @@ class World:
 
 @pytest.fixture(name="world")
 async def _world(short_tmp: Path) -> AsyncIterator[World]:
-    world = World(short_tmp)
-    await world.scaler.reconcile()
-    yield world
-    await world.scaler.aclose()
-    await world.node.aclose()
-    await world.books.aclose()
+    async with World.running(short_tmp) as world:
+        yield world
     assert (repr(world.queue), world.gate.has_waiting_starts) == (
         "<GlobalQueue 0/1000 waiting>",
         False,
@@ -232,9 +200,9 @@ async def test_functions_take_turns_where_the_quota_is_smaller_than_their_number
     reservation = await one.reserve(5)
     more = calls(one, 3)
     (waiting,) = calls(two)
-    await world.pass_s(TURN_S / 2)
+    await world.elapse(TURN_S / 2)
     assert not reservation.instance.is_draining
-    await world.pass_s(TURN_S)
+    await world.elapse(TURN_S)
 
     assert reservation.instance.is_draining, "it finishes its call and takes no more"
     reservation.release()
@@ -286,7 +254,7 @@ async def test_a_function_has_quotas_of_its_own(world: World) -> None:
     tasks = calls(throttler, 3)
     await until(lambda: any(task.done() for task in tasks))
     (await other.reserve(5)).release()
-    await world.pass_s(TURN_S)
+    await world.elapse(TURN_S)
 
     assert (len(throttler.instances), len(other.instances)) == (1, 1), (
         "nothing of another function is given up for it"
@@ -307,7 +275,7 @@ async def test_a_quota_that_grows_lets_starts_through(world: World) -> None:
     tasks = calls(world.throttler("a"), 3)
     await until(lambda: world.gate.instance_quota.waiting == 2)
     world.tenant("a", instances=3)
-    await world.pass_s(1.0)
+    await world.elapse(1.0)
     await asyncio.gather(*tasks)
     assert world.gate.instance_quota.waiting == 0
     await end(tasks)
@@ -350,7 +318,7 @@ async def test_one_large_start_takes_no_more_of_a_revision_than_it_has_beyond_it
 
     tasks = calls(large)
     await asyncio.sleep(0)
-    await world.pass_s(SPARE_S)
+    await world.elapse(SPARE_S)
     assert len(kept.instances) == 10
     await end(tasks)
     await end(await _done(calls(fitting)))
@@ -369,10 +337,10 @@ async def test_a_tenant_over_its_share_leaves_the_fresh_idle_instances_of_others
     (await small.reserve(5)).release()
     tasks = calls(storm, 30)
     await until(lambda: len(storm.instances) == 9)
-    await world.pass_s(SPARE_S / 2)
+    await world.elapse(SPARE_S / 2)
     assert len(small.instances) == 1
 
-    await world.pass_s(SPARE_S / 2)
+    await world.elapse(SPARE_S / 2)
     await until(lambda: len(storm.instances) == 10)
     assert len(small.instances) == 0, "by now nobody has called it for a while"
     await end(tasks)
@@ -385,9 +353,9 @@ async def test_a_tenant_within_its_share_gets_busy_instances_of_one_over_it_afte
     busy = await held(storm, 10)
     behind = calls(storm, 5)
     (waiting,) = calls(small)
-    await world.pass_s(1.0)
+    await world.elapse(1.0)
     assert not any(reservation.instance.is_draining for reservation in busy)
-    await world.pass_s(TURN_S)
+    await world.elapse(TURN_S)
 
     draining = [reservation for reservation in busy if reservation.instance.is_draining]
     assert len(draining) == 1
@@ -408,7 +376,7 @@ async def test_freed_room_is_handed_out_in_turns_whoever_asked_for_more(world: W
     await until(lambda: world.gate.capacity.waiting == 22)
     for n in range(1, 5):
         world.node.others_bytes -= SIZE
-        await world.pass_s(0.01)
+        await world.elapse(0.01)
         await until(lambda n=n: len(storm.instances) + len(small.instances) == n)
 
     assert (len(storm.instances), len(small.instances)) == (2, 2)
@@ -442,12 +410,12 @@ async def test_what_is_reserved_is_kept_free_and_not_given_up(world: World) -> N
     vip, storm = world.throttler("vip"), world.throttler("storm")
     flood = calls(storm, 30)
     await until(lambda: len(storm.instances) == 7)
-    await world.pass_s(1.0)
+    await world.elapse(1.0)
     assert len(storm.instances) == 7
 
     for reservation in await held(vip, 3):
         reservation.release()
-    await world.pass_s(2 * SPARE_S)
+    await world.elapse(2 * SPARE_S)
     assert (len(vip.instances), len(storm.instances)) == (3, 7)
     await end(flood)
 
@@ -459,10 +427,10 @@ async def test_starts_that_nobody_waits_for_any_more_are_given_up(world: World) 
     await until(lambda: world.gate.capacity.waiting == 3)
     tasks[0].cancel()
     await asyncio.gather(tasks[0], return_exceptions=True)
-    await world.pass_s(0.0)
+    await world.elapse(0.0)
     assert (b.starting, world.gate.capacity.waiting) == (2, 2)
     await end(tasks)
-    await world.pass_s(0.0)
+    await world.elapse(0.0)
     assert (b.starting, world.gate.capacity.waiting) == (0, 0)
     for reservation in busy:
         reservation.release()
@@ -525,8 +493,7 @@ def _decide(world: World, seconds: int) -> None:
     for _ in range(seconds):
         world.clock.advance(1.0)
         world.scaler.record(world.clock())
-        for scaled in list(world.scaler._scaled.values()):
-            world.scaler._apply(scaled, world.clock())
+        world.decide()
 
 
 async def test_a_start_is_billed_for_its_own_time_without_what_it_waited_for(world: World) -> None:
@@ -538,11 +505,9 @@ async def test_a_start_is_billed_for_its_own_time_without_what_it_waited_for(wor
     busy[0].release()
     world.clock.advance(SPARE_S)
     (await waiting).release()
-    await world.books._shipper.flush()
+    await world.books.shipper.flush()
 
-    ledger = world.books._shipper._ledger
-    assert isinstance(ledger, MemoryLedger)
-    starts = [record for record in ledger.records.values() if record.kind == "START"]
+    starts = [record for record in world.ledger.records.values() if record.kind == "START"]
     assert (len(starts), {record.start_kind for record in starts} <= {"COLD", "FORK"}) == (11, True)
     assert all(record.billed_ns < 50e9 for record in starts)
     for reservation in busy[1:]:
@@ -698,17 +663,17 @@ async def test_a_storm_over_a_full_node_leaves_warm_tenants_and_newcomers_alone(
     first = kept[0].instance.id
     for reservation in kept:
         reservation.release()
-    await world.pass_s(1.0)
+    await world.elapse(1.0)
     assert [(await warm.reserve(5)).instance.id in warm.instances, first in warm.instances] == [
         True,
         True,
     ]
 
     (mine,) = calls(late)
-    await world.pass_s(0.0)
+    await world.elapse(0.0)
     # goes to the storm's next call: slots are its own
     next(task for task in flood if task.done()).result().release()
-    await world.pass_s(TURN_S)
+    await world.elapse(TURN_S)
     for task in flood:
         if task.done() and task.result().instance.is_draining:
             task.result().release()
@@ -729,7 +694,7 @@ async def test_a_call_that_leaves_at_any_point_leaves_nothing_behind(
     for _ in range(steps):
         await asyncio.sleep(0)
     await end(tasks)
-    await world.pass_s(1.0)
+    await world.elapse(1.0)
     await until(lambda: one.starting + two.starting == 0)
 
     assert [

@@ -29,6 +29,7 @@ from activator.settings import ActivatorSettings
 from pilotlight.spec.function import FunctionKind, MethodSpec
 from tests.activator.conftest import KEY, Edge, served
 from tests.activator.test_gateway import until
+from tests.fakes.absence import away
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
 from tests.fakes.knative.queue_proxy import QueueProxy
 from tests.fakes.pod_maker import STATUS, FakePod, whereabouts
@@ -36,6 +37,7 @@ from tests.fakes.routes import route_of, spec_of
 from tests.fakes.small_cluster import World
 
 HEADERS = {"authorization": f"Bearer {KEY}"}
+KILLED = {"terminated": {"exitCode": 137, "reason": "Error"}}
 SETTINGS = ActivatorSettings(unauthenticated_per_s=5.0)
 
 
@@ -306,6 +308,30 @@ async def test_a_pod_that_no_node_takes_is_a_503_with_the_reason_and_when_to_com
         "gpu",
     )
     assert "Insufficient nvidia.com/gpu" in answer.json()["detail"]
+
+
+async def test_a_call_from_zero_while_the_api_server_is_away_is_a_503_with_the_reason(
+    site: Site,
+) -> None:
+    site.deploy()
+    async with away(site.world.server):
+        answer = await site.call()
+    assert answer.status_code == 503, answer.text
+    assert "API server has not answered" in answer.json()["detail"]
+    assert int(answer.headers["retry-after"]) > 0
+
+
+async def test_the_call_after_a_crash_waits_for_another_pod(site: Site) -> None:
+    target = site.deploy()
+    pod = await site.world.maker.up(target)
+    assert (await site.call()).status_code == 200
+    await site.world.maker.dies(pod)
+    site.world.maker.ended(pod, exit_code=137)
+    site.world.maker.waiting(pod, "CrashLoopBackOff", restarts=1, last=KILLED)
+    calling = asyncio.create_task(site.call())
+    await asyncio.sleep(0.5)  # the start that it waits for looks at the pod meanwhile
+    await site.world.maker.up(target)
+    assert (await calling).status_code == 200
 
 
 async def test_an_image_that_cannot_be_pulled_is_a_503_with_the_reason(site: Site) -> None:

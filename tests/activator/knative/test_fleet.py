@@ -9,14 +9,15 @@ from typing import NoReturn
 
 import pytest
 
-from activator.knative.fleet import KnativeFleet
+from activator.knative.fleet import REPLACEMENTS, KnativeFleet
 from activator.knative.pod_leases import ClaimsUnreachable, InMemoryPodLeases, PodLeaseTable
 from activator.routing.route_table import CallTarget
+from pilotlight.errors import Unavailable
 from pilotlight.spec.function import Clocks
 from snapshotter import errors
 from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, StartKind
 from tests.fakes.absence import away
-from tests.fakes.pod_maker import whereabouts
+from tests.fakes.pod_maker import FakePod, whereabouts
 from tests.fakes.small_cluster import World
 
 
@@ -25,6 +26,15 @@ async def _event(fleet: KnativeFleet) -> AgentEvent:
         async for event in fleet.watch():
             return event
     raise AssertionError("watches do not end")
+
+
+TERMINATED = {"terminated": {"exitCode": 1, "reason": "Error"}}
+
+
+def is_leaving(world: World, pod: FakePod) -> bool:
+    """Whether somebody deleted the pod."""
+    there = world.server.get("v1", "Pod", pod.name, pod.namespace)
+    return there is None or "deletionTimestamp" in there["metadata"]
 
 
 def _started(
@@ -240,18 +250,69 @@ async def test_an_evicted_pod_is_gone_with_that_word(world: World) -> None:
     assert "low on resource" in event.message
 
 
-async def test_a_container_that_ran_out_of_memory_is_another_life_which_is_nobodys(
+async def test_a_worker_that_ends_while_it_serves_is_replaced_and_the_next_call_waits_for_that(
     world: World,
 ) -> None:
     target, fleet = world.target(), await world.fleet()
     pod = await world.maker.up(target)
     info = await world.start(fleet, target, 1)
-    world.maker.restarted(pod, exit_code=137, reason="OOMKilled")
+    await world.maker.dies(pod)
+    world.maker.ended(pod, exit_code=137, reason="OOMKilled")
     event = await _event(fleet)
     assert (event.kind, event.subject, event.reason) == ("instance_gone", info.id, "out_of_memory")
+    starting = _started(world, fleet, target, 2)
+    await world.until(lambda: is_leaving(world, pod))
+    world.maker.waiting(pod, "CrashLoopBackOff", "back-off 5m0s restarting failed container")
+    await asyncio.sleep(0.6)  # two looks of a start that waits
+    assert not starting.done()
+    other = await world.maker.up(target)
+    assert (await starting).socket == f"tcp:{other.ip}:8012"
 
-    again = await world.start(fleet, target, 2)
-    assert again.socket == info.socket
+
+async def test_a_pod_that_crashed_while_nobody_had_it_fails_no_start_either(world: World) -> None:
+    target, fleet = world.target(), await world.fleet()
+    pod = await world.maker.up(target)
+    await world.until(lambda: [one for one in fleet.pods.of(target.key) if one.is_ready])
+    await world.maker.dies(pod)
+    world.maker.ended(pod)
+    world.maker.waiting(pod, "CrashLoopBackOff", restarts=3, last=TERMINATED)
+    await world.until(lambda: [one for one in fleet.pods.of(target.key) if one.obstacle])
+    assert not is_leaving(world, pod)  # nobody needs it
+    starting = _started(world, fleet, target)
+    await world.until(lambda: is_leaving(world, pod))
+    other = await world.maker.up(target)
+    assert (await starting).socket == f"tcp:{other.ip}:8012"
+
+
+async def test_a_function_that_ends_every_worker_cannot_have_pods_deleted_without_end(
+    world: World,
+) -> None:
+    target, fleet = world.target(), await world.fleet()
+    pods = []
+    for number in range(REPLACEMENTS + 1):
+        pods.append(pod := await world.maker.up(target))
+        await world.start(fleet, target, number)
+        await world.maker.dies(pod)
+        world.maker.ended(pod)
+        await _event(fleet)
+    await world.until(lambda: all(is_leaving(world, pod) for pod in pods[:-1]))
+    world.maker.waiting(pods[-1], "CrashLoopBackOff", restarts=1, last=TERMINATED)
+    await world.until(lambda: [one for one in fleet.pods.of(target.key) if one.obstacle])
+    with pytest.raises(errors.StartFailed, match="exits repeatedly"):
+        await world.start(fleet, target, 99)
+    assert not is_leaving(world, pods[-1])
+
+
+async def test_a_pod_that_cannot_be_deleted_serves_again_once_its_worker_is_restarted(
+    world: World,
+) -> None:
+    target, fleet = world.target(), await world.fleet()
+    pod = await world.maker.up(target)
+    await world.start(fleet, target, 1)
+    world.server.rights.deny("delete", "pods", namespace=pod.namespace)
+    world.maker.restarted(pod)
+    await _event(fleet)
+    assert (await world.start(fleet, target, 2)).socket == f"tcp:{pod.ip}:8012"
 
 
 # -- the API server is away ------------------------------------------------------------------------
@@ -260,7 +321,7 @@ async def test_a_container_that_ran_out_of_memory_is_another_life_which_is_nobod
 async def test_nothing_is_gone_and_free_pods_are_still_taken_while_the_api_server_is_away(
     world: World,
 ) -> None:
-    target, fleet = world.target(), await world.fleet()
+    target, fleet = world.target(), await world.fleet(grace_s=20)
     await world.maker.up(target)
     second = await world.maker.up(target)
     first = await world.start(fleet, target, 1)
@@ -275,6 +336,23 @@ async def test_nothing_is_gone_and_free_pods_are_still_taken_while_the_api_serve
         assert fleet._events.empty()
     third = await world.maker.up(target)
     assert (await starting).socket == f"tcp:{third.ip}:8012"
+
+
+async def test_a_start_without_a_pod_ends_with_the_reason_while_the_api_server_is_away(
+    world: World,
+) -> None:
+    target, fleet = world.target(), await world.fleet()
+    async with away(world.server):
+        with pytest.raises(Unavailable, match="no pod is made") as refused:
+            await world.start(fleet, target)
+        assert refused.value.retry_after_s
+        unsynced = await world.fleet("a-1", synced=False)
+        with pytest.raises(Unavailable, match="API server has not answered"):
+            await world.start(unsynced, target, 1)
+    await world.until(lambda: not world.cluster.away_s)
+    starting = _started(world, fleet, target, 2)
+    pod = await world.maker.up(target)
+    assert (await starting).socket == f"tcp:{pod.ip}:8012"
 
 
 async def test_what_went_while_the_api_server_was_away_is_known_once_it_is_back(

@@ -12,18 +12,11 @@ from activator.call_stats import shipper
 from activator.call_stats.observer import CallStats
 from activator.call_stats.shipper import KEPT_MINUTES, PendingStats, StatsShipper
 from pilotlight.spec.observations import Observation
+from tests.fakes.clock import ManualClock
 from tests.fakes.routes import spec_of, target_of
 
 TARGETS = [target_of(spec_of(f"f{number}")) for number in range(3)]
 NOON = 1_800_000_000.0
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = NOON
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Receiver:
@@ -60,7 +53,7 @@ class Receiver:
 
 class World:
     def __init__(self) -> None:
-        self.clock = Clock()
+        self.clock = ManualClock(NOON)
         self.observer = CallStats()
         self.receiver = Receiver()
         self.posting = StatsShipper(self.observer, self.receiver, activator="a-0", clock=self.clock)

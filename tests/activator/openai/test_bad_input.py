@@ -225,14 +225,6 @@ async def test_a_key_without_the_scope_may_not_call(shop: Shop) -> None:
         assert (answer.status_code, error_in(answer)["type"]) == (403, "permission_error")
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings"])
-async def test_only_what_the_api_has_is_served(shop: Shop, path: str) -> None:
-    answer = await shop.get(path)
-
-    assert (answer.status_code, error_in(answer)["code"]) == (404, "not-found")
-    assert (await shop.post({}, path="/v1/models")).status_code == 404
-
-
 async def test_a_priority_or_a_timeout_that_is_none_is_told_in_its_shape(shop: Shop) -> None:
     for header in ({"pilotlight-priority": "first"}, {"pilotlight-timeout": "soon"}):
         answer = await shop.post(chat(), **header)

@@ -61,7 +61,7 @@ async def test_anything_else_is_refused_as_a_problem(shop: Shop, verb: str, body
 
 
 async def result_of(shop: Shop, call_id: str) -> CallRecord:
-    held = shop.edge.calls._held
+    held = shop.edge.calls.pending
     await until(
         lambda: (
             (one := held.get(call_id)) is not None and one.record.state in ("SUCCEEDED", "FAILED")

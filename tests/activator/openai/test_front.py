@@ -382,7 +382,7 @@ async def test_answers_are_cut_under_pressure_and_say_so(shop: Shop) -> None:
 
 
 def _waiting(shop: Shop) -> int:
-    return sum(scaled.throttler.waiting for scaled in shop.edge.scaler._scaled.values())
+    return sum(scaled.throttler.waiting for scaled in shop.edge.scaler.revisions.values())
 
 
 async def test_a_trace_that_was_asked_for_is_kept_and_passed_on(shop: Shop) -> None:

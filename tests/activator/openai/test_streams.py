@@ -196,7 +196,7 @@ async def test_a_caller_of_a_whole_answer_that_leaves_frees_its_place_too(shop: 
 
 
 def _in_flight(shop: Shop) -> int:
-    return sum(scaled.throttler.in_flight for scaled in shop.edge.scaler._scaled.values())
+    return sum(scaled.throttler.in_flight for scaled in shop.edge.scaler.revisions.values())
 
 
 async def test_a_cold_start_is_filled_with_comments_that_clients_drop(shop: Shop) -> None:

@@ -64,7 +64,6 @@ def test_what_user_code_raised_is_no_failure_of_the_revision() -> None:
     breaker = make_breaker()
     end(breaker, "r" * 50, 100)
     assert breaker.state is State.CLOSED
-    assert breaker.is_quiet(100)
 
 
 def test_failures_of_more_than_ten_seconds_ago_say_nothing() -> None:
@@ -117,13 +116,6 @@ def test_calls_that_began_before_it_opened_change_nothing_while_it_is_open() -> 
     end(breaker, "....x", 101)
     assert breaker.state is State.OPEN
     assert breaker.retry_after_s(101) <= 5 * (1 + JITTER) - 1
-
-
-def test_it_is_quiet_once_its_failures_are_old() -> None:
-    breaker = make_breaker()
-    end(breaker, "x.", 100)
-    assert not breaker.is_quiet(105)
-    assert breaker.is_quiet(100 + WINDOW_S)
 
 
 def test_its_pauses_differ_so_that_several_do_not_probe_in_step() -> None:

@@ -159,7 +159,7 @@ async def test_the_last_good_answer_to_the_same_arguments_is_given_again(edge: E
     broken(edge, "hello")
     await edge.fleet.kill(edge.fleet.started[0], "killed")
     await until(
-        lambda: not any(scaled.throttler.instances for scaled in edge.scaler._scaled.values())
+        lambda: not any(scaled.throttler.instances for scaled in edge.scaler.revisions.values())
     )
 
     for x in (1, 2):
@@ -181,7 +181,7 @@ async def test_a_kept_answer_is_for_the_tenant_that_got_it(edge: Edge) -> None:
     broken(edge, "hello")
     await edge.fleet.kill(edge.fleet.started[0], "killed")
     await until(
-        lambda: not any(scaled.throttler.instances for scaled in edge.scaler._scaled.values())
+        lambda: not any(scaled.throttler.instances for scaled in edge.scaler.revisions.values())
     )
     theirs = await edge.client.post(
         f"{edge.url}/t/acme/v1/functions/shop/hello:invoke",
@@ -201,7 +201,7 @@ async def test_a_fallbacks_own_kept_answer_is_its_own(edge: Edge) -> None:
     broken(edge, "hello", "small")
     await edge.fleet.kill(edge.fleet.started[0], "killed")
     await until(
-        lambda: not any(scaled.throttler.instances for scaled in edge.scaler._scaled.values())
+        lambda: not any(scaled.throttler.instances for scaled in edge.scaler.revisions.values())
     )
     answer = await edge.call(json={"x": 1})
 

@@ -28,7 +28,7 @@ from pilotlight import errors
 from pilotlight.spec.function import Scaling
 from snapshotter import errors as agent_errors
 from snapshotter.types import InstanceId, InstanceInfo, StartKind
-from tests.activator.conftest import MemoryLedger
+from tests.activator.scaled_world import books_of
 from tests.fakes.fake_fleet import FakeFleet, info_of
 from tests.fakes.routes import spec_of, target_of
 
@@ -95,13 +95,7 @@ class World:
 @pytest.fixture(name="world")
 async def _world() -> AsyncIterator[World]:
     with tempfile.TemporaryDirectory(prefix="pl") as directory:
-        books = BillingService(
-            directory=Path(directory) / "j",
-            activator="a-0",
-            sync_s=0.01,
-            free_idle_s=60,
-            ledger=MemoryLedger(),
-        )
+        books = books_of(Path(directory))
         world = World(Path(directory), books)
         try:
             yield world

@@ -9,25 +9,16 @@ from activator.resilience.breaker import BreakerTerms
 from activator.resilience.node_breaker import AWAY_S, PROBE_S, NodeBreaker
 from pilotlight import errors
 from snapshotter import errors as agent_errors
-
-
-class Clock:
-    """Told by hand."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.fakes.clock import ManualClock
 
 
 @pytest.fixture(name="clock")
-def _clock() -> Clock:
-    return Clock()
+def _clock() -> ManualClock:
+    return ManualClock(100.0)
 
 
 @pytest.fixture(name="guard")
-def _guard(clock: Clock) -> NodeBreaker:
+def _guard(clock: ManualClock) -> NodeBreaker:
     return NodeBreaker(BreakerTerms(min_calls=4), clock=clock)
 
 
@@ -42,7 +33,7 @@ def start(guard: NodeBreaker, error: BaseException | None = None) -> None:
 AWAY = agent_errors.AgentUnavailable("no agent on its socket")
 
 
-def test_an_agent_that_restarts_is_waited_for(guard: NodeBreaker, clock: Clock) -> None:
+def test_an_agent_that_restarts_is_waited_for(guard: NodeBreaker, clock: ManualClock) -> None:
     for _ in range(50):
         start(guard, AWAY)
         clock.now += AWAY_S / 60
@@ -51,7 +42,7 @@ def test_an_agent_that_restarts_is_waited_for(guard: NodeBreaker, clock: Clock) 
 
 
 def test_one_that_stays_away_is_asked_by_a_probe_now_and_then(
-    guard: NodeBreaker, clock: Clock
+    guard: NodeBreaker, clock: ManualClock
 ) -> None:
     start(guard, AWAY)
     clock.now += AWAY_S
@@ -89,7 +80,7 @@ def test_what_is_the_revisions_own_or_want_of_room_says_nothing_against_the_node
 
 
 def test_a_start_that_was_given_up_leaves_the_probes_place(
-    guard: NodeBreaker, clock: Clock
+    guard: NodeBreaker, clock: ManualClock
 ) -> None:
     for _ in range(4):
         start(guard, agent_errors.SnapshotterError("broken"))

@@ -20,26 +20,12 @@ from activator.worker_client.connection import WorkerResponse
 from pilotlight.spec.policies import Fallback, RetryPolicy
 from tests.activator.conftest import Edge
 from tests.activator.test_gateway import forever, problem_of, until
-from tests.fakes.fake_worker import Behaviour, Script, WorkerAnswer, WorkerRequest, echo
+from tests.fakes.fake_worker import Flaky, Script, WorkerAnswer, WorkerRequest, echo
 from tests.fakes.routes import TENANT, route_of, spec_of, target_of
 
 AT_ONCE = RetryPolicy(max_retries=3, initial_delay_s=0.001, max_delay_s=0.002)
 IN_A_TASK = {"pilotlight-timeout": "20"}
 """A clock of the caller's own keeps a call off the warm path."""
-
-
-class Flaky:
-    """Raises in its first `failures` calls."""
-
-    def __init__(self, failures: int) -> None:
-        self.failures = failures
-        self.attempts: list[str] = []
-
-    async def __call__(self, request: WorkerRequest) -> WorkerAnswer:
-        self.attempts.append(request.headers.get("pilotlight-attempt", "1"))
-        if len(self.attempts) <= self.failures:
-            return WorkerAnswer(status=500, body=b'{"type":"function-raised"}', outcome="raised")
-        return await echo(request)
 
 
 class Crashing:
@@ -54,16 +40,6 @@ class Crashing:
             asyncio.create_task(self._edge.fleet.kill(self._edge.fleet.started[-1], "killed"))
         )
         return await forever(request)
-
-
-@pytest.fixture(name="script")
-def _script() -> Script:
-    return Script()
-
-
-@pytest.fixture(name="behaviour")
-def _behaviour(script: Script) -> Behaviour:
-    return script
 
 
 async def warmed(
@@ -185,7 +161,7 @@ async def test_the_slot_is_free_while_a_retry_waits(edge: Edge, script: Script) 
     await warmed(edge, RetryPolicy(max_retries=1, initial_delay_s=30, max_delay_s=30, jitter=0))
     script.now = Flaky(1)
     waiting = asyncio.create_task(edge.call(json={"x": 1}))
-    (scaled,) = edge.scaler._scaled.values()
+    (scaled,) = edge.scaler.revisions.values()
     await until(
         lambda: (
             isinstance(script.now, Flaky) and script.now.attempts and not scaled.throttler.in_flight
@@ -217,7 +193,7 @@ class TestBreaker:
         self, edge: Edge, script: Script
     ) -> None:
         await warmed(edge, None)
-        (scaled,) = edge.scaler._scaled.values()
+        (scaled,) = edge.scaler.revisions.values()
         scaled.throttler._terms = BreakerTerms(open_s=60)  # longer than this takes
         script.now = Crashing(edge)
         statuses = [(await edge.call(json={"x": 1})).status_code for _ in range(20)]

@@ -92,5 +92,5 @@ async def test_a_pickled_generator_raises_what_it_raised(
     assert await anext(items) == {1, 2}
     with pytest.raises(KeyError):
         await anext(items)
-    await until(lambda: all(held.record.finished_at for held in edge.calls._held._held.values()))
+    await until(lambda: all(held.record.finished_at for held in edge.calls.pending))
     assert (await client.call(call_id)).state == "FAILED"

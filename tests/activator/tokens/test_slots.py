@@ -17,7 +17,6 @@ import pytest
 
 from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.reservation import Reservation
-from activator.billing.service import BillingService
 from activator.fairness.fair_queue import FairQueue
 from activator.fairness.queue_priority import QueuePriority
 from activator.llm.engine_throttler import EngineThrottler
@@ -26,7 +25,7 @@ from activator.metrics.metrics import Metrics
 from pilotlight import errors
 from pilotlight.spec.function import Scaling
 from pilotlight.spec.identifiers import Priority
-from tests.activator.conftest import MemoryLedger
+from tests.activator.scaled_world import books_of
 from tests.activator.test_gateway import until
 from tests.activator.test_waiting import BareFleet
 from tests.activator.tokens.asking import model
@@ -111,13 +110,7 @@ async def engine_of(*, max_queued: int = 2000, **limits: Any) -> AsyncIterator[E
     scaling = Scaling(max_instances=1, max_inputs=SLOTS, max_queued=max_queued)
     clock = ManualClock()
     with tempfile.TemporaryDirectory(prefix="pl") as directory:
-        books = BillingService(
-            directory=Path(directory) / "j",
-            activator="a-0",
-            sync_s=0.01,
-            free_idle_s=60,
-            ledger=MemoryLedger(),
-        )
+        books = books_of(Path(directory))
         throttler = EngineThrottler(
             target_of(model(scaling=scaling, **limits)),
             fleet=BareFleet(Path(directory)),

@@ -14,7 +14,7 @@ from pilotlight.spec.observations import SHADOW_ARM
 from tests.activator.conftest import Edge
 from tests.activator.test_gateway import until
 from tests.activator.test_shadows import V2, World
-from tests.fakes.fake_worker import Behaviour, Script, WorkerAnswer, WorkerRequest
+from tests.fakes.fake_worker import Script, WorkerAnswer, WorkerRequest
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED = {"traceparent": f"00-{TRACE}-{SPAN}-01"}
@@ -23,16 +23,6 @@ SAMPLED = {"traceparent": f"00-{TRACE}-{SPAN}-01"}
 @pytest.fixture(name="settings")
 def _settings() -> ActivatorSettings:
     return ActivatorSettings(traces_sampled=0.0)
-
-
-@pytest.fixture(name="script")
-def _script() -> Script:
-    return Script()
-
-
-@pytest.fixture(name="behaviour")
-def _behaviour(script: Script) -> Behaviour:
-    return script
 
 
 @pytest.fixture(name="world")

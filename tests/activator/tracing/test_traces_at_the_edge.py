@@ -26,7 +26,7 @@ from pilotlight.spec.policies import Objectives, RetryPolicy
 from snapshotter import errors as agent_errors
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import until
-from tests.fakes.fake_worker import Behaviour, Script, WorkerAnswer, WorkerRequest, echo
+from tests.fakes.fake_worker import Script, WorkerAnswer, WorkerRequest, echo
 from tests.fakes.routes import route_of, spec_of
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -37,16 +37,6 @@ UNSAMPLED = {"traceparent": f"00-{TRACE}-{SPAN}-00"}
 @pytest.fixture(name="settings")
 def _settings() -> ActivatorSettings:
     return ActivatorSettings(traces_sampled=0.0)
-
-
-@pytest.fixture(name="script")
-def _script() -> Script:
-    return Script()
-
-
-@pytest.fixture(name="behaviour")
-def _behaviour(script: Script) -> Behaviour:
-    return script
 
 
 @pytest.fixture(name="patient")
@@ -337,7 +327,7 @@ async def test_a_caller_that_leaves_is_no_error(warm: Edge, script: Script) -> N
     call = asyncio.create_task(warm.call(json={"x": 1}))
     await until(lambda: len(received(warm)) == 2)
     call.cancel()
-    await until(lambda: all(s.throttler.in_flight == 0 for s in warm.scaler._scaled.values()))
+    await until(lambda: all(s.throttler.in_flight == 0 for s in warm.scaler.revisions.values()))
     assert warm.traces == []
 
 

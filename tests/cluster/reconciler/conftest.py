@@ -27,7 +27,6 @@ QUICK = ReconcileLimits(
     most_retry_s=0.1,
     most_away_s=0.1,
     feed_s=60.0,
-    config_s=0.1,
     sync_s=0.2,
 )
 
@@ -59,6 +58,7 @@ class Bench:
                 pace=QUICK,
                 wall=lambda: self.wall_s,
                 may_write=lambda: self.may_write,
+                platform=self.platform.identity(),
             )
             task = asyncio.create_task(self.reconciler.run())
             try:
@@ -96,6 +96,11 @@ class Bench:
         for _ in range(3):
             await asyncio.sleep(0.02)
             await self.until(lambda: reconciler.work.is_idle)
+
+    def renewed_statuses(self) -> FunctionStatuses:
+        """Those of another process, which knows nothing yet."""
+        self.statuses = FunctionStatuses()
+        return self.statuses
 
     def status(self, function: str | None = None) -> FunctionStatus | None:
         """Of a function; of the only one where none is named."""

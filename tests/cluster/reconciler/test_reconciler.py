@@ -108,6 +108,20 @@ async def test_a_revision_that_will_not_be_ready_takes_no_traffic_and_says_why(
         assert [entry for entry in traffic_of(bench) if entry[1]] == [(ONE, 100, "")]
 
 
+async def test_a_revision_with_traffic_that_fails_later_says_why(bench: Bench) -> None:
+    bench.platform.tenant()
+    bench.platform.function(spec())
+    async with bench.running():
+        await bench.until_phase("ready")  # before it had to have a pod
+        said = 'pods "search-embed-v1" is forbidden: pod rejected: RuntimeClass "nvidia" not found'
+        bench.serving.failing[ONE] = ("FailedCreate", said)
+        bench.serving.look()
+        status = await bench.until_phase("failed")
+    assert status.reason == "FailedCreate"
+    assert f"revision {ONE}: {said}" in status.message
+    assert "cluster.gpu_runtime_class" in status.message
+
+
 async def test_a_canary_is_a_change_of_percents_alone(bench: Bench) -> None:
     bench.platform.tenant()
     bench.platform.function(two(), weights={"v1-000001": 100}, tags={"candidate": "v2-000002"})

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pilotlight.controller.database import audit_trail
+from pilotlight.controller.database.audit_trail import AuditQuery
 from pilotlight.controller.database.change_notifier import ChangeNotifier
-from pilotlight.controller.kubernetes.leader_election import run_while_leading
+from pilotlight.controller.kubernetes.informers import KINDS
+from pilotlight.controller.kubernetes.leader_election import identify, run_while_leading
+from pilotlight.controller.kubernetes.ownership import ClusterOwnership
 from pilotlight.controller.kubernetes.reconciler import Reconciler
 from pilotlight.kubernetes import names
 from pilotlight.kubernetes.cluster import Cluster
-from pilotlight.kubernetes.kinds import NAMESPACE, REVISION, SERVICE
+from pilotlight.kubernetes.kinds import NAMESPACE, REVISION, SECRET, SERVICE
 from pilotlight.kubernetes.leader_election import LeaderElection, LeaseTerms
 from pilotlight.kubernetes.settings import ClusterSettings
 from tests.cluster.reconciler.conftest import RUNTIME, Bench
@@ -26,6 +31,18 @@ from tests.fakes.kubernetes.server import ApiServer
 from tests.fakes.small_serving import SmallServing
 
 SERVICES = "services.serving.knative.dev"
+OTHER_ID = "p-0123456789abcdef"
+
+
+def labelled(bench: Bench) -> set[tuple[str, str, str]]:
+    """Kind, name and platform of every object of ours but revisions, which Knative makes."""
+    return {
+        (kind.kind, item["metadata"]["name"], item["metadata"]["labels"].get(names.PLATFORM, ""))
+        for kind in (*KINDS, SECRET)
+        if kind != REVISION
+        for item in bench.server.list(kind.api_version, kind.kind)
+        if names.MANAGED_BY in (item["metadata"].get("labels") or {})
+    }
 
 
 async def test_foreign_edits_are_put_right(bench: Bench) -> None:
@@ -162,7 +179,11 @@ async def test_names_that_are_taken_are_left_alone(bench: Bench) -> None:
         assert "Namespace fn-acme" in status.message
         namespace = bench.server.get("v1", "Namespace", "fn-acme")
         assert namespace is not None
-        metadata = {**namespace["metadata"], "labels": {names.MANAGED_BY: "pilotlight"}}
+        labels = {
+            names.MANAGED_BY: names.manager_of(bench.settings),
+            names.PLATFORM: bench.platform.identity().id,
+        }
+        metadata = {**namespace["metadata"], "labels": labels}
         bench.server.put({**namespace, "metadata": metadata})  # handed over
         await bench.until(
             lambda: (
@@ -260,23 +281,121 @@ async def test_watches_that_are_cut_again_and_again_lose_nothing(bench: Bench) -
             await bench.until_phase("ready", function)
 
 
-async def test_an_empty_database_deletes_nothing(bench: Bench, tmp_path: Path) -> None:
+async def test_a_new_database_changes_nothing_in_the_cluster_until_it_adopts_it(
+    bench: Bench, tmp_path: Path
+) -> None:
     bench.platform.tenant()
     bench.platform.function(spec())
     async with bench.running():
         await bench.until_phase("ready")
     home = tmp_path / "fresh"
     home.mkdir()
-    kept, bench.platform = bench.platform, FedPlatform(home, notifier=ChangeNotifier())
-    async with bench.running():
+    old = bench.platform
+    bench.platform = new = FedPlatform(home, notifier=ChangeNotifier())
+    new.renewed(OTHER_ID)
+    new.tenant(replace(ACME, id="t-9876543210ab", name="globex"))
+    other = new.function(spec("other"), tenant=replace(ACME, id="t-9876543210ab", name="globex"))
+    bench.server.requests.clear()
+    async with bench.running(bench.renewed_statuses()):
+        status = await bench.until_phase("failed", other)
         await bench.until_quiet()
-        assert traffic_of(bench) == [(ONE, 100, "")]
-        bench.platform.tenant()  # it is a platform after all, and does not know the function
-        bench.platform.function(spec("other"))
+        assert (status.reason, old.identity().id in status.message) == ("ForeignObjects", True)
+        assert "pilotlight cluster adopt" in status.message
+        assert bench.server.requests.writes() == 0
+        assert bench.statuses.ownership == ClusterOwnership(
+            platform=OTHER_ID, foreign={old.identity().id: ("fn-acme",)}
+        )
+        new.adopt(old.identity().id)
+        await bench.until_phase("ready", other)
+        await bench.until(lambda: traffic_of(bench) == [])  # a function that it does not know
+        await bench.until(lambda: bench.server.get("v1", "Namespace", "fn-acme") is None)
+    # and the controller of the old database finds that the cluster is no longer its own
+    bench.platform = old
+    bench.server.requests.clear()
+    async with bench.running(bench.renewed_statuses()):
+        await bench.until_phase("failed")
+        await bench.until_quiet()
+        assert bench.server.requests.writes() == 0
+    new.close()
+
+
+async def test_objects_from_before_the_label_are_adopted_as_they_are(bench: Bench) -> None:
+    bench.platform.tenant()
+    bench.platform.secret("api", {"TOKEN": "one"})
+    bench.platform.function(spec(secrets=("api",)))
     async with bench.running():
-        await bench.until(lambda: traffic_of(bench) == [])
-    bench.platform.close()
-    bench.platform = kept
+        await bench.until_phase("ready")
+    ours = labelled(bench)
+    assert {platform for _, _, platform in ours} == {bench.platform.identity().id}
+    for kind in (*KINDS, SECRET):
+        for item in list(bench.server.list(kind.api_version, kind.kind)):
+            metadata = item["metadata"]
+            labels = {
+                k: v for k, v in (metadata.get("labels") or {}).items() if k != names.PLATFORM
+            }
+            bench.server.put({**item, "metadata": {**metadata, "labels": labels}})
+    uid = bench.server.get("v1", "Namespace", "fn-acme")["metadata"]["uid"]  # type: ignore[index]
+    bench.server.requests.clear()
+    async with bench.running(bench.renewed_statuses()):
+        await bench.until_phase("failed")
+        assert bench.server.requests.writes() == 0
+        bench.platform.adopt("unlabelled")
+        await bench.until_phase("ready")
+        await bench.until_quiet()
+        assert labelled(bench) == ours
+        assert not [one for one in bench.server.requests if one.verb == "delete"]
+        assert bench.server.get("v1", "Namespace", "fn-acme")["metadata"]["uid"] == uid  # type: ignore[index]
+
+
+async def test_the_settings_name_whom_to_adopt_and_it_is_noted_once(tmp_path: Path) -> None:
+    platform = FedPlatform(tmp_path, notifier=ChangeNotifier())
+    own = platform.identity().id
+    assert identify(platform.store, []).adopted == frozenset()
+    for _ in range(2):
+        assert identify(platform.store, [OTHER_ID, own]).adopted == {OTHER_ID}
+    with platform.store.read() as sql:
+        entries = audit_trail.entries(sql, AuditQuery(tenant=None), limit=9)
+    assert [(one["action"], one["subject"], one["actor"]) for one in entries] == [
+        ("cluster.adopt", OTHER_ID, "platform")
+    ]
+    platform.close()
+    with pytest.raises(ValueError, match="16 hex digits"):
+        ClusterSettings(adopt=["acme"])
+
+
+async def test_two_platforms_in_two_namespaces_leave_each_other_alone(
+    bench: Bench, tmp_path: Path
+) -> None:
+    home = tmp_path / "neighbour"
+    home.mkdir()
+    first, settings = bench.platform, bench.settings
+    neighbour = FedPlatform(home, notifier=ChangeNotifier())
+    neighbour.renewed(OTHER_ID)
+    globex = replace(ACME, id="t-9876543210ab", name="globex")
+    first.tenant()
+    first.function(spec())
+    neighbour.tenant(globex)
+    theirs = neighbour.function(spec("rank"), tenant=globex)
+    async with bench.running():
+        await bench.until_phase("ready")
+        bench.platform = neighbour
+        bench.settings = replace(settings, namespace="team-b")
+        async with bench.running(bench.renewed_statuses()):
+            await bench.until_phase("ready", theirs)
+            await bench.until_quiet()
+            assert bench.statuses.ownership == ClusterOwnership(platform=OTHER_ID, foreign={})
+            # a tenant of theirs has the name of one of the first platform's
+            acme = replace(globex, id="t-aaaaaaaaaaaa", name="acme")
+            neighbour.tenant(acme)
+            taken = neighbour.function(spec("embed"), tenant=acme)
+            status = await bench.until_phase("failed", taken)
+            assert status.reason == "NameTaken"
+            assert "namespace_prefix" in status.message
+            neighbour.no_tenant(globex)
+            neighbour.no_function(f"{globex.id}/main/search/rank")
+            await bench.until(lambda: bench.server.get("v1", "Namespace", "fn-globex") is None)
+    assert traffic_of(bench) == [(ONE, 100, "")]
+    neighbour.close()
 
 
 async def test_a_route_that_is_not_understood_is_no_wish_that_its_function_were_gone(
@@ -325,6 +444,7 @@ async def test_of_two_controllers_one_works_and_the_other_takes_over(bench: Benc
                         key=bench.platform.key,
                         notifier=bench.platform.notifier,
                         statuses=bench.statuses,
+                        platform=bench.platform.identity(),
                     )
                     await run_while_leading(election, {"reconciler": reconciler.run})
                 finally:

@@ -57,7 +57,12 @@ class Installed:
 
     def add_namespace(self) -> None:
         """The tenant's namespace and the RoleBindings in it, as the controller makes them."""
-        tenancy = Tenancy.of(ACME, environment="main", settings=self.controller.settings)
+        tenancy = Tenancy.of(
+            ACME,
+            environment="main",
+            settings=self.controller.settings,
+            platform=self.bench.platform.identity().id,
+        )
         for manifest in namespace_manifests(tenancy):
             if manifest["kind"] in (NAMESPACE.kind, ROLE_BINDING.kind):
                 self.bench.server.put(manifest)
@@ -127,8 +132,6 @@ async def test_a_function_is_deployed_and_removed_with_the_charts_rights(site: I
         await bench.until_quiet()
         assert site.refused() == []
         bench.platform.no_tenant()
-        # no tenant at all is no wish
-        bench.platform.tenant(replace(ACME, id="t-9876543210ab", name="other"))
         await bench.until(lambda: bench.server.get("v1", "Namespace", "fn-acme") is None)
 
 
@@ -148,7 +151,7 @@ async def test_what_goes_with_its_namespace_is_no_failure(site: Installed) -> No
         "uid": "1",
     }
     async with Informers(site.controller, on_change=lambda *_: None) as mirror:
-        writer = Applier(site.controller, mirror)
+        writer = Applier(site.controller, mirror, owns=lambda _: True)
         await writer.remove(kinds.CONFIG_MAP, {"metadata": left})
         bench.server.add_namespace("staying")
         with pytest.raises(Forbidden):
@@ -253,6 +256,7 @@ async def test_namespaces_of_an_earlier_version_get_their_bindings(site: Install
         }
     )
     bench.platform.tenant()
+    bench.platform.adopt("unlabelled")
     async with bench.running():
         await bench.until(lambda: len(site.bindings()) == 2)
         await bench.until_quiet()
@@ -480,11 +484,21 @@ async def test_the_controller_changes_only_its_labels_of_nodes(site: Installed) 
     )
     for _ in range(2):  # the second time there is something to change
         patched = await site.controller.patch(
-            NODE, "n", None, {"metadata": {"labels": {f"{names.CACHE_DOMAIN}/w-1": "hot"}}}
+            NODE,
+            "n",
+            None,
+            {
+                "metadata": {
+                    "labels": {f"{names.cache_domain(site.controller.settings)}/w-1": "hot"}
+                }
+            },
         )
         assert patched["metadata"]["labels"]["zone"] == "a"
     await site.controller.patch(
-        NODE, "n", None, {"metadata": {"labels": {f"{names.CACHE_DOMAIN}/w-1": None}}}
+        NODE,
+        "n",
+        None,
+        {"metadata": {"labels": {f"{names.cache_domain(site.controller.settings)}/w-1": None}}},
     )
     for patch in (
         {"metadata": {"labels": {"zone": "b"}}},

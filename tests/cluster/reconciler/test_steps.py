@@ -25,10 +25,16 @@ from pilotlight.kubernetes.manifests.difference import differences
 from pilotlight.kubernetes.manifests.tenant_namespace import Tenancy
 from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.protocol import FunctionRoute
+from pilotlight.spec.policies import RolloutTerms
 from tests.fakes.fed_platform import ACME, document_of, spec
 
 RUNTIME = "registry.example/runtime@sha256:" + "0" * 64
-TENANCY = Tenancy.of(ACME, environment="main", settings=ClusterSettings(runtime_image=RUNTIME))
+TENANCY = Tenancy.of(
+    ACME,
+    environment="main",
+    settings=ClusterSettings(runtime_image=RUNTIME),
+    platform="p-0123456789abcdef",
+)
 ONE, TWO = "search-embed-v1-000001", "search-embed-v2-000002"
 SPECS = {"v1-000001": spec(), "v2-000002": spec(env={"NEW": "1"})}
 
@@ -80,6 +86,29 @@ def test_a_missing_revision_comes_in_without_traffic_and_the_rest_stays() -> Non
     assert step.service is not None
     assert step.service["spec"]["template"]["metadata"]["name"] == TWO
     assert "url" not in step.service["spec"]["traffic"][0]
+
+
+def test_who_answers_until_the_new_one_runs_stays_reachable_and_is_kept_after_it() -> None:
+    there = {ONE: revision(ONE), TWO: revision(TWO)}
+    kept = {**SPECS, "v2-000002": spec(rollout=RolloutTerms(keep_previous_s=600.0))}
+    waiting = FunctionRoute.from_json(
+        document_of(
+            kept,
+            weights={"v2-000002": 100},
+            previous={"v1-000001": 100},
+            awaited=("v2-000002",),
+        )[1]
+    )
+    one = {"revisionName": ONE, "latestRevision": False, "percent": 100}
+    step = next_step(waiting, TENANCY, live=live([one]), there=there, now=1000)
+    assert split(step) == [(TWO, 100, ""), (ONE, 0, "v1-000001")]
+    assert step.service is not None
+    now = live(step.service["spec"]["traffic"], TWO, **step.service["metadata"]["annotations"])
+    over = FunctionRoute.from_json(document_of(kept, weights={"v2-000002": 100})[1])
+    step = next_step(over, TENANCY, live=now, there=there, now=1100)
+    assert split(step) == [(TWO, 100, ""), (ONE, 0, "previous")]
+    assert step.again_s == 500
+    assert split(next_step(over, TENANCY, live=now, there=there, now=1700)) == [(TWO, 100, "")]
 
 
 def test_while_knative_makes_it_nothing_is_written() -> None:

@@ -6,20 +6,11 @@ from __future__ import annotations
 import asyncio
 
 from pilotlight.controller.kubernetes.workqueue import WorkQueue
-
-
-class Clock:
-    """Moved by hand."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.fakes.clock import ManualClock
 
 
 async def test_a_key_stands_once_and_the_earlier_time_counts() -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     work = WorkQueue(clock=clock)
     work.add("a", after_s=5)
     work.add("a")
@@ -31,7 +22,7 @@ async def test_a_key_stands_once_and_the_earlier_time_counts() -> None:
 
 
 async def test_what_is_added_while_it_is_worked_on_is_due_again_afterwards() -> None:
-    work = WorkQueue(clock=Clock())
+    work = WorkQueue(clock=ManualClock(100.0))
     work.add("a")
     assert await work.take() == "a"
     work.add("a")
@@ -45,7 +36,7 @@ async def test_what_is_added_while_it_is_worked_on_is_due_again_afterwards() -> 
 
 
 async def test_the_earliest_goes_first_whatever_was_added_when() -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     work = WorkQueue(clock=clock)
     work.add("late", after_s=10)
     work.add("soon", after_s=1)
@@ -55,7 +46,7 @@ async def test_the_earliest_goes_first_whatever_was_added_when() -> None:
 
 
 async def test_pauses_double_up_to_a_bound_and_begin_anew_after_a_success() -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     work = WorkQueue(clock=clock)
     pauses = []
     for _ in range(5):
@@ -73,14 +64,14 @@ async def test_pauses_double_up_to_a_bound_and_begin_anew_after_a_success() -> N
 
 
 async def test_a_pause_that_was_asked_for_is_kept() -> None:
-    work = WorkQueue(clock=Clock())
+    work = WorkQueue(clock=ManualClock(100.0))
     work.add("a")
     await work.take()
     assert work.failed("a", first_s=1, most_s=5, at_least_s=3) == 3
 
 
 async def test_one_that_is_done_may_be_due_again_by_itself() -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     work = WorkQueue(clock=clock)
     work.add("a")
     await work.take()
@@ -92,7 +83,7 @@ async def test_one_that_is_done_may_be_due_again_by_itself() -> None:
 
 
 async def test_whoever_waits_for_nothing_is_woken_by_the_first_key() -> None:
-    work = WorkQueue(clock=Clock())
+    work = WorkQueue(clock=ManualClock(100.0))
     waiting = asyncio.create_task(work.take())
     await asyncio.sleep(0)
     work.add_all(["a"])

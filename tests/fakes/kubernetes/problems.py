@@ -40,7 +40,7 @@ class Refused(Exception):
         super().__init__(message)
         self.status = status
         self.message = message
-        self.reason = reason or REASONS.get(status, "Unknown")
+        self.reason = REASONS.get(status, "Unknown") if reason is None else reason
         self.details = details
         self.retry_after_s = retry_after_s
 
@@ -53,7 +53,7 @@ class Refused(Exception):
             "status": "Failure",
             "message": self.message,
         }
-        body |= {"reason": self.reason, "code": self.status}
+        body |= {"code": self.status, **({"reason": self.reason} if self.reason else {})}
         details = dict(self.details or {})
         if self.retry_after_s is not None:
             details["retryAfterSeconds"] = int(self.retry_after_s)

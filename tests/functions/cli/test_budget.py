@@ -2,46 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
 from decimal import Decimal
-from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from pilotlight.cli.main import build
 from pilotlight.controller.billing import usage_ingestion
 from tests.fakes.served_controller import ServedController
+from tests.fakes.shell import Typist
 from tests.functions.controller.parts import usage
 
 HOOK = "https://alerts.invalid/here"
 
 
-class Shell:
+class Shell(Typist):
     """Types commands as the operator."""
+
+    first = ("budget",)
 
     def __init__(self, platform: ServedController) -> None:
         self.platform = platform
         with platform.client() as client:
             self.tenant = str(client.whoami()["tenant"]["id"])
 
-    def run(self, *words: str) -> Result:
-        return CliRunner().invoke(
-            build(), ["budget", *words], env=self.platform.environ(), prog_name="pilotlight"
-        )
-
-    def json(self, *words: str, status: int = 0) -> Any:
-        done = self.run(*words, "--json")
-        assert done.exit_code == status, done.output
-        return json.loads(done.stdout)
-
-    def failed(self, *words: str) -> str:
-        done = self.run(*words)
-        assert (done.exit_code, len(done.stderr.strip().splitlines())) == (1, 2), done.output
-        return done.stderr
+    def environment(self, key: str | None) -> dict[str, str]:
+        return self.platform.environ(key)
 
     def spend(self, cost: str, record: str, *, days_ago: int = 0) -> None:
         at = self.platform.now - days_ago * 86_400
@@ -57,9 +42,8 @@ class Shell:
 
 
 @pytest.fixture(name="shell")
-def _shell(tmp_path: Path) -> Iterator[Shell]:
-    with ServedController(tmp_path) as platform:
-        yield Shell(platform)
+def _shell(served: ServedController) -> Shell:
+    return Shell(served)
 
 
 def test_a_budget_is_set_in_one_line_and_its_secret_shown_once(shell: Shell) -> None:

@@ -8,9 +8,11 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -245,6 +247,41 @@ def test_destroying_asks_and_refuses_where_nobody_can_answer(tmp_path: Path) -> 
     )
     assert out.exit_code == 1
     assert "Pass --yes" in out.output
+
+
+ENDING = {
+    "abort",
+    "cancel",
+    "clear",
+    "delete",
+    "disable",
+    "down",
+    "drop",
+    "prune",
+    "revoke",
+    "stop",
+}
+
+
+def test_every_command_that_ends_something_accepts_yes(tmp_path: Path) -> None:
+    def walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+        if hasattr(node, "commands"):
+            context = click.Context(node)
+            for name in node.list_commands(context):
+                yield from walk(node.get_command(context, name), f"{path} {name}".strip())
+        else:
+            yield path, node
+
+    ending = {
+        path: command
+        for path, command in walk(typer.main.get_command(build()))
+        if path.split()[-1] in ENDING
+    }
+    assert ending.keys() >= {"down", "template drop", "instance stop", "app delete", "quota clear"}
+    assert [p for p, c in ending.items() if not any("--yes" in o.opts for o in c.params)] == []
+    environ = {"HOME": str(tmp_path), "PILOTLIGHT_HOME": str(tmp_path / "home")}
+    out = CliRunner().invoke(build(), ["down", "-y", "--home", str(tmp_path / "h")], env=environ)
+    assert (out.exit_code, "no platform runs" in out.output) == (1, True)
 
 
 def test_call_arguments_are_json_or_pairs_and_not_both() -> None:

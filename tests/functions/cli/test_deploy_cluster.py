@@ -50,14 +50,17 @@ def deploy(platform: ServedController, home: Path, *words: str) -> Result:
 
 
 def test_without_a_cluster_there_is_nothing_to_wait_for(
-    platform: ServedController, tmp_path: Path
+    platform: ServedController,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert deploy(platform, tmp_path, "--no-wait").exit_code == 0
     assert shown(platform)["cluster"] is None
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
     with platform.client() as client:
-        Deployer(Session(options=CommonOptions(json=True)), client).wait_cluster(
-            "search", ["embed"]
-        )
+        Deployer(Session(options=CommonOptions()), client).wait_cluster("search", ["embed"])
+    assert capsys.readouterr().err == ""
 
 
 def test_it_ends_with_the_clusters_own_reason(platform: ServedController, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from pilotlight.cli.commands.operations.doctor import (
     OK,
     CheckResult,
     activators,
+    api_key,
     blobs,
     controller,
     engines,
@@ -30,6 +31,8 @@ from pilotlight.cli.commands.operations.doctor import (
 )
 from pilotlight.cli.core.session import CommonOptions, Session
 from pilotlight.core.object_store import ObjectStore, open_store
+from pilotlight.errors import Unauthenticated
+from tests.fakes.fake_platform import FakePlatform
 
 
 def session_in(directory: Path, text: str) -> Session:
@@ -67,6 +70,23 @@ def test_an_address_in_use_is_broken_with_a_way_out(short_tmp: Path) -> None:
     assert "--listen" in found["address"].way_out
     assert found["home"].state != BROKEN
     assert found["profile"].state == NOTE
+
+
+def test_a_key_is_tried_at_its_platform_and_its_state_is_named() -> None:
+    with FakePlatform() as platform:
+        expired = Unauthenticated("this API key has expired: create another")
+        for error, state in ((expired, "expired"), (Unauthenticated("it is wrong"), "refused")):
+            platform.refuse(error)
+            found = api_key(platform.profile())
+            assert (found.state, found.detail) == (BROKEN, f"{state} by {platform.url}: {error}")
+            assert "token create" in found.way_out
+        profile = platform.profile()
+    down = api_key(profile)
+    assert (down.state, "not be tried" in down.detail, profile.url in down.detail) == (
+        NOTE,
+        True,
+        True,
+    )
 
 
 @pytest.mark.root

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from pilotlight.cli.main import build
 from pilotlight.client import sessions
 from pilotlight.client.client import AsyncClient
 from pilotlight.controller.billing import usage_ingestion
@@ -18,10 +15,11 @@ from pilotlight.errors import Conflict, NotFound
 from pilotlight.sdk.calls import FunctionCall
 from pilotlight.spec.function import FunctionSpec, from_json
 from tests.fakes.served_controller import ServedController
+from tests.fakes.shell import Typist
 from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, spec, usage
 
 
-class Shell:
+class Shell(Typist):
     """Types commands as the operator; `search/hello` is deployed in two revisions."""
 
     def __init__(self, platform: ServedController, home: Path) -> None:
@@ -36,20 +34,8 @@ class Shell:
                 client.deploy("search", [body]).functions[0].revision for body in bodies
             )
 
-    def run(self, *words: str) -> Result:
-        return CliRunner().invoke(
-            build(), list(words), env=self.platform.environ(), prog_name="pilotlight"
-        )
-
-    def json(self, *words: str, status: int = 0) -> Any:
-        done = self.run(*words, "--json")
-        assert done.exit_code == status, done.output
-        return json.loads(done.stdout)
-
-    def failed(self, *words: str) -> str:
-        done = self.run(*words)
-        assert (done.exit_code, len(done.stderr.strip().splitlines())) == (1, 2), done.output
-        return done.stderr
+    def environment(self, key: str | None) -> dict[str, str]:
+        return self.platform.environ(key)
 
     def create(self, *words: str, name: str = "faster") -> Result:
         return self.run(
@@ -77,9 +63,8 @@ class Shell:
 
 
 @pytest.fixture(name="shell")
-def _shell(tmp_path: Path) -> Iterator[Shell]:
-    with ServedController(tmp_path) as platform:
-        yield Shell(platform, tmp_path)
+def _shell(served: ServedController, tmp_path: Path) -> Shell:
+    return Shell(served, tmp_path)
 
 
 def test_an_experiment_is_planned_started_watched_and_concluded(shell: Shell) -> None:

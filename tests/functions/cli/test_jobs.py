@@ -3,27 +3,21 @@ plane."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
-from typer.testing import CliRunner, Result
 
-from pilotlight.cli.main import build
 from pilotlight.controller.deployments import app_registry
 from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.controller.scheduling import submitted_calls
 from pilotlight.protocol import CallRecord
 from pilotlight.spec.function import FunctionSpec, from_json
 from tests.fakes.served_controller import ServedController
+from tests.fakes.shell import Typist
 from tests.functions.controller.parts import spec
 
 HOOK = "https://alerts.invalid/here"
 
 
-class Shell:
+class Shell(Typist):
     """Types commands as the operator of an app with a schedule."""
 
     def __init__(self, platform: ServedController) -> None:
@@ -42,23 +36,8 @@ class Shell:
                 ],
             )
 
-    def run(self, *words: str) -> Result:
-        return CliRunner().invoke(
-            build(), [*words], env=self.platform.environ(), prog_name="pilotlight"
-        )
-
-    def good(self, *words: str) -> str:
-        done = self.run(*words)
-        assert done.exit_code == 0, done.output
-        return done.stdout
-
-    def json(self, *words: str) -> Any:
-        return json.loads(self.good(*words, "--json"))
-
-    def failed(self, *words: str) -> str:
-        done = self.run(*words)
-        assert (done.exit_code, len(done.stderr.strip().splitlines())) == (1, 2), done.output
-        return done.stderr
+    def environment(self, key: str | None) -> dict[str, str]:
+        return self.platform.environ(key)
 
     def bury(self, call: str = "req-1", app: str = "search") -> None:
         record = CallRecord(
@@ -81,9 +60,8 @@ class Shell:
 
 
 @pytest.fixture(name="shell")
-def _shell(tmp_path: Path) -> Iterator[Shell]:
-    with ServedController(tmp_path) as platform:
-        yield Shell(platform)
+def _shell(served: ServedController) -> Shell:
+    return Shell(served)
 
 
 def test_schedules_are_listed_with_their_next_times(shell: Shell) -> None:

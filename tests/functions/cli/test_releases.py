@@ -3,20 +3,17 @@ against the real control plane."""
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from pilotlight.cli.commands.apps import release_options
 from pilotlight.cli.main import build
-from pilotlight.controller.database.store import Store
 from pilotlight.errors import InvalidInput
 from tests.fakes.served_controller import ServedController
+from tests.fakes.shell import Typist
 
 SOURCE = """
 import pilotlight
@@ -28,7 +25,7 @@ def embed(text: str{more}) -> {returns}:
 """
 
 
-class Shell:
+class Shell(Typist):
     """Types commands."""
 
     def __init__(self, platform: ServedController, home: Path) -> None:
@@ -36,22 +33,8 @@ class Shell:
         self.home = home
         self.files = 0
 
-    def run(self, *words: str, key: str | None = None) -> Result:
-        return CliRunner().invoke(
-            build(), list(words), env=self.platform.environ(key), prog_name="pilotlight"
-        )
-
-    def json(self, *words: str, key: str | None = None) -> Any:
-        done = self.run(*words, "--json", key=key)
-        assert done.exit_code == 0, done.output
-        return json.loads(done.stdout)
-
-    def failed(self, *words: str, key: str | None = None) -> str:
-        done = self.run(*words, key=key)
-        assert done.exit_code == 1, done.output
-        said, hint = done.stderr.strip().splitlines()[-2:]
-        assert (said[:6], hint[:4]) == ("error ", "try ")
-        return f"{said}\n{hint}"
+    def environment(self, key: str | None) -> dict[str, str]:
+        return self.platform.environ(key)
 
     def source(
         self, *, returns: str = "int", more: str = "", cpu: float = 1.0, require: str = "{}"
@@ -65,23 +48,10 @@ class Shell:
         return self.json("deploy", self.source(**source), "--no-wait", *words)["functions"][0]
 
 
-@pytest.fixture(scope="module", name="database")
-def _database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated database: copied by tests, because migrating takes longer than most of them."""
-    path = tmp_path_factory.mktemp("empty") / "controller.db"
-    store = Store(f"sqlite:///{path}", clock=lambda: 0.0)
-    store.migrate()
-    store.close()
-    return path
-
-
 @pytest.fixture(name="shell")
-def _shell(database: Path, tmp_path: Path) -> Iterator[Shell]:
-    for file in database.parent.iterdir():  # with its log, if SQLite left one
-        shutil.copy(file, tmp_path)
+def _shell(served: ServedController, tmp_path: Path) -> Shell:
     (tmp_path / "source").mkdir()
-    with ServedController(tmp_path) as platform:
-        yield Shell(platform, tmp_path / "source")
+    return Shell(served, tmp_path / "source")
 
 
 def test_a_bad_release_is_refused_and_the_way_out_is_shown(shell: Shell) -> None:

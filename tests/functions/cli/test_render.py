@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,8 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from pilotlight.cli.main import build
-from pilotlight.kubernetes.webhook.knative_config import KnativeConfig
-from pilotlight.kubernetes.webhook.services import check
-from tests.fakes.kubernetes.knative_settings import config_maps
+from pilotlight.kubernetes.cluster import Cluster
+from pilotlight.kubernetes.settings import ClusterSettings
 from tests.fakes.kubernetes.thread import running_api_server
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -54,6 +54,13 @@ def render(
     return CliRunner().invoke(build(), ["render", *words], prog_name="pilotlight")
 
 
+def in_cluster(kubeconfig: Path) -> str:
+    """A platform.yaml of a cluster."""
+    return (
+        f"cluster: {{runtime_image: {IMAGE}, images: {{vllm: {IMAGE}}}, kubeconfig: {kubeconfig}}}"
+    )
+
+
 def documents(out: Result) -> list[dict[str, Any]]:
     """What it printed."""
     assert out.exit_code == 0, out.stderr
@@ -65,9 +72,13 @@ def documents(out: Result) -> list[dict[str, Any]]:
     [("hello", "hello-hello"), ("embed", "search-embedder--1fe703eb4"), ("llm", "llm-assistant")],
 )
 def test_the_examples_are_manifests_that_a_prepared_cluster_takes(
-    example: str, service: str
+    tmp_path: Path, example: str, service: str
 ) -> None:
-    made = documents(render(str(EXAMPLES / f"{example}.py"), "--tenant", "acme"))
+    with running_api_server() as threaded:
+        config = in_cluster(threaded.server.write_kubeconfig(tmp_path / "kubeconfig"))
+        words = (str(EXAMPLES / f"{example}.py"), "--tenant", "acme", "--cluster")
+        made = documents(render(*words, config=config))
+        assert threaded.server.list("serving.knative.dev/v1", "Service") == []
     assert [one["kind"] for one in made[:5]] == [
         "Namespace",
         "RoleBinding",
@@ -75,15 +86,7 @@ def test_the_examples_are_manifests_that_a_prepared_cluster_takes(
         "ServiceAccount",
         "NetworkPolicy",
     ]
-    data = {body["metadata"]["name"]: body["data"] for body in config_maps()}
     assert (made[-1]["metadata"]["name"], made[-1]["metadata"]["namespace"]) == (service, "fn-acme")
-    assert (
-        check(
-            made[-1],
-            KnativeConfig(features=data["config-features"], autoscaler=data["config-autoscaler"]),
-        )
-        == []
-    )
 
 
 def test_it_prints_the_same_every_time() -> None:
@@ -124,24 +127,35 @@ def test_what_the_cluster_must_have_switched_on_is_an_error_with_strict() -> Non
     assert "podspec-volumes-hostpath" in strict.stderr
 
 
-def test_the_clusters_own_settings_decide_where_it_is_asked(tmp_path: Path) -> None:
+def test_what_the_cluster_refuses_is_an_error_with_the_command_that_helps(tmp_path: Path) -> None:
+    with running_api_server(ready=False) as threaded:
+        config = in_cluster(threaded.server.write_kubeconfig(tmp_path / "kubeconfig"))
+        out = render(str(EXAMPLES / "hello.py"), "--cluster", config=config)
+    assert out.exit_code == 1
+    assert "podspec-volumes-hostpath" in out.stderr
+    assert "kubectl patch configmap/config-autoscaler" in out.stderr
+    away = render(str(EXAMPLES / "hello.py"), "--cluster", config=in_cluster(tmp_path / "none"))
+    assert away.exit_code == 1
+    assert "the cluster cannot validate the manifests" in away.stderr
+
+
+def test_a_deployed_function_is_validated_in_its_namespace_whatever_its_next_number_is(
+    tmp_path: Path,
+) -> None:
     with running_api_server() as threaded:
         kubeconfig = threaded.server.write_kubeconfig(tmp_path / "kubeconfig")
-        out = render(
-            str(EXAMPLES / "hello.py"),
-            "--cluster",
-            config=f"cluster: {{runtime_image: {IMAGE}, kubeconfig: {kubeconfig}}}",
-        )
-        assert out.exit_code == 0
-        assert "needs" not in out.stderr
-    with running_api_server(ready=False) as threaded:
-        kubeconfig = threaded.server.write_kubeconfig(tmp_path / "kubeconfig")
-        out = render(
-            str(EXAMPLES / "hello.py"),
-            "--cluster",
-            config=f"cluster: {{runtime_image: {IMAGE}, kubeconfig: {kubeconfig}}}",
-        )
-        assert out.exit_code == 1
+        config = in_cluster(kubeconfig)
+        words = (str(EXAMPLES / "hello.py"), "--tenant", "acme", "--cluster")
+        deployed = documents(render(*words, config=config))[-1]
+        deployed["spec"]["template"]["spec"]["containerConcurrency"] = 7
+
+        async def deploy() -> None:
+            async with await Cluster.connect(ClusterSettings(kubeconfig=str(kubeconfig))) as there:
+                await there.apply(deployed)
+
+        threaded.call(lambda: threaded.server.add_namespace("fn-acme"))
+        asyncio.run(deploy())
+        assert render(*words, config=config).exit_code == 0
 
 
 @pytest.mark.slow  # asks again where no platform answers

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from typer.testing import CliRunner, Result
 
 from pilotlight.cli.commands.apps.rollout_options import parse_rollout_gate, parse_rollout_plan
-from pilotlight.cli.main import build
 from pilotlight.controller.database import tables
 from pilotlight.controller.deployments import app_registry
 from pilotlight.controller.registry.app_ref import AppRef
@@ -21,11 +16,14 @@ from pilotlight.controller.rollouts.plan import parse
 from pilotlight.errors import InvalidInput
 from pilotlight.spec.function import FunctionSpec, from_json
 from tests.fakes.served_controller import ServedController
+from tests.fakes.shell import Typist
 from tests.functions.controller.parts import spec
 
 
-class Shell:
+class Shell(Typist):
     """Types commands as the operator, over one function with a rollout."""
+
+    first = ("rollout",)
 
     def __init__(self, platform: ServedController) -> None:
         self.platform = platform
@@ -49,21 +47,13 @@ class Shell:
                 write, place, function="hello", candidate=self.candidate, plan=parse({})
             )
 
-    def run(self, *words: str) -> Result:
-        return CliRunner().invoke(
-            build(), ["rollout", *words], env=self.platform.environ(), prog_name="pilotlight"
-        )
-
-    def json(self, *words: str, status: int = 0) -> Any:
-        done = self.run(*words, "--json")
-        assert done.exit_code == status, done.output
-        return json.loads(done.stdout)
+    def environment(self, key: str | None) -> dict[str, str]:
+        return self.platform.environ(key)
 
 
 @pytest.fixture(name="shell")
-def _shell(tmp_path: Path) -> Iterator[Shell]:
-    with ServedController(tmp_path) as platform:
-        yield Shell(platform)
+def _shell(served: ServedController) -> Shell:
+    return Shell(served)
 
 
 def test_rollouts_are_listed_and_shown(shell: Shell) -> None:

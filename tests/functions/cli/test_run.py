@@ -1,291 +1,160 @@
-"""`pilotlight run`, `app.run()` and `deploy`: what stderr shows while they wait, what stdout has."""
+"""`pilotlight run`, `call` and `shell` against a platform in this process."""
 
 from __future__ import annotations
 
-import io
 import json
-import re
-import sys
-import threading
+import textwrap
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import typer
+from typer.testing import CliRunner, Result
 
-from pilotlight.cli.commands.apps.deploy_progress import load_user_app
 from pilotlight.cli.main import build
-from pilotlight.client import sessions
-from pilotlight.errors import TooManyRequests
-from pilotlight.packaging.progress import IMAGE, UPLOAD, ProgressEvent
-from pilotlight.packaging.progress_output import ProgressOutput
-from tests.fakes.fake_platform import API_KEY, DeployedApp, FakePlatform
+from tests.fakes.fake_platform import API_KEY, FakePlatform
 
 SOURCE = """
-import pilotlight
+    from typing import Literal
 
-app = pilotlight.App("shop", image=pilotlight.Image.python("3.11").pip_install("rich"))
+    import pilotlight
 
-@app.function()
-def greet(name: str) -> str:
-    return f"Hello, {name}!"
+    app = pilotlight.App("tasks")
 
-@app.function()
-def fail() -> None:
-    raise ValueError("no")
+    @app.function()
+    def double(n: int) -> int:
+        return 2 * n
 
-@app.function()
-def count(upto: int):
-    yield from range(upto)
+    @app.function()
+    def describe(
+        name: str,
+        code: Literal["1", "2"] = "1",
+        size: int | str = 0,
+        tag: str | None = "x",
+        words: list[str] | None = None,
+        anything=None,
+    ) -> str:
+        return repr((name, code, size, tag, words, anything))
+
+    @app.local_entrypoint()
+    async def main(n: int) -> str:
+        return f"twice is {await double.remote.aio(n)}"
+
+    @app.local_entrypoint()
+    async def each(upto: int):
+        for n in range(upto):
+            yield await double.remote.aio(n)
+
+    @app.local_entrypoint()
+    async def failing() -> None:
+        raise RuntimeError("not today")
 """
-PATIENCE_S = 20.0
 
 
-class Screen(io.StringIO):
-    """Stderr that knows what it has shown, as a terminal or a pipe."""
+class Shell:
+    """Types commands at a platform, in a directory with an app's file."""
 
-    def __init__(self, *, is_terminal: bool = False) -> None:
-        super().__init__()
-        self._is_terminal = is_terminal
-        self._changed = threading.Condition()
+    def __init__(self, platform: FakePlatform, directory: Path) -> None:
+        self.platform = platform
+        self.file = directory / f"tasks_{uuid.uuid4().hex[:8]}.py"
+        self.file.write_text(textwrap.dedent(SOURCE))
 
-    def isatty(self) -> bool:
-        return self._is_terminal
-
-    def write(self, text: str) -> int:
-        with self._changed:
-            self._changed.notify_all()
-            return super().write(text)
-
-    def wait_for(self, text: str) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: text in self.getvalue(), PATIENCE_S)
-
-    def lines(self) -> list[str]:
-        return self.getvalue().splitlines()
-
-
-@pytest.fixture(name="platform")
-def _platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakePlatform]:
-    with FakePlatform() as fake:
-        monkeypatch.setenv("PILOTLIGHT_URL", fake.url)
-        monkeypatch.setenv("PILOTLIGHT_API_KEY", API_KEY)
-        monkeypatch.setenv("TERM", "xterm")
-        yield fake
-        sessions.close()
-
-
-@pytest.fixture(name="file")
-def _file(tmp_path: Path) -> Iterator[str]:
-    path = tmp_path / f"shop_{uuid.uuid4().hex[:8]}.py"
-    path.write_text(SOURCE)
-    yield str(path)
-    sys.modules.pop(path.stem, None)
-
-
-def run(screen: Screen, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "stderr", screen)
-    command = typer.main.get_command(build())
-    return int(command(list(words), prog_name="pilotlight", standalone_mode=False) or 0)
-
-
-@pytest.mark.parametrize("is_terminal", [False, True])
-def test_output_of_the_function_is_shown_while_it_runs(
-    *,
-    platform: FakePlatform,
-    file: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    is_terminal: bool,
-) -> None:
-    screen = Screen(is_terminal=is_terminal)
-
-    def speak() -> None:
-        platform.write_log("one")
-        assert screen.wait_for("one"), "nothing was shown while the function ran"
-        platform.write_log("two \x1b[2J!", stream="stderr")
-
-    platform.during_calls = speak
-
-    assert run(screen, monkeypatch, "run", f"{file}::greet", "--name", "Ada") == 0
-    assert capsys.readouterr().out == "Hello, Ada!\n"
-    shown = screen.getvalue()
-    assert (shown.count("one"), shown.count("two")) == (1, 1)
-    assert "\x1b[2J" not in shown
-    if is_terminal:
-        assert "shop/greet: calling" in shown
-        back = shown.rpartition("\x1b[?25l")[2]
-        assert "\x1b[?25h" in back  # the cursor
-    else:
-        name = screen.lines()[3].split()[1]
-        size = screen.lines()[1]
-        assert re.fullmatch(r"upload: \d KiB", size)
-        assert screen.lines() == [
-            "packaging shop",
-            size,
-            "image: pip",
-            f"deploying {name} to main",
-            "shop/greet: importing, entering, warming up",
-            "shop/greet: starting an instance",
-            "shop/greet: making and proving a snapshot",
-            "shop/greet: calling",
-            "one",
-            "two !",
-        ]
-    assert not platform.apps
-
-
-def test_without_colours_none_are_written(
-    platform: FakePlatform, file: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    platform.during_calls = lambda: platform.write_log("\x1b[31mred\x1b[0m")
-    screen = Screen(is_terminal=True)
-    run(screen, monkeypatch, "run", f"{file}::greet", "--name", "Ada")
-    assert "red" in screen.getvalue()
-    assert not re.search(r"\x1b\[[0-9;]*m", screen.getvalue().replace("\x1b[0m", ""))
-
-
-def test_json_keeps_stdout_to_the_result_and_stderr_to_objects(
-    platform: FakePlatform,
-    file: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    platform.during_calls = lambda: platform.write_log("one")
-    screen = Screen(is_terminal=True)
-    run(screen, monkeypatch, "--json", "run", f"{file}::greet", "--name", "Ada")
-    assert json.loads(capsys.readouterr().out) == "Hello, Ada!"
-    (line,) = (json.loads(line) for line in screen.lines())
-    assert line["log"]["text"] == "one"
-
-
-def test_items_of_a_generator_are_printed_as_they_come(
-    platform: FakePlatform,
-    file: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    run(Screen(is_terminal=True), monkeypatch, "run", f"{file}::count", "--upto", "3")
-    assert capsys.readouterr().out == "0\n1\n2\n"
-    assert not platform.apps
-
-
-def test_a_failure_shows_the_output_and_removes_the_app(
-    platform: FakePlatform,
-    file: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    platform.during_calls = lambda: platform.write_log("before it failed")
-    screen = Screen()
-    assert run(screen, monkeypatch, "run", f"{file}::fail") == 1
-    assert "before it failed" in screen.getvalue()
-    assert screen.lines()[-2:] == [
-        "error shop/fail raised ValueError: no",
-        "try   Correct the function: the output above has its traceback.",
-    ]
-    assert capsys.readouterr().out == ""
-    assert not platform.apps
-
-
-def test_a_run_in_a_script_shows_the_same_on_stderr(
-    platform: FakePlatform,
-    file: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(sys, "stderr", screen := Screen())
-    app = load_user_app(file)
-    greet = getattr(sys.modules[Path(file).stem], "greet")  # noqa: B009 - a module of the test
-
-    def speak() -> None:
-        platform.write_log("one")
-        assert screen.wait_for("one")
-
-    platform.during_calls = speak
-    with app.run():
-        assert greet.remote("Ada") == "Hello, Ada!"
-    assert screen.lines()[0] == "packaging shop"
-    assert screen.lines()[-1] == "one"
-    assert capsys.readouterr().out == ""
-
-    shown = screen.getvalue()
-    platform.during_calls = lambda: platform.write_log("unseen")
-    with app.run(show_output=False):
-        greet.remote("Ada")
-    assert screen.getvalue() == shown
-    assert platform.followers == 1
-
-
-def test_output_goes_on_after_a_lost_connection_without_repeating_lines(
-    platform: FakePlatform,
-) -> None:
-    screen = Screen()
-    output = ProgressOutput(screen)
-    platform.deleted["main", "shop"] = DeployedApp(functions={}, history=[])
-    with sessions.use_profile(platform.profile()):
-        output.follow("shop")
-        for text in ("one", "two", "three"):
-            platform.write_log(text)
-            platform.write_log(text, instance="i-other", stream="stderr")
-            assert screen.wait_for(f"{text}\n{text}")
-            platform.end_followers()
-        platform.write_log("four")
-        output.close()
-    assert screen.lines() == [*("one", "one"), *("two", "two"), *("three", "three"), "four"]
-
-
-def test_a_run_goes_on_where_its_output_cannot_be_read(
-    platform: FakePlatform, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    screen = Screen()
-    output = ProgressOutput(screen)
-    with sessions.use_profile(platform.profile()):
-        platform.refuse(TooManyRequests("32 requests already follow logs", retry_after_s=60))
-        output.follow("gone")
-        assert screen.wait_for("the output of gone is shown at its end only: 32 requests")
-        output.close()
-
-
-def test_a_pipe_has_a_line_for_each_stage_and_not_for_each_piece() -> None:
-    screen = Screen()
-    output = ProgressOutput(screen)
-    for done in range(0, 3 << 20, 1 << 18):
-        output.progress(
-            ProgressEvent(stage=UPLOAD, text="model", done_bytes=done, total_bytes=3 << 20)
+    def run(self, *words: str, key: str = API_KEY, typed: str | None = None) -> Result:
+        environ = {
+            "PILOTLIGHT_URL": self.platform.url,
+            "PILOTLIGHT_API_KEY": key,
+            "PILOTLIGHT_CONFIG": str(self.file.parent / "none.toml"),
+            "NO_COLOR": "1",
+        }
+        return CliRunner().invoke(
+            build(), [*words], env=environ, prog_name="pilotlight", input=typed
         )
-    for _ in range(2):
-        output.progress(ProgressEvent(stage=IMAGE, text="pip install [x]"))
-        output.step("starting")
-    built = "image: pip install [x]"
-    assert screen.lines() == ["upload: 3.0 MiB", built, "starting", built]
+
+    def local(self, entrypoint: str, *words: str) -> Result:
+        return self.run("run", f"{self.file}::{entrypoint}", *words)
 
 
-def test_a_deploy_says_each_step_the_public_address_and_once_what_its_starts_are(
-    *,
-    platform: FakePlatform,
-    file: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
+@pytest.fixture(name="shell")
+def _shell(tmp_path: Path) -> Iterator[Shell]:
+    with FakePlatform() as platform:
+        yield Shell(platform, tmp_path)
+
+
+def test_an_asynchronous_local_entrypoint_runs_and_its_result_is_printed(shell: Shell) -> None:
+    done = shell.local("main", "--n", "21")
+    assert (done.exit_code, done.stdout) == (0, "twice is 42\n"), done.output
+    done = shell.local("each", "--upto", "3")
+    assert (done.exit_code, done.stdout.split()) == (0, ["0", "2", "4"]), done.output
+    assert shell.platform.apps == {}
+
+
+def test_an_asynchronous_local_entrypoint_that_raises_fails_the_command(shell: Shell) -> None:
+    done = shell.local("failing")
+    assert done.exit_code == 1
+    assert "raised RuntimeError: not today" in done.stderr
+    assert shell.platform.apps == {}
+
+
+@pytest.mark.parametrize(
+    "words, received",
+    [
+        (("name=5",), "('5', '1', 0, 'x', None, None)"),
+        (("name=null", "code=2", "tag=null"), "('null', '2', 0, None, None, None)"),
+        (("name=true", "tag=7", "size=8"), "('true', '1', 8, '7', None, None)"),
+        (('name={"a": 1}', 'words=["b"]'), "('{\"a\": 1}', '1', 0, 'x', ['b'], None)"),
+        (('name="quoted"', "anything=3"), "('quoted', '1', 0, 'x', None, 3)"),
+    ],
+)
+def test_a_text_parameter_receives_text_that_looks_like_another_type(
+    shell: Shell, words: tuple[str, ...], received: str
 ) -> None:
-    monkeypatch.setenv("PILOTLIGHT_CONFIG", str(tmp_path / "profile.toml"))
-    Path(file).write_text(SOURCE.replace("@app.function()", '@app.function(access="public")', 1))
-    explained = []
-    for _ in range(2):
-        screen = Screen()
-        assert run(screen, monkeypatch, "deploy", file) == 0
-        explained.append("from its snapshot on disk" in screen.getvalue())
-    assert explained == [True, False]
-    assert "shop/greet: making and proving a snapshot" in screen.lines()
-    out = capsys.readouterr().out
-    assert f"POST {platform.url}/t/acme/v1/functions/shop/greet:invoke (public" in out
-    assert "/t/acme/v1/functions/shop/count" not in out
+    assert shell.run("deploy", str(shell.file), "--no-wait").exit_code == 0
+    flags = [flag for word in words for flag in ("-a", word)]
+    done = shell.run("call", "tasks/describe", *flags)
+    assert (done.exit_code, json.loads(done.stdout)) == (0, received), done.output
 
-    assert run(Screen(), monkeypatch, "--json", "deploy", file, "--no-wait") == 0
-    addresses = json.loads(capsys.readouterr().out)["addresses"]
-    assert addresses["count"] == [f"POST {platform.url}/v1/functions/shop/count:invoke"]
-    public = f"POST {platform.url}/t/acme/v1/functions/shop/greet:invoke"
-    assert addresses["greet"] == [public.replace("/t/acme", ""), public]
+
+def test_arguments_that_are_text_anyway_need_no_look_at_the_signature(shell: Shell) -> None:
+    assert shell.run("deploy", str(shell.file), "--no-wait").exit_code == 0
+    shell.platform.asked.clear()
+    assert shell.run("call", "tasks/describe", "-a", "name=Ada").exit_code == 0
+    assert shell.platform.asked == ["POST /v1/functions/tasks/describe:invoke"]
+
+
+def test_a_wrong_key_is_one_line_and_the_next_step(shell: Shell) -> None:
+    for words, error in (
+        (("call", "tasks/describe", "-a", "name=5"), "no valid API key was given"),
+        (("run", f"{shell.file}::main", "1"), f"{shell.platform.url} does not accept this API key"),
+    ):
+        done = shell.run(*words, key="pl_wrong")
+        what, step = done.stderr.strip().splitlines()[-2:]
+        assert (done.exit_code, what) == (1, f"error {error}")
+        assert step.startswith("try   Run `pilotlight login`, set PILOTLIGHT_API_KEY")
+
+
+def test_a_shell_keeps_variables_and_the_directory_between_lines(shell: Shell) -> None:
+    shell.platform.instances = [{"id": "i-1", "app": "tasks", "function": "double"}]
+    lines = [
+        "greeting=\"it's a \\$5 day\"; two='one",  # a line break within a value is two lines here
+        "x=1 y=$((x + 1))",
+        'export greeting="it\'s \\$5, \\"more\\""',
+        "cd /usr && cd bin; false",
+        'echo "$greeting $x $y $PWD"; readonly x',
+        "unset y; cd /no/such/place; (exit 3); exit 7",
+        'sh -c \'echo "child: $greeting"\'; echo "y=${y-none} $(pwd)"',
+        "cd -; for f in 1 2; do n=$f; done; echo $n",
+        "file=$(ls -t /dev/shm/pilotlight-shell.* | head -1); ls -l $file | cut -c 1-10; echo $file",
+    ]
+    done = shell.run("shell", "tasks/double", typed="\n".join([*lines, "exit", "echo never", ""]))
+    *shown, file = done.stdout.splitlines()
+    assert shown == [
+        'it\'s $5, "more" 1 2 /usr/bin',
+        'child: it\'s $5, "more"',
+        "y=none /usr/bin",
+        "/usr",
+        "2",
+        "-rw-------",
+    ]
+    assert (done.exit_code, Path(file).exists()) == (0, False)
+    assert "eval: " in done.stderr
+    assert "no/such/place" in done.stderr

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from pilotlight.cli.main import build
 from tests.fakes.fake_platform import API_KEY, FakePlatform
+from tests.fakes.shell import Typist
 
 SOURCE = (
     "import pilotlight\napp = pilotlight.App('search')\n\n@app.function()\ndef embed(text: "
@@ -44,7 +44,7 @@ def snapshot(name: str, **changes: Any) -> dict[str, Any]:
     return {**values, **changes}
 
 
-class Shell:
+class Shell(Typist):
     """Types commands."""
 
     def __init__(self, platform: FakePlatform, home: Path) -> None:
@@ -57,13 +57,8 @@ class Shell:
             "NO_COLOR": "1",
         }
 
-    def run(self, *words: str) -> Result:
-        return CliRunner().invoke(build(), list(words), env=self.environ, prog_name="pilotlight")
-
-    def json(self, *words: str) -> Any:
-        done = self.run(*words, "--json")
-        assert done.exit_code == 0, done.output
-        return json.loads(done.stdout)
+    def environment(self, key: str | None) -> dict[str, str]:
+        return self.environ
 
     def deploy(self, *words: str) -> Result:
         (self.home / "searching.py").write_text(SOURCE)

@@ -11,10 +11,10 @@ from pilotlight.client.client import Client
 from pilotlight.controller.registry import images
 from pilotlight.errors import StorageQuotaExceeded
 from pilotlight.spec.function import FunctionSpec, ImageSpec, from_json
-from tests.functions.cli.test_tenancy import Shell, _client, _database, _shell
+from tests.functions.cli.test_tenancy import Shell, _client, _shell
 from tests.functions.controller.parts import spec
 
-__all__ = ["_client", "_database", "_shell"]
+__all__ = ["_client", "_shell"]
 
 STRAY = b"uploaded, and never deployed"
 IMAGE = "ab" * 32

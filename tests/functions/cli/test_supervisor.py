@@ -16,17 +16,34 @@ from typing import Any
 import pytest
 
 from pilotlight.cli.supervisor.child import Child, ProcessFailed, ProcessSpec, describe_exit_status
+from pilotlight.cli.supervisor.local_platform import find_platform
 from pilotlight.cli.supervisor.process_log import ProcessLog
-from pilotlight.cli.supervisor.stale_processes import find_stale_pid, stop_stale_process, terminate
+from pilotlight.cli.supervisor.run_platform import supervise
+from pilotlight.cli.supervisor.stale_processes import (
+    find_stale_pid,
+    stop_stale_process,
+    terminate,
+)
 from pilotlight.cli.supervisor.supervisor import (
     Notice,
     StopMode,
     Supervisor,
     platform_processes,
     restart_delay_s,
+    stop_orphans,
 )
+from pilotlight.core import pid_file
+from tests.fakes.ports import free_port
 
 PATIENCE_S = 30.0
+STUCK = """
+import signal, socket, sys
+with socket.create_server(("127.0.0.1", int(sys.argv[1]))):
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    print("listening", flush=True)
+    signal.sigwait({signal.SIGTERM})
+"""
+"""An activator (`python -m activator PORT`) that has its address until it ends."""
 FAKE = str(Path(__file__).parents[2] / "fakes/supervised.py")
 
 
@@ -51,7 +68,7 @@ class Place:
     def child(self, spec: ProcessSpec) -> Child:
         return Child(
             spec,
-            pid_file=self.run / f"{spec.name}.pid",
+            run=self.run,
             log=ProcessLog(path=self.run / f"{spec.name}.log"),
         )
 
@@ -123,7 +140,7 @@ async def test_starts_in_order_and_stops_in_the_opposite_one(place: Place) -> No
 async def test_pid_files_hold_the_live_pid_and_go_with_the_process(place: Place) -> None:
     child = place.child(place.spec("cache"))
     await child.start()
-    assert (place.run / "cache.pid").read_text() == f"{child.pid}\n"
+    assert (place.run / "cache.pid").read_text().split()[0] == str(child.pid)
     assert repr(child) == f"<Child cache pid {child.pid}>"
     assert await child.stop() == 0
     assert not (place.run / "cache.pid").exists()
@@ -235,27 +252,58 @@ asyncio.run(go())
     assert place.lines() == ["start gate", "stop gate"]
 
 
-async def test_a_process_left_behind_is_stopped_by_the_next_start(place: Place) -> None:
+async def test_a_process_left_behind_is_stopped_by_its_pid_file(place: Place) -> None:
     left = place.child(place.spec("gate"))
     await left.start()
     old = left.pid
-    supervisor = place.supervisor(place.spec("gate"))
-    await supervisor.start()
+    stopped = await stop_orphans(
+        [place.spec("gate")], run=place.run, announce=place.notices.put_nowait
+    )
+    assert stopped == {"gate": old}
     assert str(old) in (await place.notice("orphan", "gate")).text
-    assert supervisor.children[0].pid != old
-    await supervisor.stop(StopMode.ALL)
-    assert place.lines() == ["start gate", "stop gate", "start gate", "stop gate"]
+    assert place.lines() == ["start gate", "stop gate"]
+
+
+async def test_a_process_left_behind_is_stopped_before_its_address_is_taken(place: Place) -> None:
+    port, home = free_port(), place.run / "h"
+    (place.run / "activator.py").write_text(STUCK)
+    config = place.run / "platform.yaml"
+    config.write_text(
+        f"platform: {{home: '{home}', run: '{place.run}/r'}}\n"
+        f"activator: {{listen: '127.0.0.1:{port}'}}\nweight_cache: {{unknown: 1}}\n"
+    )
+    platform = find_platform(config=config, home=None, environ={}, cwd=place.run)
+    platform.paths.make()
+    left = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "activator", str(port)),
+        cwd=place.run,
+        env={},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert left.stdout is not None
+    await left.stdout.readline()
+    pid_file.write(place.run / "r/activator.pid", left.pid)
+
+    # the weight cache cannot start: its section is invalid
+    with pytest.raises(ProcessFailed, match="weight_cache"):
+        await supervise(platform, announce=place.notices.put_nowait, started=lambda: None)
+    assert await left.wait() == 0
+    assert str(left.pid) in (await place.notice("orphan", "activator")).text
 
 
 async def test_another_process_with_the_same_pid_is_left_alone(place: Place) -> None:
-    pid_file = place.run / "gate.pid"
-    pid_file.write_text(f"{os.getpid()}\n")
-    assert find_stale_pid(pid_file, (sys.executable, "-m", "activator")) is None
+    file = place.run / "gate.pid"
+    pid_file.write(file, os.getpid())
+    assert find_stale_pid(file, (sys.executable, "-m", "activator")) is None
+    words = Path("/proc/self/cmdline").read_text().split("\0")
+    assert find_stale_pid(file, words) == os.getpid()
+    pid, ticks = map(int, file.read_text().split())
+    file.write_text(f"{pid} {ticks - 1}\n")  # it had started before this process did
+    assert find_stale_pid(file, words) is None
     assert (
-        await stop_stale_process(pid_file, argv=(sys.executable, "-m", "activator"), grace_s=1)
-        is None
+        await stop_stale_process(file, argv=(sys.executable, "-m", "activator"), grace_s=1) is None
     )
-    assert not pid_file.exists()
+    assert not file.exists()
 
 
 def test_a_log_is_set_aside_when_it_outgrows_its_bound_and_keeps_its_writers(place: Place) -> None:

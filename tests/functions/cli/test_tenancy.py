@@ -2,64 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from pilotlight.cli.commands.tenants.audit import follow_audit_log, format_change
-from pilotlight.cli.main import build
 from pilotlight.client.client import Client
-from pilotlight.controller.database.store import Store
 from pilotlight.errors import Conflict, Forbidden, InvalidInput, NotFound, Unauthenticated
 from tests.fakes.served_controller import ServedController
+from tests.fakes.shell import Typist
 
 
-class Shell:
+class Shell(Typist):
     """Types commands as the operator, or with another key."""
 
     def __init__(self, platform: ServedController) -> None:
         self.platform = platform
 
-    def run(self, *words: str, key: str | None = None) -> Result:
-        return CliRunner().invoke(
-            build(), list(words), env=self.platform.environ(key), prog_name="pilotlight"
-        )
-
-    def json(self, *words: str, key: str | None = None) -> Any:
-        done = self.run(*words, "--json", key=key)
-        assert done.exit_code == 0, done.output
-        return json.loads(done.stdout)
-
-    def failed(self, *words: str, key: str | None = None) -> str:
-        """What was said, in two lines."""
-        done = self.run(*words, key=key)
-        assert done.exit_code == 1, done.output
-        said, hint = done.stderr.strip().splitlines()
-        assert (said[:6], hint[:4]) == ("error ", "try ")
-        return f"{said}\n{hint}"
-
-
-@pytest.fixture(scope="module", name="database")
-def _database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated database: copied by tests, because migrating takes longer than most of them."""
-    path = tmp_path_factory.mktemp("empty") / "controller.db"
-    store = Store(f"sqlite:///{path}", clock=lambda: 0.0)
-    store.migrate()
-    store.close()
-    return path
+    def environment(self, key: str | None) -> dict[str, str]:
+        return self.platform.environ(key)
 
 
 @pytest.fixture(name="shell")
-def _shell(database: Path, tmp_path: Path) -> Iterator[Shell]:
-    for file in database.parent.iterdir():  # with its log, if SQLite left one
-        shutil.copy(file, tmp_path)
-    with ServedController(tmp_path) as platform:
-        yield Shell(platform)
+def _shell(served: ServedController) -> Shell:
+    return Shell(served)
 
 
 @pytest.fixture(name="client")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.functions.cli.test_releases import Shell, _database, _shell
+from tests.functions.cli.test_releases import Shell, _shell
 
-__all__ = ["_database", "_shell"]  # fixtures
+__all__ = ["_shell"]  # fixtures
 WHERE = "search/embed"
 
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from pilotlight.cli.main import build
 from tests.fakes.fake_platform import API_KEY, FakePlatform
+from tests.fakes.shell import Typist
 
 
-class Shell:
+class Shell(Typist):
     """Types commands in a directory that has a model."""
+
+    first = ("weights",)
 
     def __init__(self, platform: FakePlatform, home: Path) -> None:
         self.platform = platform
@@ -33,15 +32,8 @@ class Shell:
         }
         self.environ["XDG_CACHE_HOME"] = str(home / "cache")
 
-    def run(self, *words: str) -> Result:
-        return CliRunner().invoke(
-            build(), ["weights", *words], env=self.environ, prog_name="pilotlight"
-        )
-
-    def json(self, *words: str, status: int = 0) -> Any:
-        done = self.run(*words, "--json")
-        assert done.exit_code == status, done.output
-        return json.loads(done.stdout)
+    def environment(self, key: str | None) -> dict[str, str]:
+        return self.environ
 
 
 @pytest.fixture(name="shell")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pilotlight.kubernetes import kinds
+from pilotlight.kubernetes import kinds, names
 from pilotlight.kubernetes.doctor.facts import Facts
 from pilotlight.kubernetes.doctor.knative_config import needs
 from pilotlight.kubernetes.knative_features import BY_FIELD
@@ -16,6 +16,7 @@ SETTINGS = ClusterSettings(
     gpu_products={"H100": "NVIDIA-H100-80GB-HBM3"},
     runtime_class="gvisor",
 )
+PLATFORM = "p-00000000000000aa"
 KNATIVE = {"app.kubernetes.io/version": "1.23.0"}
 
 
@@ -82,6 +83,12 @@ def deployment(name: str, *, available: int = 1) -> dict[str, Any]:
     return named(name, spec=spec, status={"availableReplicas": available})
 
 
+def tenant_namespace(name: str, platform: str | None = None) -> dict[str, Any]:
+    """A tenant's namespace, of this platform unless another is named ("" = from before labels)."""
+    platform = PLATFORM if platform is None else platform
+    return {"metadata": {"name": name, "labels": {names.PLATFORM: platform} if platform else {}}}
+
+
 def healthy(**changed: Any) -> Facts:
     """The facts; `changed` fields are taken instead."""
     definitions = (
@@ -108,7 +115,8 @@ def healthy(**changed: Any) -> Facts:
         "agents": ({"metadata": {"name": "pilotlight-node-agent"}},),
         "agent_pods": tuple(agent_pod(one["metadata"]["name"]) for one in nodes),
         "namespace": {"metadata": {"name": "pilotlight"}},
-        "tenants": ({"metadata": {"name": "fn-acme"}},),
+        "tenants": (tenant_namespace("fn-acme"),),
+        "lease": {"metadata": {"annotations": {names.PLATFORM: PLATFORM}}},
     }
     return Facts(**{**facts, **changed})
 

@@ -25,6 +25,7 @@ from pilotlight.kubernetes.errors import (
     WebhookDown,
 )
 from pilotlight.kubernetes.kinds import CONFIG_MAP, NAMESPACE, NODE, POD, SERVICE
+from pilotlight.kubernetes.retry_policy import is_retryable
 
 APPLY = ApiRequest(verb="patch", kind=SERVICE, namespace="fn-acme", name="embed")
 
@@ -183,6 +184,27 @@ def test_strict_validation_names_each_unknown_field() -> None:
     )
     assert isinstance(error, Invalid)
     assert [problem.field for problem in error.problems] == ["spec.foo", "spec.bar"]
+
+
+@pytest.mark.parametrize(
+    "why, fields",
+    [
+        (".spec.foo: field not declared in schema", ["spec.foo"]),
+        (
+            'errors:\n  .a: field not declared in schema\n  .b[name="u"].c: field not declared in schema',
+            ["a", 'b[name="u"].c'],
+        ),
+        (".spec.replicas: expected numeric (int or float), got string", [""]),
+    ],
+)
+def test_an_apply_that_does_not_fit_the_schema_is_invalid_whatever_its_status(
+    why: str, fields: list[str]
+) -> None:
+    message = f"failed to create typed patch object (fn-acme/x; apps/v1, Kind=Deployment): {why}"
+    error = error_from_response(APPLY, status(500, "", message))
+    assert isinstance(error, Invalid)
+    assert [problem.field for problem in error.problems] == fields
+    assert not is_retryable(error, verb="patch", is_conditional=False)
 
 
 def test_the_schemas_refusals_keep_their_fields() -> None:

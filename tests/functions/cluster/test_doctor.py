@@ -25,6 +25,7 @@ from tests.fakes.kubernetes.server import ApiServer
 from tests.fakes.kubernetes.thread import running_api_server
 from tests.functions.cluster.healthy import (
     KNATIVE,
+    PLATFORM,
     SETTINGS,
     agent_pod,
     config,
@@ -32,6 +33,7 @@ from tests.functions.cluster.healthy import (
     healthy,
     node,
     part,
+    tenant_namespace,
 )
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -432,6 +434,41 @@ def test_namespaces_that_are_missing_or_on_their_way_out() -> None:
     assert the_one(healthy(namespace=None)).commands == ("kubectl create namespace pilotlight",)
     going = {"metadata": {"name": "fn-acme"}, "status": {"phase": "Terminating"}}
     assert "fn-acme" in the_one(healthy(tenants=(going,))).detail
+
+
+def test_namespaces_of_another_platform_are_named_with_the_way_to_adopt_them() -> None:
+    found = the_one(
+        healthy(
+            tenants=(
+                tenant_namespace("fn-acme"),
+                tenant_namespace("fn-old", ""),
+                tenant_namespace("fn-other", "p-1"),
+            )
+        )
+    )
+    assert (found.what, found.state) == ("tenants' namespaces", BROKEN)
+    assert f"than the controller's ({PLATFORM}): fn-other of p-1; fn-old of unlab" in found.detail
+    assert found.commands == (
+        "pilotlight cluster adopt p-1",
+        "pilotlight cluster adopt unlabelled",
+    )
+    # whoever leads next may be of that platform
+    other = (tenant_namespace("fn-other", "p-1"),)
+    assert trouble(healthy(tenants=other, lease=None)) == []
+    assert the_one(healthy(tenants=other)).state == BROKEN
+
+
+def test_who_may_not_look_for_knative_is_not_told_that_it_is_missing() -> None:
+    refused = Forbidden("may not list CustomResourceDefinition")
+    lacks: dict[str, Any] = {"definitions": {}, "knative": {}}
+    found = {
+        one.what: one
+        for one in run_checks(healthy(**lacks, troubles=dict.fromkeys(lacks, refused)), SETTINGS)
+    }
+    knative = found["Knative Serving"]
+    assert (knative.state, knative.detail) == (NOTE, f"not checked: {refused}")
+    missing = {one.what: one for one in run_checks(healthy(**lacks), SETTINGS)}
+    assert missing["Knative Serving"].state == BROKEN
 
 
 def test_what_could_not_be_read_is_said_and_the_rest_is_judged() -> None:

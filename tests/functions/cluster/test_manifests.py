@@ -20,6 +20,7 @@ import pytest
 
 from pilotlight.errors import InvalidInput
 from pilotlight.kubernetes import names
+from pilotlight.kubernetes.cluster import Cluster
 from pilotlight.kubernetes.manifests.knative_service import function_manifests
 from pilotlight.kubernetes.manifests.labels import Manifest
 from pilotlight.kubernetes.manifests.quantities import cores, size
@@ -27,8 +28,6 @@ from pilotlight.kubernetes.manifests.secrets import secret_manifest
 from pilotlight.kubernetes.manifests.tenant_namespace import Tenancy, namespace_manifests
 from pilotlight.kubernetes.manifests.yaml_text import to_yaml
 from pilotlight.kubernetes.settings import ClusterSettings
-from pilotlight.kubernetes.webhook.knative_config import KnativeConfig
-from pilotlight.kubernetes.webhook.services import check
 from pilotlight.protocol import FunctionRoute, TenantRecord
 from pilotlight.spec.engines import EngineSpec
 from pilotlight.spec.function import (
@@ -44,7 +43,7 @@ from pilotlight.spec.function import (
 )
 from snapshotter.types import LaunchSpec
 from tests.fakes.fed_platform import ACME, document_of, spec
-from tests.fakes.kubernetes.knative_settings import config_maps
+from tests.fakes.kubernetes.server import ApiServer
 
 GOLDEN = Path(__file__).parent / "golden"
 RUNTIME = "registry.example/runtime@sha256:" + "0" * 64
@@ -54,7 +53,8 @@ SETTINGS = ClusterSettings(
     images={"vllm": VLLM},
     gpu_products={"H100": "NVIDIA-H100-80GB-HBM3", "L4": "NVIDIA-L4"},
 )
-TENANCY = Tenancy.of(ACME, environment="main", settings=SETTINGS)
+PLATFORM = "p-0123456789abcdef"
+TENANCY = Tenancy.of(ACME, environment="main", settings=SETTINGS, platform=PLATFORM)
 HELLO = spec("hello", resources=Resources(cpu=0.25, memory_bytes=256 * MIB))
 EMBEDDER = spec(
     "Embedder",
@@ -107,7 +107,7 @@ def llm() -> list[Manifest]:
     settings = replace(
         SETTINGS, autoscaler="pilotlight", restore_into_pods=True, image_pull_secrets=["regcred"]
     )
-    tenancy = Tenancy.of(ACME, environment="staging", settings=settings)
+    tenancy = Tenancy.of(ACME, environment="staging", settings=settings, platform=PLATFORM)
     return function_manifests(route(ASSISTANT, app="llm", environment="staging"), tenancy)
 
 
@@ -168,17 +168,13 @@ def test_kinds_of_kubernetes_fit_their_schemas(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_services_are_taken_by_a_cluster_that_was_prepared(name: str) -> None:
-    data = {body["metadata"]["name"]: body["data"] for body in config_maps()}
-    ready = KnativeConfig(
-        features=data["config-features"],
-        autoscaler=data["config-autoscaler"],
-        defaults=data.get("config-defaults", {}),
-        is_known=True,
-    )
+async def test_services_are_taken_by_a_cluster_that_was_prepared(
+    cluster: Cluster, api_server: ApiServer, name: str
+) -> None:
     for one in CASES[name]():
         if one["kind"] == "Service":
-            assert check(one, ready) == []
+            api_server.add_namespace(one["metadata"]["namespace"])
+            await cluster.apply(one, dry_run=True)
 
 
 def test_no_pod_of_a_function_is_privileged_or_writes_to_its_node() -> None:
@@ -372,7 +368,10 @@ def test_an_image_without_a_digest_is_refused_by_the_settings() -> None:
 def test_a_tenant_without_a_uid_has_no_pods() -> None:
     with pytest.raises(InvalidInput, match="no uid of its own"):
         Tenancy.of(
-            TenantRecord(id="t-1", name="acme", uid=None), environment="main", settings=SETTINGS
+            TenantRecord(id="t-1", name="acme", uid=None),
+            environment="main",
+            settings=SETTINGS,
+            platform=PLATFORM,
         )
 
 

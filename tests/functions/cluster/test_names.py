@@ -111,13 +111,13 @@ def test_what_was_cut_after_the_same_beginning_stays_apart() -> None:
 
 
 def test_labels_of_nodes_name_weights_and_snapshots() -> None:
-    assert names.weights_label("3f2a1c" + "0" * 58) == "cache.pilotlight.dev/w-3f2a1c000000"
-    assert names.weights_label("sha256:3f2a1c" + "0" * 58) == names.weights_label(
-        "3f2a1c" + "0" * 58
-    )
+    weights = "3f2a1c" + "0" * 58
+    label = names.weights_label(SETTINGS, weights)
+    assert label == "cache.pilotlight.dev/w-3f2a1c000000"
+    assert names.weights_label(SETTINGS, f"sha256:{weights}") == label
     assert re.fullmatch(
         r"cache\.pilotlight\.dev/s-[0-9a-f]{12}",
-        names.snapshot_label("f-0123456789abcdef@v7-3f2a1c"),
+        names.snapshot_label(SETTINGS, "f-0123456789abcdef@v7-3f2a1c"),
     )
 
 
@@ -128,3 +128,15 @@ def test_a_field_manager_with_any_characters_becomes_a_label() -> None:
         names.function_selector(SETTINGS)
         == "pilotlight.dev/managed-by=pilotlight,pilotlight.dev/function-id"
     )
+
+
+def test_platforms_of_different_namespaces_have_different_labels() -> None:
+    one, two = ClusterSettings(namespace="team-b"), ClusterSettings(namespace="team-c")
+    assert names.manager_of(one) == "team-b.pilotlight"
+    assert names.weights_label(two, "ab" * 32) == (
+        "team-c.pilotlight.cache.pilotlight.dev/w-abababababab"
+    )
+    long = [names.manager_of(ClusterSettings(namespace="n" * 62 + end)) for end in "ab"]
+    assert len(set(long)) == 2
+    assert all(re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", value) for value in long)
+    assert max(map(len, long)) <= names.MAX_NAME

@@ -10,6 +10,7 @@ from pilotlight.kubernetes.errors import (
     ClusterUnreachable,
     Conflict,
     Forbidden,
+    Invalid,
     Overloaded,
     WebhookDown,
 )
@@ -38,12 +39,18 @@ FAILED = ClusterError("failed", status=500)
         (Conflict("changed", status=409, reason="Conflict"), "update", False),
         (AlreadyExists("there", status=409, reason="AlreadyExists"), "patch", False),
         (Forbidden("no", status=403), "get", False),
+        (Invalid("no such field", status=500), "patch", False),
     ],
 )
 def test_only_what_can_succeed_and_does_no_harm_is_repeated(
     error: ClusterError, verb: str, *, again: bool
 ) -> None:
     assert is_retryable(error, verb=verb, is_conditional=False) is again
+
+
+def test_a_refusal_after_an_absence_is_asked_about_again() -> None:
+    error = Forbidden("no", status=403)
+    assert is_retryable(error, verb="create", is_conditional=True, was_away=True)
 
 
 def test_a_conflict_with_a_condition_is_an_answer() -> None:

@@ -25,6 +25,7 @@ from pilotlight.core.settings import Paths
 from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
 from snapshotter.client import AgentClient
 from tests.fakes.databases import empty_bytes, empty_sqlite, owned_sqlite
+from tests.fakes.hooks import Receiver
 from tests.fakes.small_cache import SmallCache
 from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, ManualClock, SmallAgent
 from weight_cache.client import WeightCacheClient
@@ -169,3 +170,10 @@ async def running_controller(
 def registry(controller: Controller) -> CollectorRegistry:
     """The controller's metrics."""
     return controller.context.metrics.registry
+
+
+@pytest.fixture(name="receiver")
+async def _receiver() -> AsyncIterator[Receiver]:
+    """A receiver of webhooks."""
+    async with Receiver().serve() as receiver:
+        yield receiver

@@ -13,6 +13,7 @@ import jsonschema_rs
 import pytest
 from prometheus_client import CollectorRegistry
 
+from pilotlight.controller.server import dataplane_openapi
 from pilotlight.core.object_store import blob_key
 from pilotlight.protocol import CONTENT_PROBLEM, PROBLEM_BASE, CallRecord
 from snapshotter.errors import ImageBuildFailed, LogsBusy
@@ -142,6 +143,11 @@ async def test_the_framework_speaks_problems_too(controller: Controller) -> None
         await controller.http.post("/v1/keys", json={"scope": "king"}), 400, "invalid-input"
     )
     assert wrong["parameter"] == "body.scope"
+    compressed = await controller.http.post(
+        "/v1/keys", content=b"\x1f\x8b", headers={"content-encoding": "gzip"}
+    )
+    problem_of(compressed, 415, "unsupported-media-type")
+    assert compressed.headers["accept-encoding"] == "identity"
 
 
 async def test_a_request_keeps_the_id_that_its_caller_chose_unless_it_is_odd(
@@ -186,6 +192,30 @@ async def test_the_openapi_document_names_every_public_route_and_no_422(
         for operation in p.values()
         if "422" in operation["responses"]
     ]
+
+
+@pytest.mark.slow  # the whole OpenAPI document, and every path of it
+async def test_methods_that_are_not_described_are_405_and_name_those_that_are(
+    controller: Controller,
+) -> None:
+    document = (await controller.http.get("/openapi.json")).json()
+    data_plane: dict[str, Any] = {"paths": {}}
+    dataplane_openapi.describe_dataplane(data_plane, {})
+    patterns = {path: re.compile(re.sub(r"{\w+}", "[^/]+", path)) for path in document["paths"]}
+    activators = {*data_plane["paths"], "/v1/calls/{call}:redrive"}  # they answer it by themselves
+    for path in document["paths"].keys() - activators:
+        place = re.sub(r"{\w+}", "1", path)
+        declared = {  # of /v1/apps/1:stop also those of an app with that name
+            method.upper()
+            for other, operations in document["paths"].items()
+            if patterns[other].fullmatch(place)
+            for method in operations
+        }
+        methods = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"}
+        for method in methods - declared:
+            answer = await controller.http.request(method, place)
+            allowed = set(answer.headers.get("allow", "").split(", "))
+            assert (answer.status_code, allowed) == (405, declared), f"{method} {path}"
 
 
 async def test_the_openapi_document_describes_the_data_plane_too(controller: Controller) -> None:
@@ -250,6 +280,32 @@ async def test_a_deploy_answers_with_revisions_and_reaches_the_feed(
     kinds = [change["kind"] for change in page["changes"]]  # type: ignore[attr-defined]
     assert (page["reset"], sorted(kinds)) == (True, ["function", "function", "key", "tenant"])
     assert registry.get_sample_value("pilotlight_controller_deploys_total") == 1
+
+
+async def test_the_first_call_of_a_new_revision_ends_the_time_of_the_one_before(
+    controller: Controller,
+) -> None:
+    async def document() -> dict[str, Any]:
+        changes: Any = (await controller.feed())["changes"]
+        (route,) = (one["value"] for one in changes if one["kind"] == "function")
+        return {**route["document"], "id": route["id"]}
+
+    async def ran(revision: str, function: str) -> None:
+        record = usage(f"req-{revision}/1", function_id=function, revision=revision)
+        body = {"activator": "a", "records": [record.to_json()]}
+        assert (await controller.internal("/internal/usage", body)).status_code == 200
+
+    await deploy(controller, spec())
+    first = await document()
+    (old,) = first["weights"]
+    await ran(old, first["id"])
+    await deploy(controller, spec(description="another"))
+    said = await document()
+    assert (said["previous"], said["awaited"]) == ({old: 100}, list(said["weights"]))
+    (new,) = said["weights"]
+    await ran(new, said["id"])
+    said = await document()
+    assert (said["previous"], said["awaited"]) == ({}, [])
 
 
 @pytest.mark.parametrize(

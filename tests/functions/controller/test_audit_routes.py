@@ -225,6 +225,7 @@ ROUTES: list[tuple[str, str, dict[str, str], Any, str]] = [
     ("POST", "/v1/keys/{key}:rotate", {"key": "@id"}, {"grace_s": 60}, "key.rotate"),
     ("DELETE", "/v1/keys/{key}", {"key": "@id"}, None, "key.revoke"),
     ("POST", "/v1/tenants", {}, {"name": "acme"}, "key.create"),
+    ("POST", "/v1/cluster:adopt", {}, {"platform": "unlabelled"}, "cluster.adopt"),
     ("POST", "/v1/tenants/{name}/keys", {"name": "acme"}, {"scope": "admin"}, "key.create"),
     ("PATCH", "/v1/tenants/{name}", {"name": "acme"}, {"plan": "free"}, "tenant.change"),
     (

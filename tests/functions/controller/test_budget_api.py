@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -19,12 +18,6 @@ from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import usage
 
 HOOK = "https://hooks.example/T0/secret-part"
-
-
-@pytest.fixture(name="receiver")
-async def _receiver() -> AsyncIterator[Receiver]:
-    async with Receiver().serve() as receiver:
-        yield receiver
 
 
 def allowing_any(controller: Controller) -> Controller:

@@ -113,7 +113,7 @@ async def test_a_list_of_calls_reads_no_results(controller: Controller) -> None:
     await ship(controller, state="SUCCEEDED", result="QUJD" * 1000)
     with controller.context.store.read() as sql:
         assert "QUJD" not in sql.execute(sa.select(tables.calls.c.record)).scalar_one()
-    assert (await controller.http.get("/v1/calls")).json()["calls"][0]["result"] == ""
+    assert "result" not in (await controller.http.get("/v1/calls")).json()["calls"][0]
     assert (await controller.http.get("/v1/calls/req-1")).json()["result"] == "QUJD" * 1000
 
 

@@ -111,12 +111,6 @@ async def _post(store: Store, clock: ManualClock, tmp_path: Path) -> AsyncIterat
     post.store.close()
 
 
-@pytest.fixture(name="receiver")
-async def _receiver() -> AsyncIterator[Receiver]:
-    async with Receiver().serve() as receiver:
-        yield receiver
-
-
 async def test_an_alert_is_posted_signed_as_soon_as_its_record_is_in_the_ledger(
     post: Post, receiver: Receiver
 ) -> None:

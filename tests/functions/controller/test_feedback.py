@@ -7,10 +7,12 @@ import math
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from pilotlight.controller.analytics import feedback
 from pilotlight.controller.analytics.feedback import FeedbackResult, FeedbackWindow
 from pilotlight.controller.billing import ledger
+from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.identity.access_control import Principal
 from pilotlight.errors import Conflict, Forbidden, InvalidInput, NotFound
@@ -57,7 +59,11 @@ def told(store: Store, call: str = "req-1", tenant: str = "t-1") -> dict[str, An
     with store.read() as sql:
         return {
             row["metric"]: row["label"] or row["value"]
-            for row in feedback.of_call(sql, tenant=tenant, call=call)
+            for row in sql.execute(
+                sa.select(tables.feedback).where(
+                    tables.feedback.c.tenant == tenant, tables.feedback.c.call == call
+                )
+            ).mappings()
         }
 
 

@@ -26,6 +26,7 @@ from pilotlight.controller.analytics.time_range import NAMES, TimeRange
 from pilotlight.controller.billing import ledger
 from pilotlight.controller.dashboard import charts, formatting, page_stats, svg
 from pilotlight.controller.database.store import Store
+from pilotlight.spec.identifiers import ephemeral_name
 from pilotlight.spec.pricing import GIB, PriceSettings, Rates
 from pilotlight.spec.quotas import BUILT_IN_PLANS, UNLIMITED, Plan
 from tests.functions.controller.parts import ManualClock
@@ -337,6 +338,28 @@ def test_a_foreign_currency_counts_its_work_and_not_its_cost(books: Store) -> No
         month = monthly_spend.month_so_far(sql, tenant="t-1", currency="USD", now=NOW)
     assert (used.total.cost, used.calls.records, used.others) == (Decimal(1), 2, ("EUR",))
     assert month.spent == 10**12
+
+
+def test_runs_of_an_app_are_one_row_of_the_overview_however_many_they_were(books: Store) -> None:
+    names = ["hello", *(ephemeral_name("hello", f"{n:06x}") for n in range(3)), "hello-run-away"]
+    fill(
+        books,
+        *(
+            record(f"{app}/1", started_at=NOW - 5, app=app, function_id=f"f-{app}", cost="1")
+            for app in names
+        ),
+    )
+    with books.read() as sql:
+        used = environment_usage.with_runs_added(
+            environment_usage.read(sql, **HERE, span=TimeRange.of("24h", NOW), currency="USD")
+        )
+        rows = function_stats.table(sql, **HERE, usage=used, parts=[])
+    assert {row.app: row.calls.records for row in rows} == {
+        "hello": 1,
+        "hello-run-*": 3,
+        "hello-run-away": 1,
+    }
+    assert used.total.cost == 5
 
 
 def test_calls_are_paged_newest_first_without_losing_or_repeating_one(books: Store) -> None:

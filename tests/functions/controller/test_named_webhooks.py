@@ -4,7 +4,6 @@ receivers that are down."""
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -19,12 +18,6 @@ from pilotlight.protocol import CALLS_PATH, CallRecord
 from tests.fakes.hooks import Receiver
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import refused
-
-
-@pytest.fixture(name="receiver")
-async def _receiver() -> AsyncIterator[Receiver]:
-    async with Receiver().serve() as receiver:
-        yield receiver
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -28,12 +27,6 @@ MESSAGE = WebhookMessage(
     data={"percent": 80, "tenant": "Käse & Söhne"},
 )
 SECRET = new_signing_secret()
-
-
-@pytest.fixture(name="receiver")
-async def _receiver() -> AsyncIterator[Receiver]:
-    async with Receiver().serve() as receiver:
-        yield receiver
 
 
 class Names:

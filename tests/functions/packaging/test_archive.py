@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.errors import TooLarge
+from pilotlight.errors import InvalidInput, TooLarge
 from pilotlight.packaging.archive import Archive, pack_files, pack_tree
+from pilotlight.packaging.ignore import is_in_platform_home
 from snapshotter.images.bundles import Bundles
 
 
@@ -70,6 +71,23 @@ def test_what_is_never_source_stays_out(tmp_path: Path) -> None:
     )
 
     assert pack_tree(tmp_path).names == ("app.py",)
+
+
+@pytest.mark.parametrize("files", [("platform.lock",), ("platform.key", "node/agent.json")])
+@pytest.mark.parametrize("respect_ignore", [True, False])
+def test_the_home_of_a_platform_is_left_out_and_named(
+    tmp_path: Path, files: tuple[str, ...], respect_ignore: bool
+) -> None:
+    write(tmp_path, "app.py", "keys/platform.key", *(f"data/home/{name}" for name in files))
+
+    archive = pack_tree(tmp_path, respect_ignore=respect_ignore)
+
+    assert archive.names == ("app.py", "keys/platform.key")
+    assert archive.homes == (tmp_path / "data/home",)
+    assert is_in_platform_home(tmp_path / "data/home/node/x", tmp_path)
+    assert not is_in_platform_home(tmp_path / "app.py", tmp_path)
+    with pytest.raises(InvalidInput, match="is the home of a platform"):
+        pack_tree(tmp_path / "data/home")
 
 
 def test_ignore_files_are_followed_at_every_level_and_the_deeper_one_wins(tmp_path: Path) -> None:

@@ -184,6 +184,9 @@ def test_deploying_sends_what_is_missing_once_and_makes_it_live(
 ) -> None:
     events: list[ProgressEvent] = []
     app = load_app(str(shop))
+    home = shop.parent / "home"
+    home.mkdir()
+    (home / "platform.lock").touch()
 
     first = deploy(
         app, client=client, message="hello", labels={"by": "test"}, progress=events.append
@@ -195,9 +198,9 @@ def test_deploying_sends_what_is_missing_once_and_makes_it_live(
     assert (first.functions[0].created, second.functions[0].created) == (True, False)
     assert len(puts) == 3
     assert puts == [line for line in platform.asked if line.startswith("PUT /v1/blobs")]
-    assert [e.stage for e in events if e.stage != "package"] == ["upload"] * 4 + ["image"] * 2 + [
-        "deploy"
-    ]
+    notice, *others = [e for e in events if e.stage != "package"]
+    assert notice.text == f"{home} is the home of a platform and is not uploaded"
+    assert [e.stage for e in others] == ["upload"] * 4 + ["image"] * 2 + ["deploy"]
     assert client.history("shop")[-1]["message"] == "hello"
 
 

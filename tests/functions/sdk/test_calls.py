@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
+import traceback
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -310,6 +312,36 @@ def test_a_missing_key_says_where_to_get_one(platform: FakePlatform) -> None:
         pytest.raises(Unauthenticated, match="PILOTLIGHT_API_KEY"),
     ):
         pilotlight.Function.from_name("shop", "double").remote(1)
+
+
+@pytest.mark.parametrize("debug", ["", "1"])
+def test_an_error_of_the_platform_is_raised_at_the_line_of_the_caller(
+    shop: ModuleType, platform: FakePlatform, monkeypatch: pytest.MonkeyPatch, debug: str
+) -> None:
+    monkeypatch.setenv("PILOTLIGHT_DEBUG", debug)
+
+    async def iterate() -> list[int]:
+        return [item async for item in shop.count.remote_gen.aio(1)]
+
+    ways: list[Callable[[], object]] = [
+        lambda: shop.double.remote(1),
+        lambda: list(shop.count.remote_gen(1)),
+        lambda: list(shop.double.map([1])),
+        lambda: shop.double.spawn(1),
+        lambda: pilotlight.FunctionCall.from_id("req-1").get(),
+        lambda: pilotlight.FunctionCall.from_id("req-1").redrive(),
+        shop.double.warmup,
+        shop.app.deploy,
+        lambda: asyncio.run(shop.double.remote.aio(1)),
+        lambda: asyncio.run(iterate()),
+    ]
+    with sessions.use_profile(platform.profile(api_key="pl_wrong")):
+        for way in ways:
+            with pytest.raises(Unauthenticated) as caught:
+                way()
+            frames = traceback.extract_tb(caught.value.__traceback__)
+            ours = [frame for frame in frames if "/pilotlight/" in frame.filename]
+            assert (len(ours) > 1) if debug else (len(ours) == 1), frames
 
 
 def test_app_run_deploys_under_a_name_of_its_own_and_deletes_it(

@@ -93,6 +93,8 @@ def test_an_answer_of_something_else_is_quoted() -> None:
 
     assert isinstance(error, errors.Unavailable)
     assert "<html>proxy</html>" in str(error)
+    bodiless = error_from_response(403, {}, b"")
+    assert (type(bodiless), str(bodiless)) == (errors.Forbidden, "the server answered status 403")
 
 
 def test_a_stream_is_cut_into_items_however_it_arrives() -> None:

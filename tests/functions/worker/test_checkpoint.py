@@ -20,21 +20,15 @@ from pilotlight.sdk.decorators import asgi_app
 from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec
 from pilotlight.worker.snapshot.quiesce import refuse_snapshot
 from pilotlight.worker.snapshot.snapshot_blockers import SnapshotBlocker
-from tests.fakes.fake_shim import FakeInstance, ShimTimeout, function_spec, read_until, signal_pidfd
+from tests.fakes.fake_shim import (
+    ShimTimeout,
+    call,
+    function_spec,
+    read_until,
+    signal_pidfd,
+)
 from tests.fakes.freezing_shim import FreezingShim
 from tests.fakes.plain_http import NO_TLS
-
-
-def call(instance: FakeInstance, method: str = "", arguments: object = ()) -> object:
-    with httpx.Client(
-        transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS),
-        base_url="http://worker",
-        timeout=30,
-    ) as client:
-        response = client.post(f"/invoke/{method}", json=arguments)
-        assert response.status_code == 200, response.text
-        return response.json()
-
 
 SERVICE = """
     import os, pilotlight

@@ -17,8 +17,7 @@ from pilotlight.sdk.decorators import enter, exit
 from pilotlight.spec.function import Clocks, FunctionKind, FunctionSpec, MethodSpec
 from pilotlight.worker.snapshot import hooks
 from pilotlight.worker.user_code.target import Target
-from tests.fakes.fake_shim import FakeShim, function_spec
-from tests.functions.worker.test_checkpoint import call
+from tests.fakes.fake_shim import FakeShim, call, function_spec
 
 CODE = """
     import asyncio, time, pilotlight

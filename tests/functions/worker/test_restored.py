@@ -15,9 +15,9 @@ from typing import NoReturn
 
 import pytest
 
-from tests.fakes.fake_shim import function_spec
+from tests.fakes.fake_shim import call, function_spec
 from tests.fakes.freezing_shim import FreezingShim, Frozen
-from tests.functions.worker.test_checkpoint import UNIQUE, call
+from tests.functions.worker.test_checkpoint import UNIQUE
 
 pytestmark = pytest.mark.root
 

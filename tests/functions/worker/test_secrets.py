@@ -13,9 +13,8 @@ import pytest
 
 from pilotlight.worker.process.secrets import Secrets, SecretTooEarly
 from pilotlight.worker.user_code.source_locations import UserSource
-from tests.fakes.fake_shim import function_spec
+from tests.fakes.fake_shim import call, function_spec
 from tests.fakes.freezing_shim import FreezingShim
-from tests.functions.worker.test_checkpoint import call
 
 
 @pytest.fixture

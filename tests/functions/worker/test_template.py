@@ -15,26 +15,14 @@ import pytest
 
 from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec
 from tests.fakes.fake_shim import (
-    FakeInstance,
     FakeShim,
     ShimTimeout,
+    call,
     function_spec,
     read_until,
     signal_pidfd,
 )
 from tests.fakes.plain_http import NO_TLS
-
-
-def call(instance: FakeInstance, method: str = "", arguments: object = ()) -> object:
-    with httpx.Client(
-        transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS),
-        base_url="http://worker",
-        timeout=30,
-    ) as client:
-        response = client.post(f"/invoke/{method}", json=arguments)
-        assert response.status_code == 200, response.text
-        return response.json()
-
 
 HOOKS = """
 import atexit, os, random, ssl, tempfile, pathlib

@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,15 +17,13 @@ from snapshotter.criu import operations
 from snapshotter.criu.bundle import CriuBundle, make_bundle
 from snapshotter.criu.errors import CriuUnavailable
 from snapshotter.criu.operations import Restored
-from snapshotter.criu.processes import Criu
-from snapshotter.criu.self_test import SelfTest
 from snapshotter.errors import Unsupported
 from snapshotter.pods.entry import Brought, Entry, entered, groups_of
-from tests.fakes.agent_home import MIB, AgentHome
+from tests.fakes.agent_home import MIB
 from tests.fakes.fake_shim import function_spec
 from tests.fakes.launched_pod import Pod, pod
 from tests.fakes.pod_agent import FakePodAgent
-from tests.fakes.slot_workshop import PATIENCE_S, Image, Workshop, workshop
+from tests.fakes.slot_workshop import PATIENCE_S, Image, Workshop
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
 
@@ -50,12 +48,6 @@ IN_NAMESPACES = [
     AS_A_POD,
     "sh",
 ]
-
-
-@pytest.fixture
-async def shop(short_tmp: Path, criu: Criu, criu_proof: SelfTest) -> AsyncIterator[Workshop]:
-    async with workshop(AgentHome(short_tmp), criu, criu_proof.kdat) as shop:
-        yield shop
 
 
 @pytest.fixture

@@ -58,11 +58,6 @@ NAMESPACES = [
 ]
 
 
-@pytest.fixture
-def home(short_tmp: Path) -> AgentHome:
-    return AgentHome(short_tmp)
-
-
 @contextlib.asynccontextmanager
 async def serving(home: AgentHome, agent: Agent) -> AsyncIterator[Tenants]:
     """The agent's side of pods, which restores."""

@@ -65,10 +65,10 @@ async def there(tmp_path: Path, store: ObjectStore) -> AsyncIterator[RemoteCopie
 async def test_another_node_fetches_what_was_pushed(
     here: RemoteCopies, there: RemoteCopies
 ) -> None:
-    snapshot = await ready(here._catalogue)
+    snapshot = await ready(here.catalog)
     pushed = await here.push(snapshot)
     assert pushed.sent > 3  # of two equal chunks the second may find the first
-    assert here._catalogue.get(snapshot.id).remote
+    assert here.catalog.get(snapshot.id).remote
     found = await there.fetch(identity())
     assert found is not None
     assert (found.manifest, found.state, found.remote) == (
@@ -78,19 +78,19 @@ async def test_another_node_fetches_what_was_pushed(
     )
     assert found.directory != snapshot.directory
     assert (found.images / "pages-1.img").read_bytes() == FILES["pages-1.img"]
-    assert await there._catalogue.usable(identity(), NO_BINDS) == found
+    assert await there.catalog.usable(identity(), NO_BINDS) == found
     assert await there.fetch(identity()) is not None  # once more
 
 
 async def test_nothing_is_there_for_another_identity(
     here: RemoteCopies, there: RemoteCopies
 ) -> None:
-    await here.push(await ready(here._catalogue))
+    await here.push(await ready(here.catalog))
     assert await there.fetch(identity(kernel="6.99")) is None
 
 
 async def test_what_is_there_is_not_sent_again(here: RemoteCopies, store: ObjectStore) -> None:
-    snapshot = await ready(here._catalogue)
+    snapshot = await ready(here.catalog)
     first = await here.push(snapshot)
     chunks = await store.keys("chunks/")
     await store.delete(chunks[0])
@@ -119,7 +119,7 @@ async def test_a_push_that_was_cut_off_goes_on_from_there_and_leaves_no_record(
     store = LosingStore(tmp_path / "store")
     store.puts_left = 3
     async with node(tmp_path / "here", store, at_once=1) as here:
-        snapshot = await ready(here._catalogue)
+        snapshot = await ready(here.catalog)
         assert not await here.push_quietly(snapshot)
         assert await store.keys("snapshots/") == []
         store.puts_left = 100
@@ -130,7 +130,7 @@ async def test_a_push_that_was_cut_off_goes_on_from_there_and_leaves_no_record(
 async def test_a_missing_chunk_is_refused(
     here: RemoteCopies, there: RemoteCopies, store: ObjectStore
 ) -> None:
-    await here.push(await ready(here._catalogue))
+    await here.push(await ready(here.catalog))
     await store.delete((await store.keys("chunks/"))[0])
     await refused(there, "missing")
 
@@ -139,7 +139,7 @@ async def test_a_missing_chunk_is_refused(
 async def test_a_damaged_chunk_is_refused(
     here: RemoteCopies, there: RemoteCopies, store: ObjectStore, harm: str
 ) -> None:
-    await here.push(await ready(here._catalogue))
+    await here.push(await ready(here.catalog))
     key, other = (await store.keys("chunks/"))[:2]
     data = await store.get(key, max_bytes=CHUNK_BYTES)
     match harm:
@@ -158,14 +158,14 @@ async def test_a_damaged_chunk_is_refused(
 async def refused(there: RemoteCopies, reason: str) -> None:
     with pytest.raises(RemoteError, match=reason):
         await there.fetch(identity())
-    assert list(there._catalogue) == []
-    assert not list(there._catalogue.directory.glob(".tmp-*"))
+    assert list(there.catalog) == []
+    assert not list(there.catalog.directory.glob(".tmp-*"))
 
 
 async def test_a_record_of_another_platform_is_refused(
     here: RemoteCopies, store: ObjectStore, tmp_path: Path
 ) -> None:
-    await here.push(await ready(here._catalogue))
+    await here.push(await ready(here.catalog))
     async with node(tmp_path / "other", store, key=b"o" * 32) as other:
         await refused(other, "signature")
 
@@ -173,7 +173,7 @@ async def test_a_record_of_another_platform_is_refused(
 async def test_an_altered_record_is_refused(
     here: RemoteCopies, there: RemoteCopies, store: ObjectStore
 ) -> None:
-    await here.push(await ready(here._catalogue))
+    await here.push(await ready(here.catalog))
     (key,) = await store.keys("snapshots/")
     data = await store.get(key, max_bytes=100_000)
     await store.put(key, data.replace(b'"pages":"eager"', b'"pages":"lazy"'))
@@ -183,7 +183,7 @@ async def test_an_altered_record_is_refused(
 async def test_a_record_under_another_name_is_refused(
     here: RemoteCopies, there: RemoteCopies, store: ObjectStore
 ) -> None:
-    snapshot = await ready(here._catalogue, identity=identity(kernel="5.4"))
+    snapshot = await ready(here.catalog, identity=identity(kernel="5.4"))
     await here.push(snapshot)
     (key,) = await store.keys("snapshots/")
     data = await store.get(key, max_bytes=100_000)
@@ -194,7 +194,7 @@ async def test_a_record_under_another_name_is_refused(
 async def test_a_signed_record_whose_pieces_do_not_fit_is_refused(
     here: RemoteCopies, there: RemoteCopies, store: ObjectStore
 ) -> None:
-    await here.push(await ready(here._catalogue))
+    await here.push(await ready(here.catalog))
     (key,) = await store.keys("snapshots/")
     body = json.loads(await store.get(key, max_bytes=100_000))
     del body["signature"]
@@ -210,7 +210,7 @@ async def test_pieces_in_another_order_are_refused(
     here: RemoteCopies, there: RemoteCopies, store: ObjectStore
 ) -> None:
     images = {"pages-1.img": os.urandom(CHUNK_BYTES * 2)}
-    await here.push(await ready(here._catalogue, images=images))
+    await here.push(await ready(here.catalog, images=images))
     (key,) = await store.keys("snapshots/")
     body = json.loads(await store.get(key, max_bytes=100_000))
     del body["signature"]
@@ -222,7 +222,7 @@ async def test_pieces_in_another_order_are_refused(
 async def test_one_bad_record_does_not_hide_a_good_one(
     here: RemoteCopies, there: RemoteCopies, store: ObjectStore
 ) -> None:
-    snapshot = await ready(here._catalogue)
+    snapshot = await ready(here.catalog)
     await here.push(snapshot)
     await store.put(f"snapshots/{identity().digest()}/sn-0000000000000000.json", b"{}")
     found = await there.fetch(identity())
@@ -231,7 +231,7 @@ async def test_one_bad_record_does_not_hide_a_good_one(
 
 
 async def test_an_unproven_copy_is_not_fetched(here: RemoteCopies, there: RemoteCopies) -> None:
-    await here.push(await publish(here._catalogue))
+    await here.push(await publish(here.catalog))
     assert await there.fetch(identity()) is None
 
 
@@ -239,10 +239,10 @@ async def test_an_unproven_copy_is_not_fetched(here: RemoteCopies, there: Remote
 async def test_a_copy_that_was_quarantined_here_is_not_fetched_again(
     here: RemoteCopies, there: RemoteCopies
 ) -> None:
-    await here.push(await ready(here._catalogue))
+    await here.push(await ready(here.catalog))
     found = await there.fetch(identity())
     assert found is not None
-    await there._catalogue.quarantine(found.id, "it failed three times")
+    await there.catalog.quarantine(found.id, "it failed three times")
     assert await there.fetch(identity()) is None
 
 
@@ -252,12 +252,12 @@ async def test_a_copy_whose_libraries_differ_here_is_not_transferred(
     library = tmp_path / "libm.so"
     library.write_bytes(b"one version")
     binds = BindMounts(((str(tmp_path), "python"),))
-    marks = await record(["/run/pilotlight/slot/python/libm.so"], binds, here._catalogue.memory)
-    await here.push(await ready(here._catalogue, mapped=marks))
+    marks = await record(["/run/pilotlight/slot/python/libm.so"], binds, here.catalog.memory)
+    await here.push(await ready(here.catalog, mapped=marks))
     library.write_bytes(b"two version")
     with pytest.raises(LibraryChanged):
         await there.fetch(identity(), binds)
-    assert list(there._catalogue) == []
+    assert list(there.catalog) == []
     library.write_bytes(b"one version")
     assert await there.fetch(identity(), binds) is not None
 
@@ -265,7 +265,7 @@ async def test_a_copy_whose_libraries_differ_here_is_not_transferred(
 async def test_a_copy_that_does_not_fit_is_not_transferred(
     here: RemoteCopies, store: ObjectStore, tmp_path: Path
 ) -> None:
-    await here.push(await ready(here._catalogue))
+    await here.push(await ready(here.catalog))
     async with node(tmp_path / "small", store, max_bytes=1000) as small:
         with pytest.raises(DiskBudgetExceeded):
             await small.fetch(identity())
@@ -274,9 +274,9 @@ async def test_a_copy_that_does_not_fit_is_not_transferred(
 async def test_a_rebuilt_snapshot_replaces_its_copy_and_shared_pieces_stay(
     here: RemoteCopies, there: RemoteCopies, store: ObjectStore
 ) -> None:
-    await here.push(await ready(here._catalogue))
+    await here.push(await ready(here.catalog))
     before = await store.keys("chunks/")
-    new = await ready(here._catalogue, created_at=2000.0, images={**FILES, "core-1.img": b"other"})
+    new = await ready(here.catalog, created_at=2000.0, images={**FILES, "core-1.img": b"other"})
     pushed = await here.push(new)
     assert (pushed.sent, pushed.reused) == (1, 5)  # of six pieces, two of which are equal
     assert len(await store.keys("snapshots/")) == 1
@@ -289,9 +289,9 @@ async def test_a_rebuilt_snapshot_replaces_its_copy_and_shared_pieces_stay(
 async def test_forgetting_removes_what_no_other_copy_names(
     here: RemoteCopies, there: RemoteCopies, store: ObjectStore
 ) -> None:
-    one = await ready(here._catalogue)
+    one = await ready(here.catalog)
     two = await ready(
-        here._catalogue,
+        here.catalog,
         identity=identity(revision="fn-2@r1"),
         images={**FILES, "core-1.img": b"other"},
     )
@@ -308,21 +308,21 @@ async def test_forgetting_removes_what_no_other_copy_names(
 
 
 async def test_a_damaged_snapshot_is_not_pushed(here: RemoteCopies, store: ObjectStore) -> None:
-    snapshot = await ready(here._catalogue)
+    snapshot = await ready(here.catalog)
     (snapshot.images / "pages-1.img").write_bytes(b"damaged")
     assert not await here.push_quietly(snapshot)
     assert await store.keys("") == []
-    assert here._catalogue.quarantined
+    assert here.catalog.quarantined
 
 
 @pytest.mark.slow  # an S3 server that is slow
 async def test_a_fetch_that_is_cancelled_leaves_nothing(
     here: RemoteCopies, there: RemoteCopies
 ) -> None:
-    await here.push(await ready(here._catalogue))
+    await here.push(await ready(here.catalog))
     fetching = asyncio.create_task(there.fetch(identity()))
     await asyncio.sleep(0.01)
     fetching.cancel()
     await asyncio.wait([fetching])
-    assert not list(there._catalogue.directory.glob(".tmp-*"))
+    assert not list(there.catalog.directory.glob(".tmp-*"))
     assert await there.fetch(identity()) is not None

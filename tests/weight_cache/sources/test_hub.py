@@ -8,10 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.fakes.ports import free_port
 from tests.fakes.web_files import Served, WebFiles
 from weight_cache.errors import SourceInvalid
 from weight_cache.sources import open_source
+from weight_cache.sources.http_client import RangeClient
+from weight_cache.sources.hub import HubSource
 from weight_cache.sources.manifest_builder import build_manifest
+from weight_cache.sources.retries import TransientSourceError
 from weight_cache.sources.source import Source
 
 COMMIT = "c" * 40
@@ -88,3 +92,16 @@ def test_addresses_of_no_repository_are_refused() -> None:
     for address in ("hf://name", "hf://org/name/folder", "hf://org/name@", "hf://../name@x y"):
         with pytest.raises(SourceInvalid, match="hf://org/name"):
             open_source(address)
+
+
+def test_a_hub_that_cannot_be_reached_is_named() -> None:
+    source = HubSource(
+        "org/name",
+        revision=None,
+        token=None,
+        endpoint=f"http://127.0.0.1:{free_port()}",
+        web=RangeClient(attempts=1),
+    )
+    with pytest.raises(TransientSourceError, match="hf://org/name: the hub does not answer: "):
+        source.files()
+    source.close()

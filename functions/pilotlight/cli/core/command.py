@@ -16,9 +16,9 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from pilotlight.cli.core.next_step import DEBUG_VARIABLE, names_in_arguments, next_step
+from pilotlight.cli.core.next_step import names_in_arguments, next_step
 from pilotlight.cli.core.session import CommonOptions, Session
-from pilotlight.errors import PilotlightError
+from pilotlight.errors import DEBUG_VARIABLE, PilotlightError
 
 INTERRUPTED = 130
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -29,8 +29,8 @@ _COMMON: dict[str, tuple[Any, Any]] = {
         Annotated[
             Path | None,
             typer.Option(
-                help="platform.yaml of the local platform. Default: $PILOTLIGHT_PLATFORM, "
-                "HOME/platform.yaml, ./platform.yaml.",
+                help="platform.yaml of the local platform. Default: the first of platform.yaml in "
+                "--home, $PILOTLIGHT_PLATFORM, ./platform.yaml, platform.yaml in the home.",
                 rich_help_panel=_PANEL,
             ),
         ],
@@ -87,6 +87,14 @@ _COMMON: dict[str, tuple[Any, Any]] = {
     ),
 }
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+_YES = Annotated[
+    bool, typer.Option("--yes", "-y", help="Accepted for scripts: this command does not ask.")
+]
+_ENDING = frozenset(
+    {"abort", "cancel", "clear", "collect", "delete", "disable", "down", "drop", "prune", "revoke"}
+    | {"stop", "suspend"}
+)
+"""Commands that end or delete something: all accept --yes, also those that do not ask."""
 
 
 def take_common_options(values: dict[str, Any]) -> CommonOptions:
@@ -98,12 +106,15 @@ def take_common_options(values: dict[str, Any]) -> CommonOptions:
 def command(
     app: typer.Typer, name: str | None = None, **settings: Any
 ) -> Callable[[Command], Command]:
-    """Register `function(session, …)` as a command of `app` and add the common options."""
+    """Register `function(session, …)` as a command of `app` and add the common options; and --yes
+    to a command that ends something without asking."""
 
     def register(function: Command) -> Command:
         @functools.wraps(function)
         def run(ctx: typer.Context, **values: Any) -> None:
             options = take_common_options(values).over(ctx.obj or CommonOptions())
+            if never_asks:
+                values.pop("yes")
             extra = {"rest": list(ctx.args)} if takes_rest else {}
             handle_errors(
                 lambda session: function(session, **values, **extra),
@@ -112,10 +123,17 @@ def command(
 
         own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
         takes_rest = any(p.name == "rest" for p in own)
+        never_asks = name in _ENDING and all(p.name != "yes" for p in own)
         added = [
             inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, annotation=hint, default=default)
             for n, (hint, default) in _COMMON.items()
         ]
+        if never_asks:
+            added.append(
+                inspect.Parameter(
+                    "yes", inspect.Parameter.KEYWORD_ONLY, annotation=_YES, default=False
+                )
+            )
         context = inspect.Parameter(
             "ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
         )

@@ -9,9 +9,8 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pilotlight.errors import PilotlightError
+from pilotlight.errors import DEBUG_VARIABLE, PilotlightError
 
-DEBUG_VARIABLE = "PILOTLIGHT_DEBUG"
 APP, FUNCTION, REVISION = "APP", "APP/FUNCTION", "REVISION"
 """Placeholders in commands; the keys of a session's names."""
 _OF_CALL = " --call ID"
@@ -38,6 +37,7 @@ _WHAT_TO_DO = {
     "unauthenticated": "Run `pilotlight login`, set PILOTLIGHT_API_KEY or pass --profile; "
     "`pilotlight up` wrote the first key of this machine's platform to ~/.pilotlight.toml.",
     "forbidden": "Use a key with a higher scope: `pilotlight token create --scope deploy`.",
+    "method-not-allowed": "Use one of the methods that the answer's header `Allow` names.",
     "not-found": "List what exists: `pilotlight app list`, or the `list` command of the resource.",
     "unavailable": "Try again in a moment. `pilotlight app list` shows stopped apps, `pilotlight "
     "status` whether the platform runs.",

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pilotlight.errors import InvalidInput
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PROFILE_FILE_VARIABLE = "PILOTLIGHT_CONFIG"
 
+T = TypeVar("T")
 RETRY_BUDGET_S = 5.0
 """Retry for the duration of a process restart, and no longer, because a person is waiting."""
 
@@ -118,6 +119,11 @@ class Session:
         from pilotlight.client.client import Client
 
         return Client(self.profile(), retry_budget_s=RETRY_BUDGET_S)
+
+    def request(self, make: Callable[[Client], T]) -> T:
+        """Make one request with a client of its own. Raises InvalidInput, PilotlightError."""
+        with self.client() as client:
+            return make(client)
 
     def confirm(self, question: str, *, yes: bool) -> None:
         """Ask before a destructive change. Raises InvalidInput if the answer is no, or if there is

@@ -1,12 +1,12 @@
 """Parses command-line options by a function's signature: `--name Ada`, `--count=3`, `--verbose`,
-`--no-verbose`. Pure."""
+`--no-verbose`; and values by a deployed function's JSON Schema. Pure."""
 
 from __future__ import annotations
 
 import inspect
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pilotlight.cli.core.formatting import parse_json_or_text
@@ -67,6 +67,46 @@ def convert(text: str, hint: Any, *, option: str) -> Any:
             f"{option} {text!r} is not of type {wanted}", hint="Check the function's signature."
         )
     return text if str in kinds else parse_json_or_text(text)
+
+
+def fit_to_schema(
+    given: Mapping[str, Any], texts: Mapping[str, str], schema: Any
+) -> dict[str, Any]:
+    """Replace values that were parsed as JSON by their text where the schema of the arguments
+    permits a string but no value of that type: `name=5` for `name: str` is "5"."""
+    root = schema if isinstance(schema, Mapping) else {}
+    properties = root.get("properties", {})
+    out = dict(given)
+    for name, value in given.items():
+        kinds = _schema_types(properties.get(name, {}), root)
+        if kinds is not None and "string" in kinds and not _TYPES_OF[type(value)] & kinds:
+            out[name] = texts[name]
+    return out
+
+
+_TYPES_OF = {
+    bool: {"boolean"},
+    int: {"integer", "number"},
+    float: {"number"},
+    type(None): {"null"},
+    str: {"string"},
+    list: {"array"},
+    dict: {"object"},
+}
+
+
+def _schema_types(schema: Any, root: Mapping[str, Any]) -> set[str] | None:
+    """The JSON types that a schema permits; None for any."""
+    if "$ref" in schema:
+        name = schema["$ref"].removeprefix("#/$defs/")
+        return _schema_types(root.get("$defs", {}).get(name, {}), {})
+    if "anyOf" in schema:
+        found = [_schema_types(option, root) for option in schema["anyOf"]]
+        return None if None in found else set().union(*(kinds for kinds in found if kinds))
+    if "enum" in schema:
+        return set().union(*(_TYPES_OF[type(member)] for member in schema["enum"]))
+    kinds = schema.get("type")
+    return {kinds} if isinstance(kinds, str) else set(kinds) if kinds else None
 
 
 def _number(text: str, kind: type) -> Any:

@@ -2,8 +2,8 @@
 
 The process reports readiness by writing a newline to an inherited descriptor (`--ready-fd N`). It
 is watched through a pidfd, so nothing polls and no SIGCHLD handler is shared. The kernel stops it
-when its supervisor dies (`PR_SET_PDEATHSIG`, prctl(2)): a killed supervisor leaves no stray
-processes, only slots, which the next node agent adopts."""
+when its supervisor dies (`PR_SET_PDEATHSIG`, prctl(2)). What a killed supervisor leaves all the
+same, such as slots, `pilotlight down` ends, or the next node agent adopts."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pilotlight.cli.supervisor.process_log import ProcessLog
+from pilotlight.core import pid_file
 from pilotlight.core.transport.public_listener import AddressInUse, open_listeners
 from pilotlight.errors import PilotlightError
 
@@ -63,10 +64,10 @@ class Child:
     """One supervised process. Owner: the supervisor's event loop; every method runs there, so no
     lock is needed."""
 
-    def __init__(self, spec: ProcessSpec, *, pid_file: Path, log: ProcessLog) -> None:
+    def __init__(self, spec: ProcessSpec, *, run: Path, log: ProcessLog) -> None:
         self.spec = spec
         self.log = log
-        self._pid_file = pid_file
+        self._pid_file = run / f"{spec.name}.pid"
         self._process: subprocess.Popen[bytes] | None = None
         self._gone: asyncio.Future[int] | None = None
 
@@ -172,7 +173,7 @@ class Child:
             # fails without root or autogroup, or if the process has ended (`start` reports it)
             with contextlib.suppress(OSError):
                 Path(f"/proc/{self._process.pid}/autogroup").write_text(str(self.spec.niceness))
-        self._pid_file.write_text(f"{self._process.pid}\n")
+        pid_file.write(self._pid_file, self._process.pid)
         self._watch(self._process)
         return read_end
 

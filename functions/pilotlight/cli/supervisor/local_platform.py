@@ -17,12 +17,14 @@ from typing import Any
 
 import yaml
 
+from pilotlight.cli.supervisor.changed_settings import changed_settings, read_sections
 from pilotlight.core.dashboard.dashboard_origin import DASHBOARD_PATH, read_dashboard_origin
 from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid, load_section
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 
 DEFAULT_LISTEN = "127.0.0.1:8700"
 CONFIG_VARIABLE = "PILOTLIGHT_PLATFORM"
+_INVALID_HINT = "Correct that setting; docs/operations.md lists all settings."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,16 @@ class LocalPlatform:
         return (origin.url if origin is not None else self.url) + DASHBOARD_PATH
 
     @property
+    def config_summary(self) -> str:
+        """One sentence: the configuration that holds, and one in the home that does not."""
+        own = self.paths.home / "platform.yaml"
+        if not self.config.exists():
+            return "no configuration file: all settings have their defaults"
+        if self.config == own.resolve() or not own.exists():
+            return f"configuration: {self.config}"
+        return f"configuration: {self.config} ({own} is not read)"
+
+    @property
     def lock_file(self) -> Path:
         """The lock file, locked while a supervisor lives."""
         return self.paths.home / "platform.lock"
@@ -79,19 +91,23 @@ class RunningPlatform:
 def find_platform(
     *, config: Path | None, home: Path | None, environ: Mapping[str, str], cwd: Path
 ) -> LocalPlatform:
-    """Find the platform's configuration: `config`, else $PILOTLIGHT_PLATFORM, else
-    `<home>/platform.yaml`, else `platform.yaml` in `cwd`, else defaults.
+    """Find the platform's configuration, the first of: `config`, or `platform.yaml` in `home`;
+    $PILOTLIGHT_PLATFORM; `platform.yaml` in `cwd`; `<home>/platform.yaml`. Without any, all
+    defaults apply.
 
     Raises InvalidInput if a named file is missing, or if the file is invalid.
     """
-    named = config or (Path(environ[CONFIG_VARIABLE]) if environ.get(CONFIG_VARIABLE) else None)
+    own = home / "platform.yaml" if home is not None else None
+    named = config
+    if named is None and (own is None or not own.exists()) and environ.get(CONFIG_VARIABLE):
+        named = Path(environ[CONFIG_VARIABLE])
     if named is not None and not named.exists():
         raise InvalidInput(
             f"there is no configuration file {named}",
             hint="Correct --config or $PILOTLIGHT_PLATFORM, or omit it to use the defaults.",
         )
-    nearby = [*([home / "platform.yaml"] if home else []), cwd / "platform.yaml"]
-    file = named or next((candidate for candidate in nearby if candidate.exists()), None)
+    candidates = [each for each in (own, cwd / "platform.yaml") if each is not None]
+    file = named or next((each for each in candidates if each.exists()), None)
     settings = _platform_section(file)
     if home is not None:
         settings = dataclasses.replace(settings, home=str(home))
@@ -103,8 +119,8 @@ def find_platform(
 
 
 def configure(platform: LocalPlatform, *, listen: str | None, home: Path | None) -> LocalPlatform:
-    """Write the configuration with the overrides to `<home>/platform.yaml`; without overrides, keep
-    the file as it is."""
+    """Write what differs from the defaults, and the overrides, to `<home>/platform.yaml`; without
+    overrides, keep the file as it is. Raises InvalidInput."""
     platform.paths.make()
     target = platform.paths.home / "platform.yaml"
     if listen is None and home is None:
@@ -115,16 +131,16 @@ def configure(platform: LocalPlatform, *, listen: str | None, home: Path | None)
         return platform
     if listen is not None:
         require_listen_address(listen)
-    sections = _sections(platform.config)
+    try:
+        sections = changed_settings(platform.config)
+    except SettingsInvalid as e:
+        raise InvalidInput(str(e), hint=_INVALID_HINT) from e
     if home is not None:
-        sections["platform"] = {
-            **(sections.get("platform") or {}),
-            "home": str(platform.paths.home),
-        }
+        sections.setdefault("platform", {})["home"] = str(platform.paths.home)
     if listen is not None:
-        sections["activator"] = {**(sections.get("activator") or {}), "listen": listen}
+        sections.setdefault("activator", {})["listen"] = listen
     target.write_text(
-        "# Written by `pilotlight up` from its options.\n"
+        "# Written by `pilotlight up` from its options; what is not here has its default.\n"
         + yaml.safe_dump(sections, sort_keys=False)
     )
     return dataclasses.replace(platform, config=target, listen=listen or platform.listen)
@@ -147,9 +163,9 @@ class HomeLock:
         self._platform = platform
         self._descriptor = -1
 
-    def acquire(self) -> None:
-        """Acquire the lock. Raises Conflict, which names home and process, if another supervisor
-        holds it."""
+    def acquire(self, *, keeps_record: bool = False) -> None:
+        """Acquire the lock and record this process as the supervisor, unless `keeps_record`. Raises
+        Conflict, which names home and process, if another supervisor holds it."""
         self._descriptor = os.open(
             self._platform.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
         )
@@ -158,6 +174,8 @@ class HomeLock:
         except BlockingIOError:
             self.release()
             raise _conflict(self._platform, _read(self._platform.lock_file)) from None
+        if keeps_record:
+            return
         me = {
             "pid": os.getpid(),
             "config": str(self._platform.config),
@@ -187,6 +205,11 @@ def find_running(platform: LocalPlatform) -> RunningPlatform | None:
     finally:
         os.close(descriptor)
     return None
+
+
+def last_run(platform: LocalPlatform) -> RunningPlatform | None:
+    """What the last supervisor of this home recorded, running or not; None if there was none."""
+    return _read(platform.lock_file)
 
 
 def with_active_config(platform: LocalPlatform) -> LocalPlatform:
@@ -232,22 +255,13 @@ def _platform_section(file: Path | None) -> PlatformSettings:
     try:
         return load_section(PlatformSettings, "platform", file)
     except SettingsInvalid as e:
-        raise InvalidInput(
-            str(e), hint="Correct that setting; docs/operations.md lists all settings."
-        ) from e
-
-
-def _sections(file: Path) -> dict[str, Any]:
-    try:
-        return yaml.safe_load(file.read_text()) or {}
-    except FileNotFoundError:
-        return {}
+        raise InvalidInput(str(e), hint=_INVALID_HINT) from e
 
 
 def activator_count(file: Path) -> int:
     """Number of activators in the configuration; 1 if the value is invalid, which the activator
     then rejects."""
-    return _count(_sections(file).get("activator") or {})
+    return _count(read_sections(file).get("activator") or {})
 
 
 def _count(activator: dict[str, Any]) -> int:
@@ -256,5 +270,5 @@ def _count(activator: dict[str, Any]) -> int:
 
 
 def _listen(file: Path) -> str:
-    section = _sections(file).get("activator")
+    section = read_sections(file).get("activator")
     return str((section or {}).get("listen") or DEFAULT_LISTEN)

@@ -33,6 +33,7 @@ from pilotlight.cli.supervisor.supervisor import (
     Supervisor,
     platform_processes,
     stop_on_signals,
+    stop_orphans,
 )
 from pilotlight.core.logging_config import escape_control_characters
 from pilotlight.core.transport.public_listener import (
@@ -52,15 +53,17 @@ async def supervise(
     lock.acquire()
     held: list[socket.socket] = []
     try:
+        count, run = activator_count(platform.config), platform.paths.make().run
+        # one that still finishes its calls has the address
+        await stop_orphans(
+            platform_processes(platform.config, activators=count), run=run, announce=announce
+        )
         held += _hold(platform.listen)
-        held.append(shared := open_functions_socket(platform.paths.make().socket_for_functions))
-        count = activator_count(platform.config)
+        held.append(shared := open_functions_socket(platform.paths.socket_for_functions))
         processes = platform_processes(
             platform.config, activators=count, listen=platform.listen, listen_fds=(shared.fileno(),)
         )
-        supervisor = Supervisor(
-            processes, run=platform.paths.run, logs=platform.logs, announce=announce
-        )
+        supervisor = Supervisor(processes, run=run, logs=platform.logs, announce=announce)
         with stop_on_signals(supervisor):
             await supervisor.run(started=started)
     finally:

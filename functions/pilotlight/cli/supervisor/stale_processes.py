@@ -1,7 +1,7 @@
-"""Finds processes that outlived their supervisor, by pid file and command line, and stops them.
+"""Finds processes that outlived their supervisor, by pid file, and stops them.
 
-A pid alone proves nothing, because it may have been reused: the process's command line must begin
-with the expected module."""
+The process must be the recorded one (`pilotlight.core.pid_file`), and its command line begin with
+the expected module."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+from pilotlight.core import pid_file
 
-def find_stale_pid(pid_file: Path, argv: Sequence[str]) -> int | None:
-    """The pid in `pid_file` if that process runs `-m <module>` as in `argv`; else None."""
+
+def find_stale_pid(file: Path, argv: Sequence[str]) -> int | None:
+    """The pid of the process that a pid file records if it runs `-m <module>` as in `argv`; else
+    None."""
     try:
-        pid = int(pid_file.read_text().split()[0])
+        if (pid := pid_file.read(file)) is None:
+            return None
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except (OSError, ValueError, IndexError):
+    except OSError:
         return None
     # the paths of interpreter and configuration may differ
     wanted = [os.fsencode(word) for word in argv[1:3]]
@@ -33,13 +37,13 @@ def process_uid(pid: int | None) -> int | None:
         return None
 
 
-async def stop_stale_process(pid_file: Path, *, argv: Sequence[str], grace_s: float) -> int | None:
-    """Stop the process in `pid_file` if it matches `argv`, and return its pid. Always delete the
-    pid file."""
-    pid = find_stale_pid(pid_file, argv)
+async def stop_stale_process(file: Path, *, argv: Sequence[str], grace_s: float) -> int | None:
+    """Stop the process of a pid file if it matches `argv`, and return its pid. Always delete the
+    file."""
+    pid = find_stale_pid(file, argv)
     if pid is not None:
         await asyncio.to_thread(terminate, pid, grace_s=grace_s)
-    await asyncio.to_thread(pid_file.unlink, missing_ok=True)
+    await asyncio.to_thread(file.unlink, missing_ok=True)
     return pid
 
 

@@ -127,7 +127,7 @@ class Supervisor:
         self.children = [
             Child(
                 spec,
-                pid_file=run / f"{spec.name}.pid",
+                run=run,
                 log=ProcessLog(path=logs / f"{spec.name}.log"),
             )
             for spec in specs
@@ -143,8 +143,6 @@ class Supervisor:
 
     async def start(self) -> None:
         """Start the processes in order. On ProcessFailed, stop those already started and raise."""
-        for child in self.children:
-            await self._clear_orphan(child)
         try:
             for child in self.children:
                 self._tell("ready", child, "ready", await child.start())
@@ -260,17 +258,23 @@ class Supervisor:
             for child in self.children:
                 child.log.rotate()
 
-    async def _clear_orphan(self, child: Child) -> None:
-        pid_file = self._run / f"{child.spec.name}.pid"
-        if pid := await stop_stale_process(
-            pid_file, argv=child.spec.argv, grace_s=child.spec.grace_s
-        ):
-            self._tell(
-                "orphan", child, f"stopped process {pid}, left behind by a killed supervisor"
-            )
-
     def _tell(self, kind: str, child: Child, text: str, seconds: float = 0.0) -> None:
         self._announce(Notice(kind=kind, process=child.spec.name, text=text, seconds=seconds))
+
+
+async def stop_orphans(
+    specs: Sequence[ProcessSpec], *, run: Path, announce: Announce
+) -> dict[str, int]:
+    """Stop the processes that a killed supervisor of this run directory left behind, last started
+    first; return name → pid."""
+    stopped = {}
+    for spec in reversed(specs):
+        pid_file = run / f"{spec.name}.pid"
+        if pid := await stop_stale_process(pid_file, argv=spec.argv, grace_s=spec.grace_s):
+            stopped[spec.name] = pid
+            text = f"stopped process {pid}, left behind by a killed supervisor"
+            announce(Notice(kind="orphan", process=spec.name, text=text))
+    return stopped
 
 
 async def clear_node(agent: AgentClient) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import quote
 
 from pilotlight.client.json_stream import Json, without_none
 from pilotlight.client.resources.node import NodeResources
+from pilotlight.client.transport import path_segment
 from pilotlight.protocol import CallRecord
 
 
@@ -41,7 +41,7 @@ class AsyncCallResources(NodeResources):
 
     def redrive(self, call_id: str) -> None:
         """Run a dead-lettered call again, under its id. Raises Conflict for other calls."""
-        self._transport.request("POST", f"/v1/calls/{_quoted(call_id)}:redrive")
+        self._transport.request("POST", f"/v1/calls/{path_segment(call_id)}:redrive")
 
     def redrive_all(self, *, app: str | None = None, function: str | None = None) -> list[str]:
         """Run all dead-lettered calls of the environment, an app, or a function again, and return
@@ -110,13 +110,9 @@ class AsyncCallResources(NodeResources):
         return self._list(f"{_webhook(name)}/deliveries", "deliveries", failed=failed, limit=limit)
 
 
-def _quoted(name: str) -> str:
-    return quote(name, safe="")
-
-
 def _schedule(app: str, function: str, number: int) -> str:
-    return f"/v1/schedules/{_quoted(app)}/{_quoted(function)}/{number}"
+    return f"/v1/schedules/{path_segment(app)}/{path_segment(function)}/{number}"
 
 
 def _webhook(name: str) -> str:
-    return f"/v1/webhooks/{_quoted(name)}"
+    return f"/v1/webhooks/{path_segment(name)}"

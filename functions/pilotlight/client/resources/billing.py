@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from urllib.parse import quote
 
 from pilotlight.client.json_stream import Json, without_none
 from pilotlight.client.resources.node import NodeResources
+from pilotlight.client.transport import path_segment
 from pilotlight.protocol import HEADER_REQUEST_ID, new_call_id
 
 _PATH = "/v1/billing"
@@ -17,7 +17,7 @@ class BillingResources(NodeResources):
 
     def billing_report(self, **filters: str | float | None) -> Json:
         """Return usage and its cost. `filters`: `by`, `since`, `until`, `environment`, `app`,
-        `function`, and for operators `tenant`, the name of another tenant."""
+        `function`, and for platform administrators `tenant`, the name of another tenant."""
         return self._get(f"{_PATH}/report", **filters)
 
     def billing_rates(self) -> Json:
@@ -26,7 +26,7 @@ class BillingResources(NodeResources):
 
     def invoices(self, *, tenant: str | None = None) -> list[Json]:
         """List invoices, newest month first; an open month has a draft. `tenant`: name of another
-        tenant, for operators."""
+        tenant, for platform administrators."""
         return self._list(f"{_PATH}/invoices", "invoices", tenant=tenant)
 
     def invoice(
@@ -49,7 +49,7 @@ class BillingResources(NodeResources):
 
     def issue_invoices(self, month: str, *, tenant: str | None = None) -> list[Json]:
         """Issue the invoices of a past month, for one tenant or all, and return those not issued
-        before. For operators."""
+        before. For platform administrators."""
         body = without_none({"month": month, "tenant": tenant})
         return list(
             self._transport.request("POST", f"{_PATH}/invoices", json=body).json()["invoices"]
@@ -57,7 +57,7 @@ class BillingResources(NodeResources):
 
     def correct(self, record: str, amount: str, *, note: str) -> Json:
         """Add `amount` (a decimal; negative refunds) to the cost of a record, and return the
-        correcting record. For operators."""
+        correcting record. For platform administrators."""
         body = {"record": record, "amount": amount, "note": note}
         # makes a retry safe: requests with the same id are the same correction
         headers = {HEADER_REQUEST_ID: new_call_id()}
@@ -101,11 +101,12 @@ class BillingResources(NodeResources):
         return self._get(f"{_PATH}/verification")
 
     def rebuild_rollups(self) -> Json:
-        """Rebuild the sums used by reports from the records, for all tenants. For operators."""
+        """Rebuild the sums used by reports from the records, for all tenants. For platform
+        administrators."""
         return dict(
             self._transport.request("POST", f"{_PATH}/rollups:rebuild", repeatable=True).json()
         )
 
 
 def _invoice(name: str) -> str:
-    return f"{_PATH}/invoices/{quote(name, safe='')}"
+    return f"{_PATH}/invoices/{path_segment(name)}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from urllib.parse import quote
 
 from pilotlight.client.json_stream import Json, without_none
 from pilotlight.client.resources.node import NodeResources
+from pilotlight.client.transport import path_segment
 
 _PATH = "/v1/budgets"
 
@@ -74,4 +74,4 @@ class BudgetResources(NodeResources):
 
 
 def _path(budget: str) -> str:
-    return f"{_PATH}/{quote(budget, safe='')}"
+    return f"{_PATH}/{path_segment(budget)}"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote
-
 from pilotlight.client.json_stream import Json
 from pilotlight.client.resources.node import NodeResources
+from pilotlight.client.transport import path_segment
 
 _PATH = "/v1/engines"
 
@@ -20,4 +19,4 @@ class EngineResources(NodeResources):
 
     def engine(self, app: str, function: str) -> Json:
         """Return one language model. Raises NotFound."""
-        return self._get(f"{_PATH}/{quote(app, safe='')}/{quote(function, safe='')}")
+        return self._get(f"{_PATH}/{path_segment(app)}/{path_segment(function)}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import quote
 
 from pilotlight.client.json_stream import Json, without_none
 from pilotlight.client.resources.node import NodeResources
+from pilotlight.client.transport import path_segment
 
 FEEDBACK_PATH = "/v1/feedback"
 _PATH = "/v1/experiments"
@@ -119,4 +119,4 @@ def feedback_body(
 
 
 def _path(experiment: str) -> str:
-    return f"{_PATH}/{quote(experiment, safe='')}"
+    return f"{_PATH}/{path_segment(experiment)}"

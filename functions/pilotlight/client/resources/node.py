@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from pilotlight.client.json_stream import Json, iter_json_objects, without_none
-from pilotlight.client.transport import Transport
+from pilotlight.client.transport import Transport, path_segment
 
 if TYPE_CHECKING:
     pass
@@ -27,13 +26,15 @@ class NodeResources:
 
     def stop_instance(self, instance: str) -> None:
         """Drain and stop one instance."""
-        self._transport.request("POST", f"/v1/instances/{_quoted(instance)}:stop", repeatable=True)
+        self._transport.request(
+            "POST", f"/v1/instances/{path_segment(instance)}:stop", repeatable=True
+        )
 
     def exec_instance(self, instance: str, argv: Sequence[str]) -> Iterator[Json]:
         """Run a command next to an instance: yields `{"stream", "text"}` while it runs,
         `{"exit_status"}` last."""
         with self._transport.stream(
-            "POST", f"/v1/instances/{_quoted(instance)}:exec", json={"argv": list(argv)}
+            "POST", f"/v1/instances/{path_segment(instance)}:exec", json={"argv": list(argv)}
         ) as response:
             yield from iter_json_objects(response)
 
@@ -71,33 +72,45 @@ class NodeResources:
 
     def drop_template(self, revision: str) -> None:
         """Free the memory of a template; `revision` is its full key. Raises NotFound."""
-        self._transport.request("DELETE", f"/v1/templates/{_quoted(revision)}")
+        self._transport.request("DELETE", f"/v1/templates/{path_segment(revision)}")
 
     def snapshots(self, *, app: str | None = None, function: str | None = None) -> list[Json]:
         """List the snapshots on the node, including those of older revisions."""
         return self._list("/v1/snapshots", "snapshots", app=app, function=function)
 
     def nodes(self) -> list[Json]:
-        """List the nodes of the cluster with their last reports. For operators; raises
-        Forbidden."""
+        """List the nodes of the cluster with their last reports. For platform administrators;
+        raises Forbidden."""
         return self._list("/v1/nodes", "nodes")
+
+    def cluster(self) -> Json:
+        """Return whose objects are in the cluster. For operators; raises Forbidden."""
+        return self._get("/v1/cluster")
+
+    def adopt_cluster(self, platform: str) -> Json:
+        """Take over the objects of another platform in the cluster. For operators; raises
+        Forbidden, InvalidInput."""
+        body = {"platform": platform}
+        return dict(
+            self._transport.request("POST", "/v1/cluster:adopt", json=body, repeatable=True).json()
+        )
 
     def snapshot(self, snapshot: str) -> Json:
         """Return a snapshot. Raises NotFound."""
-        return self._get(f"/v1/snapshots/{_quoted(snapshot)}")
+        return self._get(f"/v1/snapshots/{path_segment(snapshot)}")
 
     def prove_snapshot(self, snapshot: str) -> Json:
         """Verify a snapshot by restoring it once and calling its example; returns its new state."""
         return dict(
             self._transport.request(
-                "POST", f"/v1/snapshots/{_quoted(snapshot)}:prove", repeatable=True
+                "POST", f"/v1/snapshots/{path_segment(snapshot)}:prove", repeatable=True
             ).json()
         )
 
     def delete_snapshot(self, snapshot: str) -> int:
         """Delete a snapshot and return the number of deleted ones."""
         return int(
-            self._transport.request("DELETE", f"/v1/snapshots/{_quoted(snapshot)}").json()[
+            self._transport.request("DELETE", f"/v1/snapshots/{path_segment(snapshot)}").json()[
                 "deleted"
             ]
         )
@@ -124,9 +137,5 @@ class NodeResources:
         return list(body[key])
 
 
-def _quoted(name: str) -> str:
-    return quote(name, safe="")
-
-
 def _switch_path(app: str, function: str) -> str:
-    return f"/v1/functions/{_quoted(app)}/{_quoted(function)}/snapshots"
+    return f"/v1/functions/{path_segment(app)}/{path_segment(function)}/snapshots"

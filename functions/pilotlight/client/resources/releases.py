@@ -6,10 +6,10 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypedDict
-from urllib.parse import quote
 
 from pilotlight.client.json_stream import Json, without_none
 from pilotlight.client.resources.node import NodeResources
+from pilotlight.client.transport import path_segment
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import HEADER_IDEMPOTENCY_KEY
 from pilotlight.spec.function import FunctionSpec, to_json
@@ -181,7 +181,7 @@ class ReleaseResources(NodeResources):
     def revision(self, app: str, revision: str, *, function: str | None = None) -> Json:
         """Return the manifest of a revision: everything that it pins, and its metadata. Raises
         NotFound."""
-        return self._get(f"{self._function(app, function)}/revisions/{_quoted(revision)}")
+        return self._get(f"{self._function(app, function)}/revisions/{path_segment(revision)}")
 
     def diff(self, app: str, before: str, after: str, *, function: str | None = None) -> Json:
         """Compare two revisions: `{"changes": [{"what", "from", "to"}], "breaks": […]}`."""
@@ -237,7 +237,7 @@ class ReleaseResources(NodeResources):
     ) -> Json:
         """Approve a revision; returns `{"missing": n}`, how many approvals it still needs. Raises
         Conflict if this client deployed it."""
-        path = f"{self._function(app, function)}/revisions/{_quoted(revision)}:approve"
+        path = f"{self._function(app, function)}/revisions/{path_segment(revision)}:approve"
         return self._send("POST", path, {"note": note})
 
     # -- aliases -----------------------------------------------------------------------------------
@@ -250,13 +250,13 @@ class ReleaseResources(NodeResources):
         self, app: str, alias: str, revision: str, *, function: str | None = None
     ) -> dict[str, str]:
         """Set an alias of a revision, and return all aliases."""
-        path = f"{self._function(app, function)}/aliases/{_quoted(alias)}"
+        path = f"{self._function(app, function)}/aliases/{path_segment(alias)}"
         return dict(self._send("PUT", path, {"revision": revision})["aliases"])
 
     def delete_alias(self, app: str, alias: str, *, function: str | None = None) -> None:
         """Delete an alias. Raises NotFound."""
         self._transport.request(
-            "DELETE", f"{self._function(app, function)}/aliases/{_quoted(alias)}"
+            "DELETE", f"{self._function(app, function)}/aliases/{path_segment(alias)}"
         )
 
     # -- model servers' names ----------------------------------------------------------------------
@@ -294,12 +294,8 @@ class ReleaseResources(NodeResources):
                     f"{app} has {len(names)} functions: {', '.join(names) or 'none'}", hint=hint
                 )
             function = names[0]
-        return f"{_app_path(app)}/functions/{_quoted(function)}"
-
-
-def _quoted(name: str) -> str:
-    return quote(name, safe="")
+        return f"{_app_path(app)}/functions/{path_segment(function)}"
 
 
 def _app_path(app: str) -> str:
-    return f"/v1/apps/{_quoted(app)}"
+    return f"/v1/apps/{path_segment(app)}"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote
-
 from pilotlight.client.json_stream import Json
 from pilotlight.client.resources.node import NodeResources
+from pilotlight.client.transport import path_segment
 
 _PATH = "/v1/rollouts"
 
@@ -52,4 +51,4 @@ class RolloutResources(NodeResources):
 
 
 def _of(rollout: str) -> str:
-    return f"{_PATH}/{quote(rollout, safe='')}"
+    return f"{_PATH}/{path_segment(rollout)}"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote
-
 from pilotlight.client.json_stream import Json
 from pilotlight.client.resources.node import NodeResources
+from pilotlight.client.transport import path_segment
 
 _PATH = "/v1/slos"
 
@@ -20,4 +19,4 @@ class SloResources(NodeResources):
     def slo(self, app: str, function: str) -> Json:
         """Return the indicators of a function with burn rates by window, its stages and its alerts.
         Raises NotFound."""
-        return self._get(f"{_PATH}/{quote(app, safe='')}/{quote(function, safe='')}")
+        return self._get(f"{_PATH}/{path_segment(app)}/{path_segment(function)}")

@@ -6,10 +6,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
-from urllib.parse import quote
 
 from pilotlight.client.json_stream import Json, without_none
 from pilotlight.client.resources.weights import WeightsResources
+from pilotlight.client.transport import path_segment
 from pilotlight.errors import Conflict, NotFound
 
 AUDIT_PAGE = 500
@@ -35,12 +35,12 @@ class TenantResources(WeightsResources):
         """Create or replace a secret: environment variables that instances get at their next
         start."""
         self._transport.request(
-            "PUT", f"/v1/secrets/{_quoted(name)}", json={"values": dict(values)}
+            "PUT", f"/v1/secrets/{path_segment(name)}", json={"values": dict(values)}
         )
 
     def delete_secret(self, name: str) -> None:
         """Delete a secret."""
-        self._transport.request("DELETE", f"/v1/secrets/{_quoted(name)}")
+        self._transport.request("DELETE", f"/v1/secrets/{path_segment(name)}")
 
     # -- keys --------------------------------------------------------------------------------------
     def whoami(self) -> Json:
@@ -76,8 +76,8 @@ class TenantResources(WeightsResources):
 
         `ttl_s` None means no expiry. `environment`, `app` and `function` restrict the key to one of
         them; `quotas` limit calls made with it. `tenant`: create it for another tenant, which lost
-        its last key; for operators."""
-        path = "/v1/keys" if tenant is None else f"/v1/tenants/{_quoted(tenant)}/keys"
+        its last key; for platform administrators."""
+        path = "/v1/keys" if tenant is None else f"/v1/tenants/{path_segment(tenant)}/keys"
         reach = {
             "environment": environment,
             "app": app,
@@ -123,7 +123,7 @@ class TenantResources(WeightsResources):
 
     def delete_environment(self, name: str) -> None:
         """Delete an environment with everything in it."""
-        self._transport.request("DELETE", f"/v1/environments/{_quoted(name)}")
+        self._transport.request("DELETE", f"/v1/environments/{path_segment(name)}")
 
     # -- plans and tenants -------------------------------------------------------------------------
     def plans(self) -> Json:
@@ -135,12 +135,12 @@ class TenantResources(WeightsResources):
         return self._get("/v1/tenant")
 
     def tenants(self) -> list[Json]:
-        """List all tenants. For operators."""
+        """List all tenants. For platform administrators."""
         return self._list("/v1/tenants", "tenants")
 
     def tenant(self, name: str) -> Json:
-        """Return a tenant and its terms. For operators. Raises NotFound."""
-        return self._get(f"/v1/tenants/{_quoted(name)}")
+        """Return a tenant and its terms. For platform administrators. Raises NotFound."""
+        return self._get(f"/v1/tenants/{path_segment(name)}")
 
     def create_tenant(
         self, name: str, *, plan: str | None = None, overrides: Mapping[str, Any] | None = None
@@ -167,7 +167,7 @@ class TenantResources(WeightsResources):
             "overrides": dict(overrides or {}),
             "clear": given,
         }
-        return self._change("PATCH", f"/v1/tenants/{_quoted(name)}", body)
+        return self._change("PATCH", f"/v1/tenants/{path_segment(name)}", body)
 
     # -- quotas ------------------------------------------------------------------------------------
     def quotas(self) -> Json:
@@ -188,7 +188,7 @@ class TenantResources(WeightsResources):
         """Yield entries of the audit log, newest first, at most `limit`.
 
         `filters`: actor, action (`key.*` matches a prefix), subject, address, since and until
-        (seconds since the epoch), and for operators tenant (a name, `*` = all)."""
+        (seconds since the epoch), and for platform administrators tenant (a name, `*` = all)."""
         before_id, left = None, limit
         while left is None or left > 0:
             page = self._get(
@@ -207,13 +207,9 @@ class TenantResources(WeightsResources):
         return dict(self._transport.request(method, path, json=body).json())
 
 
-def _quoted(name: str) -> str:
-    return quote(name, safe="")
-
-
 def _key_path(key_id: str) -> str:
-    return f"/v1/keys/{_quoted(key_id)}"
+    return f"/v1/keys/{path_segment(key_id)}"
 
 
 def _function_path(app: str, function: str) -> str:
-    return f"/v1/quotas/functions/{_quoted(app)}/{_quoted(function)}"
+    return f"/v1/quotas/functions/{path_segment(app)}/{path_segment(function)}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from urllib.parse import quote
 
 from pilotlight.client.json_stream import Json
 from pilotlight.client.resources.node import NodeResources
+from pilotlight.client.transport import path_segment
 
 _PATH = "/v1/traces"
 _PAGE = 500
@@ -39,4 +39,4 @@ class TraceResources(NodeResources):
     def trace(self, trace: str) -> Json:
         """Return a trace by its id or that of a call in it: `calls`, and `spans` with times in ms
         relative to `at`. Raises NotFound."""
-        return self._get(f"{_PATH}/{quote(trace, safe='')}")
+        return self._get(f"{_PATH}/{path_segment(trace)}")

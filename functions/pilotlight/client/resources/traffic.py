@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import quote
 
 from pilotlight.client.json_stream import Json, without_none
 from pilotlight.client.resources.node import NodeResources
+from pilotlight.client.transport import path_segment
 
 
 class _Unchanged:
@@ -84,4 +84,4 @@ class TrafficResources(NodeResources):
 
 
 def _path(app: str, function: str) -> str:
-    return f"/v1/functions/{quote(app, safe='')}/{quote(function, safe='')}/traffic"
+    return f"/v1/functions/{path_segment(app)}/{path_segment(function)}/traffic"

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
-from urllib.parse import quote
 
 from pilotlight.client.json_stream import Json, iter_json_objects
 from pilotlight.client.resources.node import NodeResources
+from pilotlight.client.transport import path_segment
 from pilotlight.errors import PilotlightError
 
 
@@ -154,4 +154,4 @@ def _step(part: Json) -> WeightsProgress:
 
 
 def _path(name: str) -> str:
-    return f"/v1/weights/{quote(name, safe='')}"
+    return f"/v1/weights/{path_segment(name)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from pilotlight.controller.analytics import rollup_queries
 from pilotlight.controller.analytics.rollup_queries import UsageCell, UsageSums
 from pilotlight.controller.analytics.time_range import TimeRange
+from pilotlight.spec.identifiers import without_run
 
 START_KINDS = ("WARM", "WAKE", "FORK", "RESTORE", "COLD")
 KINDS = ("CALL", "START", "IDLE", "RESERVED", "CPU", "BUILD", "STORAGE", "ADJUSTMENT")
@@ -78,6 +79,20 @@ def read(
         if cell.currency != currency:
             cell.sums.picos = 0
     return EnvironmentUsage(span=span, cells=tuple(found), currency=currency, others=tuple(others))
+
+
+def with_runs_added(usage: EnvironmentUsage) -> EnvironmentUsage:
+    """Return the usage with that of all temporary deployments of an app (`pilotlight run`) under
+    one name, `hello-run-*`: they are removed after a call, and there may be many."""
+    return replace(
+        usage,
+        cells=tuple(
+            cell
+            if (app := without_run(cell.app)) == cell.app
+            else replace(cell, app=app, function_id=f"{app}/{cell.function}")
+            for cell in usage.cells
+        ),
+    )
 
 
 def stacked(

@@ -194,20 +194,6 @@ def column_of(metric: str) -> tuple[str, sa.ColumnElement[float]]:
     return metric, tables.feedback.c.value
 
 
-def of_call(sql: sa.Connection, *, tenant: str, call: str) -> list[dict[str, Any]]:
-    """Return a call's feedback: `metric`, `value`, `label`, `at`."""
-    table = tables.feedback
-    query = sa.select(table.c.metric, table.c.value, table.c.label, table.c.at).order_by(
-        table.c.metric
-    )
-    return [
-        dict(row)
-        for row in sql.execute(
-            query.where(table.c.tenant == tenant, table.c.call == call)
-        ).mappings()
-    ]
-
-
 def _number(name: str, value: float) -> float:
     if not _METRIC.match(name) or name == LABEL:
         raise InvalidInput(

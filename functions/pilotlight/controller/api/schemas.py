@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from pilotlight.spec.function import FunctionSpec, ImageSpec
+from snapshotter.types import SnapshotInfo
 
 
 class Body(BaseModel):
@@ -37,7 +38,7 @@ def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class _DocumentedAs:
+class DocumentedAs:
     """The JSON schema of a dataclass, derived when a document asks for it."""
 
     kind: Any
@@ -50,8 +51,8 @@ class _DocumentedAs:
 
 
 # Parsed by pilotlight.spec.function, which reports key, value and bound; documented here.
-FunctionSpecBody = Annotated[dict[str, Any], _DocumentedAs(FunctionSpec)]
-ImageSpecBody = Annotated[dict[str, Any], _DocumentedAs(ImageSpec)]
+FunctionSpecBody = Annotated[dict[str, Any], DocumentedAs(FunctionSpec)]
+ImageSpecBody = Annotated[dict[str, Any], DocumentedAs(ImageSpec)]
 
 
 MAX_MEMBERS = 256
@@ -359,27 +360,7 @@ class Templates(Body):
     templates: list[dict[str, Any]]
 
 
-class Snapshot(Body):
-    """A snapshot on the node (`snapshotter.types.SnapshotInfo`)."""
-
-    id: str
-    revision: str
-    state: Literal["PROVING", "READY", "QUARANTINED"]
-    in_place: bool = Field(description="a server snapshot: a whole process tree, restored in place")
-    pages: str = Field(description="how its memory is restored: eager or lazy")
-    image_bytes: int
-    heap_bytes: int
-    heap_why: str
-    reason: str = Field(description="why it is quarantined")
-    phases_ms: dict[str, float]
-    cold_ms: float
-    restore_ms: float
-    created_at: float
-    last_used_at: float
-    restores: int
-    remote: bool = Field(description="whether a copy is in the object store")
-    identity: dict[str, str]
-    labels: dict[str, str]
+Snapshot = Annotated[dict[str, Any], DocumentedAs(SnapshotInfo)]
 
 
 class Snapshots(Body):

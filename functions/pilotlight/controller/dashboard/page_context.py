@@ -96,7 +96,7 @@ class PageContext:
 
     @cached_property
     def is_operator(self) -> bool:
-        """Whether the caller is an administrator of the platform."""
+        """Whether the caller is a platform administrator."""
         caller = self.caller
         return (
             caller.scope is Scope.ADMIN

@@ -69,9 +69,10 @@ def blobs_of_functions(sql: sa.Connection, functions: Iterable[str]) -> set[str]
 
 
 def _called(sql: sa.Connection, function: str) -> set[str]:
-    """Revisions with traffic, a tag, a pin, an alias, or a part in a rollout or an experiment."""
+    """Revisions with traffic, a tag, a pin, an alias, or a part in a cutover, a rollout or an
+    experiment."""
     called = {
-        *feed_publisher.traffic_document(sql, function).named(),
+        *feed_publisher.traffic_document(sql, function).kept(),
         *aliases.aliases_for(sql, function).values(),
     }
     if (rollout := repository.running(sql, function)) is not None:

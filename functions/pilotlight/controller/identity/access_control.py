@@ -115,12 +115,12 @@ class Principal:
         return all(mine in (None, other) for mine, other in pairs)
 
     def require_platform(self) -> None:
-        """Raise Forbidden unless the caller is an administrator of the platform."""
+        """Raise Forbidden unless the caller is a platform administrator."""
         self.require_scope(Scope.ADMIN)
         self.require_whole_tenant()
         if self.tenant_name != PLATFORM_TENANT:
             raise Forbidden(
-                "only an administrator of the platform (an admin key of the first tenant) may do this"
+                "only platform administrators (with an admin key of the first tenant) may do this"
             )
 
     def _bound_to(self) -> str:

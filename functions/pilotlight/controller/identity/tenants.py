@@ -178,7 +178,7 @@ def find(sql: sa.Connection, *, name: str) -> sa.Row[Any]:
 
 def resolve_tenant(sql: sa.Connection, caller: Principal, *, name: str | None) -> str:
     """Return the id of the tenant that a request is about: the caller's own, or the named one for
-    the platform's operator.
+    platform administrators.
 
     Raises Forbidden, NotFound.
     """

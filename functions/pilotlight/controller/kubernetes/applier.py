@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pilotlight.controller.kubernetes.informers import Informers
+from pilotlight.controller.kubernetes.ownership import owner_of
 from pilotlight.kubernetes import names
 from pilotlight.kubernetes.api_request import ApiRequest
 from pilotlight.kubernetes.cluster import Cluster
@@ -38,9 +39,16 @@ class Applier:
     """Writes to one cluster while `may_write` allows it. `writes` counts the changes."""
 
     def __init__(
-        self, cluster: Cluster, mirror: Informers, *, may_write: Callable[[], bool] = lambda: True
+        self,
+        cluster: Cluster,
+        mirror: Informers,
+        *,
+        owns: Callable[[str], bool],
+        may_write: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`owns`: whether objects of the platform with that id (`owner_of`) are ours."""
         self.writes = 0
+        self._owns = owns
         self._may_write = may_write
         self._cluster = cluster
         self._mirror = mirror
@@ -86,12 +94,25 @@ class Applier:
             found = await self._cluster.get(kind, name, namespace)
         if found is None:
             return None
-        require_ownership(kind, found, metadata, manager=self._manager)
+        require_ownership(kind, found, metadata, manager=self._manager, owns=self._owns)
         if kind == NAMESPACE and found["metadata"].get("deletionTimestamp"):
             raise NamespaceEnding(
                 f"namespace {name} is being deleted: it is created again after the deletion"
             )
         return found
+
+    async def label(self, kind: Kind, live: Object, labels: Mapping[str, str]) -> None:
+        """Set labels of a managed object whose content must not change. Raises ClusterError."""
+        metadata = live["metadata"]
+        if labels.items() <= (metadata.get("labels") or {}).items():
+            return
+        self._demand_leading()
+        body = {
+            "metadata": {"labels": dict(labels), "resourceVersion": metadata["resourceVersion"]}
+        }
+        result = await self._cluster.patch(kind, metadata["name"], metadata.get("namespace"), body)
+        self.writes += 1
+        self._mirror.note(kind, result)
 
     async def may(self, deed: ApiRequest) -> bool:
         """Whether our credentials permit the request. Raises ClusterError."""
@@ -100,9 +121,8 @@ class Applier:
     async def remove(self, kind: Kind, item: Object) -> None:
         """Delete a managed object, only if its uid still matches. Raises ClusterError."""
         metadata = item["metadata"]
-        if metadata.get("labels", {}).get(names.MANAGED_BY) != self._manager or metadata.get(
-            "deletionTimestamp"
-        ):
+        is_ours = metadata.get("labels", {}).get(names.MANAGED_BY) == self._manager
+        if not is_ours or not self._owns(owner_of(item)) or metadata.get("deletionTimestamp"):
             return
         self._demand_leading()
         try:
@@ -134,20 +154,26 @@ class Applier:
 
 
 def require_ownership(
-    kind: Kind, found: Mapping[str, Any], wanted: Mapping[str, Any], *, manager: str
+    kind: Kind,
+    found: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    *,
+    manager: str,
+    owns: Callable[[str], bool],
 ) -> None:
     """Raise NameTaken unless this platform created `found`, for the same function, revision, secret
     or namespace."""
     metadata = found["metadata"]
     where = "/".join(part for part in (metadata.get("namespace"), metadata["name"]) if part)
     if metadata.get("labels", {}).get(names.MANAGED_BY) != manager:
-        hint = (
-            f"Rename it, or let this platform adopt it: kubectl label {kind} {metadata['name']} "
-            f"{names.MANAGED_BY}={manager}"
-        )
         raise NameTaken(
             f"{kind.kind} {where} exists and is not managed by this platform: it was not changed. "
-            f"{hint}"
+            "Rename it, or set another cluster.namespace_prefix"
+        )
+    if not owns(platform := owner_of(found)):
+        raise NameTaken(
+            f"{kind.kind} {where} belongs to another platform ({platform}): it was not changed. "
+            f"Delete it, or take it over: pilotlight cluster adopt {platform}"
         )
     for key in (names.PATH, names.KEY):
         mine, theirs = (

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 WHAT_TO_DO: Mapping[str, str] = {
-    "RevisionMissing": "Knative has not created the revision yet, or it was deleted: it is "
-    "created again.",
+    "RevisionMissing": "Knative has not created the revision yet, it was deleted (it is created "
+    "again), or it failed: see `kubectl get revisions`.",
     "RevisionNameTaken": "Another object has the revision's name: delete it, or deploy again.",
     "ContainerMissing": "The image was not found: check its reference and "
     "cluster.image_pull_secrets.",
@@ -21,6 +21,8 @@ WHAT_TO_DO: Mapping[str, str] = {
     "ProgressDeadlineExceeded": "It did not start within startup_timeout: see its output with "
     "`pilotlight logs APP`.",
     "ExceededQuota": "The namespace's ResourceQuota is used up: raise the tenant's plan.",
+    "FailedCreate": "The cluster refuses its pods: create what is missing (the RuntimeClass of "
+    "functions with a GPU is cluster.gpu_runtime_class; null = none), or raise the quota.",
     "NoTraffic": "It has no pods because it receives no calls.",
 }
 

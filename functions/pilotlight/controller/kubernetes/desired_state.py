@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from pilotlight.controller.database.feed import FUNCTION, SECRET, TENANT, Page
+from pilotlight.controller.database.platform_identity import PlatformIdentity
 from pilotlight.core.crypto import DecryptionFailed, PlatformKey
 from pilotlight.errors import InvalidInput
 from pilotlight.kubernetes.manifests.tenant_namespace import Tenancy
@@ -27,9 +28,15 @@ class DesiredState:
     """
 
     def __init__(
-        self, *, settings: ClusterSettings, key: PlatformKey, node_key: PlatformKey | None = None
+        self,
+        *,
+        settings: ClusterSettings,
+        platform: PlatformIdentity,
+        key: PlatformKey,
+        node_key: PlatformKey | None = None,
     ) -> None:
         """`node_key`: key of the node agents; None: they use `key`."""
+        self.platform = platform
         self._grants = LaunchSigner((node_key or key).derived(KEY_LABEL))
         self.settings = settings
         self.tenants: dict[str, TenantRecord] = {}
@@ -74,7 +81,12 @@ class DesiredState:
         record = self.tenants.get(tenant)
         return (
             replace(
-                Tenancy.of(record, environment=environment, settings=self.settings),
+                Tenancy.of(
+                    record,
+                    environment=environment,
+                    settings=self.settings,
+                    platform=self.platform.id,
+                ),
                 grants=self._grants,
             )
             if record

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pilotlight.controller.kubernetes.applier import Applier
@@ -14,16 +14,11 @@ from pilotlight.controller.kubernetes.informers import Informers
 from pilotlight.controller.kubernetes.namespaces import Namespaces
 from pilotlight.controller.kubernetes.rollout_step import ServiceStep, next_step
 from pilotlight.kubernetes import kinds, names
-from pilotlight.kubernetes.errors import Invalid
 from pilotlight.kubernetes.manifests import knative_service, revisions, traffic
-from pilotlight.kubernetes.manifests.labels import Manifest
 from pilotlight.kubernetes.manifests.revisions import RevisionOf
 from pilotlight.kubernetes.manifests.secrets import secret_manifest
 from pilotlight.kubernetes.manifests.tenant_namespace import Tenancy
 from pilotlight.kubernetes.watch_events import Object
-from pilotlight.kubernetes.webhook.knative_config import KnativeConfig
-from pilotlight.kubernetes.webhook.services import check
-from pilotlight.kubernetes.webhook.services import traffic as traffic_problems
 from pilotlight.protocol import FunctionRoute
 
 _WASTE = (kinds.SERVICE, kinds.POD_DISRUPTION_BUDGET)
@@ -51,14 +46,12 @@ class FunctionReconciler:
         mirror: Informers,
         writer: Applier,
         namespaces: Namespaces,
-        config: Callable[[], KnativeConfig],
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._state = state
         self._mirror = mirror
         self._writer = writer
         self._namespaces = namespaces
-        self._config = config
         self._wall = wall
 
     async def reconcile(self, id: str) -> ReconcileResult:
@@ -81,12 +74,11 @@ class FunctionReconciler:
         live = await self._live_service(route, tenancy)
         step = next_step(route, tenancy, live=live, there=there, now=self._wall())
         if step.service is not None:
-            self._demand_sound(step.service, live)
             live = await self._writer.put(step.service)
         await self._forget_documents(
             id, keep={revision.name for revision in self._named(route, tenancy)}, there=there
         )
-        return ReconcileResult(status=_status(route, step, live), again_s=step.again_s)
+        return ReconcileResult(status=_status(route, step, live, there), again_s=step.again_s)
 
     async def _secrets(self, route: FunctionRoute, tenancy: Tenancy) -> None:
         for name in secrets_of(route):
@@ -94,10 +86,14 @@ class FunctionReconciler:
             await self._writer.put(secret_manifest(name, tenancy, values=values))
 
     async def _launch_document(self, made: RevisionOf) -> None:
-        """Create the launch document if it is missing. It never changes."""
+        """Create the launch document if it is missing. It never changes, except its owner."""
         manifest = revisions.config_map(made)
-        if await self._writer.live(kinds.CONFIG_MAP, manifest["metadata"]) is None:
+        live = await self._writer.live(kinds.CONFIG_MAP, manifest["metadata"])
+        if live is None:
             await self._writer.put(manifest)
+        else:
+            owner = {names.PLATFORM: self._state.platform.id}
+            await self._writer.label(kinds.CONFIG_MAP, live, owner)
 
     async def _live_service(self, route: FunctionRoute, tenancy: Tenancy) -> Object | None:
         metadata = {
@@ -122,21 +118,6 @@ class FunctionReconciler:
             if item["metadata"].get("namespace") == tenancy.namespace
             and not item["metadata"].get("deletionTimestamp")
         }
-
-    def _demand_sound(self, service: Manifest, live: Object | None) -> None:
-        """Raise Invalid for what Knative would reject or drop."""
-        name = service["spec"]["template"]["metadata"]["name"]
-        # the live template was accepted before
-        if live is not None and live["spec"]["template"]["metadata"].get("name") == name:
-            problems = list(traffic_problems(service["spec"]["traffic"]))
-        else:
-            problems = check(service, self._config(), live=live)
-        if problems:
-            raise Invalid(
-                f"Knative would reject Service {service['metadata']['name']}",
-                problems=problems,
-                reason="Refused",
-            )
 
     async def _forget_documents(self, id: str, *, keep: set[str], there: dict[str, Object]) -> None:
         """Delete launch documents of revisions that Knative has deleted: no pod will read them."""
@@ -170,7 +151,10 @@ def _stopped() -> FunctionStatus:
     )
 
 
-def _status(route: FunctionRoute, step: ServiceStep, live: Object | None) -> FunctionStatus:
+def _status(
+    route: FunctionRoute, step: ServiceStep, live: Object | None, there: Mapping[str, Object]
+) -> FunctionStatus:
+    """`there`: the function's Revisions by name in the cluster."""
     document = traffic.document_of(route)
 
     def status(phase: Phase, reason: str = "", message: str = "") -> FunctionStatus:
@@ -183,17 +167,29 @@ def _status(route: FunctionRoute, step: ServiceStep, live: Object | None) -> Fun
             revision=newest,
         )
 
-    condition = step.condition
+    condition, revision = step.condition, step.waits_for
     if condition is None and not step.waits_for and live is not None:
         condition = ready_of(live)
         if condition.is_true:
             return status(Phase.READY)
+        revision, condition = _cause(condition, live, there)
     if condition is None:
         return status(
             Phase.PENDING, "RevisionMissing", f"revision {step.waits_for} is being created"
         )
     phase = Phase.FAILED if condition.status is False else Phase.PENDING
-    return status(phase, condition.reason or "Unknown", _told(condition, step.waits_for))
+    return status(phase, condition.reason or "Unknown", _told(condition, revision))
+
+
+def _cause(
+    condition: Condition, live: Object, there: Mapping[str, Object]
+) -> tuple[str, Condition]:
+    """Return the revision with traffic that keeps a Service from being ready, and its condition.
+    The Service itself says only that a revision is missing, also of one that failed."""
+    for name in traffic.percents(live["spec"].get("traffic") or []):
+        if name in there and (own := ready_of(there[name])).status is False:
+            return name, own
+    return "", condition
 
 
 def _told(condition: Condition, revision: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from pilotlight.controller.kubernetes.ownership import ClusterOwnership
 from pilotlight.kubernetes.errors import ClusterError, Invalid, ManifestWarned
 
 
@@ -55,6 +56,8 @@ class FunctionStatuses:
         self._known: dict[str, FunctionStatus] = {}
         self.is_kept = False
         """Whether a reconciler runs in this process; without one every status is unknown."""
+        self.ownership: ClusterOwnership | None = None
+        """Whose objects the leader found in the cluster; None before it looked."""
 
     def __repr__(self) -> str:
         phases = [status.phase for status in self._known.values()]

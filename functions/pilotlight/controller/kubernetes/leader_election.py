@@ -7,21 +7,32 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import anyio.to_thread
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from pilotlight.controller.database import platform_identity, tables
 from pilotlight.controller.database.change_notifier import ChangeNotifier
+from pilotlight.controller.database.platform_identity import PlatformIdentity
 from pilotlight.controller.database.store import Store
+from pilotlight.controller.identity import access_control
 from pilotlight.controller.kubernetes import orphaned_journals
 from pilotlight.controller.kubernetes.function_status import FunctionStatuses
 from pilotlight.controller.kubernetes.node_labels import NodeLabels
 from pilotlight.controller.kubernetes.node_reports import NodeReports
 from pilotlight.controller.kubernetes.reconciler import Reconciler
+from pilotlight.controller.server import bootstrap
 from pilotlight.controller.server.metrics import Metrics
 from pilotlight.core.crypto import PlatformKey
+from pilotlight.errors import PilotlightError
+from pilotlight.kubernetes import names
 from pilotlight.kubernetes.cluster import Cluster
+from pilotlight.kubernetes.doctor.facts import CONTROLLER_LEASE
 from pilotlight.kubernetes.errors import ClusterError
 from pilotlight.kubernetes.leader_election import LeaderElection
 from pilotlight.kubernetes.settings import ClusterSettings
@@ -29,7 +40,6 @@ from pilotlight.kubernetes.settings import ClusterSettings
 log = logging.getLogger(__name__)
 
 LeaderTask = Callable[[], Coroutine[Any, Any, None]]
-LEASE = "pilotlight-reconciler"
 _AGAIN_S = 5.0
 _MEASURE_S = 10.0
 
@@ -59,22 +69,33 @@ class ClusterController:
             except ClusterError as e:
                 # for example missing or wrong credentials, which the operator must correct
                 log.error("event=cluster_not_reached error=%s", e)
+            except (PilotlightError, SQLAlchemyError) as e:
+                log.error("event=identity_not_read error=%r", e)
             except (ExceptionGroup, LookupError, TypeError, ValueError) as e:
                 # a defect must not stop reconciliation permanently
                 log.critical("event=leading_broke", exc_info=e)
             await asyncio.sleep(_AGAIN_S)
 
     async def _run_once(self) -> None:
+        platform = await anyio.to_thread.run_sync(identify, self.store, self.settings.adopt)
         async with await Cluster.connect(self.settings) as cluster:
             election = LeaderElection(
-                cluster, name=LEASE, namespace=self.settings.namespace, identity=identity()
+                cluster,
+                name=CONTROLLER_LEASE,
+                namespace=self.settings.namespace,
+                identity=identity(),
+                annotations={names.PLATFORM: platform.id},
             )
             async with election:
                 while True:
                     await election.wait_leader()
-                    await run_while_leading(election, self.leader_tasks(cluster, election))
+                    await run_while_leading(
+                        election, self.leader_tasks(cluster, election, platform)
+                    )
 
-    def leader_tasks(self, cluster: Cluster, election: LeaderElection) -> Mapping[str, LeaderTask]:
+    def leader_tasks(
+        self, cluster: Cluster, election: LeaderElection, platform: PlatformIdentity
+    ) -> Mapping[str, LeaderTask]:
         """Tasks of the leader, by name; each runs until cancelled."""
         reconciler = Reconciler(
             cluster,
@@ -84,10 +105,11 @@ class ClusterController:
             notifier=self.notifier,
             statuses=self.statuses,
             may_write=lambda: election.is_leader,
+            platform=platform,
         )
         return {
             "reconciler": reconciler.run,
-            "departed": partial(orphaned_journals.run, cluster),
+            "departed": partial(orphaned_journals.run, cluster, platform=platform.id),
             "node labels": NodeLabels(cluster, self.nodes).run,
             "metrics": self._measure,
         }
@@ -95,7 +117,23 @@ class ClusterController:
     async def _measure(self) -> None:
         while True:
             self.metrics.set_cluster_functions(self.statuses.counts())
+            if (ownership := self.statuses.ownership) is not None:
+                self.metrics.set_foreign_namespaces(sum(map(len, ownership.foreign.values())))
             await asyncio.sleep(_MEASURE_S)
+
+
+def identify(store: Store, adopt: Sequence[str]) -> PlatformIdentity:
+    """Adopt what the settings say, and return who we are. Raises InvalidInput, StorageFull."""
+    with store.read() as sql:
+        known = platform_identity.read(sql)
+    if all(known.owns(platform) for platform in adopt):
+        return known
+    with store.write() as write:
+        table = tables.tenants
+        query = sa.select(table.c.id).where(table.c.name == access_control.PLATFORM_TENANT)
+        tenant = write.sql.scalar(query) or ""
+        platform_identity.adopt(write, adopt, tenant=tenant, actor=bootstrap.ACTOR)
+        return platform_identity.read(write.sql)
 
 
 async def run_while_leading(election: LeaderElection, parts: Mapping[str, LeaderTask]) -> None:

@@ -19,8 +19,9 @@ from pilotlight.controller.kubernetes.node_reports import NodeReports
 from pilotlight.kubernetes.cluster import Cluster
 from pilotlight.kubernetes.errors import ClusterError, NotFound
 from pilotlight.kubernetes.kinds import NODE
-from pilotlight.kubernetes.names import CACHE_DOMAIN, HOT, snapshot_label, weights_label
+from pilotlight.kubernetes.names import HOT, cache_domain, snapshot_label, weights_label
 from pilotlight.kubernetes.reflector import Reflector
+from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.kubernetes.watch_events import WatchChange
 from snapshotter.types import NodeReport
 
@@ -31,24 +32,26 @@ LOOK_S = 5.0
 SETTLE_S = 60.0
 """Time after the start in which nodes that have not reported yet keep their labels: a restarted
 controller has no reports."""
-_PREFIX = f"{CACHE_DOMAIN}/"
 
 
-def desired_labels(report: NodeReport | None) -> frozenset[str]:
+def desired_labels(report: NodeReport | None, settings: ClusterSettings) -> frozenset[str]:
     """Return the label keys that a node should have; none without a report. Weights and snapshots
     alternate, most recently used first."""
     if report is None:
         return frozenset()
-    weights = [weights_label(manifest) for manifest in report.weights]
-    snapshots = [snapshot_label(snapshot.revision) for snapshot in report.snapshots]
+    weights = [weights_label(settings, manifest) for manifest in report.weights]
+    snapshots = [snapshot_label(settings, snapshot.revision) for snapshot in report.snapshots]
     in_turns = [key for pair in zip_longest(weights, snapshots) for key in pair if key is not None]
     return frozenset(list(dict.fromkeys(in_turns))[:MAX_LABELS])
 
 
-def label_patch(labels: Mapping[str, str], wanted: frozenset[str]) -> dict[str, str | None]:
+def label_patch(
+    labels: Mapping[str, str], wanted: frozenset[str], settings: ClusterSettings
+) -> dict[str, str | None]:
     """Return the patch that turns `labels` into `wanted`; labels of others are not changed. {} if
     no change is needed."""
-    there = {key: value for key, value in labels.items() if key.startswith(_PREFIX)}
+    prefix = f"{cache_domain(settings)}/"
+    there = {key: value for key, value in labels.items() if key.startswith(prefix)}
     more: dict[str, str | None] = {key: HOT for key in sorted(wanted) if there.get(key) != HOT}
     return {**more, **{key: None for key in sorted(there) if key not in wanted}}
 
@@ -101,7 +104,8 @@ class NodeLabels:
             if name not in fresh and now < self._silent_until:
                 continue
             labels = self._written.get(name, node["metadata"].get("labels") or {})
-            if patch := label_patch(labels, desired_labels(fresh.get(name))):
+            wanted = desired_labels(fresh.get(name), self._cluster.settings)
+            if patch := label_patch(labels, wanted, self._cluster.settings):
                 await self._write(name, patch)
 
     async def _write(self, name: str, labels: Mapping[str, str | None]) -> None:

@@ -55,17 +55,17 @@ class OrphanedJournal:
         return (self.claim["metadata"].get("labels") or {}).get(DRAINED) == "true"
 
 
-async def run(cluster: Cluster) -> None:
-    """Look for orphaned journals each minute, until cancelled."""
+async def run(cluster: Cluster, *, platform: str) -> None:
+    """Look for orphaned journals each minute, until cancelled. `platform`: our id."""
     while True:
         try:
-            await drain_orphans(cluster)
+            await drain_orphans(cluster, platform=platform)
         except ClusterError as e:
             log.warning("event=departed_not_looked_at error=%s", e)
         await cluster.pause(LOOK_S)
 
 
-async def drain_orphans(cluster: Cluster) -> None:
+async def drain_orphans(cluster: Cluster, *, platform: str) -> None:
     """Start missing drains and label drained claims once. Raises ClusterError."""
     namespace = cluster.settings.namespace
     for activators in (await cluster.list(STATEFUL_SET, namespace, SELECTOR)).items:
@@ -73,7 +73,7 @@ async def drain_orphans(cluster: Cluster) -> None:
         await _welcome_back(cluster, activators, claims)
         for journal in orphaned_journals(activators, claims):
             if not journal.is_drained:
-                await _drain(cluster, activators, journal)
+                await _drain(cluster, activators, journal, platform)
 
 
 def orphaned_journals(activators: Object, claims: Sequence[Object]) -> Iterator[OrphanedJournal]:
@@ -105,7 +105,9 @@ async def _welcome_back(cluster: Cluster, activators: Object, claims: Sequence[O
             await _label(cluster, journal, None)
 
 
-async def _drain(cluster: Cluster, activators: Object, journal: OrphanedJournal) -> None:
+async def _drain(
+    cluster: Cluster, activators: Object, journal: OrphanedJournal, platform: str
+) -> None:
     namespace = cluster.settings.namespace
     job = await cluster.get(JOB, job_name(journal), namespace)
     if job is None:
@@ -115,9 +117,8 @@ async def _drain(cluster: Cluster, activators: Object, journal: OrphanedJournal)
         if pod is not None:  # it still has the volume, and may still write
             return
         try:
-            await cluster.create(
-                drain_job(activators, journal, labels=ownership_labels(cluster.settings))
-            )
+            labels = ownership_labels(cluster.settings, platform)
+            await cluster.create(drain_job(activators, journal, labels=labels))
         except AlreadyExists:
             return
         except ManifestWarned as e:  # the API server created it

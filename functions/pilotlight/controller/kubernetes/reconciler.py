@@ -2,8 +2,9 @@
 when nothing changed.
 
 It is level-triggered: after any change, the whole function is reconciled. A failing function backs
-off exponentially and does not delay others. Nothing is deleted while the platform knows no tenant
-at all: an empty database is not a desired state."""
+off exponentially and does not delay others. While namespaces of another platform are in the cluster
+under our name (`foreign_namespaces`), it writes nothing at all: a new database is not a desired
+state of what an earlier one made."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ from dataclasses import dataclass, replace
 import anyio.to_thread
 from sqlalchemy.exc import SQLAlchemyError
 
-from pilotlight.controller.database import feed
+from pilotlight.controller.database import feed, platform_identity
 from pilotlight.controller.database.change_notifier import ChangeNotifier
+from pilotlight.controller.database.platform_identity import PlatformIdentity
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.kubernetes import function_status
 from pilotlight.controller.kubernetes.applier import Applier
@@ -26,8 +28,13 @@ from pilotlight.controller.kubernetes.desired_state import DesiredState
 from pilotlight.controller.kubernetes.function_reconciler import FunctionReconciler
 from pilotlight.controller.kubernetes.function_status import FunctionStatus, FunctionStatuses, Phase
 from pilotlight.controller.kubernetes.informers import Informers
-from pilotlight.controller.kubernetes.knative_config import read_config
 from pilotlight.controller.kubernetes.namespaces import Namespaces
+from pilotlight.controller.kubernetes.ownership import (
+    FOREIGN,
+    ClusterOwnership,
+    foreign_namespaces,
+    owner_of,
+)
 from pilotlight.controller.kubernetes.workqueue import WorkQueue
 from pilotlight.core.crypto import PlatformKey
 from pilotlight.errors import InvalidInput
@@ -36,7 +43,6 @@ from pilotlight.kubernetes.cluster import Cluster
 from pilotlight.kubernetes.errors import ClusterError
 from pilotlight.kubernetes.kinds import Kind
 from pilotlight.kubernetes.watch_events import WatchChange
-from pilotlight.kubernetes.webhook.knative_config import KnativeConfig
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +59,6 @@ class ReconcileLimits:
         most_away_s: the longest pause while the API server does not answer; all functions share it.
         feed_s: interval of reading the feed without a notification (another process may have
             written).
-        config_s: interval of reading Knative's configuration.
         sync_s: timeout of the first listing, after which the cause of the delay is reported.
     """
 
@@ -62,7 +67,6 @@ class ReconcileLimits:
     most_retry_s: float = 60.0
     most_away_s: float = 5.0
     feed_s: float = 5.0
-    config_s: float = 60.0
     sync_s: float = 30.0
 
 
@@ -81,33 +85,35 @@ class Reconciler:
         wall: Callable[[], float] = time.time,
         may_write: Callable[[], bool] = lambda: True,
         node_key: PlatformKey | None = None,
+        platform: PlatformIdentity,
     ) -> None:
         """Create a reconciler; `run` starts it.
 
         Args:
+            platform: who we are; read again with the feed.
             may_write: called before each write: whether this controller is still the only leader.
             node_key: seals launch documents for the node agents; None: `key`, which they then use.
         """
-        self._cluster = cluster
         self._store = store
         self._notifier = notifier
         self._statuses = statuses
         self._pace = pace or ReconcileLimits()
         self._wall = wall
-        self._config = KnativeConfig.unknown(cluster.settings.knative_namespace)
         self._seq = 0
+        self._is_synced = False
         self._loaded = asyncio.Event()
-        self.state = DesiredState(settings=cluster.settings, key=key, node_key=node_key)
+        self.state = DesiredState(
+            settings=cluster.settings, platform=platform, key=key, node_key=node_key
+        )
         self.work = WorkQueue()
         self.mirror = Informers(cluster, on_change=self._changed)
-        self.writer = Applier(cluster, self.mirror, may_write=may_write)
+        self.writer = Applier(cluster, self.mirror, owns=self._owns, may_write=may_write)
         self._namespaces = Namespaces(state=self.state, mirror=self.mirror, writer=self.writer)
         self._functions = FunctionReconciler(
             state=self.state,
             mirror=self.mirror,
             writer=self.writer,
             namespaces=self._namespaces,
-            config=lambda: self._config,
             wall=wall,
         )
 
@@ -118,8 +124,9 @@ class Reconciler:
         """Run until cancelled."""
         async with self.mirror, asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow(), name="reconciler feed")
-            tasks.create_task(self._keep_config(), name="reconciler config")
             await self._until_synced()
+            self._is_synced = True
+            self._check_ownership()
             self._sweep()
             for number in range(self._pace.workers):
                 tasks.create_task(self._labour(), name=f"reconciler {number}")
@@ -153,6 +160,7 @@ class Reconciler:
     async def _read(self) -> None:
         """Read all pages before applying any: between two pages of a full read, most functions
         would seem to be deleted."""
+        self.state.platform = await anyio.to_thread.run_sync(self._identity)
         pages = [await anyio.to_thread.run_sync(self._page, self._seq)]
         while pages[-1].more:
             pages.append(await anyio.to_thread.run_sync(self._page, pages[-1].seq))
@@ -165,6 +173,32 @@ class Reconciler:
             place for place in self._namespaces.places() if place.partition("/")[0] in gone
         )
         self._loaded.set()
+        self._check_ownership()
+
+    def _identity(self) -> PlatformIdentity:
+        with self._store.read() as sql:
+            return platform_identity.read(sql)
+
+    def _owns(self, platform: str) -> bool:
+        return self.state.platform.owns(platform)
+
+    def _check_ownership(self) -> None:
+        """Look whose namespaces are in the cluster; when the last foreign one has gone or was
+        adopted, reconcile everything."""
+        if not self._is_synced:
+            return
+        before = self._statuses.ownership
+        foreign = foreign_namespaces(self.mirror.items(kinds.NAMESPACE), owns=self._owns)
+        now = ClusterOwnership(platform=self.state.platform.id, foreign=foreign)
+        self._statuses.ownership = now
+        if before is not None and before.foreign == foreign:
+            return
+        if foreign:
+            log.error("event=not_reconciling reason=%s message=%s", FOREIGN, now.message)
+            self.work.add_all(self.state.functions)
+        elif before is not None and before.foreign:
+            log.warning("event=reconciling_again platform=%s", now.platform)
+            self._sweep()
 
     def _page(self, after: int) -> feed.Page:
         with self._store.read() as sql:
@@ -175,14 +209,8 @@ class Reconciler:
         does not."""
         self.work.add_all(self.state.functions)
         self.work.add_all(self.state.places())
-        if self.state.tenants:
-            self.work.add_all(self._namespaces.places())
-            self.work.add_all(set(self.mirror.functions()) - set(self.state.functions))
-
-    async def _keep_config(self) -> None:
-        while True:
-            self._config = await read_config(self._cluster)
-            await asyncio.sleep(self._pace.config_s)
+        self.work.add_all(self._namespaces.places())
+        self.work.add_all(set(self.mirror.functions()) - set(self.state.functions))
 
     def _changed(self, kind: Kind, change: WatchChange) -> None:
         """Enqueue what an object of ours belongs to when it changed in the cluster."""
@@ -190,6 +218,8 @@ class Reconciler:
         labels = metadata.get("labels") or {}
         if change.type == "SYNCED":
             return
+        if kind == kinds.NAMESPACE and not self._is_only_ours(change):
+            self._check_ownership()
         if function := labels.get(names.FUNCTION_ID):
             self.work.add(function)
         elif labels.get(names.TENANT):
@@ -197,6 +227,11 @@ class Reconciler:
             self.work.add(place)
             if kind == kinds.SECRET or (kind == kinds.NAMESPACE and change.type == "DELETED"):
                 self.work.add_all(self._in(place))
+
+    def _is_only_ours(self, change: WatchChange) -> bool:
+        """Whether a change of a namespace leaves whose objects are in the cluster as it was."""
+        ownership = self._statuses.ownership
+        return self._owns(owner_of(change.object)) and not (ownership and ownership.foreign)
 
     def _in(self, place: str) -> list[str]:
         return [
@@ -226,7 +261,10 @@ class Reconciler:
                 )
 
     async def _look_at(self, key: str) -> None:
-        if not self.state.tenants:  # an empty database is not a desired state
+        ownership = self._statuses.ownership
+        if ownership is not None and ownership.foreign:
+            status = FunctionStatus(phase=Phase.FAILED, reason=FOREIGN, message=ownership.message)
+            self._tell(key, status)
             self.work.done(key)
             return
         if "/" in key:

@@ -10,7 +10,7 @@ someone deleted is created again under its name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +87,7 @@ def next_step(
         route,
         tenancy,
         template=_without_nulls(live["spec"]["template"]),
-        listed=[*final, *_listed(kept)],
+        listed=[*final, *_listed(kept, named=wanted)],
     )
     if kept is None:
         return ServiceStep(service=made)
@@ -152,20 +152,25 @@ def _kept(
     """Return the previous revision and until when it is kept, if the newest one's settings say so;
     None otherwise."""
     keep_s = spec_of(route, revisions.newest(list(wanted.values()))).rollout.keep_previous_s
+    weighted = {
+        names.revision_name(names.service_name(route.app, route.function), revision)
+        for revision in traffic.document_of(route).weights
+    }
     leaving = {
-        name: percent for name, percent in serving.items() if name not in wanted and name in there
+        name: percent for name, percent in serving.items() if name not in weighted and name in there
     }
     if leaving and keep_s > 0:
         return max(leaving, key=lambda name: (leaving[name], name)), now + keep_s
     name, _, until = (live["metadata"].get("annotations") or {}).get(KEPT, "").partition(" ")
-    if name in there and name not in wanted and until.isdigit() and float(until) > now:
+    if name in there and name not in weighted and until.isdigit() and float(until) > now:
         return name, float(until)
     return None
 
 
-def _listed(kept: tuple[str, float] | None) -> Sequence[traffic.Target]:
+def _listed(kept: tuple[str, float] | None, *, named: Collection[str]) -> Sequence[traffic.Target]:
+    """Return the entry that keeps the previous revision, unless the traffic names it itself."""
     return (
         [{"revisionName": kept[0], "latestRevision": False, "percent": 0, "tag": PREVIOUS}]
-        if kept is not None
+        if kept is not None and kept[0] not in named
         else []
     )

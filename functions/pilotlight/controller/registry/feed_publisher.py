@@ -58,7 +58,7 @@ def publish(write: Write, function: str) -> None:
             **document.tags,
         },
     )
-    specs = _specs(write.sql, function, document.named())
+    specs = _specs(write.sql, function, document.kept())
     named = {secret for spec in specs.values() for secret in spec.secrets}
     route = launch_spec.function_route(
         tenant=row.tenant,
@@ -195,7 +195,7 @@ def functions_using_secret(
 
 
 def _callable(sql: sa.Connection, function: str) -> frozenset[str]:
-    return traffic_document(sql, function).named() | frozenset(
+    return traffic_document(sql, function).kept() | frozenset(
         stored_aliases(sql, function).values()
     )
 

@@ -8,7 +8,9 @@ rest."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,10 +21,12 @@ from pilotlight.controller.database.store import Write
 from pilotlight.controller.registry import feed_publisher
 from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.controller.release import app_history, approvals
-from pilotlight.errors import Conflict, InvalidInput, NotFound
+from pilotlight.errors import Conflict, InvalidInput, NotFound, PilotlightError
 from pilotlight.spec import traffic
 from pilotlight.spec.function import canonical_json
 from pilotlight.spec.traffic import TrafficDocument
+
+log = logging.getLogger(__name__)
 
 TrafficEdit = Callable[[TrafficDocument], TrafficDocument]
 
@@ -81,6 +85,7 @@ def change(
         after = replace(
             after, generation=before.generation + 1, at_once=app_history.is_rollback(action)
         )
+        after = traffic.begin_cutover(before, after)
         _write(write, function_id, after)
     feed_publisher.publish(write, function_id)
     if action and after != before:
@@ -88,10 +93,34 @@ def change(
     return after
 
 
+def record_served(write: Write, served: Collection[tuple[str, str]]) -> None:
+    """End the cutovers to revisions that ran: function id, revision. No generation changes, since
+    nothing that a user set does."""
+    by_function: defaultdict[str, set[str]] = defaultdict(set)
+    for function_id, revision in served:
+        by_function[function_id].add(revision)
+    table = tables.functions
+    waiting = sa.select(table.c.id).where(
+        table.c.id.in_(list(by_function)), table.c.document.contains('"awaited":["')
+    )
+    for function_id in write.sql.scalars(waiting).all():
+        before = get(write.sql, function_id)
+        after = traffic.has_served(before, by_function[function_id])
+        if after == before:
+            continue
+        try:
+            with write.sql.begin_nested():
+                _write(write, function_id, after)
+                feed_publisher.publish(write, function_id)
+        except PilotlightError as e:  # the records of the calls must not be lost for it
+            log.error("event=cutover_not_ended function=%s error=%s", function_id, e)
+
+
 def describe_traffic(document: TrafficDocument) -> dict[str, Any]:
     """The document for API responses, without the segments and fields that only activators use."""
     body = traffic.to_json(document)
-    del body["segments"], body["salt"], body["at_once"]
+    for name in ("segments", "salt", "at_once", "previous", "awaited"):
+        del body[name]
     return body
 
 
@@ -110,6 +139,8 @@ def _edited(before: TrafficDocument, edit: TrafficEdit) -> TrafficDocument:
         salt=before.salt,
         generation=before.generation,
         at_once=before.at_once,
+        previous=before.previous,
+        awaited=before.awaited,
     )
     return traffic.with_weights(kept, wanted.weights)
 

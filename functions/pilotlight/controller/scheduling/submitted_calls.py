@@ -119,7 +119,10 @@ def listing(sql: sa.Connection, wanted: CallQuery, *, limit: int) -> list[dict[s
         .order_by(table.c.submitted_at.desc(), table.c.id.desc())
         .limit(limit)
     )
-    return [json.loads(text) for text in sql.execute(query).scalars()]
+    return [
+        {key: value for key, value in json.loads(text).items() if key != "result"}
+        for text in sql.execute(query).scalars()
+    ]
 
 
 def dead_letters(

@@ -47,6 +47,24 @@ _RECEIPT: dict[str, Any] = {
         "url": {"type": "string"},
     },
 }
+_PUBLIC = ("/v1/functions/", "/fn/", "/v1/models/", "/v2/models/")
+"""Paths of functions: those of a public one need no key."""
+_OPENAI_ERROR: dict[str, Any] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": "string", "description": "the type of the problem document"},
+            },
+        }
+    },
+}
 _TEXT: dict[str, Any] = {"schema": {"type": "string"}}
 
 
@@ -62,9 +80,16 @@ def describe_dataplane(document: dict[str, Any], problems: dict[int | str, dict[
         "CANCELLED",
         "EXPIRED",
     ]
-    call["properties"]["result"]["description"] = (
-        "base64 of the response body, of type content_type; if FAILED, of its problem document"
-    )
+    call["properties"]["result"] = {
+        "description": "the response's body, of type content_type, in the form that "
+        "result_encoding says; if FAILED, its problem document"
+    }
+    call["properties"]["result_encoding"] = {
+        "enum": ["json", "base64", None],
+        "description": "json: `result` is the JSON value, or the list of an "
+        f"{CONTENT_NDJSON} body's lines; base64: it is base64 of a body that is not JSON, or is "
+        "JSON of more than some 20,000 values; null: there is no result yet",
+    }
     call["properties"]["attempts"] = {
         "type": "array",
         "items": {"type": "object"},
@@ -76,10 +101,17 @@ def describe_dataplane(document: dict[str, Any], problems: dict[int | str, dict[
         "key": {"type": "http", "scheme": "bearer", "description": "an API key, pl_…"}
     }
     document["security"] = [{"key": []}]
-    for path, operations in {**_paths(), **_models(), **_openai()}.items():
+    refused = {str(status): answer for status, answer in problems.items()}
+    for path, operations in {**_paths(), **_models(), **_openai(), **_health()}.items():
         for operation in operations.values():
-            operation["responses"] |= {str(status): answer for status, answer in problems.items()}
+            operation["responses"] |= {
+                status: answer
+                for status, answer in refused.items()
+                if status not in operation["responses"]
+            }
             operation.setdefault("tags", [TAG])
+            if path.startswith(_PUBLIC):
+                operation.setdefault("security", [{"key": []}, {}])
         document["paths"][path] = operations
 
 
@@ -208,6 +240,7 @@ def _models() -> dict[str, dict[str, Any]]:
         },
     )
     known = {"200": _json("as the protocol defines", {"type": "object"})}
+    server: dict[str, Any] = {"security": []}
     out: dict[str, dict[str, Any]] = {}
     for end, parameters, at in (("", model, ""), ("_version", version, "/versions/{version}")):
         predict = _operation(
@@ -238,12 +271,38 @@ def _models() -> dict[str, dict[str, Any]]:
         }
     for name in ("live", "ready"):
         out[f"/v2/health/{name}"] = {
-            "get": _operation(f"server_{name}", "Whether the server accepts requests.", [], known)
+            "get": server
+            | _operation(f"server_{name}", "Whether the server accepts requests.", [], known)
         }
     return {
         **out,
-        "/v2": {"get": _operation("server_metadata", "Name and version of the server.", [], known)},
+        "/v2": {
+            "get": server
+            | _operation("server_metadata", "Name and version of the server.", [], known)
+        },
     }
+
+
+def _health() -> dict[str, dict[str, Any]]:
+    """The probes of an activator."""
+    state = {
+        "status": {"type": "string"},
+        "routes": {"type": "integer", "description": "position in the configuration feed"},
+    }
+    known = _json("it does", {"type": "object", "required": list(state), "properties": state})
+    out: dict[str, dict[str, Any]] = {}
+    for path, name, description in (
+        ("/healthz", "liveness", "Whether the activator works; otherwise 503."),
+        ("/readyz", "readiness", "Whether the activator can take calls; otherwise 503."),
+    ):
+        out[path] = {
+            verb: _operation(
+                f"{name}{'' if verb == 'get' else '_head'}", description, [], {"200": known}
+            )
+            | {"security": [], "tags": ["health"]}
+            for verb in ("get", "head")
+        }
+    return out
 
 
 def _openai() -> dict[str, dict[str, Any]]:
@@ -267,6 +326,7 @@ def _openai() -> dict[str, dict[str, Any]]:
         "content": {**answer["content"], CONTENT_SSE: _TEXT},
         "headers": _headers(*_RESPONSE_HEADERS),
     }
+    refused = {status: _json("refused", _OPENAI_ERROR) for status in ("4XX", "5XX")}
     out: dict[str, dict[str, Any]] = {}
     for name, properties in bodies.items():
         body = _object(
@@ -274,12 +334,20 @@ def _openai() -> dict[str, dict[str, Any]]:
             {"model": model, **properties},
         )
         body["content"][CONTENT_JSON]["schema"]["required"] = ["model"]
-        description = (
-            "Call a language model. A stream ends with `[DONE]`, and an event `end` with the "
-            "finish reason, the tokens and the cost."
-        )
+        description = "Call a language model."
+        known = {**answer, "headers": streamed["headers"]}
+        if "stream" in properties:
+            known = streamed
+            description += (
+                " A stream ends with `[DONE]`, and an event `end` with the finish reason, the "
+                "tokens and the cost."
+            )
         operation = _operation(
-            f"openai_{name}", description, [_environment(), _timeout()], {"200": streamed}, body
+            f"openai_{name}",
+            description,
+            [_environment(), _timeout()],
+            {"200": known, **refused},
+            body,
         )
         out[f"/v1/{name.replace('_', '/')}"] = {"post": operation}
     model_list = _json(
@@ -294,7 +362,7 @@ def _openai() -> dict[str, dict[str, Any]]:
             "openai_models",
             "The language models that this key may call.",
             [_environment()],
-            {"200": model_list},
+            {"200": model_list, **refused},
         )
     }
     one = [

@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from sqlalchemy.exc import DataError, InterfaceError, OperationalError
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 from pilotlight.controller.server.request_id import request_id
 from pilotlight.errors import InvalidInput, PilotlightError, Unavailable
@@ -163,8 +164,25 @@ async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = _HTTP.get(error.status_code, "invalid-input" if error.status_code < 500 else "internal")
     detail = f"{request.method} {request.url.path}: {error.detail}"
+    headers = error.headers
+    if error.status_code == 405:
+        headers = {**(headers or {}), "allow": ", ".join(_methods_at(request))}
     return problem_response(
-        _problem(error.status_code, kind, detail, request_id(request)), headers=error.headers
+        _problem(error.status_code, kind, detail, request_id(request)), headers=headers
+    )
+
+
+def _methods_at(request: Request) -> list[str]:
+    """Return the methods of all routes of the request's path; the framework names those of the
+    first one."""
+    path = request.scope["path"]
+    return sorted(
+        {
+            method
+            for route in request.app.router.routes
+            if isinstance(route, Route) and route.path_regex.match(path)
+            for method in route.methods or ()
+        }
     )
 
 

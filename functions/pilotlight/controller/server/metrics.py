@@ -16,6 +16,7 @@
 | `pilotlight_controller_budget_used_ratio` | gauge | `tenant`, `budget` | spent share of a budget in its current period |
 | `pilotlight_controller_alerts_total` | counter | `outcome` | attempts to deliver to webhooks, of budgets and named ones: `delivered`, `retried`, `given-up` |
 | `pilotlight_controller_cluster_functions` | gauge | `phase` | functions in a cluster, from the leader: `ready`, `pending`, `failed` |
+| `pilotlight_controller_cluster_foreign_namespaces` | gauge | - | tenants' namespaces of another platform: while there are any, the leader changes nothing in the cluster |
 
 The first SERIES tenants and budgets have separate series; further ones are counted as `other`
 (spend) or omitted (budgets)."""
@@ -90,6 +91,11 @@ class Metrics:
         self._in_cluster = Gauge(
             _PREFIX + "cluster_functions", "Functions in a cluster", ["phase"], registry=registry
         )
+        self._foreign_namespaces = Gauge(
+            _PREFIX + "cluster_foreign_namespaces",
+            "Tenants' namespaces of another platform",
+            registry=registry,
+        )
         self.probes = Probes()
         self._tenants: set[str] = set()
         self._known_budgets: set[tuple[str, str]] = set()
@@ -108,6 +114,10 @@ class Metrics:
         """Set the number of the cluster's functions by phase."""
         for phase, count in counts.items():
             self._in_cluster.labels(phase).set(count)
+
+    def set_foreign_namespaces(self, count: int) -> None:
+        """Set the number of tenants' namespaces in the cluster that another platform owns."""
+        self._foreign_namespaces.set(count)
 
     def set_budget_used(self, tenant: str, budget: str, share: float) -> None:
         """Set the spent share of a budget (1 = all)."""

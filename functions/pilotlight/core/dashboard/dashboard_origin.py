@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pilotlight.core.settings import SettingsInvalid, load_section_key
+from pilotlight.core.transport.listeners import is_loopback
 
 DASHBOARD_PATH = "/dashboard"
 DASHBOARD_STATIC_PATH = "/dashboard/static/"
@@ -88,7 +89,7 @@ def read_dashboard_origin(file: Path | None) -> DashboardOrigin | None:
     except ValueError as e:
         raise SettingsInvalid(f"{file}: controller.{e}") from e
     listen = parse_host(str(load_section_key("activator", "listen", file) or "127.0.0.1:8700"))
-    if origin.host == listen or (_is_loopback(origin.host) and _is_loopback(listen)):
+    if origin.host == listen or (is_loopback(origin.host) and is_loopback(listen)):
         raise SettingsInvalid(
             f"{file}: controller.dashboard_url = {given!r}: functions are served at this host "
             f"(activator.listen): use another host, "
@@ -103,10 +104,3 @@ def _is_host(host: str) -> bool:
         return ipaddress.ip_address(host).compressed == host
     except ValueError:
         return len(host) <= 253 and _HOST_NAME.fullmatch(host) is not None
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

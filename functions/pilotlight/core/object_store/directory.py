@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from pilotlight.core.durability import sync_directory
 from pilotlight.core.object_store.errors import ObjectChanged, ObjectNotFound, ObjectStoreError
 from pilotlight.core.object_store.interface import ObjectInfo
 from pilotlight.core.object_store.keys import check_key, is_key
@@ -219,7 +220,7 @@ def _put_file(path: Path, target: Path, may_move: bool, stop: threading.Event) -
         if may_move and path.stat().st_dev == _made(target.parent).stat().st_dev:
             os.fsync(f.fileno())
             path.rename(target)
-            _sync(target.parent)
+            sync_directory(target.parent)
             return
         with _published(target) as fresh:
             _copy(f.fileno(), fresh, os.fstat(f.fileno()).st_size, stop)
@@ -252,7 +253,7 @@ def _published(path: Path) -> Iterator[int]:
         yield target
         os.fsync(target)
         fresh.rename(path)
-    _sync(path.parent)
+    sync_directory(path.parent)
 
 
 @contextlib.contextmanager
@@ -271,11 +272,3 @@ def _new_file(path: Path) -> Iterator[int]:
 def _made(directory: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     return directory
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

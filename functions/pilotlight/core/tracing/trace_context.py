@@ -106,10 +106,3 @@ def child_span_id(span_id: str, number: int) -> str:
 def format_traceparent(trace_id: str, span_id: str, *, is_sampled: bool) -> str:
     """Format a `traceparent` header."""
     return f"00-{trace_id}-{span_id}-{'01' if is_sampled else '00'}"
-
-
-def traceparent_for_call(call_id: str, attempt: int = 1) -> str:
-    """The header of an attempt of a call whose caller had no trace, not sampled."""
-    return format_traceparent(
-        trace_id_for_call(call_id), attempt_span_id(call_id, attempt), is_sampled=False
-    )

@@ -248,7 +248,8 @@ class Endpoint:
         return httpx.AsyncClient(
             transport=self.transport(limits=limits),
             base_url=self.base_url,
-            headers=headers,
+            # forwarded requests name what their callers accept; without it, httpx would for them
+            headers={"accept-encoding": "identity", **(headers or {})},
             timeout=timeout,
             cookies=no_cookies(),
         )

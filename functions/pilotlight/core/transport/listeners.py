@@ -20,7 +20,7 @@ BACKLOG = 1024
 def require_tls_or_loopback(key: str, listen: str | None, *, is_known: bool) -> None:
     """Raise SettingsInvalid if unauthenticated clients of other machines could connect (`is_known`:
     platform.tls_* is set)."""
-    if listen is not None and not is_known and not _is_loopback(_host(listen)):
+    if listen is not None and not is_known and not is_loopback(_host(listen)):
         raise SettingsInvalid(
             f"{key} = {listen!r}: needs platform.tls_cert, tls_key and tls_ca; without them only "
             f"a loopback address is allowed"
@@ -67,7 +67,8 @@ def _host(listen: str) -> str:
     return listen.rpartition(":")[0].strip("[]")
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

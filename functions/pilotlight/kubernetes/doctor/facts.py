@@ -41,6 +41,7 @@ class Facts:
         agent_pods: pods of the node agents.
         namespace: the platform's own; None = it does not exist.
         tenants: namespaces of tenants.
+        lease: the Lease of the leading controller, which names the platform; None = there is none.
         lacking: verbs of `role` that the current credentials lack.
         troubles: fields that could not be read, and why.
     """
@@ -58,6 +59,7 @@ class Facts:
     agent_pods: tuple[Object, ...] = ()
     namespace: Object | None = None
     tenants: tuple[Object, ...] = ()
+    lease: Object | None = None
     role: Role = "operator"
     lacking: Mapping[RbacRule, tuple[str, ...]] = field(default_factory=dict)
     troubles: Mapping[str, ClusterError] = field(default_factory=dict)
@@ -67,6 +69,8 @@ class Facts:
         return name not in self.troubles
 
 
+CONTROLLER_LEASE = "pilotlight-reconciler"
+"""Name of the Lease of the leading controller."""
 PART_SELECTOR = "app.kubernetes.io/part-of=pilotlight"
 """Label that the chart sets on the platform's objects."""
 AGENT_SELECTOR = f"{PART_SELECTOR},app.kubernetes.io/component=node"
@@ -133,6 +137,9 @@ async def gather(cluster: Cluster, *, role: Role) -> Facts:
                 read("namespace", cluster.get(kinds.NAMESPACE, platform), None)
             )
             tenants = tasks.create_task(listed("tenants", kinds.NAMESPACE, None, ours))
+            lease = tasks.create_task(
+                read("lease", cluster.get(kinds.LEASE, CONTROLLER_LEASE, platform), None)
+            )
     except ExceptionGroup as group:  # they all fail for the same reason
         raise group.exceptions[0] from group
     lacking = await read("lacking", _lacking(cluster, role, tenants.result()), {})
@@ -150,6 +157,7 @@ async def gather(cluster: Cluster, *, role: Role) -> Facts:
         agent_pods=pods.result(),
         namespace=namespace.result(),
         tenants=tenants.result(),
+        lease=lease.result(),
         role=role,
         lacking=lacking,
         troubles=reading.troubles,

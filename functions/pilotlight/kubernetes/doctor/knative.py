@@ -56,6 +56,10 @@ def _knative(facts: Facts) -> Finding:
     versions = {
         str((one["metadata"].get("labels") or {}).get(_VERSION_LABEL, "")) for one in labelled
     } - {""}
+    unread = next((n for n in ("definitions", "knative") if not facts.is_known(n)), None)
+    if not versions and unread is not None:
+        detail = f"not checked: {facts.troubles[unread]}"
+        return Finding(what="Knative Serving", state=NOTE, detail=detail)
     if not versions:
         return Finding(
             what="Knative Serving",

@@ -9,7 +9,7 @@ from pilotlight.kubernetes.doctor.facts import AGENT_SELECTOR, Facts
 from pilotlight.kubernetes.doctor.findings import BROKEN, NOTE, OK, Finding
 from pilotlight.kubernetes.doctor.gpus import gpu_nodes
 from pilotlight.kubernetes.rbac import RbacRule, Role, rules_of_account, tenant_role
-from pilotlight.kubernetes.settings import ClusterSettings
+from pilotlight.kubernetes.settings import UNLABELLED, ClusterSettings
 from pilotlight.kubernetes.watch_events import Object
 
 _COMPONENT = "app.kubernetes.io/component"
@@ -64,6 +64,36 @@ def _namespaces(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
         yield Finding(what="tenants' namespaces", state=NOTE, detail=detail, commands=commands)
     elif facts.tenants:
         yield Finding(what="tenants' namespaces", state=OK, detail=str(len(facts.tenants)))
+    yield from _owners(facts)
+
+
+def _owners(facts: Facts) -> Iterator[Finding]:
+    """Findings about tenants' namespaces of another platform, which keep the controller from
+    changing anything. The adopted ones have no other label for long."""
+    owners: dict[str, list[str]] = {}
+    for one in facts.tenants:
+        if (one.get("status") or {}).get("phase") == "Terminating":
+            continue
+        labels = one["metadata"].get("labels") or {}
+        platform = str(labels.get(names.PLATFORM) or UNLABELLED)
+        owners.setdefault(platform, []).append(str(one["metadata"]["name"]))
+    leader = facts.lease["metadata"].get("annotations") or {} if facts.lease is not None else {}
+    ours = leader.get(names.PLATFORM)
+    if ours is None and len(owners) == 1 and UNLABELLED not in owners:
+        (ours,) = owners  # no controller leads yet
+    foreign = {platform: owners[platform] for platform in sorted(owners) if platform != ours}
+    if not foreign:
+        return
+    said = "; ".join(f"{', '.join(found)} of {platform}" for platform, found in foreign.items())
+    yield Finding(
+        what="tenants' namespaces",
+        state=BROKEN,
+        detail=f"of another platform than the controller's ({ours or 'none leads'}): {said}. The "
+        f"controller changes nothing in the cluster until they are gone or adopted",
+        way_out="If its database was replaced by mistake, connect the right one. An adopted "
+        "platform's functions that this one does not have are deleted.",
+        commands=tuple(f"pilotlight cluster adopt {platform}" for platform in foreign),
+    )
 
 
 def _parts(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:

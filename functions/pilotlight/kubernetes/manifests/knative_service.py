@@ -31,8 +31,9 @@ def function_manifests(route: FunctionRoute, tenancy: Tenancy) -> list[Manifest]
 
 
 def revision_names(route: FunctionRoute) -> list[str]:
-    """The required revisions: those with a weight, tag, pin or arm, and the shadow."""
-    return sorted(traffic.document_of(route).named() & set(route.revisions))
+    """The required revisions: those with a weight, tag, pin or arm, the shadow, and those that
+    answer until a new one has an instance."""
+    return sorted(traffic.document_of(route).kept() & set(route.revisions))
 
 
 def service(

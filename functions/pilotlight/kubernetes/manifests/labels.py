@@ -35,9 +35,13 @@ def object_manifest(
     )
 
 
-def ownership_labels(settings: ClusterSettings) -> dict[str, str]:
-    """Labels of all objects that this platform applies."""
-    return {_OURS: "pilotlight", names.MANAGED_BY: names.manager_of(settings)}
+def ownership_labels(settings: ClusterSettings, platform: str) -> dict[str, str]:
+    """Labels of all objects that this platform applies. `platform`: its id."""
+    return {
+        _OURS: "pilotlight",
+        names.MANAGED_BY: names.manager_of(settings),
+        names.PLATFORM: platform,
+    }
 
 
 def with_hash(made: Manifest) -> Manifest:

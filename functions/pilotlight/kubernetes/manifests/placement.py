@@ -49,12 +49,13 @@ def _affinity(products: list[str], launch: LaunchSpec, settings: ClusterSettings
         (max(1, _MOST - 20 * rank), _in(label, product))
         for rank, product in enumerate(products[:-1])
     ]
-    held = [names.weights_label(mount.manifest) for mount in launch.weights]
+    held = [names.weights_label(settings, mount.manifest) for mount in launch.weights]
     preferred += [
         (max(1, _MOST // (2 * len(held))), _in(key, names.HOT)) for key in sorted(set(held))
     ]
     if settings.restore_into_pods and launch.snapshot:
-        preferred.append((_MOST // 2, _in(names.snapshot_label(launch.revision), names.HOT)))
+        label = names.snapshot_label(settings, launch.revision)
+        preferred.append((_MOST // 2, _in(label, names.HOT)))
     out: dict[str, Any] = {}
     if required is not None:
         out["requiredDuringSchedulingIgnoredDuringExecution"] = required

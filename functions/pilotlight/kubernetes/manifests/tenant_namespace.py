@@ -42,6 +42,7 @@ class Tenancy:
 
     Attributes:
         uid: user id of its pods.
+        platform: id of the platform.
         given: name of the namespace; None = made of prefix, tenant and environment.
         grants: signs its launch documents; None = unsigned, for display only, since nodes reject
             unsigned ones.
@@ -52,12 +53,15 @@ class Tenancy:
     uid: int
     environment: str
     settings: ClusterSettings
+    platform: str
     plan: Plan = field(default=UNLIMITED)
     given: str | None = None
     grants: LaunchSigner | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, tenant: TenantRecord, *, environment: str, settings: ClusterSettings) -> Tenancy:
+    def of(
+        cls, tenant: TenantRecord, *, environment: str, settings: ClusterSettings, platform: str
+    ) -> Tenancy:
         """Create from the tenant's record. Raises InvalidInput for a tenant without its own uid."""
         if tenant.uid is None:
             raise InvalidInput(
@@ -74,6 +78,7 @@ class Tenancy:
             uid=tenant.uid,
             environment=environment,
             settings=settings,
+            platform=platform,
             plan=plan,
         )
 
@@ -86,7 +91,7 @@ class Tenancy:
     def labels(self) -> dict[str, str]:
         """Labels of every object in the namespace."""
         return {
-            **ownership_labels(self.settings),
+            **ownership_labels(self.settings, self.platform),
             names.TENANT: self.id,
             names.ENVIRONMENT: self.environment,
         }

@@ -37,7 +37,7 @@ def targets(route: FunctionRoute) -> list[Target]:
             f"{route.app}/{route.function}: the weights add up to {total}, must be exactly 100",
             parameter="weights",
         )
-    rest = sorted((document.named() & set(route.revisions)) - set(document.weights))
+    rest = sorted((document.kept() & set(route.revisions)) - set(document.weights))
     by_weight = sorted(document.weights.items(), key=lambda item: (-item[1], item[0]))
     service = names.service_name(route.app, route.function)
     return [target(service, name, weight) for name, weight in by_weight] + [

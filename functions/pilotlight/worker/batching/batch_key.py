@@ -35,11 +35,6 @@ class BatchKey(NamedTuple):
     bucket: int
     shapes: Shapes
 
-    @property
-    def costs_like(self) -> tuple[str, int]:
-        """Key of the latency model: batches with the same key share it."""
-        return self.method, self.bucket
-
 
 def batch_key_for(
     method: str, policy: BatchPolicy, values: tuple[Any, ...], priority: bytes | None = None

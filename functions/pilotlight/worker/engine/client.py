@@ -22,7 +22,7 @@ _CLOSE_S = 2.0
 """Longest wait for the engine to close its end of an answered connection."""
 
 
-class _Connection(http.client.HTTPConnection):
+class _EngineConnection(http.client.HTTPConnection):
     def __init__(self, path: str, timeout_s: float) -> None:
         super().__init__("engine", timeout=timeout_s)
         self._path = path
@@ -57,7 +57,7 @@ class EngineClient:
         Raises EngineHung on timeout, EngineRefused for a status other than 2xx, OSError if the
         engine does not listen."""
         data = None if body is None else json.dumps(body).encode()
-        with contextlib.closing(_Connection(self._path, within_s)) as connection:
+        with contextlib.closing(_EngineConnection(self._path, within_s)) as connection:
             try:
                 connection.request(
                     method, path, data, {"Content-Type": "application/json", "Connection": "close"}

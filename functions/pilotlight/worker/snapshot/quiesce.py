@@ -62,10 +62,11 @@ def quiesce_process(
                 "phases_ms": {"quiesce": round((time.monotonic() - begun) * 1000, 3)},
             }
         )
-        channel.close()
+        since = time.time(), time.monotonic()
+        channel.close()  # the dump begins as soon as the shim sees this
         if found.obstacles:
             raise SnapshotBlocked(found.obstacles[0].message)
-        control.replace(_wait_for_shim(listener))
+        control.replace(_wait_for_shim(listener, since))
 
 
 def refuse_snapshot(descriptors: Sequence[int], obstacle: SnapshotBlocker) -> None:
@@ -89,12 +90,13 @@ def release_output() -> None:
     os.close(null)
 
 
-def _wait_for_shim(listener: socket.socket) -> socket.socket:
+def _wait_for_shim(listener: socket.socket, since: tuple[float, float]) -> socket.socket:
+    """Accept the connection of the next shim. `since`: wall clock and monotonic clock before the
+    dump could begin."""
     path = listener.getsockname()
     listener.setblocking(True)
-    wall, seen = time.time(), time.monotonic()
     connection, _ = listener.accept()
-    frozen = (time.time() - wall) - (time.monotonic() - seen)
+    frozen = (time.time() - since[0]) - (time.monotonic() - since[1])
     os.environ[FROZEN_VARIABLE] = f"{max(0.0, frozen):.3f}"
     listener.close()
     if path:

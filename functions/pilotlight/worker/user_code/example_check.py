@@ -110,7 +110,7 @@ def _abbreviate(value: Any) -> str:
 def digest(value: Any) -> bytes:
     """A digest over types and values, equal for equal answers; covers the first _MAX_PARTS values
     only."""
-    walk = _Walk()
+    walk = _ValueHash()
     try:
         walk.feed(value, 0)
     except Exception as e:  # members of user objects may raise anything when they are read
@@ -118,7 +118,7 @@ def digest(value: Any) -> bytes:
     return walk.hashing.digest()
 
 
-class _Walk:
+class _ValueHash:
     """One walk over a value. Cyclic references are followed up to a limit."""
 
     def __init__(self) -> None:

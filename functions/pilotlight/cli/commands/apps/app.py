@@ -37,8 +37,7 @@ def register(root: typer.Typer) -> None:
 
 def list_(session: Session) -> None:
     """List the apps of the environment."""
-    with session.client() as client:
-        rows = client.apps()
+    rows = session.request(lambda client: client.apps())
     columns = {
         "name": "app",
         "version": "version",
@@ -56,15 +55,13 @@ def list_(session: Session) -> None:
 
 def show(session: Session, app: Name) -> None:
     """Show an app's functions, revisions and traffic."""
-    with session.client() as client:
-        body = client.app(app)
+    body = session.request(lambda client: client.app(app))
     session.show(body, lambda: _details(body))
 
 
 def history(session: Session, app: Name) -> None:
     """List an app's deployments, newest first."""
-    with session.client() as client:
-        rows = client.history(app)
+    rows = session.request(lambda client: client.history(app))
     columns = {
         "version": "version",
         "action": "action",
@@ -81,8 +78,7 @@ def history(session: Session, app: Name) -> None:
 def stop(session: Session, app: Name, yes: Yes = False) -> None:
     """Stop an app's instances and answer its calls with 503 until it is deployed again."""
     session.confirm(f"Stop {app}? Its calls are refused until it is deployed again.", yes=yes)
-    with session.client() as client:
-        client.stop_app(app)
+    session.request(lambda client: client.stop_app(app))
     session.show(
         {"app": app, "stopped": True},
         lambda: f"{app} is stopped; deploy it again to start it",
@@ -110,8 +106,7 @@ def prune(
         session.confirm(
             f"Prune all but the newest {keep} revisions of each function of {app}?", yes=yes
         )
-    with session.client() as client:
-        done = client.prune_app(app, keep=keep, dry_run=dry_run)
+    done = session.request(lambda client: client.prune_app(app, keep=keep, dry_run=dry_run))
     verb = "would be pruned" if dry_run else f"pruned, {format_bytes(done['freed_bytes'])} freed"
     session.show(done, lambda: f"{done['revisions']} revisions of {app} {verb}")
 
@@ -119,8 +114,7 @@ def prune(
 def delete(session: Session, app: Name, yes: Yes = False) -> None:
     """Delete an app and its revisions. Its usage records are kept."""
     session.confirm(f"Delete {app} with all its revisions?", yes=yes)
-    with session.client() as client:
-        client.delete_app(app)
+    session.request(lambda client: client.delete_app(app))
     session.show({"app": app, "deleted": True}, lambda: f"{app} is deleted")
 
 

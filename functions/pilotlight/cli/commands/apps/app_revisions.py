@@ -160,8 +160,9 @@ def rollback(
     """
     session.confirm(f"Roll {app} back to {to or 'the revision that served before'}?", yes=yes)
     owner, function = _split(app)
-    with session.client() as client:
-        body = client.rollback(owner, function=function, to=to, message=message)
+    body = session.request(
+        lambda client: client.rollback(owner, function=function, to=to, message=message)
+    )
     session.show(body, lambda: f"{body['app']}/{body['function']} is back on {body['revision']}")
 
 
@@ -185,8 +186,7 @@ def pin(
             hint="pilotlight app pin search/embed acme v6",
         )
     owner, function = _split(app)
-    with session.client() as client:
-        body = client.pin(owner, tenant, name, function=function)
+    body = session.request(lambda client: client.pin(owner, tenant, name, function=function))
     text = f"is pinned to {body['revision']}" if body["revision"] else "is no longer pinned"
     session.show(body, lambda: f"{body['app']}/{body['function']}: {tenant} {text}")
 
@@ -244,8 +244,7 @@ def protect(
 
     Needs scope admin. Revisions that already serve are not affected.
     """
-    with session.client() as client:
-        body = client.protect_app(app, approvals=approvals)
+    body = session.request(lambda client: client.protect_app(app, approvals=approvals))
     text = (
         f"new revisions need {approvals} approval{'s' if approvals > 1 else ''}"
         if approvals
@@ -266,8 +265,7 @@ def approve(
     Each key counts once. A key cannot approve a revision that it deployed.
     """
     owner, function = _split(app)
-    with session.client() as client:
-        body = client.approve(owner, name, function=function, note=note)
+    body = session.request(lambda client: client.approve(owner, name, function=function, note=note))
     full, left = f"{body['app']}/{body['function']}", body["missing"]
     after = (
         f"needs {left} more"

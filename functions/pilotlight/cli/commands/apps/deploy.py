@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -167,11 +167,7 @@ def run(
                     deployer.start(ephemeral.name, chosen.function, name=name)
                     output.step(f"{name}: calling")
                 with errors:
-                    value = chosen.call(*args, **kwargs)
-                    if isinstance(value, Iterator):
-                        _print_items(session, value, output)
-                    else:
-                        results.append(value)
+                    results += _finish(session, chosen.call(*args, **kwargs), output)
     finally:
         sdk.close()
         for value in results:  # last, below the output of the function
@@ -244,7 +240,14 @@ def serve(session: Session, *, file: File) -> None:
     import subprocess
     import sys
 
-    from watchfiles import watch
+    from watchfiles import Change, DefaultFilter, watch
+
+    from pilotlight.packaging.ignore import is_in_platform_home
+
+    by_default = DefaultFilter()
+
+    def is_source(change: Change, path: str) -> bool:
+        return by_default(change, path) and not is_in_platform_home(Path(path), root)
 
     app = load_user_app(file)
     root = Path(file.partition("::")[0]).resolve().parent
@@ -265,7 +268,7 @@ def serve(session: Session, *, file: File) -> None:
     with session.client() as client:
         try:
             _deploy_again(subprocess.run, argv, session, name, root)
-            for _ in watch(root, raise_interrupt=True):
+            for _ in watch(root, watch_filter=is_source, raise_interrupt=True):
                 session.say("source changed: deploying again")
                 _deploy_again(subprocess.run, argv, session, name, root)
         finally:
@@ -295,10 +298,31 @@ def _as_words(session: Session) -> list[str]:
     return [word for flag, value in named.items() if value for word in (flag, str(value))]
 
 
-def _print_items(session: Session, items: Iterator[Any], output: ProgressOutput) -> None:
-    for item in items:
+def _finish(session: Session, value: Any, output: ProgressOutput) -> list[Any]:
+    """Run what a call returned to its end, printing items as they come; return the results that
+    remain to be printed. A coroutine or an asynchronous iterator is the result of an `async def`
+    local entrypoint."""
+
+    def show(item: Any) -> None:
         output.clear()
         _print_result(session, item)
+
+    async def wait() -> Any:
+        if not isinstance(value, AsyncIterator):
+            return await value
+        async for item in value:
+            show(item)
+        return iter(())
+
+    if inspect.isawaitable(value) or isinstance(value, AsyncIterator):
+        import asyncio
+
+        value = asyncio.run(wait())
+    if not isinstance(value, Iterator):
+        return [value]
+    for item in value:
+        show(item)
+    return []
 
 
 def _print_result(session: Session, value: Any) -> None:

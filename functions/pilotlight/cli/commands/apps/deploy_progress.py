@@ -81,9 +81,10 @@ class Deployer:
 
         Raises StartFailed with the cluster's reason and what to do about it.
         """
+        waiting = self._in_cluster(app, functions)
         until = time.monotonic() + CLUSTER_PATIENCE_S
         with self._cleared():
-            while waiting := self._in_cluster(app, functions):
+            while waiting:
                 name, status = next(iter(waiting.items()))
                 if status["phase"] == "failed" or time.monotonic() > until:
                     raise StartFailed(
@@ -94,6 +95,7 @@ class Deployer:
                     )
                 self.output.step(f"{app}/{name}: {status['message'] or status['reason']}")
                 time.sleep(_CLUSTER_LOOK_S)
+                waiting = self._in_cluster(app, functions)
 
     def _in_cluster(self, app: str, functions: Collection[str]) -> dict[str, Any]:
         """Functions that are not ready yet: name → status."""
@@ -139,6 +141,8 @@ class Deployer:
             return
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
+        from pilotlight.packaging.progress import NOTICE
+
         columns = (
             TextColumn("{task.fields[stage]:>8}"),
             BarColumn(bar_width=24),
@@ -149,6 +153,9 @@ class Deployer:
             tasks: dict[str, Any] = {}
 
             def report(event: ProgressEvent) -> None:
+                if event.stage == NOTICE:
+                    bars.console.print(event.text, markup=False)
+                    return
                 if event.stage not in tasks:
                     tasks[event.stage] = bars.add_task("", total=None, stage=event.stage)
                 total = event.total_bytes or None

@@ -6,11 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
+from pilotlight.cli.core.addresses import parse_function
 from pilotlight.cli.core.command import command
 from pilotlight.cli.core.formatting import NO_VALUE, format_milliseconds, format_money, format_table
 from pilotlight.cli.core.session import Session
-from pilotlight.cli.core.targets import parse_call_target
-from pilotlight.errors import InvalidInput
 
 _COLUMNS = {
     "name": "model",
@@ -49,8 +48,7 @@ def list_(
     app: Annotated[str | None, typer.Option(help="Only models of this app.")] = None,
 ) -> None:
     """List the environment's language models with figures of the last 24 hours."""
-    with session.client() as client:
-        rows = client.engines(app=app)
+    rows = session.request(lambda client: client.engines(app=app))
     empty = "No language models. Declare one with app.vllm(…); see docs/llm.md."
     session.show(rows, lambda: format_table([_row(row) for row in rows], _COLUMNS, empty=empty))
 
@@ -61,16 +59,12 @@ def show(
 ) -> None:
     """Show a language model: time to first token by start kind, finish reasons, tokens by
     tenant."""
-    app, function, method = parse_call_target(
-        target, hint="List models with `pilotlight engine list`."
+    app, function = parse_function(
+        target,
+        hint="List models with `pilotlight engine list`.",
+        without_method="A language model has no methods: write APP/FUNCTION.",
     )
-    if method:
-        raise InvalidInput(
-            f"{target!r} names a method",
-            hint="A language model has no methods: write APP/FUNCTION.",
-        )
-    with session.client() as client:
-        body = client.engine(app, function)
+    body = session.request(lambda client: client.engine(app, function))
     session.show(body, lambda: _detail(body))
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pilotlight.cli.core.addresses import parse_function
 from pilotlight.cli.core.command import Yes, command
 from pilotlight.cli.core.formatting import NO_VALUE, format_table, format_time
 from pilotlight.cli.core.session import Session
-from pilotlight.cli.core.targets import parse_function_target
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -115,10 +115,10 @@ def create(
     ] = False,
 ) -> None:
     """Create an experiment. Arms without a share divide the remaining share equally."""
-    app, function = parse_function_target(address)
+    app, function = parse_function(address)
     bounds = [] if no_guardrails else guardrail
-    with session.client() as client:
-        body = client.create_experiment(
+    body = session.request(
+        lambda client: client.create_experiment(
             app,
             function,
             name,
@@ -128,6 +128,7 @@ def create(
             guardrails=bounds,
             start=start,
         )
+    )
     session.show(body, lambda: _line(body))
     if not start:
         session.say(f"start it with: pilotlight experiment start {body['id']}")
@@ -135,8 +136,7 @@ def create(
 
 def start(session: Session, experiment: Which) -> None:
     """Start an experiment. It takes effect within a second."""
-    with session.client() as client:
-        body = client.start_experiment(_id(client, experiment))
+    body = session.request(lambda client: client.start_experiment(_id(client, experiment)))
     session.show(body, lambda: _line(body))
 
 
@@ -145,8 +145,7 @@ def report(session: Session, experiment: Which) -> None:
 
     Its statistics stay valid however often you look.
     """
-    with session.client() as client:
-        body = client.experiment_report(_id(client, experiment))
+    body = session.request(lambda client: client.experiment_report(_id(client, experiment)))
     session.show(body, lambda: _report(body))
     if not body["valid"]:
         raise typer.Exit(1)
@@ -167,8 +166,9 @@ def stop(
 
     Does not ask for confirmation.
     """
-    with session.client() as client:
-        body = client.stop_experiment(_id(client, experiment), reason=reason, arm=arm)
+    body = session.request(
+        lambda client: client.stop_experiment(_id(client, experiment), reason=reason, arm=arm)
+    )
     session.show(body, lambda: _line(body))
 
 
@@ -201,8 +201,7 @@ def list_(
     app: Annotated[str | None, typer.Option(help="Only experiments of this app.")] = None,
 ) -> None:
     """List experiments, newest first."""
-    with session.client() as client:
-        rows = client.experiments(app=app)
+    rows = session.request(lambda client: client.experiments(app=app))
     session.show(
         rows, lambda: format_table([_row(row) for row in rows], _COLUMNS, empty="No experiments.")
     )
@@ -210,8 +209,7 @@ def list_(
 
 def show(session: Session, experiment: Which) -> None:
     """Show an experiment's plan and state."""
-    with session.client() as client:
-        body = client.experiment(_id(client, experiment))
+    body = session.request(lambda client: client.experiment(_id(client, experiment)))
     session.show(body, lambda: _plan(body))
 
 

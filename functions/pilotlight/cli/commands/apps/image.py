@@ -43,8 +43,7 @@ def list_(session: Session) -> None:
 
     Their size counts towards stored_bytes of your plan.
     """
-    with session.client() as client:
-        rows = client.images()
+    rows = session.request(lambda client: client.images())
     columns = {
         "digest": "image",
         "size_bytes": "size",

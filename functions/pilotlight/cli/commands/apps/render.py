@@ -19,11 +19,11 @@ from pilotlight.spec.identifiers import DEFAULT_ENVIRONMENT
 
 if TYPE_CHECKING:
     from pilotlight.client.client import Client
+    from pilotlight.kubernetes.cluster import Cluster
     from pilotlight.kubernetes.errors import FieldProblem
     from pilotlight.kubernetes.manifests.labels import Manifest
     from pilotlight.kubernetes.manifests.tenant_namespace import Tenancy
     from pilotlight.kubernetes.settings import ClusterSettings
-    from pilotlight.kubernetes.webhook.knative_config import KnativeConfig
     from pilotlight.sdk.app import App
     from pilotlight.spec.function import FunctionSpec
 
@@ -47,6 +47,10 @@ class _Sheaf:
     @property
     def manifests(self) -> list[Manifest]:
         return [one for those in self.files.values() for one in those]
+
+    @property
+    def services(self) -> list[Manifest]:
+        return [one for one in self.manifests if one["kind"] == "Service"]
 
 
 def render(
@@ -76,18 +80,18 @@ def render(
     ] = None,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Report fields that Knative would reject or silently drop."),
+        typer.Option("--check", help="Report which features of Knative the cluster must enable."),
     ] = False,
     strict: Annotated[
         bool,
         typer.Option(
             "--strict",
-            help="Like --check, but features that the cluster must enable are errors too.",
+            help="Like --check, but features that the cluster must enable are errors.",
         ),
     ] = False,
     cluster: Annotated[
         bool,
-        typer.Option("--cluster", help="Like --check, with Knative's settings in the cluster."),
+        typer.Option("--cluster", help="Have the cluster validate the Services (dry run)."),
     ] = False,
 ) -> None:
     """Print the manifests that would be applied for an app in a cluster.
@@ -100,14 +104,16 @@ def render(
     sheaf = _Sheaf()
     tenancy = _tenancy(session, settings, tenant=tenant, namespace=namespace, sheaf=sheaf)
     _collect(app, tenancy, _specs(session, app, sheaf), sheaf)
-    if check or strict or cluster:
-        _look(sheaf, settings, _config(settings) if cluster else None, strict=strict)
+    if cluster:
+        _dry_run(sheaf, settings)
+    elif check or strict:
+        _check(sheaf, settings, strict=strict)
     if output is not None:
         _write(sheaf, output)
     _show(session, sheaf, output)
     if sheaf.problems:
         raise InvalidInput(
-            f"Knative would reject or drop {len(sheaf.problems)} fields: "
+            f"Knative would reject {len(sheaf.problems)} fields: "
             f"{'; '.join(str(problem) for problem in sheaf.problems)}",
             hint="Correct the function, platform.yaml or the cluster's settings, as each problem "
             "says.",
@@ -142,7 +148,7 @@ def _tenancy(
 ) -> Tenancy:
     from pilotlight.core.settings import load_section as read
     from pilotlight.kubernetes.manifests.tenant_namespace import Tenancy
-    from pilotlight.packaging.rendering import UNKNOWN_TENANT
+    from pilotlight.packaging.rendering import UNKNOWN_PLATFORM, UNKNOWN_TENANT
     from pilotlight.spec.identifiers import check_name
     from snapshotter.settings import SnapshotterSettings
 
@@ -155,8 +161,8 @@ def _tenancy(
     except ValueError as e:
         raise InvalidInput(str(e), parameter="tenant") from e
     sheaf.notes.append(
-        f"placeholders: tenant id {UNKNOWN_TENANT} and uid {uid}, which the platform assigns; v1 "
-        f"for the next revision number"
+        f"placeholders: platform id {UNKNOWN_PLATFORM}, tenant id {UNKNOWN_TENANT} and uid {uid}, "
+        f"which the platform assigns; v1 for the next revision number"
     )
     return Tenancy(
         id=UNKNOWN_TENANT,
@@ -164,6 +170,7 @@ def _tenancy(
         uid=uid,
         environment=environment,
         settings=settings,
+        platform=UNKNOWN_PLATFORM,
         given=namespace,
     )
 
@@ -212,51 +219,58 @@ def _collect(app: App, tenancy: Tenancy, specs: Sequence[FunctionSpec], sheaf: _
         sheaf.files[made.manifests[-1]["metadata"]["name"]] = list(made.manifests)
 
 
-def _config(settings: ClusterSettings) -> KnativeConfig:
-    """Read Knative's configuration from the configured cluster. Raises InvalidInput."""
+def _check(sheaf: _Sheaf, settings: ClusterSettings, *, strict: bool) -> None:
+    """Find what the Services need and Knative's default settings lack: requirements, or problems if
+    `strict`."""
+    from pilotlight.kubernetes.knative_features import requirements
+
+    needs = (
+        need
+        for service in sheaf.services
+        for need in requirements(service, knative_namespace=settings.knative_namespace)
+    )
+    (sheaf.problems if strict else sheaf.needs).extend(dict.fromkeys(needs))
+
+
+def _dry_run(sheaf: _Sheaf, settings: ClusterSettings) -> None:
+    """Have the configured cluster validate the Services without storing them. Raises
+    InvalidInput."""
     import asyncio
 
-    from pilotlight.controller.kubernetes.knative_config import read_config
     from pilotlight.kubernetes.cluster import Cluster
-    from pilotlight.kubernetes.errors import ClusterError
+    from pilotlight.kubernetes.errors import ClusterError, FieldProblem, Invalid, ManifestWarned
 
-    async def ask() -> KnativeConfig:
-        async with await Cluster.connect(settings) as reached:
-            return await read_config(reached)
+    async def validate() -> None:
+        async with await Cluster.connect(settings) as cluster:
+            for service in sheaf.services:
+                try:
+                    await cluster.apply(await _deployable(service, cluster), dry_run=True)
+                except Invalid as e:
+                    sheaf.problems.extend(e.problems or [FieldProblem("", str(e))])
+                except ManifestWarned as e:
+                    sheaf.problems.extend(FieldProblem("", text) for text in e.warnings)
 
     try:
-        found = asyncio.run(ask())
+        asyncio.run(validate())
     except ClusterError as e:
         raise InvalidInput(
-            f"the cluster cannot be queried: {e}",
+            f"the cluster cannot validate the manifests: {e}",
             hint="`pilotlight doctor --cluster` shows what is missing.",
         ) from e
-    if not found.is_known:
-        raise InvalidInput(
-            f"Knative's ConfigMaps in namespace {settings.knative_namespace} cannot be read",
-            hint="`pilotlight doctor --cluster` shows what is missing; without --cluster, Knative's "
-            "defaults are assumed.",
-        )
-    return found
 
 
-def _look(
-    sheaf: _Sheaf, settings: ClusterSettings, config: KnativeConfig | None, *, strict: bool
-) -> None:
-    """Check the manifests. Without the cluster's configuration, features that it may not have
-    enabled are requirements instead of problems, unless `strict`."""
-    from pilotlight.kubernetes.webhook.knative_config import KnativeConfig
-    from pilotlight.kubernetes.webhook.services import check
+async def _deployable(service: Manifest, cluster: Cluster) -> Manifest:
+    """The Service as it can be validated before the app is deployed: in a namespace that exists,
+    and without the name of its revision, whose number is a placeholder here."""
+    from pilotlight.kubernetes import kinds
 
-    assumed = config or KnativeConfig(namespace=settings.knative_namespace)
-    for manifest in sheaf.manifests:
-        if manifest["kind"] != "Service":
-            continue
-        for problem in check(manifest, assumed):
-            is_switch = problem.fix.startswith("kubectl") and config is None and not strict
-            known = sheaf.needs if is_switch else sheaf.problems
-            if problem not in known:
-                known.append(problem)
+    template = service["spec"]["template"]
+    unnamed = {key: value for key, value in template["metadata"].items() if key != "name"}
+    metadata = service["metadata"]
+    if await cluster.get(kinds.NAMESPACE, metadata["namespace"]) is None:
+        metadata = {**metadata, "namespace": "default"}
+    spec = {**service["spec"], "template": {**template, "metadata": unnamed}}
+    return {**service, "metadata": metadata, "spec": spec}
 
 
 def _write(sheaf: _Sheaf, directory: Path) -> None:

@@ -100,8 +100,7 @@ def list_(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of rollouts.")] = 50,
 ) -> None:
     """List rollouts, newest first."""
-    with session.client() as client:
-        rows = client.rollouts(app=app, state=state, limit=limit)
+    rows = session.request(lambda client: client.rollouts(app=app, state=state, limit=limit))
     session.show(
         rows, lambda: format_table([_row(row) for row in rows], _COLUMNS, empty="No rollouts.")
     )
@@ -116,8 +115,7 @@ def show(
 ) -> None:
     """Show a rollout: its steps, the candidate compared with stable, and the decisions with their
     reasons."""
-    with session.client() as client:
-        body = client.rollout(_id(client, rollout), limit=decisions)
+    body = session.request(lambda client: client.rollout(_id(client, rollout), limit=decisions))
     session.show(body, lambda: render(body))
 
 
@@ -309,8 +307,7 @@ def _id(client: Client, which: str) -> str:
 
 
 def _act(session: Session, rollout: str, method: str) -> None:
-    with session.client() as client:
-        body = getattr(client, method)(_id(client, rollout))
+    body = session.request(lambda client: getattr(client, method)(_id(client, rollout)))
     sentence = (
         f"{body['id']} is {body['state'].replace('_', ' ')}: {body['candidate']} has "
         f"{body['weight']} % of {body['app']}/{body['function']}"

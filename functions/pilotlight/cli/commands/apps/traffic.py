@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pilotlight.cli.core.addresses import parse_function
 from pilotlight.cli.core.command import command
 from pilotlight.cli.core.formatting import format_table
 from pilotlight.cli.core.session import Session
-from pilotlight.cli.core.targets import parse_function_target
 from pilotlight.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -47,9 +47,8 @@ def register(root: typer.Typer) -> None:
 
 def show(session: Session, function: Function) -> None:
     """Show a function's traffic weights, tags, aliases, pins, shadow and experiment."""
-    app, name = parse_function_target(function)
-    with session.client() as client:
-        found = client.traffic(app, name)
+    app, name = parse_function(function)
+    found = session.request(lambda client: client.traffic(app, name))
     session.show(found, lambda: _shown(found))
 
 
@@ -85,10 +84,10 @@ def set_(
 ) -> None:
     """Split traffic between revisions. Name revisions by name, tag or alias; all others get
     none."""
-    app, name = parse_function_target(function)
+    app, name = parse_function(function)
     split = _weights(weights)
-    with session.client() as client:
-        found = client.change_traffic(
+    found = session.request(
+        lambda client: client.change_traffic(
             app,
             name,
             weights=split,
@@ -98,6 +97,7 @@ def set_(
             allow_breaking=allow_breaking,
             override_freeze=override_freeze,
         )
+    )
     session.show(found, lambda: _shown(found))
 
 
@@ -139,9 +139,8 @@ def sticky(
 ) -> None:
     """Set the unit of sticky assignment: calls of one unit go to the same revision unless a weight
     change moves the unit."""
-    app, name = parse_function_target(function)
-    with session.client() as client:
-        found = client.change_traffic(app, name, sticky=unit)
+    app, name = parse_function(function)
+    found = session.request(lambda client: client.change_traffic(app, name, sticky=unit))
     session.show(found, lambda: _shown(found))
 
 
@@ -165,20 +164,19 @@ def shadow(
 ) -> None:
     """Send copies of calls to a revision. Its answers are compared and discarded; copies are not
     billed."""
-    app, name = parse_function_target(function)
+    app, name = parse_function(function)
     _one_of(revision, remove=remove)
     wanted = (
         None if remove else {"revision": revision, "percent": percent, "max_compute": max_compute}
     )
-    with session.client() as client:
-        found = client.change_traffic(app, name, shadow=wanted)
+    found = session.request(lambda client: client.change_traffic(app, name, shadow=wanted))
     session.show(found, lambda: _shown(found))
 
 
 def _named(
     session: Session, function: str, kind: str, key: str, revision: str, *, remove: bool
 ) -> None:
-    app, name = parse_function_target(function)
+    app, name = parse_function(function)
     _one_of(revision, remove=remove)
     with session.client() as client:
         change = {key: None if remove else revision}

@@ -168,8 +168,7 @@ def pull(
 def list_(session: Session) -> None:
     """List the environment's weights and their location: `origin` (the platform's store), or the
     node's `nvme` or `dram`."""
-    with session.client() as client:
-        found = client.list_weights()
+    found = session.request(lambda client: client.list_weights())
     empty = (
         "No weights yet. Run `pilotlight weights push DIRECTORY`, or declare weights in an app and "
         "deploy it."
@@ -221,8 +220,9 @@ def prefetch(session: Session, name: Name) -> None:
 
     Starts that need data now have priority.
     """
-    with session.client() as client:
-        info = _follow(session, f"fetching {name}", client.prefetch_weights(name))
+    info = session.request(
+        lambda client: _follow(session, f"fetching {name}", client.prefetch_weights(name))
+    )
     session.show(dataclasses.asdict(info), lambda: f"{info.name} is on the node: {_where(info)}")
 
 
@@ -231,8 +231,9 @@ def pin(session: Session, name: Name) -> None:
 
     A version that is pushed later under the same name is not pinned.
     """
-    with session.client() as client:
-        info = _follow(session, f"fetching {name}", client.pin_weights(name))
+    info = session.request(
+        lambda client: _follow(session, f"fetching {name}", client.pin_weights(name))
+    )
     session.show(
         dataclasses.asdict(info),
         lambda: f"{info.name} ({format_bytes(info.size_bytes)}) is pinned on the node",
@@ -241,16 +242,14 @@ def pin(session: Session, name: Name) -> None:
 
 def unpin(session: Session, name: Name) -> None:
     """Unpin a model: the node may evict it when it needs space."""
-    with session.client() as client:
-        info = client.unpin_weights(name)
+    info = session.request(lambda client: client.unpin_weights(name))
     session.show(dataclasses.asdict(info), lambda: f"{info.name} is no longer pinned on the node")
 
 
 def delete(session: Session, name: Name, yes: Yes = False) -> None:
     """Delete weights that no function uses, and free the node's disk."""
     session.confirm(f"Delete weights {name}?", yes=yes)
-    with session.client() as client:
-        client.delete_weights(name)
+    session.request(lambda client: client.delete_weights(name))
     session.show({"name": name, "deleted": True}, lambda: f"{name} is deleted")
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pilotlight.cli.commands.calls import call_list
+from pilotlight.cli.core.addresses import parse_address
 from pilotlight.cli.core.command import Yes, command
 from pilotlight.cli.core.formatting import (
     format_milliseconds,
@@ -21,8 +22,8 @@ from pilotlight.cli.core.formatting import (
     parse_server_timing_descriptions,
 )
 from pilotlight.cli.core.session import Session
-from pilotlight.cli.core.targets import parse_call_target
-from pilotlight.errors import InvalidInput
+from pilotlight.cli.core.signature_flags import fit_to_schema
+from pilotlight.errors import Forbidden, InvalidInput, NotFound
 from pilotlight.protocol import (
     CONTENT_JSON,
     CONTENT_NDJSON,
@@ -67,7 +68,11 @@ def call(
     ] = None,
     arg: Annotated[
         list[str] | None,
-        typer.Option("--arg", "-a", help="Argument as name=value; may be repeated."),
+        typer.Option(
+            "--arg",
+            "-a",
+            help="Argument as name=value; may be repeated. The value is JSON or text.",
+        ),
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Write the response body unchanged.")] = False,
     stream: Annotated[
@@ -137,9 +142,11 @@ def call(
                 session, client, arguments, everything=everything, app=app_name, yes=yes
             )
             return
-        app, function, method = parse_call_target(target)
+        app, function, method = parse_address(target)
         name = f"{function}.{method}" if method else function
         given = call_arguments(arguments, arg or [])
+        if arg:
+            given = _fitted(client, target, given, arg)
         extra = {
             name: value
             for name, value in ((HEADER_WEBHOOK, webhook), (HEADER_IDEMPOTENCY_KEY, key))
@@ -170,6 +177,33 @@ def call_arguments(text: str | None, words: list[str]) -> Any:
             hint="Write '{\"name\": value}' or '[value]', or use --arg.",
         )
     return value
+
+
+def _fitted(
+    client: Client, target: str, given: Mapping[str, Any], arg: list[str]
+) -> Mapping[str, Any]:
+    """The arguments of --arg, with text for parameters that accept text only. Asks for the
+    function's signature if a value was parsed as another type."""
+    if all(isinstance(value, str) for value in given.values()):
+        return given
+    app, function, method = parse_address(target)
+    try:
+        functions = client.app(app)["functions"]
+    except (Forbidden, NotFound):
+        return given  # a key that may only call; the call names what else is wrong
+    name = function.partition("@")[0]
+    schema = next(
+        (
+            known["schema"]
+            for one in functions
+            if one["name"] == name
+            for known in one["spec"]["methods"]
+            if known["name"] == method.partition("@")[0]
+        ),
+        None,
+    )
+    texts = {key: text for key, _, text in (word.partition("=") for word in arg)}
+    return fit_to_schema(given, texts, schema)
 
 
 def _invoke(

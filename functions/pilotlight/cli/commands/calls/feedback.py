@@ -50,8 +50,7 @@ def send(
             raise InvalidInput(
                 f"metric {name!r} = {value!r} is not a number", hint="Pass text with --label."
             )
-    with session.client() as client:
-        body = client.feedback(call, label=label, metrics=given)
+    body = session.request(lambda client: client.feedback(call, label=label, metrics=given))
     session.show(body, lambda: _sentence(call, replayed=body["replayed"], waiting=body["waiting"]))
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pilotlight.cli.core.addresses import parse_address
 from pilotlight.cli.core.command import INTERRUPTED, command
 from pilotlight.cli.core.formatting import (
     format_milliseconds,
@@ -21,7 +22,6 @@ from pilotlight.cli.core.formatting import (
     parse_duration_s,
 )
 from pilotlight.cli.core.session import Session
-from pilotlight.cli.core.targets import parse_call_target
 from pilotlight.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def _recipe(
     from pilotlight.loadtest.requests import FunctionCalls, ModelCalls
 
     path = target.partition(":")[0]
-    app, function, method = parse_call_target(path.partition("@")[0])
+    app, function, method = parse_address(path.partition("@")[0])
     spec = _spec(session, app, function)
     if spec.get("kind") != "engine":
         if spec.get("kind") == "asgi":

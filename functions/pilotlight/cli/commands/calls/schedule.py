@@ -7,11 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from pilotlight.cli.core.addresses import parse_function
 from pilotlight.cli.core.command import command
 from pilotlight.cli.core.formatting import format_table
 from pilotlight.cli.core.session import Session
-from pilotlight.cli.core.targets import parse_call_target
-from pilotlight.errors import InvalidInput
 
 Target = Annotated[str, typer.Argument(metavar="APP/FUNCTION", help="The scheduled function.")]
 Number = Annotated[
@@ -51,8 +50,7 @@ def list_(
     app: Annotated[str | None, typer.Option(help="Only schedules of this app.")] = None,
 ) -> None:
     """List the schedules of deployed functions with their next run times."""
-    with session.client() as client:
-        rows = client.schedules(app=app)
+    rows = session.request(lambda client: client.schedules(app=app))
     empty = "No schedules. Declare one with @app.function(schedule=pilotlight.Cron('0 6 * * *'))."
     session.show(rows, lambda: format_table([_row(row) for row in rows], _COLUMNS, empty=empty))
 
@@ -60,8 +58,7 @@ def list_(
 def pause(session: Session, target: Target, number: Number = 0) -> None:
     """Pause a schedule until it is resumed, even if the app is deployed again."""
     app, function = _split(target)
-    with session.client() as client:
-        body = client.pause_schedule(app, function, number)
+    body = session.request(lambda client: client.pause_schedule(app, function, number))
     session.show(body, lambda: f"{target} #{number} is paused; runs due meanwhile are skipped")
 
 
@@ -70,8 +67,7 @@ def resume(session: Session, target: Target, number: Number = 0) -> None:
     from pilotlight.cli.core.formatting import format_time
 
     app, function = _split(target)
-    with session.client() as client:
-        body = client.resume_schedule(app, function, number)
+    body = session.request(lambda client: client.resume_schedule(app, function, number))
     when = (
         "its app is stopped: it runs again when the app is deployed"
         if body["next_at"] is None
@@ -83,22 +79,17 @@ def resume(session: Session, target: Target, number: Number = 0) -> None:
 def run_now(session: Session, target: Target, number: Number = 0) -> None:
     """Run a schedule's call now, in addition to its regular runs."""
     app, function = _split(target)
-    with session.client() as client:
-        call_id = client.run_schedule(app, function, number)
+    call_id = session.request(lambda client: client.run_schedule(app, function, number))
     session.show({"id": call_id}, lambda: call_id)
     session.say(f"get its result with `pilotlight call get {call_id} --wait`")
 
 
 def _split(target: str) -> tuple[str, str]:
-    app, function, method = parse_call_target(
-        target, hint="List schedules with `pilotlight schedule list`."
+    return parse_function(
+        target,
+        hint="List schedules with `pilotlight schedule list`.",
+        without_method="Schedules belong to the class: write APP/CLASS and --number.",
     )
-    if method:
-        raise InvalidInput(
-            f"{target!r} names a method",
-            hint="Schedules belong to the class: write APP/CLASS and --number.",
-        )
-    return app, function
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:

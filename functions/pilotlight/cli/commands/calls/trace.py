@@ -96,8 +96,7 @@ def list_traces(
     }
     if since is not None:
         filters["since"] = parse_time(since, now=time.time())
-    with session.client() as client:
-        found = list(client.traces(limit=limit, **filters))
+    found = session.request(lambda client: list(client.traces(limit=limit, **filters)))
     session.show(found, lambda: listing(found))
 
 

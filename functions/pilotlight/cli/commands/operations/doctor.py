@@ -23,13 +23,14 @@ from pilotlight.cli.core.command import command
 from pilotlight.cli.core.formatting import format_bytes
 from pilotlight.cli.core.session import Session
 from pilotlight.core.transport.public_listener import open_listeners
-from pilotlight.errors import PilotlightError
+from pilotlight.errors import PilotlightError, Unauthenticated, Unavailable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from pilotlight.cli.supervisor.local_platform import LocalPlatform
     from pilotlight.core.object_store import ObjectStore
+    from pilotlight.profile import Profile
 
 OK, NOTE, BROKEN = "ok", "note", "broken"
 _LEAST_DISK_BYTES = 2 * 1024**3
@@ -128,7 +129,7 @@ def machine() -> Iterator[CheckResult]:
 
 
 def settings(session: Session) -> Iterator[CheckResult]:
-    """Check configuration, directories, address and profile."""
+    """Check configuration, directories, address, profile and its key."""
     from pilotlight.cli.supervisor.local_platform import with_active_config
 
     try:
@@ -168,6 +169,44 @@ def settings(session: Session) -> Iterator[CheckResult]:
     yield CheckResult(
         what="profile", state=OK if profile.api_key else NOTE, detail=detail, way_out=way_out
     )
+    if profile.api_key:
+        yield api_key(profile)
+
+
+def api_key(profile: Profile) -> CheckResult:
+    """Try the profile's key at its platform."""
+    from pilotlight.client.client import Client
+
+    what = "API key"
+    try:
+        with Client(profile, retry_budget_s=0.0) as client:
+            me = client.whoami()
+        tenant = me["tenant"]["name"]
+        detail = f"valid for {profile.url}: {me['key']}, scope {me['scope']}, tenant {tenant}"
+    except Unavailable as e:
+        return CheckResult(
+            what=what,
+            state=NOTE,
+            detail=f"could not be tried: {e}",
+            way_out="Start the platform, or correct the profile's url.",
+        )
+    except (PilotlightError, KeyError, TypeError, ValueError) as e:
+        state = "expired" if isinstance(e, Unauthenticated) and "expired" in str(e) else "refused"
+        return CheckResult(
+            what=what,
+            state=BROKEN,
+            detail=f"{state} by {profile.url}: {e}",
+            way_out="Pass another --profile, or create a key: `pilotlight token create`, on the "
+            "platform's machine with --local.",
+        )
+    if me["suspended"]:
+        return CheckResult(
+            what=what,
+            state=BROKEN,
+            detail=f"{detail}, which is suspended",
+            way_out="Ask a platform administrator to resume the tenant.",
+        )
+    return CheckResult(what=what, state=OK, detail=detail)
 
 
 def activators(platform: LocalPlatform) -> CheckResult:
@@ -251,13 +290,10 @@ def _uid_of(platform: LocalPlatform, process: str) -> int | None:
     """The uid of a running process; None if it is down."""
     from pilotlight.cli.supervisor.local_platform import find_running
     from pilotlight.cli.supervisor.stale_processes import process_uid
+    from pilotlight.core import pid_file
 
-    if (found := find_running(platform)) is None:
-        return None
-    try:
-        return process_uid(int((Path(found.run) / f"{process}.pid").read_text()))
-    except (OSError, ValueError):
-        return None
+    found = find_running(platform)
+    return process_uid(pid_file.read(Path(found.run) / f"{process}.pid")) if found else None
 
 
 def blobs(platform: LocalPlatform) -> CheckResult:
@@ -494,7 +530,7 @@ async def _ask_new_agent(platform: LocalPlatform) -> Mapping[str, Any]:
         for name in ("h", "r"):
             (root / name).mkdir(mode=0o700)
         spec = next(s for s in platform_processes(config) if s.name == "snapshotter")
-        agent = Child(spec, pid_file=root / "pid", log=ProcessLog(path=root / "log"))
+        agent = Child(spec, run=root, log=ProcessLog(path=root / "log"))
         await agent.start()
         try:
             return await _ask(root / "r/snapshotter.sock")

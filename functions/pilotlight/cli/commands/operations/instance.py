@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pilotlight.cli.core.addresses import parse_function
 from pilotlight.cli.core.command import command
 from pilotlight.cli.core.formatting import format_table
 from pilotlight.cli.core.logs import Follow, OfCall, Since, Tail, print_logs
 from pilotlight.cli.core.session import Session
-from pilotlight.cli.core.targets import parse_function_target
 from pilotlight.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -21,6 +21,18 @@ if TYPE_CHECKING:
 Id = Annotated[
     str, typer.Argument(metavar="INSTANCE", help="Instance id, or a unique prefix of it.")
 ]
+_STATE_FILE = """d=/dev/shm; [ -w $d ] || d=${TMPDIR:-/tmp}
+umask 077; mktemp "$d/pilotlight-shell.XXXXXX"
+"""
+"""Creates the state file: in memory where possible, since it has the instance's secrets too."""
+_LINE = """_pilotlight_keep() {{ (umask 077; export -p >{file}); }}
+set -a; . {file}
+set -- "$1" "$OLDPWD"; cd "$PWD" || cd /; OLDPWD=$2
+trap _pilotlight_keep EXIT
+eval "$1"
+"""
+"""Runs the line $1 with the variables and the directory of the state file, and updates it. All
+variables are exported, because POSIX shells can only write those in a form that they can read."""
 _COLUMNS = {
     "id": "instance",
     "app": "app",
@@ -55,8 +67,7 @@ def list_(
     app: Annotated[str | None, typer.Option(help="Only instances of this app.")] = None,
 ) -> None:
     """List running instances."""
-    with session.client() as client:
-        rows = client.instances(app=app)
+    rows = session.request(lambda client: client.instances(app=app))
     session.show(
         rows,
         lambda: format_table(
@@ -91,8 +102,9 @@ def exec_(session: Session, instance: Id, rest: list[str]) -> None:
             "no command was given",
             hint="Write it after the instance id: pilotlight instance exec ID -- ls -l",
         )
-    with session.client() as client:
-        status = run_in(session, client, find_instance(client, instance), rest)
+    status = session.request(
+        lambda client: run_in(session, client, find_instance(client, instance), rest)
+    )
     raise typer.Exit(status)
 
 
@@ -139,17 +151,17 @@ def shell(
 ) -> None:
     """Open a line-based shell in an instance; start an instance if none is running.
 
-    Each line runs in its own `sh`, without a terminal or job control. Only the working directory is
-    kept between lines.
+    Each line runs in its own `sh`, without a terminal or job control. Variables, which are
+    exported, and the working directory are kept between lines; functions and options are not.
     """
-    app, name = parse_function_target(function)
+    app, name = parse_function(function)
     with session.client() as client:
         instance = _any_instance(session, client, app, name)
         if command_text is not None:
             raise typer.Exit(run_in(session, client, instance, ["sh", "-c", command_text]))
         session.say(
-            f"in {instance} of {function}; each line runs in its own sh; leave with Ctrl-D or "
-            f"`exit`"
+            f"in {instance} of {function}; each line runs in its own sh, variables are kept; leave "
+            f"with Ctrl-D or `exit`"
         )
         _read_lines(session, client, instance)
 
@@ -215,28 +227,31 @@ def _any_instance(session: Session, client: Client, app: str, function: str) -> 
 
 
 def _read_lines(session: Session, client: Client, instance: str) -> None:
-    directory = ""
-    while True:
-        try:
-            line = input("$ " if sys.stdin.isatty() else "").strip()
-        except EOFError:
-            return
-        if line in ("exit", "logout"):
-            return
-        if line.startswith("cd ") or line == "cd":
-            directory = _change(session, client, instance, directory, line[2:].strip())
-        elif line:
-            run_in(session, client, instance, ["sh", "-c", _within(directory, line)])
+    file = _make_state_file(client, instance)
+    script = _LINE.format(file=shlex.quote(file))
+    try:
+        while True:
+            try:
+                line = input("$ " if sys.stdin.isatty() else "").strip()
+            except EOFError:
+                return
+            if line in ("exit", "logout"):
+                return
+            if line:
+                run_in(session, client, instance, ["sh", "-c", script, "sh", line])
+    finally:
+        for _ in client.exec_instance(instance, ["rm", "-f", file]):
+            pass
 
 
-def _change(session: Session, client: Client, instance: str, directory: str, wanted: str) -> str:
-    script = _within(directory, f"cd {wanted} && pwd")
-    parts = list(client.exec_instance(instance, ["sh", "-c", script]))
+def _make_state_file(client: Client, instance: str) -> str:
+    """Create the file that keeps the state between lines, and return its path. Raises
+    InvalidInput."""
+    parts = list(client.exec_instance(instance, ["sh", "-c", _STATE_FILE]))
+    text = "".join(str(part.get("text", "")) for part in parts).strip()
     if any(part.get("exit_status") for part in parts):
-        session.say(f"cd: {wanted}: no such directory")
-        return directory
-    return "".join(str(part.get("text", "")) for part in parts).strip() or directory
-
-
-def _within(directory: str, line: str) -> str:
-    return f"cd {shlex.quote(directory)} && {line}" if directory else line
+        raise InvalidInput(
+            f"{instance} cannot keep variables between lines: {text}",
+            hint="Run a single line with --command.",
+        )
+    return text

@@ -34,9 +34,8 @@ def register(root: typer.Typer) -> None:
 
 
 def list_(session: Session) -> None:
-    """List nodes that have reported within the last hour. Platform operators only."""
-    with session.client() as client:
-        rows = client.nodes()
+    """List nodes that have reported within the last hour. Platform administrators only."""
+    rows = session.request(lambda client: client.nodes())
     empty = "No nodes: the platform runs on a single machine, or no node agent has reported yet."
     session.show(rows, lambda: format_table([_listed(row) for row in rows], _COLUMNS, empty=empty))
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pilotlight.cli.core.addresses import parse_function
 from pilotlight.cli.core.command import command
 from pilotlight.cli.core.formatting import NO_VALUE, format_milliseconds, format_time
 from pilotlight.cli.core.session import Session
-from pilotlight.cli.core.targets import parse_function_target
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -43,8 +43,7 @@ def list_(
     app: Annotated[str | None, typer.Option(help="Only functions of this app.")] = None,
 ) -> None:
     """List the environment's functions with their remaining error budgets."""
-    with session.client() as client:
-        rows = client.slos(app=app)
+    rows = session.request(lambda client: client.slos(app=app))
     session.show(
         rows,
         lambda: (
@@ -62,11 +61,10 @@ def show(
     ],
 ) -> None:
     """Show a function's indicators, burn rates, stages and alarms."""
-    app, name = parse_function_target(
+    app, name = parse_function(
         function, hint="Write APP/FUNCTION, as shown by `pilotlight slo list`."
     )
-    with session.client() as client:
-        body = client.slo(app, name)
+    body = session.request(lambda client: client.slo(app, name))
     session.show(body, lambda: render(body))
 
 

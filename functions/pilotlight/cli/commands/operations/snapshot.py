@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pilotlight.cli.commands.operations.instance import with_label_columns
+from pilotlight.cli.core.addresses import parse_function
 from pilotlight.cli.core.command import Yes, command
 from pilotlight.cli.core.formatting import (
     format_bytes,
@@ -18,7 +19,6 @@ from pilotlight.cli.core.formatting import (
     format_time,
 )
 from pilotlight.cli.core.session import Session
-from pilotlight.cli.core.targets import parse_function_target
 from pilotlight.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -80,8 +80,7 @@ def list_(
     ] = None,
 ) -> None:
     """List the node's snapshots, including quarantined ones and those of older revisions."""
-    with session.client() as client:
-        rows = client.snapshots(app=app)
+    rows = session.request(lambda client: client.snapshots(app=app))
     empty = (
         "No snapshots. `pilotlight deploy` creates them if the machine supports it, which "
         "`pilotlight doctor` shows."
@@ -91,8 +90,7 @@ def list_(
 
 def show(session: Session, snapshot: Id) -> None:
     """Show a snapshot: its times and size, and what must be unchanged for it to be restored."""
-    with session.client() as client:
-        found = client.snapshot(find_snapshot(client, snapshot))
+    found = session.request(lambda client: client.snapshot(find_snapshot(client, snapshot)))
     session.show(found, lambda: _details(found))
 
 
@@ -115,14 +113,13 @@ def disable(session: Session, function: Function, yes: Yes = False) -> None:
 
     The function then starts by FORK and COLD only.
     """
-    app, name = parse_function_target(function)
+    app, name = parse_function(function)
     session.confirm(
         f"Delete the snapshots of {app}/{name} and create no more? Without a Template, it starts "
         f"by COLD.",
         yes=yes,
     )
-    with session.client() as client:
-        done = client.switch_snapshots(app, name, enabled=False)
+    done = session.request(lambda client: client.switch_snapshots(app, name, enabled=False))
     gone = (
         "the node does not answer: its snapshots are deleted later"
         if done["deleted"] is None
@@ -139,9 +136,8 @@ def disable(session: Session, function: Function, yes: Yes = False) -> None:
 
 def enable(session: Session, function: Function) -> None:
     """Enable snapshots of a function. The next deploy or cold start creates one."""
-    app, name = parse_function_target(function)
-    with session.client() as client:
-        done = client.switch_snapshots(app, name, enabled=True)
+    app, name = parse_function(function)
+    done = session.request(lambda client: client.switch_snapshots(app, name, enabled=True))
     session.show(
         done,
         lambda: f"snapshots of {app}/{name} are enabled: the next deploy or cold start creates one",
@@ -162,7 +158,7 @@ def delete(
     """
     with session.client() as client:
         if "/" in what:
-            app, name = parse_function_target(what)
+            app, name = parse_function(what)
             session.confirm(f"Delete all snapshots of {app}/{name}?", yes=yes)
             count = client.delete_snapshots(app, name)
         else:
@@ -174,8 +170,7 @@ def delete(
 
 def template_list(session: Session) -> None:
     """List the Templates in memory."""
-    with session.client() as client:
-        rows = client.templates()
+    rows = session.request(lambda client: client.templates())
     columns = {
         "address": "function",
         "revision": "revision",
@@ -197,9 +192,8 @@ def template_drop(session: Session, function: Function) -> None:
 
     The next start is a RESTORE or COLD.
     """
-    app, name = parse_function_target(function)
-    with session.client() as client:
-        count = drop_templates(client, app, name)
+    app, name = parse_function(function)
+    count = session.request(lambda client: drop_templates(client, app, name))
     session.show({"dropped": count}, lambda: f"{count} Templates dropped")
 
 

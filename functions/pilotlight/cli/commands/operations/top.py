@@ -16,11 +16,12 @@ import typer
 from pilotlight.cli.commands.operations.instance import with_label_columns
 from pilotlight.cli.core.command import command
 from pilotlight.cli.core.formatting import NO_VALUE, format_milliseconds, format_money
-from pilotlight.cli.core.prometheus_text import PrometheusSample, histogram_quantile, parse_samples
+from pilotlight.cli.core.histogram import histogram_quantile
 from pilotlight.cli.core.session import Session
 from pilotlight.errors import Unavailable
 
 if TYPE_CHECKING:
+    from prometheus_client.samples import Sample
     from rich.console import RenderableType
 
 Key = tuple[str, str]
@@ -104,7 +105,7 @@ def sample_metrics(session: Session) -> MetricsSample:
 
     platform = with_active_config(session.platform())
     found = find_running(platform)
-    samples = list(parse_samples(metrics_text(Path(found.run) if found else platform.paths.run)))
+    samples = parse_samples(metrics_text(Path(found.run) if found else platform.paths.run))
     with session.client() as client:
         instances = [with_label_columns(row) for row in client.instances()]
         bill = client.billing_report(by="function")["rows"]
@@ -117,8 +118,15 @@ def sample_metrics(session: Session) -> MetricsSample:
     return sum_samples(samples, at=time.monotonic(), instances=counted, cost=cost)
 
 
+def parse_samples(page: str) -> list[Sample]:
+    """The samples of a Prometheus page."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    return [one for family in text_string_to_metric_families(page) for one in family.samples]
+
+
 def sum_samples(
-    samples: Sequence[PrometheusSample],
+    samples: Sequence[Sample],
     *,
     at: float,
     instances: Mapping[Key, int],

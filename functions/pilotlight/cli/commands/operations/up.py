@@ -57,6 +57,7 @@ def up(
     platform = session.platform()
     local_platform.refuse_running(platform)  # before anything is written
     platform = local_platform.configure(platform, listen=listen, home=session.options.home)
+    session.say(platform.config_summary)
     os.environ.update(run_platform.process_environment(platform))
     key = run_platform.prepare_home(platform)
 
@@ -108,17 +109,52 @@ def down(
         ),
     ] = True,
 ) -> None:
-    """Stop the platform on this machine after calls in flight have finished."""
+    """Stop the platform on this machine after calls in flight have finished.
+
+    If its supervisor was killed, end what it left: processes, instances, control groups.
+    """
     from pilotlight.cli.supervisor import local_platform, stale_processes
 
     platform = session.platform()
-    found = local_platform.require_running(platform)
+    if (found := local_platform.find_running(platform)) is None:
+        _end_leftovers(session, platform, keep_instances=not all_instances)
+        return
     session.say(f"stopping the platform in {platform.paths.home} (process {found.pid})")
     ask = signal.SIGTERM if all_instances else signal.SIGUSR1
     drained = stale_processes.terminate(found.pid, grace_s=_DOWN_WAIT_S, first=ask)
     body = {"home": str(platform.paths.home), "pid": found.pid, "drained": drained}
     session.show(
         body, lambda: "stopped" if drained else f"killed: it did not stop within {_DOWN_WAIT_S:g} s"
+    )
+
+
+def _end_leftovers(session: Session, platform: LocalPlatform, *, keep_instances: bool) -> None:
+    """Raises NotFound if nothing was left."""
+    from pilotlight.cli.supervisor import leftovers, local_platform
+
+    ended = asyncio.run(
+        leftovers.end_leftovers(
+            platform,
+            keep_instances=keep_instances,
+            announce=lambda notice: _tell(session, notice),
+        )
+    )
+    if ended.is_empty:
+        local_platform.require_running(platform)
+    body = {
+        "home": str(platform.paths.home),
+        "pid": ended.supervisor,
+        "drained": False,
+        "processes": ended.processes,
+        "instances": ended.left.instances if ended.left is not None else 0,
+        "slots": ended.left.slots if ended.left is not None else 0,
+    }
+    session.show(
+        body,
+        lambda: (
+            f"its supervisor (process {ended.supervisor}) had been killed: what it left in "
+            f"{platform.paths.home} is ended"
+        ),
     )
 
 

@@ -13,10 +13,10 @@ from typing import Annotated, Any
 import typer
 
 from pilotlight.cli.commands.tenants.login import token_show
+from pilotlight.cli.core.addresses import parse_optional_function
 from pilotlight.cli.core.command import Yes, command
 from pilotlight.cli.core.formatting import format_table, parse_duration_s, parse_pairs
 from pilotlight.cli.core.session import Session
-from pilotlight.cli.core.targets import parse_optional_target
 from pilotlight.errors import InvalidInput
 from pilotlight.spec.function import to_json
 from pilotlight.spec.identifiers import Scope
@@ -86,7 +86,7 @@ def token_create(
         str | None,
         typer.Option(
             help="Create the key for this tenant, which has lost its last one; platform "
-            "operators only."
+            "administrators only."
         ),
     ] = None,
     local: Annotated[
@@ -100,7 +100,7 @@ def token_create(
 ) -> None:
     """Create an API key. It is shown only once; the platform stores only its hash."""
     ttl_s = parse_duration_s(ttl) if ttl else None
-    only_app, only_function = parse_optional_target(function, app)
+    only_app, only_function = parse_optional_function(function, app)
     reach: dict[str, Any] = {
         "environment": only_environment,
         "app": only_app,
@@ -115,10 +115,11 @@ def token_create(
     if local:
         body = operator_key(session, scope=scope, name=name, reach=reach, ttl_s=ttl_s)
     else:
-        with session.client() as client:
-            body = client.create_key(
+        body = session.request(
+            lambda client: client.create_key(
                 scope=scope.value, name=name, ttl_s=ttl_s, tenant=tenant, **reach
             )
+        )
     session.show(body, lambda: str(body["secret"]))
     session.say("shown only once; use it as PILOTLIGHT_API_KEY")
 
@@ -150,8 +151,7 @@ def operator_key(
 
 def token_list(session: Session) -> None:
     """List API keys with their ids, scopes and dates."""
-    with session.client() as client:
-        rows = client.keys()
+    rows = session.request(lambda client: client.keys())
     columns = {
         "id": "id",
         "name": "name",
@@ -187,8 +187,7 @@ def token_rotate(
             f"it.",
             yes=yes,
         )
-    with session.client() as client:
-        body = client.rotate_key(key_id, grace_s=grace_s)
+    body = session.request(lambda client: client.rotate_key(key_id, grace_s=grace_s))
     session.show(body, lambda: str(body["secret"]))
     ends = f"{key_id} works for another {grace}" if grace_s else f"{key_id} is revoked"
     session.say(f"shown only once; its id is {body['id']}; {ends}")
@@ -208,8 +207,7 @@ def token_revoke(
 ) -> None:
     """Revoke an API key at once. A tenant's last admin key is revoked only with --force."""
     session.confirm(f"Revoke {key_id}? Requests with it are refused at once.", yes=yes)
-    with session.client() as client:
-        client.revoke_key(key_id, force=force)
+    session.request(lambda client: client.revoke_key(key_id, force=force))
     session.show({"id": key_id, "revoked": True}, lambda: f"{key_id} is revoked")
 
 
@@ -238,8 +236,7 @@ def secret_set(
     receive the new values at their next start.
     """
     values = secret_values(keys, from_env=from_env, from_file=from_file, environ=session.environ)
-    with session.client() as client:
-        client.put_secret(name, values)
+    session.request(lambda client: client.put_secret(name, values))
     session.show(
         {"name": name, "variables": sorted(values)},
         lambda: f"{name} is set ({', '.join(sorted(values))})",
@@ -282,8 +279,7 @@ def secret_values(
 
 def secret_list(session: Session) -> None:
     """List secrets and the names of their variables."""
-    with session.client() as client:
-        rows = client.secrets()
+    rows = session.request(lambda client: client.secrets())
     columns = {"name": "name", "variables": "variables", "updated_at": "changed"}
     session.show(rows, lambda: format_table(rows, columns, empty="No secrets."))
 
@@ -291,22 +287,19 @@ def secret_list(session: Session) -> None:
 def secret_delete(session: Session, name: Name, yes: Yes = False) -> None:
     """Delete a secret. Functions that use it fail to start."""
     session.confirm(f"Delete the secret {name}? Functions that use it will fail to start.", yes=yes)
-    with session.client() as client:
-        client.delete_secret(name)
+    session.request(lambda client: client.delete_secret(name))
     session.show({"name": name, "deleted": True}, lambda: f"{name} is deleted")
 
 
 def environment_create(session: Session, name: Name) -> None:
     """Create an environment."""
-    with session.client() as client:
-        client.create_environment(name)
+    session.request(lambda client: client.create_environment(name))
     session.show({"name": name}, lambda: f"{name} is created; use it with -e {name}")
 
 
 def environment_list(session: Session) -> None:
     """List the tenant's environments."""
-    with session.client() as client:
-        rows = client.environments()
+    rows = session.request(lambda client: client.environments())
     session.show(
         rows,
         lambda: format_table(rows, {"name": "name", "created_at": "created"}, empty="Only `main`."),
@@ -316,6 +309,5 @@ def environment_list(session: Session) -> None:
 def environment_delete(session: Session, name: Name, yes: Yes = False) -> None:
     """Delete an environment without apps, and its secrets and keys."""
     session.confirm(f"Delete the environment {name} with its secrets and keys?", yes=yes)
-    with session.client() as client:
-        client.delete_environment(name)
+    session.request(lambda client: client.delete_environment(name))
     session.show({"name": name, "deleted": True}, lambda: f"{name} is deleted")

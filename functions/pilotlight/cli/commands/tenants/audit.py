@@ -62,7 +62,7 @@ def audit(
     tenant: Annotated[
         str | None,
         typer.Option(
-            help="Changes of another tenant, or '*' for all tenants; platform operators only."
+            help="Changes of another tenant, or '*' for all tenants; platform administrators only."
         ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of changes.")] = DEFAULT_LIMIT,

@@ -59,7 +59,7 @@ Currency = Annotated[
 Invoice = Annotated[
     str, typer.Argument(metavar="INVOICE", help="Invoice id, or a month such as 2026-11.")
 ]
-Tenant = Annotated[str | None, typer.Option(help="Another tenant; platform operators only.")]
+Tenant = Annotated[str | None, typer.Option(help="Another tenant; platform administrators only.")]
 Since = Annotated[str | None, typer.Option(help="Start of the period: 24h or 7d ago, or a date.")]
 Until = Annotated[str | None, typer.Option(help="End of the period: 1h ago, or a date.")]
 
@@ -127,10 +127,11 @@ def report(
         "tenant": tenant,
         **_times(since, until),
     }
-    with session.client() as client:
-        body = client.billing_report(
+    body = session.request(
+        lambda client: client.billing_report(
             **{name: value for name, value in filters.items() if value is not None}
         )
+    )
     if as_csv:
         write_csv(body["rows"])
         return
@@ -145,15 +146,13 @@ def report(
 
 def rates(session: Session) -> None:
     """Show current prices, and the earlier versions of the price list that were used."""
-    with session.client() as client:
-        body = client.billing_rates()
+    body = session.request(lambda client: client.billing_rates())
     session.show(body, lambda: _rates(body))
 
 
 def invoice_list(session: Session, tenant: Tenant = None) -> None:
     """List issued invoices, and drafts of open months."""
-    with session.client() as client:
-        found = client.invoices(tenant=tenant)
+    found = session.request(lambda client: client.invoices(tenant=tenant))
     session.show(
         {"invoices": found},
         lambda: format_table(_plain(found), _INVOICES, empty="No usage yet."),
@@ -164,8 +163,9 @@ def invoice_show(
     session: Session, invoice: Invoice, currency: Currency = None, tenant: Tenant = None
 ) -> None:
     """Show an invoice with its lines."""
-    with session.client() as client:
-        found = client.invoice(invoice, currency=currency, tenant=tenant)
+    found = session.request(
+        lambda client: client.invoice(invoice, currency=currency, tenant=tenant)
+    )
     session.show(found, lambda: _invoice(found))
 
 
@@ -176,12 +176,11 @@ def invoice_issue(
         str | None, typer.Option(help="Only the invoice of this tenant. Default: all tenants.")
     ] = None,
 ) -> None:
-    """Issue a month's invoices now; platform operators only.
+    """Issue a month's invoices now; platform administrators only.
 
     Otherwise they are issued automatically some days after the end of the month.
     """
-    with session.client() as client:
-        made = client.issue_invoices(month, tenant=tenant)
+    made = session.request(lambda client: client.issue_invoices(month, tenant=tenant))
     session.show(
         {"invoices": made},
         lambda: format_table(
@@ -207,10 +206,11 @@ def invoice_download(
     tenant: Tenant = None,
 ) -> None:
     """Download an invoice to a file."""
-    with session.client() as client:
-        content = client.invoice_file(
+    content = session.request(
+        lambda client: client.invoice_file(
             invoice, format=format.value, currency=currency, tenant=tenant
         )
+    )
     if str(to) == "-":
         sys.stdout.buffer.write(content)
         return
@@ -272,12 +272,11 @@ def correct(
     ],
     note: Annotated[str, typer.Option(help="Reason, printed on the invoice.")],
 ) -> None:
-    """Correct the cost of a usage record; platform operators only.
+    """Correct the cost of a usage record; platform administrators only.
 
     The correction is a new record on the first invoice that is not yet issued.
     """
-    with session.client() as client:
-        made = client.correct(record, amount, note=note)
+    made = session.request(lambda client: client.correct(record, amount, note=note))
     session.show(
         made, lambda: f"{format_money(made['cost'], made['currency'])} on {record}: {made['id']}"
     )
@@ -289,7 +288,7 @@ def verify(
         bool,
         typer.Option(
             "--rebuild",
-            help="First rebuild the sums from the usage records; platform operators only.",
+            help="First rebuild the sums from the usage records; platform administrators only.",
         ),
     ] = False,
 ) -> None:

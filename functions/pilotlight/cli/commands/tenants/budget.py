@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pilotlight.cli.core.addresses import parse_optional_function
 from pilotlight.cli.core.command import Yes, command
 from pilotlight.cli.core.formatting import format_money, format_table, format_time
 from pilotlight.cli.core.session import Session
-from pilotlight.cli.core.targets import parse_optional_target
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -113,7 +113,7 @@ def set_(
 
     Options that are not given keep their values.
     """
-    only_app, only_function = parse_optional_target(function, app)
+    only_app, only_function = parse_optional_function(function, app)
     reach = {
         "environment": only_environment,
         "app": only_app or "",
@@ -138,8 +138,7 @@ def set_(
 
 def list_(session: Session) -> None:
     """List budgets with current spending and the forecast for the end of the period."""
-    with session.client() as client:
-        rows = client.budgets()
+    rows = session.request(lambda client: client.budgets())
     session.show(
         rows, lambda: format_table([_row(row) for row in rows], _COLUMNS, empty="No budgets.")
     )
@@ -156,8 +155,7 @@ def show(session: Session, budget: Id) -> None:
 def delete(session: Session, budget: Id, yes: Yes = False) -> None:
     """Delete a budget and its alerts. It no longer limits spending."""
     session.confirm(f"Delete the budget {budget}? It will no longer limit spending.", yes=yes)
-    with session.client() as client:
-        client.delete_budget(budget)
+    session.request(lambda client: client.delete_budget(budget))
     session.show({"id": budget, "deleted": True}, lambda: f"{budget} is deleted")
 
 
@@ -166,9 +164,8 @@ def test(session: Session, budget: Id) -> None:
 
     The exit status is 1 if the delivery fails.
     """
-    with session.client() as client:
-        body = client.test_budget(budget)
-    session.show(body, lambda: _tested(body))
+    body = session.request(lambda client: client.test_budget(budget))
+    session.show(body, lambda: example_report(body))
     if body["error"] is not None:
         raise typer.Exit(1)
 
@@ -249,7 +246,8 @@ def _details(body: dict[str, Any], alerts: list[dict[str, Any]]) -> RenderableTy
     )
 
 
-def _tested(body: dict[str, Any]) -> RenderableType:
+def example_report(body: dict[str, Any]) -> RenderableType:
+    """The response to a signed example, and what was sent."""
     from rich.text import Text
 
     head = f"status {body['status']}" if body["status"] else "no response"

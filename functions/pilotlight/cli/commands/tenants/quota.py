@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pilotlight.cli.commands.tenants.tenant import format_plan_value, plan_table
+from pilotlight.cli.core.addresses import parse_function
 from pilotlight.cli.core.command import command
 from pilotlight.cli.core.formatting import format_table, parse_pairs
 from pilotlight.cli.core.session import Session
-from pilotlight.cli.core.targets import parse_function_target
 from pilotlight.errors import InvalidInput
 from pilotlight.spec import quotas as records
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 OfTenant = Annotated[
     str | None,
-    typer.Option("--tenant", help="Quotas of this tenant; platform operators only."),
+    typer.Option("--tenant", help="Quotas of this tenant; platform administrators only."),
 ]
 OfFunction = Annotated[
     str | None,
@@ -73,8 +73,9 @@ def quota_set(
 ) -> None:
     """Set quotas of a tenant, function or key; other quotas are unchanged. Takes effect at once."""
     given = parse_pairs(quotas, option="quota")
-    with session.client() as client:
-        found = _change(client, given, (), tenant=tenant, function=function, key=key)
+    found = session.request(
+        lambda client: _change(client, given, (), tenant=tenant, function=function, key=key)
+    )
     session.show(found, lambda: plan_table(found))
 
 
@@ -89,8 +90,11 @@ def quota_clear(
     key: OfKey = None,
 ) -> None:
     """Remove quotas of a function or key, or reset those of a tenant to its plan."""
-    with session.client() as client:
-        found = _change(client, {}, quotas or None, tenant=tenant, function=function, key=key)
+    found = session.request(
+        lambda client: _change(
+            client, {}, quotas or None, tenant=tenant, function=function, key=key
+        )
+    )
     session.show(found, lambda: plan_table(found))
 
 
@@ -99,9 +103,7 @@ def _read(client: Client, tenant: str | None, function: str | None, key: str | N
     if kind == "tenant":
         return _bounds(client.tenant(name))
     if kind == "function":
-        return client.function_quotas(
-            *parse_function_target(name, hint="Write --function APP/FUNCTION.")
-        )
+        return client.function_quotas(*parse_function(name, hint="Write --function APP/FUNCTION."))
     return dict(client.key(name)["quotas"])
 
 
@@ -148,7 +150,7 @@ def _change(
     if kind == "function":
         return dict(
             client.set_function_quotas(
-                *parse_function_target(name, hint="Write --function APP/FUNCTION."), after
+                *parse_function(name, hint="Write --function APP/FUNCTION."), after
             )["quotas"]
         )
     return dict(client.set_key_quotas(name, after)["quotas"])

@@ -31,8 +31,7 @@ def register(root: typer.Typer) -> None:
 
 def show(session: Session) -> None:
     """Show what your tenant stores, and the limits of its plan."""
-    with session.client() as client:
-        found = client.own_tenant()
+    found = session.request(lambda client: client.own_tenant())
     rows = [
         {"what": key, "used": found["use"].get(key), "limit": found["terms"].get(key)}
         for key in KEYS
@@ -54,7 +53,7 @@ def collect(
     ] = False,
     all_tenants: Annotated[
         bool,
-        typer.Option("--all-tenants", help="Blobs of all tenants; platform operators only."),
+        typer.Option("--all-tenants", help="Blobs of all tenants; platform administrators only."),
     ] = False,
     yes: Yes = False,
 ) -> None:
@@ -67,10 +66,11 @@ def collect(
             "Free recent uploads too? A deploy or weights push in progress will fail.",
             yes=yes,
         )
-    with session.client() as client:
-        done = client.collect_storage(
+    done = session.request(
+        lambda client: client.collect_storage(
             unused_s=0 if now else None, dry_run=dry_run, all_tenants=all_tenants
         )
+    )
     verb = "would be freed" if dry_run else "freed"
     session.show(done, lambda: f"{done['count']} blobs ({format_bytes(done['size_bytes'])}) {verb}")
 

@@ -85,10 +85,11 @@ def tenant_create(
 
     Needs an admin key of the platform's first tenant.
     """
-    with session.client() as client:
-        made = client.create_tenant(
+    made = session.request(
+        lambda client: client.create_tenant(
             name, plan=plan, overrides=parse_pairs(override or (), option="--override")
         )
+    )
     session.show(made, lambda: str(made["key"]["secret"]))
     session.say(
         f"{name} is created with plan {made['plan']}; its first admin key, for "
@@ -98,8 +99,7 @@ def tenant_create(
 
 def tenant_list(session: Session) -> None:
     """List all tenants with their plans and overrides."""
-    with session.client() as client:
-        rows = client.tenants()
+    rows = session.request(lambda client: client.tenants())
     session.show(
         rows,
         lambda: format_table([_listed(row) for row in rows], _TENANT_COLUMNS, empty="No tenants."),
@@ -113,8 +113,9 @@ def tenant_show(
     ] = None,
 ) -> None:
     """Show a tenant's plan, quotas and terms; for your own tenant also its usage."""
-    with session.client() as client:
-        found = client.own_tenant() if name is None else client.tenant(name)
+    found = session.request(
+        lambda client: client.own_tenant() if name is None else client.tenant(name)
+    )
     session.show(found, lambda: tenant_table(found))
 
 
@@ -137,10 +138,11 @@ def tenant_set(
         raise InvalidInput(
             "no change was given", hint="Pass --plan, --override KEY=VALUE or --clear KEY."
         )
-    with session.client() as client:
-        found = client.change_tenant(
+    found = session.request(
+        lambda client: client.change_tenant(
             name, plan=plan, overrides=changes, clear="all" if clear == ["all"] else clear or ()
         )
+    )
     session.show(found, lambda: tenant_table(found))
 
 
@@ -148,8 +150,7 @@ def tenant_suspend(session: Session, name: Name, yes: Yes = False) -> None:
     """Suspend a tenant: refuse its calls and changes. Its keys can still read; nothing is
     deleted."""
     session.confirm(f"Suspend {name}? Its calls are refused with 403.", yes=yes)
-    with session.client() as client:
-        found = client.change_tenant(name, suspended=True)
+    found = session.request(lambda client: client.change_tenant(name, suspended=True))
     session.show(
         found, lambda: f"{name} is suspended; resume it with `pilotlight tenant resume {name}`"
     )
@@ -157,23 +158,20 @@ def tenant_suspend(session: Session, name: Name, yes: Yes = False) -> None:
 
 def tenant_resume(session: Session, name: Name) -> None:
     """Resume a suspended tenant."""
-    with session.client() as client:
-        found = client.change_tenant(name, suspended=False)
+    found = session.request(lambda client: client.change_tenant(name, suspended=False))
     session.show(found, lambda: f"{name} is resumed")
 
 
 def plan_list(session: Session) -> None:
     """List all plans; `-` = unlimited."""
-    with session.client() as client:
-        body = client.plans()
+    body = session.request(lambda client: client.plans())
     session.show(body, lambda: format_table(body["plans"], _PLAN_COLUMNS, empty="No plans."))
     session.say(f"default plan of new tenants: {body['default']}")
 
 
 def plan_show(session: Session, name: Name) -> None:
     """Show a plan."""
-    with session.client() as client:
-        plans = {plan["name"]: plan for plan in client.plans()["plans"]}
+    plans = session.request(lambda client: {plan["name"]: plan for plan in client.plans()["plans"]})
     if name not in plans:
         raise InvalidInput(
             f"there is no plan {name!r}",

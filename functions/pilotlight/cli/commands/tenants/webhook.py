@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pilotlight.cli.commands.tenants.budget import example_report
 from pilotlight.cli.core.command import Yes, command
 from pilotlight.cli.core.formatting import format_table
 from pilotlight.cli.core.session import Session
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    pass
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="Name, as shown by `pilotlight webhook list`.")
@@ -79,8 +79,9 @@ def set_(
     ] = False,
 ) -> None:
     """Create or change a webhook."""
-    with session.client() as client:
-        body = client.set_webhook(name, url, events=event or (), new_secret=new_secret)
+    body = session.request(
+        lambda client: client.set_webhook(name, url, events=event or (), new_secret=new_secret)
+    )
     session.show(
         body,
         lambda: (
@@ -93,8 +94,7 @@ def set_(
 
 def list_(session: Session) -> None:
     """List the environment's webhooks."""
-    with session.client() as client:
-        rows = client.webhooks()
+    rows = session.request(lambda client: client.webhooks())
     session.show(
         rows,
         lambda: format_table(
@@ -108,8 +108,7 @@ def list_(session: Session) -> None:
 def delete(session: Session, name: Name, yes: Yes = False) -> None:
     """Delete a webhook. Pending deliveries are discarded."""
     session.confirm(f"Delete the webhook {name}? Pending deliveries are discarded.", yes=yes)
-    with session.client() as client:
-        client.delete_webhook(name)
+    session.request(lambda client: client.delete_webhook(name))
     session.show({"name": name, "deleted": True}, lambda: f"{name} is deleted")
 
 
@@ -118,9 +117,8 @@ def test(session: Session, name: Name) -> None:
 
     The exit status is 1 if the delivery fails.
     """
-    with session.client() as client:
-        body = client.test_webhook(name)
-    session.show(body, lambda: _tested(body))
+    body = session.request(lambda client: client.test_webhook(name))
+    session.show(body, lambda: example_report(body))
     if body["error"] is not None:
         raise typer.Exit(1)
 
@@ -132,8 +130,9 @@ def deliveries(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of deliveries.")] = 50,
 ) -> None:
     """List deliveries to a webhook, newest first."""
-    with session.client() as client:
-        rows = client.deliveries(name, failed=True if failed else None, limit=limit)
+    rows = session.request(
+        lambda client: client.deliveries(name, failed=True if failed else None, limit=limit)
+    )
     session.show(
         rows,
         lambda: format_table(
@@ -149,15 +148,3 @@ def _sent_events(row: dict[str, Any]) -> str:
 def _delivery(row: dict[str, Any]) -> dict[str, Any]:
     waits = "pending" if row["next_attempt_at"] is not None else "failed"
     return {**row, "state": waits if row["delivered_at"] is None else "delivered"}
-
-
-def _tested(body: dict[str, Any]) -> RenderableType:
-    from rich.text import Text
-
-    head = f"status {body['status']}" if body["status"] else "no response"
-    end = "accepted" if body["error"] is None else body["error"]
-    sent = "\n".join(f"{name}: {value}" for name, value in body["headers"].items())
-    return Text(
-        f"{head} after {body['elapsed_ms']} ms: {end}\n\nPOST "
-        f"{body['url']}\n{sent}\n\n{json.dumps(json.loads(body['body']), indent=2)}"
-    )

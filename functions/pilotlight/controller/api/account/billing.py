@@ -31,7 +31,9 @@ YEAR_10000_S = 253_402_300_800.0
 COLUMNS = tuple(name for name in schemas.BillLine.model_fields if name != "group")
 """The columns of a billing report as CSV."""
 router = APIRouter(prefix="/v1", tags=["books"])
-Tenant = Annotated[str | None, Query(description="name of another tenant (operator only)")]
+Tenant = Annotated[
+    str | None, Query(description="name of another tenant (platform administrators only)")
+]
 
 
 @router.get("/calls/{call}")

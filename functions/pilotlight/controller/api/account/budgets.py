@@ -244,6 +244,13 @@ async def test_budget(context: Ctx, caller: Admin, request: RequestId, budget: s
     message, url, secret = await context.threads.run(
         caller.tenant, _example, context, caller, budget, request
     )
+    return await post_example(context, message, url=url, secret=secret)
+
+
+async def post_example(
+    context: Context, message: WebhookMessage, *, url: str, secret: str
+) -> Tested:
+    """Post a signed message to a webhook once."""
     began, now = time.perf_counter(), context.clock()
     async with WebhookSender(policy=context.config.settings.webhooks) as sender:
         outcome = await sender.post(message, url=url, secret=secret, now=now)

@@ -113,8 +113,8 @@ def show_invoice(
 def issue_invoices(
     context: Ctx, caller: Admin, request: RequestId, body: IssueRequest
 ) -> dict[str, Any]:
-    """Issue the invoices of a month now, without waiting for `invoice_after_days` (operator
-    only)."""
+    """Issue the invoices of a month now, without waiting for `invoice_after_days` (platform
+    administrators only)."""
     caller.require_platform()
     invoices.month_ends_at(body.month)
     with context.store.write() as write:
@@ -137,8 +137,8 @@ def issue_invoices(
 def correct(
     context: Ctx, caller: Admin, request: RequestId, body: CorrectionRequest
 ) -> dict[str, Any]:
-    """Add an ADJUSTMENT to a record of any tenant (operator only). Repeating the request with the
-    same x-request-id returns the same adjustment."""
+    """Add an ADJUSTMENT to a record of any tenant (platform administrators only). Repeating the
+    request with the same x-request-id returns the same adjustment."""
     caller.require_platform()
     with context.store.write() as write:
         made = corrections.correct(
@@ -155,7 +155,7 @@ def correct(
 @router.get("/rates")
 def rates(context: Ctx, caller: Biller) -> RateLists:
     """Return the prices of the caller's plan and those that priced its earlier records; for the
-    platform operator, every price list ever used."""
+    platform administrators, every price list ever used."""
     with context.store.read() as sql:
         row = tenants.get(sql, tenant=caller.tenant)
         version = tenant_plan_of(row, context.config.plans).resolve().prices
@@ -164,7 +164,7 @@ def rates(context: Ctx, caller: Biller) -> RateLists:
     current = lists.get(version or context.config.prices.version, context.config.prices.rates())
     seen = (
         known
-        if _is_operator(caller)
+        if _is_platform_administrator(caller)
         else [one for one in known if one["version"] in used | {current.version}]
     )
     return RateLists(current=current.to_json(), lists=seen)
@@ -243,10 +243,10 @@ class Rebuilt(Body):
 
 @router.get("/verification")
 def verify(context: Ctx, caller: Admin) -> Verification:
-    """Compare the rollups that reports read with the records; for the platform operator, of all
+    """Compare the rollups that reports read with the records; for platform administrators, of all
     tenants."""
     caller.require_whole_tenant()
-    tenant = None if _is_operator(caller) else caller.tenant
+    tenant = None if _is_platform_administrator(caller) else caller.tenant
     with context.store.read() as sql:
         records, found = rollups.count(sql, tenant=tenant), rollups.verify(sql, tenant=tenant)
     differences = [
@@ -265,7 +265,8 @@ def verify(context: Ctx, caller: Admin) -> Verification:
 
 @router.post("/rollups:rebuild")
 def rebuild(context: Ctx, caller: Admin, request: RequestId) -> Rebuilt:
-    """Rebuild the rollups that reports read from the records, for all tenants (operator only)."""
+    """Rebuild the rollups that reports read from the records, for all tenants (platform
+    administrators only)."""
     caller.require_platform()
     with context.store.write() as write:
         records = rollups.rebuild(write)
@@ -286,7 +287,7 @@ def _amount(picos: int) -> str:
     return format(COST_QUANTUM * picos, "f")
 
 
-def _is_operator(caller: Principal) -> bool:
+def _is_platform_administrator(caller: Principal) -> bool:
     return caller.tenant_name == PLATFORM_TENANT and caller.scope is Scope.ADMIN
 
 

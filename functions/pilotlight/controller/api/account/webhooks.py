@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated, Any
 
 from fastapi import Path, Query, Response
 from pydantic import Field
 
-from pilotlight.controller.api.account.budgets import Tested
+from pilotlight.controller.api.account.budgets import Tested, post_example
 from pilotlight.controller.api.schemas import Body
 from pilotlight.controller.context import (
     REQUIRE_DISK_SPACE,
@@ -24,7 +23,7 @@ from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.webhooks import deliveries, endpoints, webhook_sender
 from pilotlight.controller.webhooks.deliveries import Delivery
 from pilotlight.controller.webhooks.endpoints import Webhook
-from pilotlight.controller.webhooks.webhook_sender import WebhookMessage, WebhookSender
+from pilotlight.controller.webhooks.webhook_sender import WebhookMessage
 from pilotlight.protocol import new_call_id
 from pilotlight.spec.identifiers import Scope
 
@@ -145,18 +144,7 @@ async def test_webhook(context: Ctx, caller: Admin, request: RequestId, name: Na
         caller.tenant, _example, context, caller, name, request
     )
     secret = context.key.webhooks.open(found.sealed_secret)
-    began, now = time.perf_counter(), context.clock()
-    async with WebhookSender(policy=context.config.settings.webhooks) as sender:
-        outcome = await sender.post(message, url=found.url, secret=secret, now=now)
-    body = message.body()
-    return Tested(
-        status=outcome.status,
-        error=outcome.error,
-        url=found.url,
-        headers=webhook_sender.headers(message, body, secret=secret, now=now),
-        body=body.decode(),
-        elapsed_ms=round((time.perf_counter() - began) * 1000),
-    )
+    return await post_example(context, message, url=found.url, secret=secret)
 
 
 @router.get("/{name}/deliveries")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Query
-from pydantic import Field
 
 from pilotlight.controller.analytics import model_stats
 from pilotlight.controller.analytics.entitlements import plan_of, rates_of
-from pilotlight.controller.api.schemas import Body
+from pilotlight.controller.analytics.model_stats import ModelStats
+from pilotlight.controller.api.schemas import Body, DocumentedAs
 from pilotlight.controller.context import Ctx, Deployer
 from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.errors import NotFound
@@ -17,65 +17,7 @@ from pilotlight.errors import NotFound
 router = APIRouter(prefix="/v1/engines", tags=["language models"])
 
 
-class TimesInfo(Body):
-    """Percentiles of `n` durations."""
-
-    n: int
-    p50_ms: float
-    p99_ms: float
-
-
-class ShareInfo(Body):
-    """Usage by one tenant's calls."""
-
-    tenant: str
-    calls: int
-    tokens_in: int
-    tokens_out: int
-    cost: str
-
-
-class EngineInfo(Body):
-    """A language model's figures for the last 24 hours; null: no data."""
-
-    app: str
-    function: str
-    revision: str = Field(
-        description="the revision with the most traffic; its declared values are shown"
-    )
-    max_model_len: int
-    max_num_seqs: int
-    adapters: list[str]
-    gpu: str = Field(description="acceptable GPU types, best first; empty for CPU only")
-    gpu_count: int
-    calls: int
-    failed: int
-    tokens_in: int
-    tokens_out: int
-    cached: float | None = Field(description="share of prompt tokens found in the engine's cache")
-    first_token: TimesInfo | None = Field(
-        description="time to first token, of calls that did not wait for an instance to start"
-    )
-    between_tokens: TimesInfo | None
-    first_token_by_start: dict[str, TimesInfo] = Field(
-        description="time to first token of the newest calls, by start kind of their instance"
-    )
-    finishes: dict[str, int] = Field(
-        description="finish reasons of the newest calls: `stop`, `length`, `cancelled`, `error`, …"
-    )
-    streams: int
-    completed: float | None = Field(description="share of streams that ran to completion")
-    out_of_memory: int = Field(description="instances that ran out of memory")
-    cache_use: tuple[int, int] | None = Field(
-        description="percent of the KV cache in use: median and maximum"
-    )
-    tokens_per_s: float | None = Field(
-        description="tokens generated per second of busy instance time"
-    )
-    tokens_per_gpu_s: float | None
-    cost: str
-    price_per_1k: str | None = Field(description="cost per 1,000 tokens, input and output")
-    tenants: list[ShareInfo]
+EngineInfo = Annotated[dict[str, Any], DocumentedAs(ModelStats)]
 
 
 class EngineList(Body):
@@ -107,7 +49,7 @@ def list_engines(
             app=app,
             function=function,
         )
-    return EngineList(currency=currency, engines=[EngineInfo(**one.to_json()) for one in found])
+    return EngineList(currency=currency, engines=[one.to_json() for one in found])
 
 
 @router.get("/{app}/{function}")

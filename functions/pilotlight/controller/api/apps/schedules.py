@@ -8,7 +8,7 @@ from fastapi import Path, Response
 from pydantic import Field
 
 from pilotlight.controller.api.schemas import Body
-from pilotlight.controller.context import REQUIRE_DISK_SPACE, Ctx, Deployer, RequestId
+from pilotlight.controller.context import REQUIRE_DISK_SPACE, Context, Ctx, Deployer, RequestId
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.identity.access_control import Principal
 from pilotlight.controller.lazy_routes import APIRouter
@@ -80,15 +80,8 @@ def pause_schedule(
     number: Number,
 ) -> ScheduleInfo:
     """Pause the schedule until it is resumed, across deploys."""
-    with context.store.write() as write:
-        schedules.pause(
-            write,
-            _planned(write, caller, app, function, number),
-            is_paused=True,
-            actor=caller.key,
-            request=request,
-        )
-        return _info(_planned(write, caller, app, function, number))
+    place = (app, function, number)
+    return _set_paused(context, caller, request, place, is_paused=True)
 
 
 @router.post("/{app}/{function}/{number}:resume")
@@ -102,15 +95,8 @@ def resume_schedule(
     number: Number,
 ) -> ScheduleInfo:
     """Resume the schedule at its next time. Times that passed while it was paused are skipped."""
-    with context.store.write() as write:
-        schedules.pause(
-            write,
-            _planned(write, caller, app, function, number),
-            is_paused=False,
-            actor=caller.key,
-            request=request,
-        )
-        return _info(_planned(write, caller, app, function, number))
+    place = (app, function, number)
+    return _set_paused(context, caller, request, place, is_paused=False)
 
 
 @router.post("/{app}/{function}/{number}:run", dependencies=[REQUIRE_DISK_SPACE], status_code=202)
@@ -152,3 +138,17 @@ def _info(planned: ScheduleEntry) -> ScheduleInfo:
         for name in ("id", "app", "function", "number", "is_paused", "next_at", "last_at")
     }
     return ScheduleInfo(**named, **to_json(planned.schedule))
+
+
+def _set_paused(
+    context: Context,
+    caller: Principal,
+    request: str,
+    place: tuple[str, str, int],
+    *,
+    is_paused: bool,
+) -> ScheduleInfo:
+    with context.store.write() as write:
+        planned = _planned(write, caller, *place)
+        schedules.pause(write, planned, is_paused=is_paused, actor=caller.key, request=request)
+        return _info(_planned(write, caller, *place))

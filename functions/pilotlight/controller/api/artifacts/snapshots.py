@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pilotlight.controller.api import schemas
@@ -39,14 +38,6 @@ async def _owned(context: Context, caller: Principal, snapshot: str) -> Snapshot
     raise NotFound(
         f"there is no snapshot {snapshot} in environment {caller.environment!r}", snapshot=snapshot
     )
-
-
-async def _write(context: Context, tenant: str, change: Callable[[Write], T]) -> T:
-    def run() -> T:
-        with context.store.write() as write:
-            return change(write)
-
-    return await context.threads.run(tenant, run)
 
 
 @router.get("/snapshots", response_model=schemas.Snapshots)
@@ -116,7 +107,7 @@ async def delete_snapshots(
 
     return schemas.SnapshotsDeleted(
         deleted=await context.agent.delete_snapshots(
-            function=await _write(context, caller.tenant, record)
+            function=await context.write(caller.tenant, record)
         )
     )
 
@@ -135,8 +126,7 @@ async def switch_snapshots(
     deletes those on the node (`deleted`; null = later)."""
     caller.require_function(app, function)
     where = app_ref_of(caller, app, request)
-    switched = await _write(
-        context,
+    switched = await context.write(
         caller.tenant,
         lambda write: app_registry.switch_snapshots(
             write, where, function=function, enabled=body.enabled
@@ -161,4 +151,4 @@ async def _record_audit(
             request=request,
         )
 
-    await _write(context, caller.tenant, record)
+    await context.write(caller.tenant, record)

@@ -4,7 +4,7 @@ and pinning them on the node."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, TypeVar
 
 import sqlalchemy as sa
@@ -82,9 +82,7 @@ class WeightsList(Body):
 @router.get("")
 async def list_weights(context: Ctx, caller: Deployer) -> WeightsList:
     """List the weights of the environment, and where they are."""
-    rows = await _read(
-        context, caller.tenant, lambda sql: weight_names.listing(sql, _holder(caller))
-    )
+    rows = await context.read(caller.tenant, lambda sql: weight_names.listing(sql, _holder(caller)))
     return WeightsList(weights=await _shown(context, caller, rows))
 
 
@@ -117,7 +115,7 @@ async def put_weights(
             source=body.source,
         )
 
-    released = await _write(context, caller.tenant, put)
+    released = await context.write(caller.tenant, put)
     await node_cache.unpin_unused(context.cache, context.store, [released] if released else [])
     return await _info(context, caller, name)
 
@@ -129,8 +127,7 @@ async def delete_weights(
     """Delete a name that no function uses, and the files of its manifest that no revision or other
     name refers to."""
     caller.require_whole_environment()
-    manifest = await _write(
-        context,
+    manifest = await context.write(
         caller.tenant,
         lambda write: weight_names.delete(write, _holder(caller, request), name=name),
     )
@@ -149,8 +146,7 @@ async def verify_weights(
     [paths]}`; corrupt files are fetched again when needed."""
     manifest = await _manifest(context, caller, name)
     await node_cache.require_available(context.cache)
-    await _write(
-        context,
+    await context.write(
         caller.tenant,
         lambda write: weight_names.record_node_request(
             write, _holder(caller, request), "verify", name
@@ -175,8 +171,7 @@ async def prefetch_weights(
     "elapsed_s"}`, then `{"weights": {…}}`."""
     manifest = await _manifest(context, caller, name)
     await node_cache.require_available(context.cache)
-    await _write(
-        context,
+    await context.write(
         caller.tenant,
         lambda write: weight_names.record_node_request(
             write, _holder(caller, request), "prefetch", name
@@ -198,7 +193,7 @@ async def pin_weights(
     as prefetch."""
     caller.require_whole_environment()
     # Check now: once the stream has begun, an error is only a line.
-    await _read(context, caller.tenant, lambda sql: _check_pin(context, sql, _holder(caller), name))
+    await context.read(caller.tenant, lambda sql: _check_pin(context, sql, _holder(caller), name))
     await node_cache.require_available(context.cache)
 
     async def work(report: ReportProgress) -> Mapping[str, Any]:
@@ -212,8 +207,7 @@ async def pin_weights(
 async def unpin_weights(context: Ctx, caller: Admin, request: RequestId, name: Name) -> WeightsInfo:
     """Allow the node to evict the weights again when it needs space."""
     caller.require_whole_environment()
-    manifest = await _write(
-        context,
+    manifest = await context.write(
         caller.tenant,
         lambda write: weight_names.pin(write, _holder(caller, request), name=name, pinned=False),
     )
@@ -225,10 +219,10 @@ async def _pin(context: Context, holder: WeightsScope, name: str, report: Report
     # Write the row first, so that a concurrent sweep does not undo the cache's pin. If pinning
     # fails, the row is restored.
     was_pinned = (
-        await _read(context, holder.tenant, lambda sql: weight_names.find(sql, holder, name=name))
+        await context.read(holder.tenant, lambda sql: weight_names.find(sql, holder, name=name))
     )["is_pinned"]
-    manifest = await _write(
-        context, holder.tenant, lambda write: _record_pin(context, write, holder, name)
+    manifest = await context.write(
+        holder.tenant, lambda write: _record_pin(context, write, holder, name)
     )
     pinned = False
     try:
@@ -236,8 +230,7 @@ async def _pin(context: Context, holder: WeightsScope, name: str, report: Report
         pinned = True
     finally:
         if not pinned and not was_pinned:
-            await _write(
-                context,
+            await context.write(
                 holder.tenant,
                 lambda write: weight_names.pin(write, holder, name=name, pinned=False),
             )
@@ -267,8 +260,7 @@ def _holder(caller: Principal, request: str = "") -> WeightsScope:
 async def _manifest(context: Context, caller: Principal, name: str) -> str:
     return str(
         (
-            await _read(
-                context,
+            await context.read(
                 caller.tenant,
                 lambda sql: weight_names.find(sql, _holder(caller), name=name),
             )
@@ -277,8 +269,8 @@ async def _manifest(context: Context, caller: Principal, name: str) -> str:
 
 
 async def _info(context: Context, caller: Principal, name: str) -> WeightsInfo:
-    row = await _read(
-        context, caller.tenant, lambda sql: weight_names.find(sql, _holder(caller), name=name)
+    row = await context.read(
+        caller.tenant, lambda sql: weight_names.find(sql, _holder(caller), name=name)
     )
     return (await _shown(context, caller, [row]))[0]
 
@@ -315,7 +307,7 @@ async def _instances(context: Context, caller: Principal) -> dict[str, int] | No
     except SnapshotterError:
         return None
     counted = Counter(str(instance.revision) for instance in found)
-    return await _read(context, caller.tenant, lambda sql: weight_names.instances_of(sql, counted))
+    return await context.read(caller.tenant, lambda sql: weight_names.instances_of(sql, counted))
 
 
 def _manifest_of(context: Context, caller: Principal, digest: str) -> Manifest:
@@ -336,19 +328,3 @@ def _paths(
             sql, context.files, tenant=caller.tenant, digest=manifest
         )
     return [file.path for file in found.files if file.digest in set(digests)]
-
-
-async def _read(context: Context, tenant: str, query: Callable[[sa.Connection], T]) -> T:
-    def run() -> T:
-        with context.store.read() as sql:
-            return query(sql)
-
-    return await context.threads.run(tenant, run)
-
-
-async def _write(context: Context, tenant: str, change: Callable[[Write], T]) -> T:
-    def run() -> T:
-        with context.store.write() as write:
-            return change(write)
-
-    return await context.threads.run(tenant, run)

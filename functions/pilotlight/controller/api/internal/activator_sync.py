@@ -18,6 +18,7 @@ from pilotlight.controller.context import Context, Ctx, require_disk_space, requ
 from pilotlight.controller.database import feed, tables
 from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.registry.launch_spec import seal_page
+from pilotlight.controller.release import traffic
 from pilotlight.controller.scheduling import submitted_calls
 from pilotlight.controller.weights import storage_usage
 from pilotlight.errors import InvalidInput
@@ -82,6 +83,14 @@ def _ingest_usage(context: Context, body: bytes) -> UsageAccepted:
         raise InvalidInput("usage: records must be a list of objects", parameter="records")
     with context.store.write() as write:
         added, spent = usage_ingestion.ingest_usage(write, records)
+        traffic.record_served(
+            write,
+            {
+                (record["function_id"], record["revision"])
+                for record in records
+                if record["kind"] in _RAN and record.get("outcome", "ok") != "busy"
+            },
+        )
     context.metrics.usage_records.inc(added.new)
     context.metrics.usage_conflicts.inc(len(added.conflicts))
     for place, picos in added.spent.items():
@@ -89,6 +98,10 @@ def _ingest_usage(context: Context, body: bytes) -> UsageAccepted:
     return UsageAccepted(
         accepted=len(records), budgets={key: asdict(state) for key, state in spent.items()}
     )
+
+
+_RAN = ("CALL", "START")
+"""Kinds of records that say that a revision had an instance."""
 
 
 def _refuse_constant(name: str) -> Any:

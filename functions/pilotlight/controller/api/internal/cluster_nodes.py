@@ -58,7 +58,7 @@ async def report(context: Ctx, body: dict[str, Any]) -> Response:
 
 @router.get("/nodes")
 async def nodes(context: Ctx, caller: Admin) -> NodeList:
-    """List the cluster's nodes (platform operator only). Empty if the platform runs on one
+    """List the cluster's nodes (platform administrators only). Empty if the platform runs on one
     machine."""
     caller.require_platform()
     now = context.clock()

@@ -99,8 +99,10 @@ def _page(
 def overview_data(sql: sa.Connection, visit: PageContext) -> OverviewData:
     """Read everything but the running instances, in one consistent view of the database."""
     tenant, environment = visit.caller.tenant, visit.environment
-    used = environment_usage.read(
-        sql, tenant=tenant, environment=environment, span=visit.span, currency=visit.currency
+    used = environment_usage.with_runs_added(
+        environment_usage.read(
+            sql, tenant=tenant, environment=environment, span=visit.span, currency=visit.currency
+        )
     )
     parts = latency_histograms.read(
         sql, tenant=tenant, environment=environment, now=visit.now, clocks=("total", "start")

@@ -1,4 +1,5 @@
-"""Pages for the operator: nodes, tenants' shares, all instances, snapshots, and weights by tier."""
+"""Pages for platform administrators: nodes, tenants' shares, all instances, snapshots, and
+weights by tier."""
 
 from __future__ import annotations
 

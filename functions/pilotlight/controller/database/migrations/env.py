@@ -1,4 +1,7 @@
-"""Alembic's entry point: migrates on the connection, and in the transaction, of `Store.migrate`."""
+"""Alembic's entry point: migrates on the connection, and in the transaction, of `Store.migrate`.
+
+Versions restate columns, bounds and expressions: what a version did must not change with the
+tables of today."""
 
 from alembic import context
 

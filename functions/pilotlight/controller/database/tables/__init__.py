@@ -21,6 +21,7 @@ from pilotlight.controller.database.tables.billing import (
 )
 from pilotlight.controller.database.tables.columns import metadata
 from pilotlight.controller.database.tables.registry import (
+    adopted_platforms,
     aliases,
     api_keys,
     approvals,
@@ -37,6 +38,7 @@ from pilotlight.controller.database.tables.registry import (
     functions,
     images,
     kept_calls,
+    platform,
     revisions,
     secrets,
     tenants,
@@ -71,6 +73,7 @@ __all__ = [
     "ROLLUP_FLOATS",
     "ROLLUP_GROUPS",
     "ROLLUP_SUMS",
+    "adopted_platforms",
     "aliases",
     "api_keys",
     "approvals",
@@ -105,6 +108,7 @@ __all__ = [
     "observation_minute_buckets",
     "observation_minutes",
     "observers",
+    "platform",
     "prices",
     "revisions",
     "rollout_decisions",

@@ -6,6 +6,14 @@ import sqlalchemy as sa
 
 from pilotlight.controller.database.tables.columns import metadata, text, time, whole
 
+platform = sa.Table("platform", metadata, text("id", key=True), time("created_at"))
+"""One row, made with the database: the id that labels this platform's objects in a cluster."""
+
+adopted_platforms = sa.Table(
+    "adopted_platforms", metadata, text("id", key=True), time("adopted_at"), text("adopted_by")
+)
+"""Ids of platforms whose objects in the cluster this one took over."""
+
 tenants = sa.Table(
     "tenants",
     metadata,

@@ -1,0 +1,75 @@
+"""`pilotlight cluster …`: whose objects are in the cluster."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from pilotlight.cli.core.command import command
+from pilotlight.cli.core.session import Session
+
+
+def register(root: typer.Typer) -> None:
+    """Add the command group."""
+    group = typer.Typer(
+        help="Show whose objects are in the cluster, and take over those of another platform.",
+        no_args_is_help=True,
+    )
+    command(group, "show")(show)
+    command(group, "adopt")(adopt)
+    root.add_typer(group, name="cluster")
+
+
+def show(session: Session) -> None:
+    """Show this platform's id, and tenants' namespaces of other platforms. Platform administrators
+    only.
+
+    The exit status is 1 while there are any: nothing in the cluster is changed then."""
+    with session.client() as client:
+        found = client.cluster()
+    session.show(found, lambda: _shown(found))
+    if found["foreign"]:
+        raise typer.Exit(1)
+
+
+def adopt(
+    session: Session,
+    platform: Annotated[
+        str, typer.Argument(help="The other platform's id, or `unlabelled` (see `cluster show`).")
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Take over the objects of another platform in the cluster. Platform administrators only.
+
+    Use it after the database was replaced, or after an upgrade from a version without the label.
+    Functions in the cluster that this platform does not have are deleted."""
+    with session.client() as client:
+        namespaces: list[str] = next(
+            (
+                one["namespaces"]
+                for one in client.cluster()["foreign"]
+                if one["platform"] == platform
+            ),
+            [],
+        )
+        session.confirm(
+            f"Take over {len(namespaces)} namespaces of {platform} ({', '.join(namespaces[:5])}"
+            f"{' …' if len(namespaces) > 5 else ''}), and delete the functions in them that this "
+            f"platform does not have?",
+            yes=yes,
+        )
+        found = client.adopt_cluster(platform)
+    session.show(found, lambda: f"{platform} is adopted by {found['platform']}")
+
+
+def _shown(found: dict[str, Any]) -> str:
+    lines = [f"platform {found['platform']}"]
+    if found["adopted"]:
+        lines.append(f"adopted: {', '.join(found['adopted'])}")
+    lines += [f"of {one['platform']}: {', '.join(one['namespaces'])}" for one in found["foreign"]]
+    if found["message"]:
+        lines.append(found["message"])
+    elif not found["is_checked"]:
+        lines.append("the cluster was not looked at: this controller does not lead one")
+    return "\n".join(lines)
