@@ -143,8 +143,7 @@ def token_show(
         exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
         session.show(variables, lambda: _whole_line(f"export {exports}"))
         return
-    with session.client() as client:
-        who = client.whoami()
+    who = session.request(lambda client: client.whoami())
     row = {
         **_identity(used, who),
         "profile": session.options.profile or profile.selected_name(session.profile_environ()),
