@@ -24,8 +24,8 @@ from pilotlight.cli.commands.calls.call import parse_response_headers
 from pilotlight.cli.commands.operations import up
 from pilotlight.cli.commands.operations.snapshot import drop_templates
 from pilotlight.cli.commands.tenants import billing
-from pilotlight.cli.core.command import next_step
 from pilotlight.cli.core.formatting import format_milliseconds, format_money
+from pilotlight.cli.core.next_step import next_step
 from pilotlight.cli.core.session import CommonOptions, Session
 from pilotlight.cli.supervisor import local_platform, run_platform, stale_processes
 from pilotlight.client.client import Client

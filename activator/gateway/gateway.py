@@ -25,6 +25,7 @@ from activator.calls.call import Call
 from activator.calls.runner import CallRunner
 from activator.control_plane.proxy import ControlPlaneProxy
 from activator.coordination.peers import CALLING_FUNCTION, HEALTH, PASSED_ON, PLATFORM_TOKEN
+from activator.gateway.cors import ORIGIN, CrossOrigin
 from activator.gateway.fast_path import FastPath, FastPathRoute
 from activator.gateway.health import READY, Health
 from activator.gateway.http_proxy import HttpProxy
@@ -113,6 +114,7 @@ class Gateway:
         self._runner = runner
         self._calls = calls
         self._resolver = resolver
+        self._cross_origin = CrossOrigin(table)
         self._variations = SubmitAndWarmup(
             settings=settings,
             resolver=self._resolver,
@@ -192,6 +194,13 @@ class Gateway:
             if self._dashboard is not None and self._dashboard.misplaced(request):
                 await self._answer(request, self._dashboard.answer(request))
                 return
+            if ORIGIN in request.headers and (
+                cross_origin := self._cross_origin.find(request, receive, send)
+            ):
+                if cross_origin.is_preflight:
+                    await cross_origin.answer_preflight()
+                    return
+                request = cross_origin
             await self._answer(request, self._handle(request))
         elif scope["type"] == "websocket":
             await self._http_proxy.websocket(

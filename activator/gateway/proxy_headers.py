@@ -143,6 +143,8 @@ def answer_headers(request: Request, call: Call, headers: Headers) -> Headers:
         ),
     ]
     own += [(name.encode(), value.encode()) for name, value in arm_of(call).items()]
+    if call.target.spec.cors:
+        own.append((b"vary", b"Origin"))  # also without an Origin: caches keep this response
     passed_on = [(k, v) for k, v in headers if k not in _HOP_BY_HOP and k not in _OURS_TO_SAY]
     return own + request.quota_headers() + passed_on
 

@@ -199,7 +199,8 @@ class RouteCache:
                 resolved.unasked = (
                     routed.document.heaviest()
                 )  # not the revision that answers during a cutover
-            if verb == "invoke" and resolved.is_lasting:
+            is_foreign = owner is not None and routed.has_cors  # responses depend on the origin
+            if verb == "invoke" and resolved.is_lasting and not is_foreign:
                 resolved.enable_fast_path(self._access)
             is_worth_it = (
                 resolved.is_lasting and resolved.is_real and len(request.path) <= MAX_PATH_LENGTH

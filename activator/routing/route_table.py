@@ -27,6 +27,7 @@ from activator.routing.traffic_split import (
 from pilotlight import errors
 from pilotlight.core.crypto import DecryptionFailed, Sealer
 from pilotlight.protocol import BudgetRecord, FeedChange, FunctionRoute
+from pilotlight.spec.cors import common_origins
 from pilotlight.spec.function import PUBLIC
 from pilotlight.spec.identifiers import DEFAULT_ENVIRONMENT, FunctionAddress
 from pilotlight.spec.pricing import Rates
@@ -58,6 +59,8 @@ class RouteTable:
         self._access: dict[str, frozenset[frozenset[str]]] = {}
         """By function: with whom its answering revisions are shared. Other callers are refused
         without parsing its document."""
+        self._origins: dict[str, frozenset[str]] = {}
+        """By function with `cors`: the origins that every answering revision permits."""
         self._routed: dict[str, FunctionRouter] = {}
         self._keys = ApiKeyIndex()
         self.tenants = Tenants()
@@ -113,6 +116,7 @@ class RouteTable:
             self._names,
             self._kept_warm,
             self._access,
+            self._origins,
             self._routed,
             self._previous,
             self._keys,
@@ -129,6 +133,7 @@ class RouteTable:
         if value is None:
             self._functions.pop(name, None)
             self._access.pop(name, None)
+            self._origins.pop(name, None)
             self._names.pop(before.id if before is not None else "", None)
             self._kept_warm.discard(name)
         else:
@@ -138,6 +143,9 @@ class RouteTable:
             self._access[name] = frozenset(
                 frozenset(target.spec.access) for target in routed.answering
             )
+            self._origins.pop(name, None)
+            if origins := common_origins(target.spec.cors for target in routed.answering):
+                self._origins[name] = origins
             self._functions[name] = zlib.compress(json.dumps(value).encode(), level=1)
             if before is not None and before.id != route.id:
                 del self._names[before.id]
@@ -319,6 +327,11 @@ class RouteTable:
             return False
         names = {PUBLIC, caller.tenant_name} - {""}
         return all(not names.isdisjoint(access) for access in shared)
+
+    def origins_of(self, address: FunctionAddress) -> frozenset[str]:
+        """Return the origins whose pages may call a function; empty without `cors`. A public
+        function's only, so the answer reveals no other."""
+        return self._origins.get(_name_of(address), frozenset())
 
     def routed(self, address: FunctionAddress) -> FunctionRouter:
         """Return the router of a function. Raises NotFound or Unavailable."""

@@ -150,6 +150,7 @@ class FunctionRouter:
         only: the decision for every call that names no revision; None = it depends on the call.
         answering: the revisions that answer calls that name none.
         handover: the cutover in progress; None = none.
+        has_cors: whether web pages of other origins may call some revision.
     """
 
     __slots__ = (
@@ -160,6 +161,7 @@ class FunctionRouter:
         "answering",
         "document",
         "handover",
+        "has_cors",
         "only",
         "targets",
     )
@@ -171,6 +173,7 @@ class FunctionRouter:
             name: _target(route, document, name, rates) for name in sorted(document.named())
         }
         self.answering = tuple(self.targets[name] for name in sorted(document.answering()))
+        self.has_cors = any(target.spec.cors for target in self.targets.values())
         shadow = self._shadow()
         self._weights = _Weights(
             document,

@@ -116,7 +116,7 @@ def load(environ: Mapping[str, str] | None = None, *, name: str | None = None) -
     path = config_path(environ)
     document = _read(path)
     wanted = name or environ.get("PILOTLIGHT_PROFILE")
-    chosen = wanted or str(document.get("active", DEFAULT_PROFILE))
+    chosen = wanted or _active(document)
     profiles = document.get("profiles", {})
     if wanted and wanted not in profiles:
         raise InvalidInput(
@@ -152,6 +152,11 @@ def _instance_url(environ: Mapping[str, str]) -> str | None:
     return None
 
 
+def selected_name(environ: Mapping[str, str]) -> str:
+    """Return the name of the profile that `load` uses."""
+    return environ.get("PILOTLIGHT_PROFILE") or _active(_read(config_path(environ)))
+
+
 def save(
     profile: Profile,
     *,
@@ -167,7 +172,7 @@ def save(
         **document.get("profiles", {}),
         name: {f.name: getattr(profile, f.name) for f in fields(profile)},
     }
-    active = name if activate else str(document.get("active", DEFAULT_PROFILE))
+    active = name if activate else _active(document)
     _replace(path, _render(active, profiles))
     return path
 
@@ -179,7 +184,22 @@ def remove(name: str, *, path: Path | None = None) -> bool:
     profiles = dict(document.get("profiles", {}))
     if profiles.pop(name, None) is None:
         return False
-    _replace(path, _render(str(document.get("active", DEFAULT_PROFILE)), profiles))
+    _replace(path, _render(_active(document), profiles))
+    return True
+
+
+def is_first_time(what: str, *, path: Path) -> bool:
+    """Return whether `what` was not asked before, and remember it in `<path>.seen`, beside the
+    profile file. Where that cannot be written, everything is new."""
+    file = path.with_name(f"{path.name}.seen")
+    try:
+        seen = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        seen = []
+    if what in seen:
+        return False
+    with contextlib.suppress(OSError):
+        _replace(file, "".join(f"{line}\n" for line in (*seen, what)))
     return True
 
 
@@ -188,6 +208,10 @@ def names(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     return tuple(
         sorted(_read(config_path(os.environ if environ is None else environ)).get("profiles", {}))
     )
+
+
+def _active(document: Mapping[str, Any]) -> str:
+    return str(document.get("active", DEFAULT_PROFILE))
 
 
 def _read(path: Path) -> dict[str, Any]:

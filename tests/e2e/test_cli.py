@@ -116,8 +116,16 @@ def test_a_file_that_cannot_be_imported_is_shown_by_its_own_line(
     assert "no_such_package` is not installed in it" in done.stderr
 
 
-def test_run_calls_once_and_leaves_nothing_behind(hello: PlatformUnderTest) -> None:
-    assert hello.cli("run", HELLO, "--name", "Ada").stdout.strip() == "Hello, Ada!"
+def test_run_calls_once_and_leaves_nothing_behind(hello: PlatformUnderTest, tmp_path: Path) -> None:
+    (tmp_path / "speaker.py").write_text(
+        "import pilotlight\napp = pilotlight.App('speaker')\nprint('imported')\n\n"
+        "@app.function()\ndef say(what: str) -> int:\n    print(what)\n    return len(what)\n"
+    )
+    done = hello.cli("run", str(tmp_path / "speaker.py"), "--what", "apple")
+    assert done.stdout.splitlines() == ["imported", "5"]  # printed here by the import, and there
+    lines = done.stderr.splitlines()
+    assert lines.index("speaker/say: calling") < lines.index("apple")
+    assert (lines.count("imported"), lines.count("apple")) == (1, 1)
     assert (
         hello.cli("run", f"{STREAM}::count", "--upto", "2").stdout.splitlines()[-1]
         == "{'number': 2, 'square': 4}"
@@ -183,18 +191,31 @@ def test_logs_of_one_call(hello: PlatformUnderTest, tmp_path: Path) -> None:
     hello.cli("call", "talker/say", "-a", "what=pear")
     # what a function prints passes through its slot, and is in the log moments after the answer
     wait_for(
-        lambda: (
-            "pear" in hello.cli("app", "logs", "talker/say", "--since", "5m", "--tail", "10").stdout
-        ),
+        lambda: "pear" in hello.cli("logs", "talker/say", "--since", "5m", "--tail", "10").stdout,
         "the second line",
     )
     lines = [
         json.loads(line)
-        for line in hello.cli(
-            "app", "logs", "talker", "--call", first, "--json"
-        ).stdout.splitlines()
+        for line in hello.cli("logs", "talker", "--call", first, "--json").stdout.splitlines()
     ]
     assert [line["text"] for line in lines] == ["apple"]
+
+
+def test_the_readmes_curl_lines_work_as_they_stand(hello: PlatformUnderTest) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    block = readme.partition("## HTTP\n```bash\n")[2].partition("```")[0]
+    head, *lines = block.splitlines()
+    of_hello = [line for line in lines if "hello/hello" in line]
+    assert (head.startswith('eval "$(pilotlight token show --shell)"'), len(of_hello)) == (True, 2)
+    alias = f'pilotlight() {{ "{sys.executable}" -m pilotlight "$@"; }}'
+    script = "\n".join(
+        ["set -e", alias, head, *(line.replace("curl", "curl -sS") for line in of_hello)]
+    )
+    done = subprocess.run(
+        ["bash", "-c", script], env=hello.environ(), capture_output=True, text=True, check=True
+    )
+    assert '"Hello, Ada!"' in done.stdout
+    assert '"state": "QUEUED"' in done.stdout
 
 
 def test_keys_secrets_and_environments(hello: PlatformUnderTest) -> None:

@@ -69,9 +69,7 @@ def test_what_ran_is_billed_and_its_logs_are_read(cluster: ClusterUnderTest) -> 
     name = platform.result("podded/stays", {"seconds": 0.25})
     (pod,) = cluster.ready("stays")
     assert pod["metadata"]["name"][:63] == name
-    assert "waits 0.25 s" in wait_for(
-        lambda: platform.cli("app", "logs", "podded").stdout, "its logs"
-    )
+    assert "waits 0.25 s" in wait_for(lambda: platform.cli("logs", "podded").stdout, "its logs")
     (instance,) = platform.instances("podded", "stays")
     assert pod["metadata"]["name"] in str(instance)
     assert wait_for(lambda: platform.usage("function = ?", "stays"), "the call to be billed")

@@ -124,9 +124,7 @@ def test_after_a_restore_a_template_comes_back_and_the_next_start_is_a_fork(froz
 
 def test_what_is_printed_after_a_restore_is_in_the_logs(frozen: Frozen) -> None:
     frozen.restored("Greeter.square", {"n": 31})
-    wait_for(
-        lambda: "squaring 31" in frozen.platform.cli("app", "logs", "frozen").stdout, "the line"
-    )
+    wait_for(lambda: "squaring 31" in frozen.platform.cli("logs", "frozen").stdout, "the line")
 
 
 # -- secrets ---------------------------------------------------------------------------------------
@@ -257,7 +255,7 @@ def test_hooks_run_after_each_restore_and_when_the_instance_stops(frozen: Frozen
         assert frozen.restored("Keeper.history") == ["enter", "connect"]
     frozen.to_zero("Keeper")
     wait_for(
-        lambda: "the hook says goodbye" in frozen.platform.cli("app", "logs", "frozen").stdout,
+        lambda: "the hook says goodbye" in frozen.platform.cli("logs", "frozen").stdout,
         "the exit hook's line",
     )
 

@@ -131,7 +131,7 @@ def test_a_pickle_is_opened_for_the_functions_own_tenant_only(acme: Tenant) -> N
 
 
 def test_a_key_of_one_function_calls_that_one(acme: Tenant) -> None:
-    key = acme.cli("token", "create", "--app", "shared", "--function", "own")["secret"]
+    key = acme.cli("token", "create", "--function", "shared/own")["secret"]
     assert status_of(lambda: acme.call("own", key), 200).json() == 7
     assert acme.call("lent", key).status_code == 403
 

@@ -18,7 +18,7 @@ import subprocess
 import tarfile
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from types import TracebackType
@@ -85,6 +85,7 @@ class FakePlatform:
         self.weights = PushedWeights(self.blobs)
         self.images: dict[str, ImageSpec] = {}
         self.apps: dict[tuple[str, str], DeployedApp] = {}
+        self.deleted: dict[tuple[str, str], DeployedApp] = {}
         self.secrets: dict[tuple[str, str], dict[str, str]] = {}
         self.keys: dict[str, dict[str, Any]] = {}
         self.environments = {"main"}
@@ -98,6 +99,11 @@ class FakePlatform:
         self.asked: list[str] = []
         self.priorities: list[str] = []
         self.lock = threading.Lock()
+        self.followers = 0
+        self.during_calls: Callable[[], None] = lambda: None
+        self._written = threading.Condition()
+        self._is_closing = False
+        self._cut_offs = 0
         self._refusals: deque[Answer | None] = deque()
         self._cancelled: set[str] = set()
         self._callers: list[threading.Thread] = []
@@ -128,6 +134,9 @@ class FakePlatform:
     ) -> None:
         self._server.shutdown()
         self._thread.join()
+        with self._written:
+            self._is_closing = True
+            self._written.notify_all()
         for caller in self._callers:
             caller.join()
         self._server.server_close()
@@ -321,7 +330,7 @@ class FakePlatform:
         return _json({"app": name, "version": len(app.history)})
 
     def delete_app(self, asked: Asked, name: str) -> Answer:
-        self._app(asked, name)
+        self.deleted[asked.environment, name] = self._app(asked, name)
         del self.apps[asked.environment, name]
         return Answer(status=204)
 
@@ -334,6 +343,7 @@ class FakePlatform:
     def invoke(self, asked: Asked, app: str, dotted: str) -> Answer:
         call, spec = self._callable(asked, app, dotted)
         call_id = asked.headers.get(HEADER_REQUEST_ID) or new_call_id()
+        self.during_calls()
         answer = run(call, asked)
         timing = {
             HEADER_START: "WARM",
@@ -495,13 +505,50 @@ class FakePlatform:
 
     # -- the rest ----------------------------------------------------------------------------------
     def logs(self, asked: Asked) -> Answer:
-        if asked.query.get("app"):
-            self._app(asked, asked.query["app"])
+        app = asked.query.get("app", "")
+        if app and (asked.environment, app) not in self.apps | self.deleted:
+            raise NotFound(f"there is no app {app!r} in environment {asked.environment!r}")
+        since = float(asked.query.get("since", 0))
+        if asked.query.get("follow") == "true":
+            return _ndjson(self._followed(since))
         wanted = {key: asked.query[key] for key in ("instance", "call") if key in asked.query}
         lines = [
-            line for line in self.log_lines if all(line.get(k) == v for k, v in wanted.items())
+            line
+            for line in self.log_lines
+            if all(line.get(k) == v for k, v in wanted.items()) and line.get("time", 0.0) >= since
         ]
         return _ndjson(lines[-int(asked.query["tail"]) :] if "tail" in asked.query else lines)
+
+    def write_log(self, text: str, *, stream: str = "stdout", instance: str = "i-fake") -> None:
+        """A line that an instance prints; followers get it at once."""
+        with self._written:
+            number = len(self.log_lines)
+            line = {"time": float(number), "instance": instance, "stream": stream, "text": text}
+            self.log_lines.append(line)
+            self._written.notify_all()
+
+    def end_followers(self) -> None:
+        """End the responses of all followers, as a proxy does that sees none of their lines."""
+        with self._written:
+            self._cut_offs += 1
+            self._written.notify_all()
+
+    def _followed(self, since: float) -> Iterator[dict[str, Any]]:
+        self.followers += 1
+        cut_offs = self._cut_offs
+        number = 0
+        while True:
+            with self._written:
+                while number == len(self.log_lines) and not self._is_over(cut_offs):
+                    self._written.wait()
+                if self._is_over(cut_offs):
+                    return
+                lines = self.log_lines[number:]
+            yield from (line for line in lines if line["time"] >= since)
+            number += len(lines)
+
+    def _is_over(self, cut_offs: int) -> bool:
+        return self._is_closing or self._cut_offs > cut_offs
 
     def list_instances(self, asked: Asked) -> Answer:
         return _json({"instances": self.instances})
@@ -604,6 +651,9 @@ class FakePlatform:
         self.environments.remove(name)
         return Answer(status=204)
 
+    def whoami(self, asked: Asked) -> Answer:
+        return _json({"tenant": {"id": "t-fake", "name": "acme"}, "key": "k-fake"})
+
     def billing(self, asked: Asked) -> Answer:
         whole = {
             "by": asked.query.get("by", "function"),
@@ -652,6 +702,7 @@ _ROUTES: list[tuple[str, str, Route]] = [
     ("GET", r"/v1/secrets", FakePlatform.list_secrets),
     ("PUT", r"/v1/secrets/([^/:]+)", FakePlatform.put_secret),
     ("DELETE", r"/v1/secrets/([^/:]+)", FakePlatform.delete_secret),
+    ("GET", r"/v1/whoami", FakePlatform.whoami),
     ("GET", r"/v1/keys", FakePlatform.list_keys),
     ("POST", r"/v1/keys", FakePlatform.create_key),
     ("DELETE", r"/v1/keys/([^/:]+)", FakePlatform.revoke_key),
@@ -683,7 +734,7 @@ def _json(value: Any, status: int = 200) -> Answer:
     return Answer(status=status, body=json.dumps(value).encode())
 
 
-def _ndjson(lines: list[dict[str, Any]]) -> Answer:
+def _ndjson(lines: Iterable[dict[str, Any]]) -> Answer:
     return Answer(
         content_type=CONTENT_NDJSON, stream=(json.dumps(line).encode() + b"\n" for line in lines)
     )

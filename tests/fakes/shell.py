@@ -41,6 +41,6 @@ class Typist:
         """What was said, in two lines: the error, and the way out."""
         done = self.run(*words, key=key)
         assert done.exit_code == 1, done.output
-        said, hint = done.stderr.strip().splitlines()
+        said, hint = done.stderr.strip().splitlines()[-2:]
         assert (said[:6], hint[:4]) == ("error ", "try ")
         return f"{said}\n{hint}"

@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
@@ -14,49 +14,68 @@ from typer.core import TyperGroup
 from pilotlight.cli.core.command import common_callback
 from pilotlight.cli.core.session import CommonOptions
 
-_PARTS = {
-    "up": "operations.up",
-    "down": "operations.up",
-    "status": "operations.up",
-    "deploy": "apps.deploy",
-    "run": "apps.deploy",
-    "serve": "apps.deploy",
-    "render": "apps.render",
-    "call": "calls.call",
-    "shell": "operations.instance",
-    "audit": "tenants.audit",
-    "doctor": "operations.doctor",
-    "top": "operations.top",
-    "loadtest": "calls.loadtest",
-    "schedule": "calls.schedule",
-    "webhook": "tenants.webhook",
-    "app": "apps.app",
-    "traffic": "apps.traffic",
-    "rollout": "apps.rollout",
-    "experiment": "apps.experiment",
-    "feedback": "calls.feedback",
-    "slo": "operations.slo",
-    "trace": "calls.trace",
-    "engine": "apps.engine",
-    "image": "apps.image",
-    "instance": "operations.instance",
-    "snapshot": "operations.snapshot",
-    "template": "operations.snapshot",
-    "storage": "tenants.storage",
-    "node": "operations.node",
-    "cluster": "operations.cluster",
-    "weights": "apps.weights",
-    "token": "tenants.access",
-    "secret": "tenants.access",
-    "environment": "tenants.access",
-    "tenant": "tenants.tenant",
-    "plan": "tenants.tenant",
-    "quota": "tenants.quota",
-    "budget": "tenants.budget",
-    "billing": "tenants.billing",
-    "state": "operations.state",
+_PANELS: dict[str, dict[str, str]] = {
+    "Every day": {
+        "up": "operations.up",
+        "deploy": "apps.deploy",
+        "run": "apps.deploy",
+        "serve": "apps.deploy",
+        "call": "calls.call",
+        "logs": "apps.logs",
+        "app": "apps.app",
+        "top": "operations.top",
+        "billing": "tenants.billing",
+        "dashboard": "tenants.login",
+    },
+    "This machine and the cluster": {
+        "down": "operations.up",
+        "status": "operations.up",
+        "doctor": "operations.doctor",
+        "state": "operations.state",
+        "node": "operations.node",
+        "cluster": "operations.cluster",
+        "render": "apps.render",
+    },
+    "Releases": {
+        "rollout": "apps.rollout",
+        "traffic": "apps.traffic",
+        "experiment": "apps.experiment",
+        "feedback": "calls.feedback",
+        "slo": "operations.slo",
+    },
+    "Calls and instances": {
+        "schedule": "calls.schedule",
+        "webhook": "tenants.webhook",
+        "trace": "calls.trace",
+        "loadtest": "calls.loadtest",
+        "engine": "apps.engine",
+        "instance": "operations.instance",
+        "shell": "operations.instance",
+    },
+    "Images, models and snapshots": {
+        "image": "apps.image",
+        "weights": "apps.weights",
+        "snapshot": "operations.snapshot",
+        "template": "operations.snapshot",
+        "storage": "tenants.storage",
+    },
+    "Access": {
+        "login": "tenants.login",
+        "token": "tenants.access",
+        "secret": "tenants.access",
+        "environment": "tenants.access",
+        "audit": "tenants.audit",
+    },
+    "Tenants and limits": {
+        "tenant": "tenants.tenant",
+        "plan": "tenants.tenant",
+        "quota": "tenants.quota",
+        "budget": "tenants.budget",
+    },
 }
-"""Module that registers each command or command group, in the order of --help."""
+"""Panels of --help in their order, and in each the commands and command groups with the module that
+registers them."""
+_PARTS = {name: part for panel in _PANELS.values() for name, part in panel.items()}
 _HELP = (
     "Serverless functions for models: they scale to zero, restart in milliseconds, and are billed "
     "per request."
@@ -79,7 +98,12 @@ class _Root(TyperGroup):
         ):
             if not any(_PARTS.get(name) == part for name in self.commands):
                 self.commands.update(_load(part))
-        return self.commands.get(cmd_name)
+        command = self.commands.get(cmd_name)
+        if command is not None:
+            for panel, names in _PANELS.items():
+                if cmd_name in names:
+                    cast(TyperGroup, command).rich_help_panel = panel
+        return command
 
 
 def _load(part: str) -> Mapping[str, Any]:

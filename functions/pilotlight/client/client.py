@@ -13,7 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from pilotlight.client.json_stream import Json, iter_json_lines, iter_json_objects
+from pilotlight.client.json_stream import (
+    Json,
+    iter_json_lines,
+    iter_json_objects,
+    iter_json_objects_async,
+    without_none,
+)
 from pilotlight.client.resources.async_calls import AsyncCallResources
 from pilotlight.client.resources.billing import BillingResources
 from pilotlight.client.resources.budgets import BudgetResources
@@ -293,12 +299,13 @@ class Client(
         response = self._transport.request("POST", path, params=params, repeatable=True)
         return dict(response.json()) if response.content else {}
 
-    def warmup_stages(self, app: str, function: str) -> Iterator[Json]:
-        """Start one instance with a snapshot and yield its progress: `{"stage", "elapsed_ms"}` at
-        least every 10 s, `{"report": {…}}` last."""
+    def warmup_stages(self, app: str, function: str, *, snapshot: bool = True) -> Iterator[Json]:
+        """Start one instance and yield its progress: `{"stage", "elapsed_ms"}` at least every 10 s,
+        `{"report": {…}}` last. With `snapshot`, also wait until its snapshot is verified."""
         path = function_path(app, function, "warmup")
+        params = {} if snapshot else {"snapshot": "false"}
         with self._transport.stream(
-            "POST", path, headers={"accept": CONTENT_NDJSON}, repeatable=True
+            "POST", path, params=params, headers={"accept": CONTENT_NDJSON}, repeatable=True
         ) as response:
             yield from iter_json_objects(response)
 
@@ -474,6 +481,15 @@ class AsyncClient:
                     for event in reader.feed(data):
                         for item in items.of(event):
                             yield item
+
+    async def follow_logs(self, app: str, *, since: float | None = None) -> AsyncIterator[Json]:
+        """Yield the log lines of an app, as `Client.logs` with `follow`, until the connection is
+        lost."""
+        params = without_none({"app": app, "since": since, "follow": "true"})
+        async with self._transport.stream("GET", "/v1/logs", params=params) as response:
+            pieces = read_until_disconnect_async(response.aiter_bytes())
+            async for line in iter_json_objects_async(pieces):
+                yield line
 
     async def cancel(self, call_id: str) -> None:
         """Asynchronous form of `Client.cancel`."""

@@ -16,6 +16,7 @@ from pilotlight.controller.database.change_notifier import ChangeNotifier
 from pilotlight.controller.database.store import Store, Write
 from pilotlight.controller.identity import access_control
 from pilotlight.controller.identity.access_control import Principal
+from pilotlight.controller.identity.sign_in_codes import SignInCodes
 from pilotlight.controller.kubernetes.function_status import FunctionStatuses
 from pilotlight.controller.kubernetes.node_reports import NodeReports
 from pilotlight.controller.registry.app_ref import AppRef
@@ -47,7 +48,7 @@ class Context:
     `node_key` authenticates them. `grants` seals launch documents for the node agent of this
     machine; None on a cluster, whose reconciler seals them. `builds`: usage and charges of image
     builds. `database_floor`: free disk space that tenants' changes must leave for the ledger.
-    `threads`: the threads that each tenant uses."""
+    `threads`: the threads that each tenant uses. `codes`: unused sign-in codes of the dashboard."""
 
     config: ControllerConfig
     store: Store
@@ -64,6 +65,7 @@ class Context:
     builds: BuildUsage = field(default_factory=BuildUsage)
     database_floor: DiskFloor = field(default_factory=no_floor)
     threads: TenantThreads = field(default_factory=TenantThreads)
+    codes: SignInCodes = field(default_factory=SignInCodes)
     collector: BlobCollector = field(init=False)
     grants: LaunchSigner | None = field(init=False)
 

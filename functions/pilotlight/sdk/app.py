@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from pilotlight.client.client import Deployment
     from pilotlight.client.resources.releases import ReleaseOptions
     from pilotlight.packaging.deploy import Progress
+    from pilotlight.packaging.progress_output import ProgressOutput
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -255,10 +256,17 @@ class App:
 
         return declare
 
-    def run(self, *, progress: Progress | None = None) -> EphemeralRun:
+    def run(self, *, progress: Progress | None = None, show_output: bool = True) -> EphemeralRun:
         """Deploy the app temporarily: `with app.run():` deploys it under a unique name, directs its
-        calls there, and deletes it at the end."""
-        return EphemeralRun(self, progress)
+        calls there, and deletes it at the end.
+
+        `show_output`: print the steps of the deploy, and the lines that the app's functions print,
+        to stderr. `progress`: receives the steps instead."""
+        from pilotlight.packaging.progress_output import ProgressOutput
+
+        return EphemeralRun(
+            self, progress, ProgressOutput() if show_output and sys.stderr is not None else None
+        )
 
     @with_short_errors
     def deploy(
@@ -331,9 +339,11 @@ class EphemeralRun:
     """The context manager of `with app.run():` or `async with`, which owns the ephemeral
     deployment. Can be entered once."""
 
-    def __init__(self, app: App, progress: Progress | None) -> None:
+    def __init__(self, app: App, progress: Progress | None, output: ProgressOutput | None) -> None:
+        """`output`: where the lines of the app's functions go; None = nowhere."""
         self._app = app
-        self._progress = progress
+        self._output = output
+        self._progress = progress or (output.progress if output is not None else None)
         self.name = ephemeral_name(app.name, randomness.token_hex(RUN_SUFFIX_LENGTH // 2))
 
     def __repr__(self) -> str:
@@ -346,7 +356,13 @@ class EphemeralRun:
                 f"app {self._app.name!r} is already running: leave the outer 'with app.run():' "
                 "first"
             )
-        self._app.deploy(name=self.name, message="run", progress=self._progress)
+        try:
+            self._app.deploy(name=self.name, message="run", progress=self._progress)
+        finally:
+            if self._output is not None:
+                self._output.clear()
+        if self._output is not None:
+            self._output.follow(self.name)
         active_app.start_ephemeral(self._app.name, self.name)
         return self
 
@@ -358,7 +374,11 @@ class EphemeralRun:
         traceback: TracebackType | None,
     ) -> None:
         active_app.end_ephemeral(self._app.name)
-        sessions.client().delete_app(self.name)
+        try:
+            sessions.client().delete_app(self.name)
+        finally:
+            if self._output is not None:
+                self._output.close()
 
     async def __aenter__(self) -> Self:
         return await asyncio.to_thread(self.__enter__)

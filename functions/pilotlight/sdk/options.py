@@ -89,6 +89,8 @@ class FunctionOptions(EngineOptions, total=False):
         retries: a number, or `pilotlight.Retries(…)`.
         priority: of calls: "realtime", "standard" or "batch".
         access: "private", "public", or a list of further tenants that may call the function.
+        cors: origins whose web pages may call a public function, such as ["https://app.example"];
+            "*" for all. Browsers send no cookies.
         schedule: one or more of `pilotlight.Cron("0 6 * * *")` and `pilotlight.Period(hours=1)`.
         fallback, variants: what may answer in place of the function.
         example, check: as for `@pilotlight.method()`.
@@ -108,6 +110,7 @@ class FunctionOptions(EngineOptions, total=False):
     name: str
     weights: Weights | Sequence[Weights]
     secrets: Sequence[Secret]
+    cors: str | Sequence[str]
     schedule: Schedule | Sequence[Schedule] | None
     rollout_strategy: str
     keep_previous: float

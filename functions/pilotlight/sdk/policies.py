@@ -146,6 +146,9 @@ def resolve_policies(values: Mapping[str, Any]) -> dict[str, Any]:
         "egress": _several(
             "egress", values.get("egress"), str, "a list of networks or addresses, like 10.1.0.0/16"
         ),
+        "cors": _several(
+            "cors", values.get("cors"), str, "a list of origins, like https://app.example.com"
+        ),
     }
 
 

@@ -18,6 +18,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from pilotlight.errors import InvalidInput
+from pilotlight.spec.cors import check_origins
 from pilotlight.spec.engines import EngineSpec, TokenLimits
 from pilotlight.spec.identifiers import Priority, check_name
 from pilotlight.spec.policies import (
@@ -218,7 +219,9 @@ class FunctionSpec:
         rollout: how it replaces the previous revision.
         network: its network access.
         egress: IPv4 networks and addresses that it may reach in addition, if the operator lets
-            functions request them."""
+            functions request them.
+        cors: origins whose web pages may call it, if it is public; "*" for all
+            (`pilotlight.spec.cors`)."""
 
     name: str
     kind: FunctionKind = FunctionKind.FUNCTION
@@ -252,6 +255,7 @@ class FunctionSpec:
     rollout: RolloutTerms = field(default_factory=RolloutTerms)
     network: FunctionNetwork = FunctionNetwork.EGRESS
     egress: tuple[str, ...] = ()
+    cors: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         try:
@@ -273,6 +277,7 @@ class FunctionSpec:
             parse_gate(metric, text)
         _check_engine(self)
         _check_egress(self)
+        _check_cors(self)
         if not self.methods:
             raise InvalidInput(
                 f"function {self.name!r} has no methods: declare at least one callable",
@@ -343,6 +348,23 @@ def _check_egress(spec: FunctionSpec) -> None:
                 f"10.1.0.0/16 or 192.168.1.10"
             )
             raise InvalidInput(message, parameter="egress") from e
+
+
+def _check_cors(spec: FunctionSpec) -> None:
+    if not spec.cors:
+        return
+    if PUBLIC not in spec.access:
+        raise InvalidInput(
+            'cors: web pages reach public functions only: add access="public", or remove cors',
+            parameter="cors",
+        )
+    if spec.engine is not None:
+        raise InvalidInput(
+            "cors: a language model is called through the OpenAI API, where no function is named "
+            "before the body: remove cors",
+            parameter="cors",
+        )
+    check_origins(spec.cors)
 
 
 def _check_access(access: tuple[str, ...]) -> None:

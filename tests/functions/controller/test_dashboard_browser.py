@@ -13,6 +13,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, async_playwright, expect
@@ -183,6 +184,23 @@ async def test_without_scripts_every_number_is_there_as_text(browser: Browser, s
             answer = await page.goto(path)
             assert answer is not None
             assert answer.status == 200, path
+
+
+async def test_a_code_in_the_fragment_signs_in_once_and_leaves_the_address(
+    browser: Browser, shown: Demo
+) -> None:
+    admin = {"authorization": f"Bearer {shown.keys['admin']}"}
+    async with httpx.AsyncClient(base_url=shown.url, headers=admin) as http:
+        code = (await http.post("/v1/sign-in-codes")).json()["code"]
+    for heading in ("Overview", "Sign in"):  # the second profile comes too late
+        context = await browser.new_context(base_url=shown.url)
+        page = await context.new_page()
+        await page.goto(f"/dashboard/login#code={code}")
+        await expect(page.get_by_role("heading", level=1)).to_have_text(heading)
+        assert code not in page.url
+        if heading == "Sign in":
+            await expect(page.get_by_role("alert")).to_contain_text("was used or has expired")
+        await context.close()
 
 
 async def test_a_trace_is_found_by_its_reason_and_opened(browser: Browser, shown: Demo) -> None:

@@ -14,6 +14,7 @@ from pilotlight.errors import InvalidInput
 from pilotlight.sdk.declaration import Declaration
 from pilotlight.sdk.decorators import METADATA_ATTRIBUTE, PilotlightWarning
 from pilotlight.sdk.options import resolve_options
+from pilotlight.spec.cors import common_origins
 from pilotlight.spec.function import FunctionKind, FunctionNetwork, Scaling
 from pilotlight.spec.identifiers import Priority
 from tests.fakes.fake_platform import FakePlatform
@@ -344,7 +345,7 @@ def test_access_priority_and_tags_are_recorded_and_an_apps_tags_are_its_function
         @app.function(access=["acme", "umbrella", "acme"], priority="batch", tags={"stage": "trial"})
         def shared() -> None: ...
 
-        @app.cls(access="public")
+        @app.cls(access="public", cors=["https://app.example", "http://localhost:5173"])
         class Everybody:
             @pilotlight.method()
             def run(self) -> None: ...
@@ -357,6 +358,7 @@ def test_access_priority_and_tags_are_recorded_and_an_apps_tags_are_its_function
     )
 
     assert (shared.access, everybody.access, own.access) == (("acme", "umbrella"), ("*",), ())
+    assert everybody.policies["cors"] == ("https://app.example", "http://localhost:5173")
     assert (shared.priority, own.priority) == (Priority.BATCH, None)
     assert (dict(shared.tags), dict(own.tags)) == (
         {"team": "search", "stage": "trial"},
@@ -398,6 +400,7 @@ def test_what_is_deployed_says_who_may_call_it_and_what_it_is_tagged_with(
         ({"priority": "urgent"}, "must be one of realtime, standard, batch"),
         ({"tags": {"team": 1}}, r"tags\['team'\] = 1: names and values must be strings"),
         ({"tags": "search"}, "tags = 'search': must be a dict"),
+        ({"cors": [1]}, "cors = 1: expected a list of origins"),
     ],
 )
 def test_wrong_access_priority_or_tags_are_refused_by_name(
@@ -442,3 +445,34 @@ def test_an_automatic_window_has_a_longest_and_a_cost_of_waiting() -> None:
 def test_a_window_that_says_nothing_is_refused(options: dict[str, object], told: str) -> None:
     with pytest.raises(InvalidInput, match=told):
         resolve_options(options, concurrent=None)
+
+
+@pytest.mark.parametrize(
+    "cors, message",
+    [
+        (("https://app.example/",), "'https://app.example/' is not an origin"),
+        (("https://App.example",), "is not an origin"),
+        (("https://app.example:443",), "without the default port"),
+        (("app.example",), "is not an origin"),
+        (("null",), "is not an origin"),
+        (("https://*.example",), "is not an origin"),
+        (("ftp://app.example",), "is not an origin"),
+        (("https://user@app.example",), "is not an origin"),
+        (("https://app.example\n",), "is not an origin"),
+        (("*", "https://app.example"), "permits every origin"),
+        (tuple(f"https://a{n}.example" for n in range(33)), "33 origins, at most 32"),
+    ],
+)
+def test_what_is_no_origin_is_refused_by_name(cors: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        spec_of(access=("*",), cors=cors)
+
+
+def test_only_public_functions_permit_origins() -> None:
+    with pytest.raises(InvalidInput, match='add access="public"'):
+        spec_of(access=("acme",), cors=("https://app.example",))
+    every = ("http://localhost:5173", "https://xn--bcher-kva.example", "http://[::1]:8080")
+    assert spec_of(access=("*",), cors=every).cors == every
+    assert common_origins([every, ("*",), every[:1]]) == {every[0]}
+    assert common_origins([("*",), ("*",)]) == {"*"}
+    assert common_origins([every, ()]) == common_origins([]) == frozenset()

@@ -1,27 +1,37 @@
-"""Addresses of functions on the command line."""
+"""Addresses of functions on the command line: `APP/FUNCTION`, or `APP/CLASS.METHOD` of a call."""
 
 from __future__ import annotations
 
 from pilotlight.errors import InvalidInput
 from pilotlight.spec.identifiers import parse_function_path
 
+_HINT = "Write APP/FUNCTION; `pilotlight app list` lists the apps."
 
-def parse_address(
-    target: str, *, hint: str = "List apps with `pilotlight app list`."
-) -> tuple[str, str, str]:
-    """Split APP/FUNCTION or APP/CLASS.METHOD into (app, function, method). Raises InvalidInput."""
+
+def parse_address(text: str, *, hint: str = _HINT) -> tuple[str, str, str]:
+    """Split an address into (app, function, method), method "" without one. Raises InvalidInput."""
     try:
-        return parse_function_path(target)
+        return parse_function_path(text)
     except ValueError as e:
         raise InvalidInput(str(e), hint=hint) from e
 
 
-def parse_function(
-    target: str, *, hint: str = "Write APP/FUNCTION.", without_method: str = ""
-) -> tuple[str, str]:
-    """Split APP/FUNCTION into (app, function). Raises InvalidInput. `without_method`: the hint for
-    an address with a method; without it, the method is ignored."""
-    app, function, method = parse_address(target, hint=hint)
+def parse_function(text: str, *, hint: str = _HINT, without_method: str = "") -> tuple[str, str]:
+    """Split an address into (app, function). Raises InvalidInput. `without_method`: the hint for an
+    address with a method; without it, the method is ignored."""
+    app, function, method = parse_address(text, hint=hint)
     if method and without_method:
-        raise InvalidInput(f"{target!r} names a method", hint=without_method)
+        raise InvalidInput(f"{text!r} names a method", hint=without_method)
     return app, function
+
+
+def parse_optional_function(function: str | None, app: str | None) -> tuple[str | None, str | None]:
+    """Combine the options --function and --app to (app, function). Raises InvalidInput if they
+    contradict each other."""
+    if not function:
+        return app or None, None
+    hint = "Write --function APP/FUNCTION, without --app."
+    named, name = parse_function(function, hint=hint)
+    if app not in (None, "", named):
+        raise InvalidInput(f"--function {function!r} contradicts --app {app!r}", hint=hint)
+    return named, name

@@ -16,6 +16,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from pilotlight.cli.core.next_step import names_in_arguments, next_step
 from pilotlight.cli.core.session import CommonOptions, Session
 from pilotlight.errors import DEBUG_VARIABLE, PilotlightError
 
@@ -95,53 +96,6 @@ _ENDING = frozenset(
 )
 """Commands that end or delete something: all accept --yes, also those that do not ask."""
 
-_WHAT_TO_DO = {
-    "invalid-input": "Correct the value and try again. See the command's --help; `pilotlight app "
-    "show APP` shows a function's settings.",
-    "conflict": "Check the current state with the matching `list` or `show` command, then try "
-    "again.",
-    "incompatible-schema": "Keep the fields that callers use, or deploy with --allow-breaking if "
-    "no caller depends on them; `pilotlight app diff` compares revisions.",
-    "gate-failed": "Pass the evaluation with --eval metrics.json, or change the function's "
-    "require=. Nothing was changed.",
-    "approval-required": "Ask another person to run `pilotlight app approve`; `pilotlight app "
-    "revisions` shows the missing approvals.",
-    "release-frozen": "Wait until the error budget recovers, or release with --override-freeze "
-    "(scope admin). `pilotlight slo show` shows the budget.",
-    "circuit-open": "Try again in a moment. `pilotlight app logs APP` shows why calls failed; "
-    "`pilotlight app rollback APP` restores the previous revision.",
-    "too-large": "Send less data; platform.yaml sets the limits (max_body_bytes, bundle_max_bytes, "
-    "blob_max_bytes).",
-    "unsupported-media-type": "Send JSON: a function of another tenant accepts no other type.",
-    "unauthenticated": "Set PILOTLIGHT_API_KEY or pass --profile; `pilotlight up` wrote the "
-    "first key to ~/.pilotlight.toml.",
-    "forbidden": "Use a key with a higher scope: `pilotlight token create --scope deploy`.",
-    "method-not-allowed": "Use one of the methods that the answer's header `Allow` names.",
-    "not-found": "List what exists: `pilotlight app list`, or the `list` command of the resource.",
-    "unavailable": "Try again in a moment. `pilotlight app list` shows stopped apps, `pilotlight "
-    "status` whether the platform runs.",
-    "function-raised": "The function's own code failed: `pilotlight app logs APP --call ID` shows "
-    "the traceback.",
-    "too-many-requests": "Try again later, or raise the function's max_instances or max_queued.",
-    "over-quota": "Try again later. `pilotlight quota show` shows the quotas; you can change those "
-    "of your own functions and keys.",
-    "shed": "Try again later, or with a higher priority: the platform is overloaded.",
-    "over-budget": "Raise the budget with `pilotlight budget set`, or wait for the next period; "
-    "`pilotlight budget list` shows it.",
-    "budget-reserved": "Try again when running calls have ended; `pilotlight budget list` shows "
-    "the remaining amount.",
-    "snapshot-refused": "Fix the named cause, or set snapshot=False: the function then starts by "
-    "COLD or FORK only.",
-    "unsupported": "Run `pilotlight doctor` to see what this machine supports and how to fix it.",
-    "storage-full": "Free disk space in the platform's home. Nothing was changed.",
-    "start-failed": "Read the function's log: `pilotlight app logs APP`.",
-    "worker-crashed": "Read the function's log: `pilotlight app logs APP`.",
-    "deadline-exceeded": "Raise the function's timeout or startup_timeout, or pass a longer "
-    "--timeout.",
-    "process-failed": "Read the complete log; `pilotlight doctor` checks this machine and the "
-    "configuration.",
-}
-
 
 def take_common_options(values: dict[str, Any]) -> CommonOptions:
     """Remove the common options from a command's arguments and return them."""
@@ -163,7 +117,8 @@ def command(
                 values.pop("yes")
             extra = {"rest": list(ctx.args)} if takes_rest else {}
             handle_errors(
-                lambda session: function(session, **values, **extra), Session(options=options)
+                lambda session: function(session, **values, **extra),
+                Session(options=options, names=names_in_arguments(own, values)),
             )
 
         own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
@@ -223,7 +178,7 @@ def handle_errors(body: Callable[[Session], Any], session: Session) -> None:
         body(session)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
-    except BrokenPipeError:  # `pilotlight app logs | head`
+    except BrokenPipeError:  # `pilotlight logs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
     except (PilotlightError, SettingsInvalid, SnapshotterError, OSError) as e:
@@ -233,24 +188,18 @@ def handle_errors(body: Callable[[Session], Any], session: Session) -> None:
         raise typer.Exit(1) from None
 
 
-def next_step(error: Exception) -> str:
-    """The second line of an error report: the error's `hint`, else advice for its type, else how to
-    get a traceback."""
-    if isinstance(error, PilotlightError):
-        if hint := error.detail.get("hint"):
-            return str(hint)
-        if known := _WHAT_TO_DO.get(error.type):
-            return known
-    return f"Set {DEBUG_VARIABLE}=1 to see the traceback."
-
-
 def report_error(error: Exception, session: Session) -> None:
     """Print what happened and what to do on stderr; with --json as one JSON object."""
     detail = dict(error.detail) if isinstance(error, PilotlightError) else {}
     message = str(error) or type(error).__name__
     if session.is_json:
         kind = error.type if isinstance(error, PilotlightError) else type(error).__name__
-        body = {"type": kind, "message": message, "hint": next_step(error), "detail": detail}
+        body = {
+            "type": kind,
+            "message": message,
+            "hint": next_step(error, session.names),
+            "detail": detail,
+        }
         print(json.dumps({"error": body}, default=str), file=sys.stderr)
         return
     notes = session.notes()
@@ -261,7 +210,7 @@ def report_error(error: Exception, session: Session) -> None:
             markup=False,
         )
     notes.print(f"[bold red]error[/] {_escape(message)}")
-    notes.print(f"[bold]try[/]   {_escape(next_step(error))}")
+    notes.print(f"[bold]try[/]   {_escape(next_step(error, session.names))}")
     if log := detail.get("log"):
         notes.print(f"[bold]log[/]   {_escape(str(log))}")
 

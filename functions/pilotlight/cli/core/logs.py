@@ -79,6 +79,8 @@ def format_log_line(line: Mapping[str, Any]) -> Text:
     """Format a line as `10:02:11.034 i-3f2a1c… text`; standard error is yellow."""
     from rich.text import Text
 
+    from pilotlight.core.terminal import program_output
+
     at = line.get("time")
     clock = (
         dt.datetime.fromtimestamp(at, tz=dt.UTC).astimezone().strftime("%H:%M:%S.%f")[:-3]
@@ -88,10 +90,5 @@ def format_log_line(line: Mapping[str, Any]) -> Text:
     out = Text()
     out.append(f"{clock} ", style="dim")
     out.append(f"{_short(str(line.get('instance') or '')):<10} ", style="cyan")
-    # from_ansi keeps colours and drops all other control sequences
-    out.append_text(
-        Text.from_ansi(
-            str(line.get("text", "")), style="yellow" if line.get("stream") == "stderr" else ""
-        )
-    )
+    out.append_text(program_output(line))
     return out

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 PROFILE_FILE_VARIABLE = "PILOTLIGHT_CONFIG"
 
-PIPE_WIDTH = 1000
-"""Columns when the output is not a terminal: wide enough that a table row stays one line for
-grep."""
 T = TypeVar("T")
 RETRY_BUDGET_S = 5.0
 """Retry for the duration of a process restart, and no longer, because a person is waiting."""
@@ -55,9 +52,14 @@ class CommonOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """One run of one command. Results go to stdout, everything else to stderr."""
+    """One run of one command. Results go to stdout, everything else to stderr.
+
+    Attributes:
+        names: the app and function that the command is about, by placeholder, for the advice in
+            errors (`pilotlight.cli.core.next_step`); commands that learn them later add them."""
 
     options: CommonOptions
+    names: dict[str, str] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     cwd: Path = field(default_factory=Path.cwd)
 
@@ -68,15 +70,15 @@ class Session:
 
     def console(self) -> Console:
         """Console for results. Honours NO_COLOR."""
-        from pilotlight.cli.core.terminal import Terminal
+        from pilotlight.core.terminal import terminal_of
 
-        return Terminal(sys.stdout, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+        return terminal_of(sys.stdout)
 
     def notes(self) -> Console:
         """Console for progress, questions and errors."""
-        from pilotlight.cli.core.terminal import Terminal
+        from pilotlight.core.terminal import terminal_of
 
-        return Terminal(sys.stderr, width=None if sys.stderr.isatty() else PIPE_WIDTH)
+        return terminal_of(sys.stderr)
 
     def say(self, text: str) -> None:
         """Print a line for people; silent with --json."""

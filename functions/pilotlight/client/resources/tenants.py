@@ -47,6 +47,11 @@ class TenantResources(WeightsResources):
         """Return the key of this client: its tenant, scope and restrictions."""
         return self._get("/v1/whoami")
 
+    def sign_in_code(self) -> Json:
+        """Create a one-time code that signs one browser in to the dashboard within a minute:
+        `{"code", "expires_at", "dashboard_url"}`. Raises Forbidden, TooManyRequests."""
+        return dict(self._transport.request("POST", "/v1/sign-in-codes").json())
+
     def keys(self) -> list[Json]:
         """List API keys: ids, scopes, restrictions and dates, never the secrets."""
         return self._list("/v1/keys", "keys")

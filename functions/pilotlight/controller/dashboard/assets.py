@@ -24,7 +24,7 @@ _TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-_NAMES = ("style.css", "early.js", "pages.js", "mark.svg", "plotly.js")
+_NAMES = ("style.css", "early.js", "pages.js", "signin.js", "mark.svg", "plotly.js")
 
 router = APIRouter(include_in_schema=False)
 

@@ -172,7 +172,8 @@ def find_principal(
         raise Unauthenticated(f"API key {row.id} has expired")
     if row.environment is not None and environment not in (None, row.environment):
         raise Forbidden(
-            f"key {row.id} is bound to environment {row.environment!r}, not {environment!r}"
+            f"key {row.id} is bound to environment {row.environment!r}, not {environment!r}",
+            environment=row.environment,
         )
     return Principal(
         tenant=row.tenant,

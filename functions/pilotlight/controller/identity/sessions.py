@@ -165,12 +165,21 @@ def require_same_site(headers: Mapping[str, str], *, cookie: str, field: str) ->
     `field` came with the form and must equal `cookie`, which is SameSite=Strict: a browser does not
     send it with another site's form. The origin that browsers report (Fetch Metadata) is checked
     too; our own Host header would prove nothing, since the activator sets it."""
-    elsewhere = headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
-    if elsewhere or not field or not hmac.compare_digest(cookie.encode(), field.encode()):
+    if (
+        not is_same_site(headers)
+        or not field
+        or not hmac.compare_digest(cookie.encode(), field.encode())
+    ):
         raise Forbidden(
             "this form was sent from another site, or is older than this browser's session: reload "
             "the page"
         )
+
+
+def is_same_site(headers: Mapping[str, str]) -> bool:
+    """Whether the request comes from our own page, or from the browser's user; True if the browser
+    does not say (Fetch Metadata)."""
+    return headers.get("sec-fetch-site", "same-origin") in ("same-origin", "none")
 
 
 def is_encrypted(headers: Mapping[str, str], scheme: str) -> bool:

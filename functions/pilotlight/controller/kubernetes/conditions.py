@@ -19,7 +19,7 @@ WHAT_TO_DO: Mapping[str, str] = {
     "Unschedulable": "No node has enough resources or the requested GPU: check `kubectl get nodes "
     "--show-labels` and the tenant's quota.",
     "ProgressDeadlineExceeded": "It did not start within startup_timeout: see its output with "
-    "`pilotlight app logs APP`.",
+    "`pilotlight logs APP`.",
     "ExceededQuota": "The namespace's ResourceQuota is used up: raise the tenant's plan.",
     "FailedCreate": "The cluster refuses its pods: create what is missing (the RuntimeClass of "
     "functions with a GPU is cluster.gpu_runtime_class; null = none), or raise the quota.",

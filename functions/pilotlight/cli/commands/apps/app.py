@@ -10,7 +10,6 @@ import typer
 from pilotlight.cli.commands.apps import app_revisions
 from pilotlight.cli.core.command import Yes, command
 from pilotlight.cli.core.formatting import format_bytes, format_table, format_time
-from pilotlight.cli.core.logs import Follow, OfCall, OfInstance, Since, Tail, print_logs
 from pilotlight.cli.core.session import Session
 
 if TYPE_CHECKING:
@@ -21,13 +20,10 @@ Name = Annotated[str, typer.Argument(metavar="APP", help="Name of the app.")]
 
 def register(root: typer.Typer) -> None:
     """Add the command group."""
-    group = typer.Typer(
-        help="Manage deployed apps, their revisions and their logs.", no_args_is_help=True
-    )
+    group = typer.Typer(help="Manage deployed apps and their revisions.", no_args_is_help=True)
     verbs: dict[str, Callable[..., None]] = {
         "list": list_,
         "show": show,
-        "logs": logs,
         "history": history,
         **app_revisions.VERBS,
         "stop": stop,
@@ -61,32 +57,6 @@ def show(session: Session, app: Name) -> None:
     """Show an app's functions, revisions and traffic."""
     body = session.request(lambda client: client.app(app))
     session.show(body, lambda: _details(body))
-
-
-def logs(
-    session: Session,
-    *,
-    app: Annotated[
-        str, typer.Argument(metavar="APP[/FUNCTION]", help="An app, or one of its functions.")
-    ],
-    follow: Follow = False,
-    since: Since = None,
-    tail: Tail = None,
-    call: OfCall = None,
-    instance: OfInstance = None,
-) -> None:
-    """Print the output of an app's instances, including stopped ones."""
-    name, _, function = app.partition("/")
-    print_logs(
-        session,
-        app=name,
-        function=function or None,
-        instance=instance,
-        call=call,
-        since=since,
-        tail=tail,
-        follow=follow,
-    )
 
 
 def history(session: Session, app: Name) -> None:

@@ -13,21 +13,34 @@ import typer
 
 from pilotlight.cli.commands.apps import release_options
 from pilotlight.cli.commands.apps import rollout_options as canaries
-from pilotlight.cli.commands.apps.deploy_progress import Deployer, load_user_app, user_code_errors
+from pilotlight.cli.commands.apps.deploy_progress import (
+    Deployer,
+    load_user_app,
+    remote_errors,
+    user_code_errors,
+)
 from pilotlight.cli.commands.apps.start_report import StartReport
 from pilotlight.cli.core.command import command
+from pilotlight.cli.core.next_step import APP
 from pilotlight.cli.core.session import Session
 from pilotlight.cli.core.signature_flags import parse_flags
 from pilotlight.errors import InvalidInput, NotFound
+from pilotlight.protocol import TENANT_PATH
+from pilotlight.spec.function import PUBLIC
 
 if TYPE_CHECKING:
-    from pilotlight.client.client import DeployedFunction, Deployment
+    from pilotlight.client.client import Client, DeployedFunction, Deployment
     from pilotlight.client.resources.releases import ReleaseOptions
+    from pilotlight.packaging.progress_output import ProgressOutput
     from pilotlight.sdk.app import App
 
 File = Annotated[
     str, typer.Argument(metavar="FILE[::APP]", help="app.py, app.py::name, or package.module.")
 ]
+_STARTS = (
+    "cold: the first start, from nothing; restore: from its snapshot on disk; fork: from its process "
+    "in memory. A call takes the fastest that is possible."
+)
 
 
 def register(root: typer.Typer) -> None:
@@ -86,19 +99,32 @@ def deploy(
         "rollout": canaries.parse_rollout_plan(canary, every, min_samples, gate),
     }
     app = load_user_app(file)
+    session.names[APP] = name or app.name
     with session.client() as client, sdk.use_profile(client.profile):
         deployment, proofs = Deployer(session, client).deploy(
             app, name=name, message=message, wait=wait, terms=terms
         )
+        addresses = addresses_of(client, deployment, app)
         url = client.profile.url
-    session.show(report(deployment, proofs, url), lambda: _deployed(deployment, proofs, app, url))
+    session.show(
+        report(deployment, proofs, url, addresses),
+        lambda: _deployed(deployment, proofs, addresses, url),
+    )
+    if proofs and not session.is_json:
+        _explain_starts_once(session)
 
 
-def report(deployment: Deployment, proofs: list[StartReport], url: str) -> dict[str, Any]:
+def report(
+    deployment: Deployment,
+    proofs: list[StartReport],
+    url: str,
+    addresses: Mapping[str, list[str]],
+) -> dict[str, Any]:
     """Format a deployment as JSON."""
     return {
         **dataclasses.asdict(deployment),
         "url": url,
+        "addresses": dict(addresses),
         "proofs": [dataclasses.asdict(proof) for proof in proofs],
     }
 
@@ -121,33 +147,51 @@ def run(
     with @app.local_entrypoint() runs on this machine while the app is deployed. Common options must
     precede the file."""
     from pilotlight.client import sessions as sdk
+    from pilotlight.packaging.progress_output import ProgressOutput
+    from pilotlight.sdk.app import EphemeralRun
 
     target, _, wanted = reference.partition("::")
     app = load_user_app(target)
-    signature, call = runnable(app, wanted)
-    args, kwargs = parse_flags(signature, rest, what=wanted or app.name)
-    with session.client() as client, sdk.use_profile(client.profile):
-        with Deployer(session, client).progress() as progress:
-            ephemeral = app.run(progress=progress)
-            ephemeral.__enter__()
-        try:
-            with user_code_errors(reference):
-                _print_result(session, call(*args, **kwargs))
-        finally:
-            ephemeral.__exit__(None, None, None)
-            sdk.close()
+    chosen = runnable(app, wanted)
+    args, kwargs = parse_flags(chosen.signature, rest, what=wanted or app.name)
+    results: list[Any] = []
+    try:
+        with session.client() as client, sdk.use_profile(client.profile):
+            output = ProgressOutput(is_json=session.is_json)
+            name = f"{app.name}/{chosen.function}"
+            errors = remote_errors(name) if chosen.function else user_code_errors(reference)
+            with EphemeralRun(app, None, output) as ephemeral:
+                session.names[APP] = ephemeral.name
+                if chosen.function:
+                    deployer = Deployer(session, client, output)
+                    deployer.start(ephemeral.name, chosen.function, name=name)
+                    output.step(f"{name}: calling")
+                with errors:
+                    results += _finish(session, chosen.call(*args, **kwargs), output)
+    finally:
+        sdk.close()
+        for value in results:  # last, below the output of the function
+            _print_result(session, value)
 
 
-def runnable(app: App, wanted: str) -> tuple[inspect.Signature, Callable[..., Any]]:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Runnable:
+    """What `run` calls. `function`: its name in the app; "" for a local entrypoint."""
+
+    signature: inspect.Signature
+    call: Callable[..., Any]
+    function: str = ""
+
+
+def runnable(app: App, wanted: str) -> Runnable:
     """Find the callable for `run`: the named local entrypoint or function, else the only one.
     Raises NotFound or InvalidInput."""
-    choices = {name: (entry.signature, entry.raw) for name, entry in app.local_entrypoints.items()}
+    choices = {
+        name: Runnable(signature=entry.signature, call=entry.raw)
+        for name, entry in app.local_entrypoints.items()
+    }
     if not choices or wanted:
-        choices |= {
-            address: (signature, call)
-            for address, signature, call in _remote(app)
-            if address not in choices
-        }
+        choices |= {address: each for address, each in _remote(app) if address not in choices}
     if wanted and wanted not in choices:
         raise NotFound(
             f"{app.name} has no function or local entrypoint {wanted!r}",
@@ -166,7 +210,7 @@ def runnable(app: App, wanted: str) -> tuple[inspect.Signature, Callable[..., An
     return choices[wanted or next(iter(choices))]
 
 
-def _remote(app: App) -> Iterator[tuple[str, inspect.Signature, Callable[..., Any]]]:
+def _remote(app: App) -> Iterator[tuple[str, Runnable]]:
     from pilotlight.sdk.cls import Cls
     from pilotlight.sdk.function import Function
 
@@ -184,7 +228,8 @@ def _remote(app: App) -> Iterator[tuple[str, inspect.Signature, Callable[..., An
             if method:
                 signature = signature.replace(parameters=list(signature.parameters.values())[1:])
             verb = handle.remote_gen if declaration.is_generator(method) else handle.remote
-            yield f"{name}.{method}" if method else name, signature, verb
+            address = f"{name}.{method}" if method else name
+            yield address, Runnable(signature=signature, call=verb, function=name)
 
 
 def serve(session: Session, *, file: File) -> None:
@@ -253,32 +298,56 @@ def _as_words(session: Session) -> list[str]:
     return [word for flag, value in named.items() if value for word in (flag, str(value))]
 
 
-def _print_result(session: Session, value: Any) -> None:
-    """Print a result. A coroutine or an asynchronous iterator, the result of an `async def` local
-    entrypoint, runs to its end first."""
+def _finish(session: Session, value: Any, output: ProgressOutput) -> list[Any]:
+    """Run what a call returned to its end, printing items as they come; return the results that
+    remain to be printed. A coroutine or an asynchronous iterator is the result of an `async def`
+    local entrypoint."""
+
+    def show(item: Any) -> None:
+        output.clear()
+        _print_result(session, item)
+
+    async def wait() -> Any:
+        if not isinstance(value, AsyncIterator):
+            return await value
+        async for item in value:
+            show(item)
+        return iter(())
+
     if inspect.isawaitable(value) or isinstance(value, AsyncIterator):
         import asyncio
 
-        value = asyncio.run(_finish(session, value))
-    if isinstance(value, Iterator):
-        for item in value:
-            _print_result(session, item)
-        return
+        value = asyncio.run(wait())
+    if not isinstance(value, Iterator):
+        return [value]
+    for item in value:
+        show(item)
+    return []
+
+
+def _print_result(session: Session, value: Any) -> None:
     if session.is_json:
         print(json.dumps(value, ensure_ascii=False, default=str), flush=True)
     elif value is not None:
         print(value, flush=True)
 
 
-async def _finish(session: Session, value: Any) -> Any:
-    if not isinstance(value, AsyncIterator):
-        return await value
-    async for item in value:
-        _print_result(session, item)
-    return None
+def _explain_starts_once(session: Session) -> None:
+    """Explain the kinds of starts after the first deploy with this profile."""
+    from pilotlight import profile
+
+    environ = session.profile_environ()
+    name = session.options.profile or profile.selected_name(environ)
+    if profile.is_first_time(f"starts:{name}", path=profile.config_path(environ)):
+        session.say(_STARTS)
 
 
-def _deployed(deployment: Deployment, proofs: list[StartReport], app: App, url: str) -> str:
+def _deployed(
+    deployment: Deployment,
+    proofs: list[StartReport],
+    addresses: Mapping[str, list[str]],
+    url: str,
+) -> str:
     is_live = any(f.stage == "live" for f in deployment.functions)
     lines = [
         (
@@ -292,7 +361,9 @@ def _deployed(deployment: Deployment, proofs: list[StartReport], app: App, url: 
         lines.append(f"  {f.function:<20} {f.revision}{'' if f.created else ' (unchanged)'}{proof}")
         lines += [f"    {text}" for text in stage_of(deployment.app, f)]
         lines += [f"    {remark}" for remark in (by_name[f.function].remarks() if proof else ())]
-        lines += [f"    {address}" for address in _addresses(deployment.app, app, f.function, url)]
+        for address in addresses[f.function]:
+            is_public = f"{url}{TENANT_PATH}" in address
+            lines.append(f"    {address}{' (public, without a key)' if is_public else ''}")
     return "\n".join(lines)
 
 
@@ -318,6 +389,18 @@ def stage_of(app: str, f: DeployedFunction) -> list[str]:
         case "rollout":
             return [f"is being rolled out: `pilotlight rollout watch {f.rollout}` follows it"]
     return []
+
+
+def addresses_of(client: Client, deployment: Deployment, app: App) -> dict[str, list[str]]:
+    """Where each deployed function is called; a public one also under its tenant's name, which
+    needs no key."""
+    url, names = client.profile.url, [f.function for f in deployment.functions]
+    public = {name for name in names if PUBLIC in app.declarations[name].access}
+    tenant = client.whoami()["tenant"]["name"] if public else ""
+    found = {name: _addresses(deployment.app, app, name, url) for name in names}
+    for name in public:
+        found[name] += _addresses(deployment.app, app, name, f"{url}{TENANT_PATH}{tenant}")
+    return found
 
 
 def _addresses(name: str, app: App, function: str, url: str) -> list[str]:

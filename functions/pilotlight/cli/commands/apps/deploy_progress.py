@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pilotlight.client.client import Client, Deployment
     from pilotlight.client.resources.releases import ReleaseOptions
     from pilotlight.packaging.deploy import Progress, ProgressEvent
+    from pilotlight.packaging.progress_output import ProgressOutput
     from pilotlight.sdk.app import App
 
 
@@ -30,11 +31,19 @@ _STAGES = {
 
 
 class Deployer:
-    """Deploys for one session, which determines the platform and how to print."""
+    """Deploys for one session, which determines the platform and how to print.
 
-    def __init__(self, session: Session, client: Client) -> None:
+    Attributes:
+        output: where the current step is shown."""
+
+    def __init__(
+        self, session: Session, client: Client, output: ProgressOutput | None = None
+    ) -> None:
+        from pilotlight.packaging.progress_output import ProgressOutput
+
         self._session = session
         self._client = client
+        self.output = output or ProgressOutput(is_json=session.is_json)
 
     def deploy(
         self,
@@ -72,13 +81,9 @@ class Deployer:
 
         Raises StartFailed with the cluster's reason and what to do about it.
         """
-        from rich.markup import escape
-
         waiting = self._in_cluster(app, functions)
-        if not waiting:
-            return
         until = time.monotonic() + CLUSTER_PATIENCE_S
-        with self._spinner(f"{app}: waiting for the cluster") as show:
+        with self._cleared():
             while waiting:
                 name, status = next(iter(waiting.items()))
                 if status["phase"] == "failed" or time.monotonic() > until:
@@ -88,7 +93,7 @@ class Deployer:
                         hint=f"Fix the cause; the platform retries. `pilotlight app show {app}` "
                         f"shows the current state.",
                     )
-                show(escape(f"{app}/{name}: {status['message'] or status['reason']}"))
+                self.output.step(f"{app}/{name}: {status['message'] or status['reason']}")
                 time.sleep(_CLUSTER_LOOK_S)
                 waiting = self._in_cluster(app, functions)
 
@@ -110,23 +115,29 @@ class Deployer:
         lines, or another PilotlightError."""
         began = time.monotonic()
         body: Mapping[str, Any] = {}
-        with self._spinner(f"{app}/{function}: starting") as show:
+        with self._cleared():
             for part in self._client.warmup_stages(app, function):
-                if "report" in part:
-                    body = part["report"]
-                else:
-                    seconds = float(part.get("elapsed_ms") or 0) / 1000
-                    show(
-                        f"{app}/{function}: {_STAGES.get(str(part.get('stage')), 'starting')} "
-                        f"({seconds:.0f} s)"
-                    )
+                body = part.get("report", body)
+                self._show_stage(f"{app}/{function}", part)
         return summarize_start(function, body, waited_ms=(time.monotonic() - began) * 1000)
+
+    def start(self, app: str, function: str, *, name: str) -> None:
+        """Start one instance of a function, shown as `name`, without waiting for a snapshot.
+        Raises what `wait_cluster` and `prove` raise."""
+        self.wait_cluster(app, [function])
+        for part in self._client.warmup_stages(app, function, snapshot=False):
+            self._show_stage(name, part)
+
+    def _show_stage(self, name: str, part: Mapping[str, Any]) -> None:
+        if "report" not in part:
+            self.output.step(f"{name}: {_STAGES.get(str(part.get('stage')), 'starting')}")
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Progress]:
-        """A callback that shows a progress bar for each stage; silent with --json."""
-        if self._session.is_json:
-            yield lambda _: None
+        """A callback that shows a progress bar for each stage; in a pipe it prints a line for each
+        step, with --json nothing."""
+        if self._session.is_json or not self._session.notes().is_terminal:
+            yield self.output.progress
             return
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
@@ -158,12 +169,12 @@ class Deployer:
             yield report
 
     @contextlib.contextmanager
-    def _spinner(self, text: str) -> Iterator[Callable[[str], None]]:
-        if self._session.is_json:
-            yield lambda _: None
-            return
-        with self._session.notes().status(text) as status:
-            yield status.update
+    def _cleared(self) -> Iterator[None]:
+        """Remove the status line at the end."""
+        try:
+            yield
+        finally:
+            self.output.clear()
 
 
 def load_user_app(reference: str) -> App:
@@ -176,6 +187,22 @@ def load_user_app(reference: str) -> App:
         app = load_app(reference)
     assert isinstance(app, Kind)
     return app
+
+
+@contextlib.contextmanager
+def remote_errors(function: str) -> Iterator[None]:
+    """Convert an exception that a called function raised into FunctionRaised."""
+    from pilotlight.errors import FunctionRaised, PilotlightError
+
+    try:
+        yield
+    except (PilotlightError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as e:
+        raise FunctionRaised(
+            f"{function} raised {type(e).__name__}: {e}",
+            hint="Correct the function: the output above has its traceback.",
+        ) from e
 
 
 @contextlib.contextmanager

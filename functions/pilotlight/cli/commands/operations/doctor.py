@@ -204,7 +204,7 @@ def api_key(profile: Profile) -> CheckResult:
             what=what,
             state=BROKEN,
             detail=f"{detail}, which is suspended",
-            way_out="Ask the platform's operator to resume the tenant.",
+            way_out="Ask a platform administrator to resume the tenant.",
         )
     return CheckResult(what=what, state=OK, detail=detail)
 

@@ -223,7 +223,7 @@ def _any_instance(session: Session, client: Client, app: str, function: str) -> 
             client.warmup(app, function)
     raise NotFound(
         f"no instance of {app}/{function} started",
-        hint=f"Read the app's log: `pilotlight app logs {app}`.",
+        hint=f"Read the app's log: `pilotlight logs {app}`.",
     )
 
 

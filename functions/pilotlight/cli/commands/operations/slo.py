@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pilotlight.cli.core.addresses import parse_function
 from pilotlight.cli.core.command import command
 from pilotlight.cli.core.formatting import NO_VALUE, format_milliseconds, format_time
 from pilotlight.cli.core.session import Session
-from pilotlight.errors import InvalidInput
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -61,12 +61,9 @@ def show(
     ],
 ) -> None:
     """Show a function's indicators, burn rates, stages and alarms."""
-    app, slash, name = function.partition("/")
-    if not slash or not name:
-        raise InvalidInput(
-            f"{function!r} is not a function's address: write APP/FUNCTION, as shown by `pilotlight "
-            f"slo list`"
-        )
+    app, name = parse_function(
+        function, hint="Write APP/FUNCTION, as shown by `pilotlight slo list`."
+    )
     body = session.request(lambda client: client.slo(app, name))
     session.show(body, lambda: render(body))
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pilotlight.cli.core.command import command
+from pilotlight.cli.core.saved_profiles import free_profile_name, save_profile
 from pilotlight.cli.core.session import Session
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from pilotlight.cli.supervisor.local_platform import LocalPlatform
     from pilotlight.cli.supervisor.supervisor import Notice
-    from pilotlight.profile import Profile
 
 _DOWN_WAIT_S = 120.0
 """Maximum time that `down` waits: four grace periods of 30 s."""
@@ -79,53 +79,24 @@ def up(
 
 
 def save_key(platform: LocalPlatform, session: Session, key: str) -> tuple[Path, str]:
-    """Write the first admin key to the profile file; return the file and the profile's name.
-
-    A profile of that name with another key is kept under a free name: it may belong to another
-    platform that had the same address."""
+    """Write the first admin key to the profile file; return the file and the profile's name: the
+    given one, `default`, or `local-<port>` if the default profile has another platform's key."""
     from pilotlight import profile
     from pilotlight.cli.supervisor.run_platform import unsaved_key_file
 
-    environ = session.profile_environ()
-    file = profile.config_path(environ)
-    name = session.options.profile or _free_profile_name(platform, session)
-    fresh = profile.Profile(url=platform.url, api_key=key)
-    activate = name == profile.DEFAULT_PROFILE or session.options.profile is not None
-    if (held := _profile_in_file(session, name)) is not None and held.api_key not in ("", key):
-        taken = profile.names(environ)
-        kept = next(
-            free for n in range(1, len(taken) + 2) if (free := f"{name}-old-{n}") not in taken
-        )
-        profile.save(held, name=kept, path=file, activate=False)
-        session.say(f"the login of profile {name!r} is kept as profile {kept!r}")
-    saved = profile.save(fresh, name=name, path=file, activate=activate)
+    port = platform.listen.rpartition(":")[2]
+    given = session.options.profile
+    name = given or free_profile_name(
+        session, platform.url, preferred=profile.DEFAULT_PROFILE, otherwise=f"local-{port}"
+    )
+    saved = save_profile(
+        session,
+        profile.Profile(url=platform.url, api_key=key),
+        name=name,
+        activate=name == profile.DEFAULT_PROFILE or given is not None,
+    )
     unsaved_key_file(platform).unlink(missing_ok=True)
     return saved, name
-
-
-def _profile_in_file(session: Session, name: str) -> Profile | None:
-    """The profile of that name as the file has it, without overrides of the environment."""
-    from pilotlight import profile
-
-    environ = session.profile_environ()
-    if name not in profile.names(environ):
-        return None
-    in_file = {
-        key: value
-        for key, value in environ.items()
-        if key in ("PILOTLIGHT_CONFIG", "HOME", "XDG_CONFIG_HOME")
-    }
-    return profile.load(in_file, name=name)
-
-
-def _free_profile_name(platform: LocalPlatform, session: Session) -> str:
-    """`default`, or `local-<port>` if the default profile has the key of another platform, which
-    must not be lost."""
-    from pilotlight import profile
-
-    held = _profile_in_file(session, profile.DEFAULT_PROFILE)
-    is_ours = held is None or not held.api_key or held.url == platform.url
-    return profile.DEFAULT_PROFILE if is_ours else f"local-{platform.listen.rpartition(':')[2]}"
 
 
 def down(

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from pilotlight.cli.commands.tenants.login import token_show
+from pilotlight.cli.core.addresses import parse_optional_function
 from pilotlight.cli.core.command import Yes, command
 from pilotlight.cli.core.formatting import format_table, parse_duration_s, parse_pairs
 from pilotlight.cli.core.session import Session
@@ -30,6 +32,7 @@ def register(root: typer.Typer) -> None:
             {
                 "create": token_create,
                 "list": token_list,
+                "show": token_show,
                 "rotate": token_rotate,
                 "revoke": token_revoke,
             },
@@ -65,7 +68,8 @@ def token_create(
     ] = None,
     app: Annotated[str | None, typer.Option(help="Restrict the key to this app.")] = None,
     function: Annotated[
-        str | None, typer.Option(help="Restrict the key to this function of --app.")
+        str | None,
+        typer.Option(metavar="APP/FUNCTION", help="Restrict the key to this function."),
     ] = None,
     quota: Annotated[
         list[str] | None,
@@ -96,7 +100,12 @@ def token_create(
 ) -> None:
     """Create an API key. It is shown only once; the platform stores only its hash."""
     ttl_s = parse_duration_s(ttl) if ttl else None
-    reach: dict[str, Any] = {"environment": only_environment, "app": app, "function": function}
+    only_app, only_function = parse_optional_function(function, app)
+    reach: dict[str, Any] = {
+        "environment": only_environment,
+        "app": only_app,
+        "function": only_function,
+    }
     reach["quotas"] = parse_pairs(quota or (), option="--quota")
     if local and tenant:
         raise InvalidInput(

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pilotlight.cli.core.addresses import parse_optional_function
 from pilotlight.cli.core.command import Yes, command
 from pilotlight.cli.core.formatting import format_money, format_table, format_time
 from pilotlight.cli.core.session import Session
-from pilotlight.errors import InvalidInput
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -113,12 +113,11 @@ def set_(
 
     Options that are not given keep their values.
     """
-    if function:
-        app, function = _split(function, app)
+    only_app, only_function = parse_optional_function(function, app)
     reach = {
         "environment": only_environment,
-        "app": app,
-        "function": function,
+        "app": only_app or "",
+        "function": only_function or "",
         "period": period.value,
     }
     named = {"hard": hard, "alerts": alert or None, "webhook": webhook}
@@ -169,16 +168,6 @@ def test(session: Session, budget: Id) -> None:
     session.show(body, lambda: example_report(body))
     if body["error"] is not None:
         raise typer.Exit(1)
-
-
-def _split(path: str, app: str) -> tuple[str, str]:
-    named, slash, function = path.partition("/")
-    if not (named and slash and function) or app not in ("", named):
-        raise InvalidInput(
-            f"--function {path!r} is not APP/FUNCTION, or contradicts --app",
-            hint="Write --function APP/FUNCTION, without --app.",
-        )
-    return named, function
 
 
 def _kept(client: Client, reach: dict[str, str | None]) -> dict[str, Any]:

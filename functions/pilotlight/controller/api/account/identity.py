@@ -1,4 +1,4 @@
-"""Routes for secrets, environments, and the caller's identity."""
+"""Routes for secrets, environments, the caller's identity, and signing in to the dashboard."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from pilotlight.controller.context import (
     Deployer,
     RequestId,
 )
-from pilotlight.controller.identity import tenants
+from pilotlight.controller.identity import sessions, tenants
+from pilotlight.controller.identity.sign_in_codes import LIFETIME_S
 from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.registry import secret_store
 from pilotlight.errors import InvalidInput
@@ -50,6 +51,28 @@ def whoami(caller: AnyKey) -> Whoami:
         bound_app=caller.bound_app,
         bound_function=caller.bound_function,
         suspended=caller.suspended,
+    )
+
+
+class SignInCode(schemas.Body):
+    """A one-time code. `dashboard_url` null: the dashboard has the API's own address."""
+
+    code: str
+    expires_at: float
+    dashboard_url: str | None
+
+
+@router.post("/sign-in-codes", status_code=201)
+async def create_sign_in_code(context: Ctx, caller: AnyKey) -> SignInCode:
+    """Create a code that signs one browser in to the dashboard, once and within a minute: open
+    `/dashboard/login#code=<code>`. Requires a key that may open the dashboard."""
+    now = context.clock()
+    code = context.codes.issue(sessions.require_dashboard_access(caller), now=now)
+    origin = context.config.settings.dashboard_origin
+    return SignInCode(
+        code=code,
+        expires_at=now + LIFETIME_S,
+        dashboard_url=origin.url if origin is not None else None,
     )
 
 

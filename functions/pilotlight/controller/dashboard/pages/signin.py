@@ -1,4 +1,4 @@
-"""Signing in with a key, and signing out."""
+"""Signing in with a key or a one-time code, and signing out."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from pilotlight.controller.dashboard.page_context import (
     cookie_terms,
 )
 from pilotlight.controller.dashboard.page_context import Form as FormCookie
+from pilotlight.controller.database import tables
 from pilotlight.controller.identity import access_control, sessions
 from pilotlight.controller.identity.access_control import Principal
 from pilotlight.controller.identity.sessions import CookieAttributes
@@ -41,17 +42,23 @@ async def login_form(context: Ctx, request: Request) -> Response:
 
 @router.post(LOGIN)
 async def login(
+    *,
     context: Ctx,
     request: Request,
     cookie: FormCookie,
-    key: Annotated[str, Form(max_length=MAX_NAME)],
+    key: Annotated[str, Form(max_length=MAX_NAME)] = "",
+    code: Annotated[str, Form(max_length=MAX_NAME)] = "",
     form: Annotated[str, Form(max_length=MAX_NAME)] = "",
 ) -> Response:
-    """Exchange a key for a session."""
+    """Exchange a key, or a one-time code (`sign_in_codes`), for a session."""
     try:
         sessions.require_same_site(request.headers, cookie=cookie, field=form)
         _require_private(context, request)
-        caller = await anyio.to_thread.run_sync(_authenticate, context, key)
+        if code:
+            key_id = context.codes.redeem(code, now=context.clock())
+            caller = await anyio.to_thread.run_sync(_find_caller, context, key_id)
+        else:
+            caller = await anyio.to_thread.run_sync(_authenticate, context, key)
     except PilotlightError as e:
         return _login_page(context, request, status=e.status, error=str(e))
     answer = RedirectResponse(DASHBOARD_PATH, status_code=303)
@@ -98,7 +105,9 @@ def _login_page(
     context: Context, request: Request, *, status: int = 200, error: str = ""
 ) -> Response:
     token = secrets.token_urlsafe(16)
-    answer = render("login.html", status=status, error=error, form=token)
+    # A link of another site must not sign a visitor in to its author's account.
+    takes_codes = sessions.is_same_site(request.headers)
+    answer = render("login.html", status=status, error=error, form=token, takes_codes=takes_codes)
     _set(answer, cookie_terms(context, request), sessions.FORM_COOKIE, token, max_age=None)
     return answer
 
@@ -120,6 +129,14 @@ def _set(
 def _end(context: Context, session: str, key: str, until: float) -> None:
     with context.store.write() as write:
         sessions.end_session(write, session=session, key=key, until=until)
+
+
+def _find_caller(context: Context, key_id: str) -> Principal:
+    with context.store.read() as sql:
+        caller = access_control.find_principal(
+            sql, tables.api_keys.c.id == key_id, environment=None, now=context.clock()
+        )
+    return sessions.require_dashboard_access(caller)
 
 
 def _authenticate(context: Context, key: str) -> Principal:

@@ -1,14 +1,33 @@
-"""The console that commands print to. It escapes control characters, so that untrusted text such as
-names and errors cannot control the terminal."""
+"""The console that commands and the SDK print to. It escapes control characters, so that untrusted
+text such as names and errors cannot control the terminal."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import IO, Any
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
 from rich.segment import Segment
+from rich.text import Text
 
 from pilotlight.core.logging_config import escape_control_characters
+
+PIPE_WIDTH = 1000
+"""Columns when the output is not a terminal: wide enough that a table row stays one line for
+grep."""
+
+
+def terminal_of(file: IO[str]) -> Terminal:
+    """A console on `file`, as wide as its terminal, or PIPE_WIDTH."""
+    return Terminal(file, width=None if file.isatty() else PIPE_WIDTH)
+
+
+def program_output(line: Mapping[str, Any]) -> Text:
+    """The text of a log line with its colours; standard error is yellow."""
+    # from_ansi keeps colours and drops all other control sequences
+    return Text.from_ansi(
+        str(line.get("text", "")), style="yellow" if line.get("stream") == "stderr" else ""
+    )
 
 
 class Terminal(Console):
