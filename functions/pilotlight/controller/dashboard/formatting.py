@@ -112,6 +112,11 @@ def clock(at: float) -> str:
     return f"{dt.datetime.fromtimestamp(at, tz=dt.UTC):%d %b %H:%M:%S}".lstrip("0")
 
 
+def instant(at: float) -> str:
+    """Format a time as 21 Nov 11:05:06.034, in UTC."""
+    return f"{clock(at)}.{int(at % 1 * 1000):03d}"
+
+
 def day(at: float) -> str:
     """Format a date as 21 Nov 2026, in UTC."""
     return f"{dt.datetime.fromtimestamp(at, tz=dt.UTC):%d %b %Y}".lstrip("0")
@@ -149,6 +154,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "size": size,
     "ago": ago,
     "clock": clock,
+    "instant": instant,
     "day": day,
     "month": month,
     "kind": kind,

@@ -10,6 +10,7 @@ from pilotlight.controller.dashboard.pages import (
     function,
     invoices,
     live_events,
+    logs,
     models,
     objectives,
     overview,
@@ -19,22 +20,26 @@ from pilotlight.controller.dashboard.pages import (
     traces,
 )
 
-routers = tuple(
-    part.router
-    for part in (
-        assets,
-        signin,
-        live_events,
-        overview,
-        function,
-        calls,
-        traces,
-        budgets,
-        releases,
-        experiments,
-        objectives,
-        models,
-        invoices,
-        platform,
-    )
+routers = (
+    logs.events_router,
+    *(
+        part.router
+        for part in (
+            assets,
+            signin,
+            live_events,
+            overview,
+            function,
+            calls,
+            logs,
+            traces,
+            budgets,
+            releases,
+            experiments,
+            objectives,
+            models,
+            invoices,
+            platform,
+        )
+    ),
 )

@@ -93,6 +93,38 @@ function live(address) {
   source.addEventListener("error", () => show(source.readyState === EventSource.CLOSED ? "not live" : "connecting…", false));
 }
 
+// Log lines: the first event replaces what the page was loaded with, later ones are added; the oldest rows go.
+function followLog(rows) {
+  const box = rows.closest(".scroll");
+  const state = document.querySelector("[data-live-state]");
+  const words = document.querySelector("[data-live-words]");
+  const show = (text, on) => {
+    state.hidden = false;
+    state.classList.toggle("on", on);
+    words.textContent = text;
+  };
+  const atEnd = () => box.scrollHeight - box.scrollTop - box.clientHeight < 40;
+  const toEnd = () => (box.scrollTop = box.scrollHeight);
+  toEnd();
+  const source = new EventSource(rows.dataset.log);
+  source.addEventListener("open", () => show("live", true));
+  source.addEventListener("lines", (event) => {
+    const update = JSON.parse(event.data);
+    const follows = atEnd();
+    if (update.all) rows.replaceChildren();
+    rows.insertAdjacentHTML("beforeend", update.rows);
+    while (rows.rows.length > Number(rows.dataset.logRows)) rows.deleteRow(0);
+    document.querySelector("[data-log-empty]").hidden = true;
+    if (follows) toEnd();
+  });
+  source.addEventListener("trouble", (event) => show(JSON.parse(event.data).text, false));
+  source.addEventListener("over", () => {
+    source.close();
+    location.reload(); // the session has ended: reload to show the sign-in form
+  });
+  source.addEventListener("error", () => source.readyState === EventSource.CLOSED && show("not live", false));
+}
+
 // Pages with active rollouts or experiments refresh while visible, unless an element in them has the focus.
 async function refresh() {
   const main = document.querySelector("#main");
@@ -116,3 +148,4 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
 drawAll();
 if (document.querySelector("[data-again]")) setInterval(refresh, 2000);
 if (document.body.dataset.live) live(document.body.dataset.live);
+for (const rows of document.querySelectorAll("[data-log]")) followLog(rows);
