@@ -419,6 +419,10 @@ class CallRecord:
         return cls(**{key: value for key, value in body.items() if key in known})
 
 
+ARGUMENTS_PREFIX = "pilotlight: arguments of the failed call: "
+"""Begin of the line with the arguments' types and sizes, in the log after the traceback."""
+
+
 def is_pickle(content_type: bytes) -> bool:
     """Whether a content type is CONTENT_PICKLE: the whole media type, case-insensitive, with or
     without parameters (RFC 9110 §8.3)."""
