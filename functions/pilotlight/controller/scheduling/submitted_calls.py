@@ -176,6 +176,19 @@ def get(sql: sa.Connection, *, tenant: str, call: str) -> dict[str, Any]:
     return {**record, "attempts": to_json(attempts)}
 
 
+def find(
+    sql: sa.Connection, *, tenant: str, environment: str, call: str
+) -> dict[str, Any] | None:
+    """Return a submitted call of an environment as CallRecord (JSON) with its result, or None."""
+    table = tables.calls
+    row = sql.execute(
+        sa.select(table.c.record, table.c.result).where(
+            table.c.tenant == tenant, table.c.id == call, table.c.environment == environment
+        )
+    ).first()
+    return None if row is None else {**json.loads(row.record), "result": row.result}
+
+
 def expire(write: Write, *, now: float, limit: int) -> int:
     """Delete at most `limit` calls whose results have expired; return how many."""
     table = tables.calls
