@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pilotlight.controller.dashboard import assets
 from pilotlight.controller.dashboard.pages import (
+    access,
+    apps,
     budgets,
     calls,
     experiments,
     function,
     invoices,
+    invoke,
     live_events,
     logs,
     models,
@@ -30,7 +33,9 @@ routers = (
             live_events,
             overview,
             function,
+            apps,
             calls,
+            invoke,
             logs,
             traces,
             budgets,
@@ -39,6 +44,7 @@ routers = (
             objectives,
             models,
             invoices,
+            access,
             platform,
         )
     ),

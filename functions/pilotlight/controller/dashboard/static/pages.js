@@ -140,6 +140,8 @@ async function refresh() {
 }
 
 for (const field of document.querySelectorAll("[data-submit]")) field.addEventListener("change", () => field.form.requestSubmit());
+// Functions have the dashboard's origin, unless it has one of its own.
+for (const place of document.querySelectorAll("[data-own-origin] [data-origin]")) place.textContent = location.origin;
 for (const button of document.querySelectorAll("[data-theme-switch]")) {
   button.hidden = false;
   button.addEventListener("click", switchTheme);
