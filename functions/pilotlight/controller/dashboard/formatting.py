@@ -40,6 +40,15 @@ def price(amount: Decimal, currency: str = "") -> str:
     return f"{MINUS if amount < 0 else ''}{_sign(currency)}{abs(amount):,.{digits}f}"
 
 
+def column_money(amount: Decimal | str, currency: str = "") -> str:
+    """Format an amount for a column, where points align: four decimals; a smaller one is shown as
+    below the least that they show."""
+    amount = Decimal(amount)
+    if 0 < abs(amount) < Decimal("0.0001"):
+        return f"{'> ' + MINUS if amount < 0 else '< '}{_sign(currency)}0.0001"
+    return f"{MINUS if amount < 0 else ''}{_sign(currency)}{abs(amount):,.4f}"
+
+
 def _sign(currency: str) -> str:
     return _SIGNS.get(currency, f"{currency} " if currency else "")
 
@@ -147,6 +156,7 @@ def kind(name: str) -> str:
 FILTERS: Mapping[str, Callable[..., Any]] = {
     "money": money,
     "price": price,
+    "column_money": column_money,
     "milliseconds": milliseconds,
     "duration": duration,
     "count": count,
