@@ -27,7 +27,8 @@ async def take(controller: Controller, *records: dict[str, Any]) -> None:
     """Add usage records of `search/embed` to the ledger."""
     common = {"tenant": await controller.tenant(), "function_id": await deployed(controller)}
     rows = [
-        usage(f"{record.pop('call')}/1", **common, **record).to_json() for record in map(dict, records)
+        usage(f"{record.pop('call')}/1", **common, **record).to_json()
+        for record in map(dict, records)
     ]
     answer = await controller.internal("/internal/usage", {"activator": "a", "records": rows})
     assert answer.status_code == 200, answer.text
@@ -46,9 +47,7 @@ async def test_calls_are_filtered_by_what_the_url_says(controller: Controller) -
     session = await sign_in(controller, controller.key)
 
     async def shown(**params: str) -> set[str]:
-        page = await controller.client(None).get(
-            "/dashboard/calls", params=params, headers=session
-        )
+        page = await controller.client(None).get("/dashboard/calls", params=params, headers=session)
         assert page.status_code == 200, page.text
         return {
             name
@@ -92,7 +91,13 @@ async def test_a_filter_looks_at_a_bounded_number_of_calls_and_the_next_page_goe
 async def test_a_failed_call_tells_why_from_its_own_log(controller: Controller) -> None:
     await take(
         controller,
-        {"call": "req-bad", "status": 500, "outcome": "error", "start_kind": "COLD", "bytes_in": 31},
+        {
+            "call": "req-bad",
+            "status": 500,
+            "outcome": "error",
+            "start_kind": "COLD",
+            "bytes_in": 31,
+        },
     )
     controller.agent.lines = [
         {"time": 1.0, "instance": "i-1", "stream": "stderr", "call": "req-bad", "text": text}

@@ -482,7 +482,7 @@ async def test_the_page_calls_a_budget_spent_by_the_rule_of_alarms_and_of_frozen
     assert ("too few calls" in page, "spent</span>" in page) == (True, False)
     world.see(failed=40)
     page, availability = await shown()  # before the next evaluation: no alarm is open yet
-    assert (availability["is_spent"], "100 × spent" in page) == (True, True)
+    assert (availability["is_spent"], "100 \u00d7 spent" in page) == (True, True)
     assert "spent, no alarm" in page
 
 

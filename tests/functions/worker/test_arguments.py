@@ -108,7 +108,12 @@ class Odd(metaclass=_NoModule):
         (star, ([1, 2], None), {"x\n": {"k": 1}}, "[0]: list of 2, [1]: NoneType, x?: dict of 1"),
         (star, (), {}, "none"),
         (plain, (Item(name="secret"), Odd()), {}, "a: Item, b: object"),
-        (plain, (np.zeros((3, 2)), np.float32(1)), {}, "a: ndarray of 3x2, b: float32 of one value"),
+        (
+            plain,
+            (np.zeros((3, 2)), np.float32(1)),
+            {},
+            "a: ndarray of 3x2, b: float32 of one value",
+        ),
         (star, tuple(range(18)), {}, ", ".join(f"[{n}]: int" for n in range(16)) + ", and 2 more"),
     ],
 )

@@ -1,11 +1,13 @@
 """Log lines of a tenant's instances, from the node agent: a bounded tail, and a live stream.
 
-Each line is text that user code wrote: templates escape it, and it is cut to MAX_LINE characters."""
+Each line is text that user code wrote: templates escape it, and it is cut to MAX_LINE
+characters."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +55,7 @@ async def tail(
     visit: PageContext, wanted: LogFilter, *, since: float | None = None, limit: int = TAIL
 ) -> tuple[Sequence[Line], str]:
     """Return the last `limit` lines, oldest first, and the error if the agent does not respond."""
-    lines: list[Line] = []
+    lines: deque[Line] = deque(maxlen=limit)
     try:
         async with asyncio.timeout(PATIENCE_S):
             source = await visit.context.agent.logs(
@@ -64,10 +66,10 @@ async def tail(
                     if line:
                         lines.append(shown(line))
     except SnapshotterError as e:
-        return lines[-limit:], str(e)
+        return list(lines), str(e)
     except TimeoutError:
-        return lines[-limit:], f"the node agent sent no more lines within {PATIENCE_S:g} s"
-    return lines[-limit:], ""
+        return list(lines), f"the node agent sent no more lines within {PATIENCE_S:g} s"
+    return list(lines), ""
 
 
 async def follow(visit: PageContext, wanted: LogFilter) -> AsyncGenerator[list[Line], None]:

@@ -176,9 +176,7 @@ def get(sql: sa.Connection, *, tenant: str, call: str) -> dict[str, Any]:
     return {**record, "attempts": to_json(attempts)}
 
 
-def find(
-    sql: sa.Connection, *, tenant: str, environment: str, call: str
-) -> dict[str, Any] | None:
+def find(sql: sa.Connection, *, tenant: str, environment: str, call: str) -> dict[str, Any] | None:
     """Return a submitted call of an environment as CallRecord (JSON) with its result, or None."""
     table = tables.calls
     row = sql.execute(

@@ -146,7 +146,6 @@ class Binder:
                 values[positions[name]] = _of_parameter(name, convert, values[positions[name]])
         return tuple(values), kwargs
 
-
     def shapes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """Return the arguments' types and sizes, such as `text: str of 41, k: int`, without their
         values: a failed call's log may be read by people who may not read its input."""

@@ -120,7 +120,9 @@ def addresses(app: str, spec: Mapping[str, Any]) -> Iterator[Address]:
         case FunctionKind.ENGINE:
             is_embedding = (spec.get("engine") or {}).get("task") == "embed"
             verb = "embeddings" if is_embedding else "chat/completions"
-            body = '"input": "…"' if is_embedding else '"messages": [{"role": "user", "content": "…"}]'
+            body = (
+                '"input": "…"' if is_embedding else '"messages": [{"role": "user", "content": "…"}]'
+            )
             yield Address(
                 verb="POST", path=f"/v1/{verb}", body=f'{{"model": "{app}/{name}", {body}}}'
             )

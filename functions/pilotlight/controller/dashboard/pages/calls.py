@@ -66,6 +66,7 @@ class _Asked:
 
 @router.get("/dashboard/calls")
 async def listing(
+    *,
     visit: Visitor,
     function: _Text = "",
     state: _Text = "",
@@ -118,9 +119,7 @@ def _load(sql: sa.Connection, visit: PageContext, asked: _Asked, before: str) ->
         since=_moment("since", asked.since),
         until=_moment("until", asked.until),
     )
-    found = recent_calls.read(
-        sql, **where, now=visit.now, limit=PAGE, wanted=wanted, before=before
-    )
+    found = recent_calls.read(sql, **where, now=visit.now, limit=PAGE, wanted=wanted, before=before)
     return found, function_stats.names(sql, **where), []
 
 
@@ -225,5 +224,3 @@ async def _lines(
     wanted = LogFilter(function=f"{first.app}/{first.function}", call=call)
     # nodes have clocks of their own
     return await log_lines.tail(visit, wanted, since=first.started_at - 60, limit=LINES)
-
-

@@ -51,6 +51,7 @@ async def form(
 
 @router.post("/dashboard/invoke", dependencies=[Depends(require_disk_space)])
 async def submit(
+    *,
     visit: Visitor,
     request: Request,
     function: _Name,
@@ -62,7 +63,9 @@ async def submit(
     sessions.require_same_site(request.headers, cookie=visit.form, field=form)
     _require_access(visit)
     if visit.caller.suspended:
-        raise Forbidden(f"tenant {visit.caller.tenant_name!r} is suspended: it cannot call functions")
+        raise Forbidden(
+            f"tenant {visit.caller.tenant_name!r} is suspended: it cannot call functions"
+        )
     try:
         call = await visit.context.threads.run(
             visit.caller.tenant, _submit, visit, function, method, body

@@ -222,7 +222,9 @@ def _left(left: float | None, *, is_spent: bool) -> str:
         return f"{left * 100:.0f} % left"
     if not is_spent:
         return "too few calls"
-    return f"{1 - left:.3g} {TIMES} spent" if left > -MOST_SPENT else f"> {MOST_SPENT} {TIMES} spent"
+    return (
+        f"{1 - left:.3g} {TIMES} spent" if left > -MOST_SPENT else f"> {MOST_SPENT} {TIMES} spent"
+    )
 
 
 def _rate(rate: float | None) -> tuple[str, str]:
