@@ -185,12 +185,41 @@ async def test_a_submitted_call_shows_its_state_and_result_to_its_own_tenant(
     assert (await client.get("/dashboard/calls/req-ok", headers=other)).status_code == 404
 
 
-def test_a_pickle_is_described_and_not_opened() -> None:
-    result = base64.b64encode(b"\x80\x05\x95...").decode()
-    pickled = record(content_type="application/x-python-pickle", result=result).to_json()
-    shown = call_details.result_of(pickled)
-    assert shown is not None
-    assert (shown.text, shown.size_bytes) == (None, 6)
-    assert call_details.error_of(pickled, []).message == ""
+async def test_a_pickle_and_a_large_result_are_described_and_not_opened(
+    controller: Controller,
+) -> None:
+    tenant = await controller.tenant()
+    await deployed(controller)
+    small = base64.b64encode(b"\x80\x05\x95...").decode()
+    large = base64.b64encode(b"x" * (call_details.MAX_RESULT + 3)).decode()
     deep = base64.b64encode(b"[" * 50_000).decode()
-    assert call_details.error_of(record(result=deep).to_json(), []).message == ""
+    pickled = "application/vnd.pilotlight.pickle"
+    with controller.context.store.write() as write:
+        submitted_calls.put(
+            write,
+            [
+                record(tenant=tenant, content_type=pickled, result=small),
+                record(id="req-large", tenant=tenant, content_type="text/plain", result=large),
+                record(id="req-deep", tenant=tenant, result=deep),
+            ],
+        )
+
+    def found(call: str) -> dict[str, Any]:
+        with controller.context.store.read() as sql:
+            submitted = submitted_calls.find(
+                sql,
+                tenant=tenant,
+                environment="main",
+                call=call,
+                result_chars=call_details.RESULT_CHARS,
+            )
+        assert submitted is not None
+        return submitted
+
+    for call, size_bytes in (("req-sub", 6), ("req-large", call_details.MAX_RESULT + 3)):
+        shown = call_details.result_of(found(call))
+        assert shown is not None
+        assert (shown.text, abs(shown.size_bytes - size_bytes) < 3) == (None, True)
+        assert call_details.error_of(found(call), []).message == ""
+    assert found("req-large")["result"] == ""
+    assert call_details.error_of(found("req-deep"), []).message == ""

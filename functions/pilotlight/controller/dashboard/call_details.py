@@ -15,6 +15,8 @@ from pilotlight.protocol import ARGUMENTS_PREFIX, CONTENT_PROBLEM, UsageRecord
 
 MAX_RESULT = 65_536
 """Bytes of a result that are shown; longer ones are only described."""
+RESULT_CHARS = (MAX_RESULT + 2) // 3 * 4
+"""The same as base64: what is read of the database."""
 MAX_DETAIL = 4000
 """Characters of an error's message that are shown."""
 _TRACEBACK = "Traceback (most recent call last):"
@@ -45,7 +47,8 @@ class CallResult:
 
 
 def error_of(submitted: Mapping[str, Any] | None, lines: Iterable[Line]) -> CallError:
-    """Return why a call failed, by its stored problem and its log lines."""
+    """Return why a call failed, by its stored problem (`submitted_calls.find`) and its log
+    lines."""
     arguments, traceback = "", []
     for line in lines:
         text = str(line["text"])
@@ -64,11 +67,8 @@ def error_of(submitted: Mapping[str, Any] | None, lines: Iterable[Line]) -> Call
 def _problem(submitted: Mapping[str, Any] | None) -> str:
     if submitted is None or submitted["content_type"] != CONTENT_PROBLEM:
         return ""
-    raw = _bytes(submitted["result"])
-    if len(raw) > MAX_RESULT:
-        return ""
     try:
-        body = json.loads(raw)
+        body = json.loads(_bytes(submitted["result"]))
     except (ValueError, RecursionError):
         return ""
     return str(body.get("detail", "")) if isinstance(body, dict) else ""
@@ -76,15 +76,15 @@ def _problem(submitted: Mapping[str, Any] | None) -> str:
 
 def result_of(submitted: Mapping[str, Any] | None) -> CallResult | None:
     """Return the result of a submitted call that has one. Text is shown, pickles never opened."""
-    if submitted is None or not submitted["result"]:
+    if submitted is None or not submitted["result_length"]:
         return None
     content_type, encoded = str(submitted["content_type"]), str(submitted["result"])
-    size_bytes = len(encoded) * 3 // 4 - encoded[-2:].count("=")
+    size_bytes = submitted["result_length"] * 3 // 4 - encoded[-2:].count("=")
     kind = content_type.partition(";")[0].strip().lower()
     is_text = kind.startswith("text/") or kind in ("application/json", "application/x-ndjson")
     is_text = is_text or kind == CONTENT_PROBLEM
     text = None
-    if is_text and size_bytes <= MAX_RESULT:
+    if is_text and encoded:
         text = _bytes(encoded).decode("utf-8", "replace")
     return CallResult(content_type=content_type, size_bytes=size_bytes, text=text)
 

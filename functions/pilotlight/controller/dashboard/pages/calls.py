@@ -205,7 +205,11 @@ def _one(sql: sa.Connection, visit: PageContext, call: str) -> _CallData:
         records=recent_calls.attempts(sql, **where, call=call),
         is_traced=traces.is_kept(sql, tenant=visit.caller.tenant, call=call),
         # results are not for a key that reads bills
-        submitted=submitted_calls.find(sql, **where, call=call) if visit.sees_instances else None,
+        submitted=submitted_calls.find(
+            sql, **where, call=call, result_chars=call_details.RESULT_CHARS
+        )
+        if visit.sees_instances
+        else None,
     )
 
 
