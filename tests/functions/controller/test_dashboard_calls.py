@@ -80,7 +80,7 @@ async def test_a_filter_looks_at_a_bounded_number_of_calls_and_the_next_page_goe
     await take(controller, *records, {"call": "req-bad", "started_at": now - 6, "status": 500})
     wanted, found = recent_calls.CallFilter(status="5xx"), []
     with controller.context.store.read() as sql:
-        where = {"tenant": tenant, "environment": "main", "now": now, "limit": 2}
+        where: dict[str, Any] = {"tenant": tenant, "environment": "main", "now": now, "limit": 2}
         page = recent_calls.read(sql, **where, wanted=wanted)
         assert (page.calls, page.is_cut) == ([], True)
         page = recent_calls.read(sql, **where, wanted=wanted, before=page.older)

@@ -49,7 +49,8 @@ class CallResult:
 def error_of(submitted: Mapping[str, Any] | None, lines: Iterable[Line]) -> CallError:
     """Return why a call failed, by its stored problem (`submitted_calls.find`) and its log
     lines."""
-    arguments, traceback = "", []
+    arguments = ""
+    traceback: list[str] = []
     for line in lines:
         text = str(line["text"])
         if text.startswith(ARGUMENTS_PREFIX):

@@ -88,7 +88,7 @@ def _load(sql: sa.Connection, visit: PageContext) -> tuple[list[AppRow], dict[st
         table.c.environment == where["environment"],
         sa.tuple_(table.c.app, table.c.version).in_([(a["name"], a["version"]) for a in found]),
     )
-    newest = {row["app"]: row for row in sql.execute(query).mappings()}
+    newest = {str(row["app"]): dict(row) for row in sql.execute(query).mappings()}
     rows = [AppRow(app=app, newest=newest.get(app["name"])) for app in found]
     return rows, key_names(sql, visit, (row["created_by"] for row in newest.values()))
 

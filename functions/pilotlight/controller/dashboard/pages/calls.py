@@ -137,7 +137,13 @@ def _pending(sql: sa.Connection, visit: PageContext, asked: _Asked) -> _Listing:
     """Return submitted calls in one of PENDING_STATES: they are not in the ledger."""
     where = {"tenant": visit.caller.tenant, "environment": visit.environment}
     app, _, name = asked.function.partition("/")
-    query = CallQuery(**where, app=app or None, function=name or None, state=asked.state)
+    query = CallQuery(
+        tenant=where["tenant"],
+        environment=where["environment"],
+        app=app or None,
+        function=name or None,
+        state=asked.state,
+    )
     calls = submitted_calls.listing(sql, query, limit=PAGE)
     nothing = recent_calls.CallPage(calls=[], older="")
     return nothing, function_stats.names(sql, **where), calls
