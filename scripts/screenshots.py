@@ -37,7 +37,7 @@ class Picture:
 PICTURES_WANTED = (
     Picture(name="overview-light", path="/dashboard?span=30d", height=1420),
     Picture(name="overview-dark", path="/dashboard?span=30d", dark=True, height=1420),
-    Picture(name="overview-phone", path="/dashboard?span=7d", size=PHONE, height=1700),
+    Picture(name="overview-phone", path="/dashboard?span=7d", size=PHONE, height=1500),
     Picture(name="function-light", path="/dashboard/functions/search/embed?span=30d", height=1300),
     Picture(name="calls-dark", path="/dashboard/calls", dark=True, height=860),
     Picture(name="budgets-light", path="/dashboard/budgets", height=1080),

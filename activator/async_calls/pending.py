@@ -24,6 +24,8 @@ class PendingCall:
 
     Attributes:
         task: the task that runs it; None = it has not begun, or has ended.
+        is_uncounted: whether its first attempt must count as a request of its key's quotas, because
+            the control plane queued it and nothing has counted it yet.
         changed: set at the next change of `record`, and when more of its result has arrived.
         retry_until: wall clock after which it is not retried.
         target: the call target, once it was begun.
@@ -31,7 +33,16 @@ class PendingCall:
         size: bytes of its body, or of its result once it has ended.
     """
 
-    __slots__ = ("changed", "log", "record", "retry_until", "size", "target", "task")
+    __slots__ = (
+        "changed",
+        "is_uncounted",
+        "log",
+        "record",
+        "retry_until",
+        "size",
+        "target",
+        "task",
+    )
 
     def __init__(self, record: CallRecord, size: int = 0) -> None:
         self.record = record
@@ -39,6 +50,7 @@ class PendingCall:
         self.task: asyncio.Task[None] | None = None
         self.changed = asyncio.Event()
         self.retry_until = record.expires_at
+        self.is_uncounted = False
         self.target: CallTarget | None = None
         self.log: StreamBuffer | None = None
 

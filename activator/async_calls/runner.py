@@ -114,6 +114,12 @@ class AsyncCallRunner:
 
     async def run(self, held: PendingCall, call: Call) -> CallRecord:
         """Run a call to its end, and return its final record."""
+        if held.is_uncounted:
+            try:
+                await self._charge_attempt(held, call)
+            except errors.PilotlightError as e:  # its key has lost the right to call
+                self._refused(held, call, e).observe()
+                return replace(failed(held.record, e), attempt=call.attempt)
         while True:
             ending = await self._attempt(held, call)
             pause = self._pause_s(held, call, ending.failure)
@@ -129,7 +135,7 @@ class AsyncCallRunner:
             call.retries += 1
             await asyncio.sleep(pause)
             try:
-                await self._charge_retry(held, call)
+                await self._charge_attempt(held, call)
             except errors.PilotlightError as e:  # the caller has lost the right to call
                 self._refused(held, call, e).observe()
                 return replace(failed(held.record, e), attempt=call.attempt - 1)
@@ -146,8 +152,8 @@ class AsyncCallRunner:
         left_s = min(call.remaining_s(math.inf), held.retry_until - time.time())
         return pause_s(call, left_s=left_s, rng=self._rng)
 
-    async def _charge_retry(self, held: PendingCall, call: Call) -> None:
-        """Count another attempt as a request of its quotas; wait while they are used up."""
+    async def _charge_attempt(self, held: PendingCall, call: Call) -> None:
+        """Count an attempt as a request of its quotas; wait while they are used up."""
         call.admission = self._admission(call)
         while call.admission is not None:
             try:

@@ -355,6 +355,8 @@ class AsyncCalls:
         if "due" in kept:  # the expiry of its result is known only now
             held.retry_until = time.time() + call.target.spec.clocks.result_ttl_s
             held.record = replace(record, expires_at=held.retry_until)
+            # no activator has counted it: the dashboard's form has no quotas at hand
+            held.is_uncounted = kept["key"] != SCHEDULER and record.attempt == 0
         call.park()
         held.task = asyncio.create_task(self._run(held, call), name=f"call {call.id} (resumed)")
 

@@ -428,6 +428,10 @@ def _json_body(content_type: str, result: Any) -> bytes:
     return json.dumps(result).encode()
 
 
+ARGUMENTS_PREFIX = "pilotlight: arguments of the failed call: "
+"""Begin of the line with the arguments' types and sizes, in the log after the traceback."""
+
+
 def is_pickle(content_type: bytes) -> bool:
     """Whether a content type is CONTENT_PICKLE: the whole media type, case-insensitive, with or
     without parameters (RFC 9110 §8.3)."""

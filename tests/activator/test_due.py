@@ -49,8 +49,9 @@ class ControlDesk:
         sequence: int = 1,
         tenant: str = TENANT,
         body: bytes = b'{"x":1}',
+        key: str = dispatch_queue.SCHEDULER,
     ) -> None:
-        """A call of a schedule becomes due."""
+        """A call of a schedule, or of a key, becomes due."""
         record = CallRecord(
             id=call,
             tenant=tenant,
@@ -67,7 +68,9 @@ class ControlDesk:
         with self.store.write() as write:
             assert (
                 dispatch_queue.enqueue_call(
-                    write, dispatch_queue.payload(record, body=body), due_at=self.now
+                    write,
+                    dispatch_queue.payload(record, body=body, key=key),
+                    due_at=self.now,
                 )
                 == 1
             )
@@ -198,6 +201,20 @@ async def test_a_due_call_wakes_its_function_at_zero_and_its_result_is_kept(
         assert [(r.key, r.tenant, r.caller) for r in records.values()] == [
             ("scheduler", TENANT, "")
         ]
+
+
+async def test_a_due_call_of_a_key_counts_against_that_keys_quotas(
+    short_tmp: Path, desk: ControlDesk
+) -> None:
+    async with living(short_tmp / "0", desk) as life:
+        life.edge.add_key("pl_small", quotas={"requests_per_s": 0.001, "burst": 1})
+        for call in ("req-1", "req-2"):
+            desk.add(call, key="k-pl_small")
+            await life.due.round()
+            await until(lambda: desk.state("req-1") == "SUCCEEDED")
+        assert (desk.state("req-2"), life.runs) == ("QUEUED", [("req-1", "1")])
+        records = await life.edge.settle()
+        assert [record.key for record in records.values()] == ["k-pl_small"]
 
 
 async def test_killed_before_it_wrote_a_call_down_it_is_given_it_again(

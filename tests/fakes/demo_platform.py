@@ -31,6 +31,7 @@ from pilotlight.core.crypto import PlatformKey
 from pilotlight.core.object_store import DirectoryStore
 from pilotlight.core.rpc import SendPart
 from pilotlight.core.settings import Paths
+from pilotlight.protocol import ARGUMENTS_PREFIX
 from pilotlight.spec.pricing import GIB, PriceSettings, Rates
 from pilotlight.spec.quotas import BUILT_IN_PLANS
 from snapshotter.client import AgentClient
@@ -46,6 +47,7 @@ from tests.functions.controller.parts import (
     instance,
     snapshot,
     spec,
+    usage,
 )
 from weight_cache.client import WeightCacheClient
 
@@ -100,6 +102,21 @@ class DemoCache(SmallCache):
 @dataclass
 class DemoAgent(SmallAgent):
     """An agent on a machine worth a look. Owner: its loop."""
+
+    async def _logs(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
+        every = self.lines
+        labels, call = args["labels"], args["call_id"]
+        wanted = [
+            line
+            for line in every
+            if call in (None, line["call"]) and args["instance_id"] in (None, line["instance"])
+        ]
+        mine = {str(one.id) for one in self.instances if labels.items() <= one.labels.items()}
+        self.lines = [line for line in wanted if line["instance"] in mine]
+        try:
+            return await super()._logs(args, part)
+        finally:
+            self.lines = every
 
     async def _capabilities(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
         features = (
@@ -335,6 +352,10 @@ async def furnish(made: Demo, *, now: float) -> None:
     evaluate_all(made.context.store, now=made.context.clock())
     _name_models(made)
     _run(made, theirs, now)
+    await _fail(made, now)
+    for name, variables in (("hub", ("HF_TOKEN",)), ("store", ("S3_KEY", "S3_SECRET"))):
+        values = {"values": dict.fromkeys(variables, "made up")}
+        (await made.http.put(f"/v1/secrets/{name}", json=values)).raise_for_status()
 
 
 def _name_models(made: Demo) -> None:
@@ -356,6 +377,56 @@ def _name_models(made: Demo) -> None:
         ):
             model = weight_names.NamedWeights(manifest=manifest, size_bytes=size, files=4)
             weight_names.put(write, holder, name=name, model=model, source=f"hf://demo/{name}")
+
+
+FAILED_CALL = "req-0000000000000000000000000000fa11"
+
+
+async def _fail(made: Demo, now: float) -> None:
+    """A call that raised, with what it printed, among lines of others."""
+    function, running = "search/rank", made.agent.instances[2]
+    failed = usage(
+        f"{FAILED_CALL}/1",
+        tenant=made.tenant,
+        function="rank",
+        function_id=made.ids[function],
+        revision=made.revisions[function],
+        instance=str(running.id),
+        started_at=now - 4,
+        exec_ms=31,
+        status=500,
+        outcome="error",
+        bytes_in=2841,
+    )
+    made.add([failed.to_json()])
+    said = (
+        ("stdout", "rank: 40 candidates"),
+        ("stderr", "Traceback (most recent call last):"),
+        ("stderr", '  File "app.py", line 31, in rank'),
+        ("stderr", "    scores = model.predict(pairs)"),
+        ("stderr", "ValueError: the query is empty"),
+        ("stderr", f"{ARGUMENTS_PREFIX}query: str of 0, texts: list of 40, top_k: int"),
+    )
+    made.agent.lines = [
+        {
+            "time": now - 30 + n / 7,
+            "instance": str(made.agent.instances[n % 2].id),
+            "stream": "stdout",
+            "call": f"req-{n:032x}",
+            "text": f"embedded {3 + n % 5} texts in {9 + n % 13} ms",
+        }
+        for n in range(24)
+    ]
+    made.agent.lines += [
+        {
+            "time": now - 4 + n / 100,
+            "instance": str(running.id),
+            "stream": stream,
+            "call": FAILED_CALL,
+            "text": text,
+        }
+        for n, (stream, text) in enumerate(said)
+    ]
 
 
 _RUNNING: tuple[tuple[str, StartKind, float, dict[str, float], dict[str, str], float], ...] = (

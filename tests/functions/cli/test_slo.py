@@ -31,6 +31,7 @@ def indicator(sli: str, **changes: Any) -> dict[str, Any]:
         "total": 0,
         "ratio": None,
         "budget_left": None,
+        "is_spent": False,
         "is_told": True,
     }
     return {**body, "burn_rates": dict.fromkeys(WINDOWS), **changes}
@@ -60,6 +61,7 @@ def slo(**changes: Any) -> dict[str, Any]:
         total=300,
         ratio=0.8,
         budget_left=-19.0,
+        is_spent=True,
         burn_rates=dict.fromkeys(WINDOWS, 20.0),
     )
     good = indicator(

@@ -215,9 +215,10 @@ async def test_it_shows_what_happened_today_and_loads_nothing_from_elsewhere(
         "/internal/usage", {"activator": "a", "records": [r.to_json() for r in records]}
     )
     controller.agent.instances = [instance(tenant)]
-    page = await controller.client(None).get(
-        "/dashboard", headers=await sign_in(controller, controller.key)
-    )
+    session = await sign_in(controller, controller.key)
+    usage_page = await controller.client(None).get("/dashboard/usage", headers=session)
+    assert ("i-1" in usage_page.text, "minilm dram" in usage_page.text) == (True, True)
+    page = await controller.client(None).get("/dashboard", headers=session)
     assert page.status_code == 200
     assert done.json()["functions"][0]["revision"] in page.text
     for said in (
@@ -226,8 +227,6 @@ async def test_it_shows_what_happened_today_and_loads_nothing_from_elsewhere(
         "1.00 s",
         "$25.00",
         "FORK: 1<",
-        "i-1",
-        "minilm dram",
     ):
         assert said in page.text, said
     assert all(
@@ -243,10 +242,10 @@ async def test_names_are_escaped_and_an_absent_agent_is_named(
     controller: Controller, short_tmp: object
 ) -> None:
     (controller.context.config.paths.run / "snapshotter.sock").unlink()
-    page = await controller.client(None).get(
-        "/dashboard", headers=await sign_in(controller, controller.key)
-    )
-    assert "cannot connect to" in page.text
+    session = await sign_in(controller, controller.key)
+    usage_page = await controller.client(None).get("/dashboard/usage", headers=session)
+    assert "cannot connect to" in usage_page.text
+    page = await controller.client(None).get("/dashboard", headers=session)
     assert "Nothing is deployed" in page.text
     wrong = await post_login(controller, "<script>")
     assert "<script>" not in wrong.text
@@ -636,6 +635,43 @@ def test_who_is_slow_sees_the_newest() -> None:
     one.send("first")
     one.send("second")
     assert (one.latest, one.changed.is_set()) == ("second", True)
+
+
+async def test_the_overview_shows_used_functions_first_and_removed_ones_no_longer(
+    controller: Controller,
+) -> None:
+    tenant = await controller.tenant()
+    names = ("aside", "gone", "used")
+    body = {"functions": [spec(name) for name in names]}
+    await controller.http.post("/v1/apps/search/deploy", json=body)
+    known = (await controller.http.get("/v1/apps/search")).json()["functions"]
+    records = [
+        usage(
+            f"req-{one['name']}/1",
+            tenant=tenant,
+            function=one["name"],
+            function_id=one["id"],
+            started_at=controller.clock.now - 60,
+            cost="0.00002" if one["name"] == "used" else "1.5",
+        ).to_json()
+        for one in known
+        if one["name"] != "aside"
+    ]
+    await controller.internal("/internal/usage", {"activator": "a", "records": records})
+    await controller.http.post(
+        "/v1/apps/search/deploy", json={"functions": [spec("aside"), spec("used")]}
+    )
+    page = await controller.client(None).get(
+        "/dashboard", headers=await sign_in(controller, controller.key)
+    )
+    rows = page.text[page.text.index('id="functions"') :].partition("</table>")[0]
+    assert re.findall(r"search/<b>(\w+)</b>", rows) == ["used", "aside"]
+    # amounts of a column have as many decimals
+    assert re.findall(r'<td class="n">((?:&lt; )?\$[^<]*)</td>', rows) == [
+        "$0.0200",
+        "&lt; $0.0001",
+        "$0.0000",
+    ]
 
 
 async def test_quotas_of_functions_and_keys_stand_beside_the_plans(controller: Controller) -> None:

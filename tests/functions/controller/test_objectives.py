@@ -18,6 +18,7 @@ from pilotlight.controller.slo import (
     observations,
     release_freeze,
     slo_alerts,
+    views,
 )
 from pilotlight.controller.slo.burn_rate import (
     BURN_RATE_ALERTS,
@@ -36,6 +37,7 @@ from pilotlight.spec.observations import SHADOW_ARM, Observation, latency_bucket
 from pilotlight.spec.policies import Objectives
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import refused, spec
+from tests.functions.controller.test_dashboard import sign_in
 
 OWN = Objectives(availability=0.99, warm_latency_s=0.1, freeze=True, stages_s={"exec": 0.08})
 
@@ -461,6 +463,32 @@ async def test_a_function_tells_what_is_left_and_where_it_goes(world: World) -> 
     assert [
         one["function"] for one in (await world.controller.http.get("/v1/slos")).json()["slos"]
     ] == ["hello"]
+
+
+async def test_the_page_calls_a_budget_spent_by_the_rule_of_alarms_and_of_frozen_releases(
+    world: World,
+) -> None:
+    async def shown() -> tuple[str, dict[str, Any]]:
+        session = await sign_in(world.controller, world.controller.key)
+        page = await world.controller.client(None).get("/dashboard/objectives", headers=session)
+        body = (await world.controller.http.get("/v1/slos/search/hello")).json()
+        return page.text, next(one for one in body["slis"] if one["sli"] == "availability")
+
+    world.see(failed=3)
+    world.judge()
+    page, availability = await shown()
+    # three failures of three calls are a hundred times the budget, and mean nothing
+    assert (availability["budget_left"], availability["is_spent"]) == (-99.0, False)
+    assert ("too few calls" in page, "spent</span>" in page) == (True, False)
+    world.see(failed=40)
+    page, availability = await shown()  # before the next evaluation: no alarm is open yet
+    assert (availability["is_spent"], "100 \u00d7 spent" in page) == (True, True)
+    assert "spent, no alarm" in page
+
+
+def test_what_is_left_of_a_budget_that_allows_nothing_is_below_zero() -> None:
+    spend = BudgetSpend(bad=9, total=30, budget=0)
+    assert views.rate(spend.left) == -1e6
 
 
 async def test_another_tenants_objectives_do_not_exist(world: World) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pydantic
 import pytest
 
@@ -88,3 +89,35 @@ def test_an_annotation_that_cannot_be_evaluated_costs_only_the_conversion() -> N
         """Its annotation cannot be evaluated."""
 
     assert Binder(mystery).from_json(b'{"item": {}}') == ((), {"item": {}})
+
+
+class _NoModule(type):
+    @property
+    def __module__(cls) -> str:  # type: ignore[override]
+        raise RuntimeError("no module")
+
+
+class Odd(metaclass=_NoModule):
+    """A class that cannot be described."""
+
+
+@pytest.mark.parametrize(
+    "function, args, kwargs, described",
+    [
+        (plain, ("secret text",), {"c": 3}, "a: str of 11, c: int"),
+        (star, ([1, 2], None), {"x\n": {"k": 1}}, "[0]: list of 2, [1]: NoneType, x?: dict of 1"),
+        (star, (), {}, "none"),
+        (plain, (Item(name="secret"), Odd()), {}, "a: Item, b: object"),
+        (
+            plain,
+            (np.zeros((3, 2)), np.float32(1)),
+            {},
+            "a: ndarray of 3x2, b: float32 of one value",
+        ),
+        (star, tuple(range(18)), {}, ", ".join(f"[{n}]: int" for n in range(16)) + ", and 2 more"),
+    ],
+)
+def test_arguments_are_described_by_type_and_size_without_values(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], described: str
+) -> None:
+    assert Binder(function).shapes(args, kwargs) == described

@@ -16,6 +16,7 @@ import pytest
 
 from pilotlight.errors import RemoteError
 from pilotlight.protocol import (
+    ARGUMENTS_PREFIX,
     CONTENT_PICKLE,
     HEADER_CALL,
     HEADER_DEADLINE,
@@ -409,6 +410,11 @@ def test_lines_written_inside_a_call_carry_its_id(
         instance.stdout, b"unfinished\n"
     )
     assert b"\x1ereq-7\x1fto stderr\n" in read_until(instance.stderr, b"to stderr\n")
+    # a failed call's arguments are described below its traceback, without their values
+    client.post("/invoke/fail", json={"kind": "mine"}, headers={HEADER_CALL: "req-8"})
+    described = f"\x1ereq-8\x1f{ARGUMENTS_PREFIX}kind: str of 4\n".encode()
+    assert b"app.Mine" in (told := read_until(instance.stderr, described))
+    assert told.index(b"app.Mine") < told.index(described)
 
 
 async def test_sixteen_calls_run_at_once_and_the_seventeenth_is_refused(

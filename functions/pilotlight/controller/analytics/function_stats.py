@@ -138,6 +138,22 @@ def count(sql: sa.Connection, *, tenant: str, environment: str) -> int:
     )
 
 
+def names(sql: sa.Connection, *, tenant: str, environment: str) -> list[str]:
+    """Return `app/function` of the deployed functions, by name; at most MAX_ROWS."""
+    table = tables.functions
+    query = (
+        sa.select(table.c.app, table.c.name)
+        .where(
+            table.c.tenant == tenant,
+            table.c.environment == environment,
+            table.c.removed_at.is_(None),
+        )
+        .order_by(table.c.app, table.c.name)
+        .limit(MAX_ROWS)
+    )
+    return [f"{row.app}/{row.name}" for row in sql.execute(query)]
+
+
 def one(
     sql: sa.Connection, *, tenant: str, environment: str, app: str, name: str
 ) -> DeployedFunctionInfo | None:

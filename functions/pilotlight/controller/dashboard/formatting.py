@@ -40,6 +40,15 @@ def price(amount: Decimal, currency: str = "") -> str:
     return f"{MINUS if amount < 0 else ''}{_sign(currency)}{abs(amount):,.{digits}f}"
 
 
+def column_money(amount: Decimal | str, currency: str = "") -> str:
+    """Format an amount for a column, where points align: four decimals; a smaller one is shown as
+    below the least that they show."""
+    amount = Decimal(amount)
+    if 0 < abs(amount) < Decimal("0.0001"):
+        return f"{'> ' + MINUS if amount < 0 else '< '}{_sign(currency)}0.0001"
+    return f"{MINUS if amount < 0 else ''}{_sign(currency)}{abs(amount):,.4f}"
+
+
 def _sign(currency: str) -> str:
     return _SIGNS.get(currency, f"{currency} " if currency else "")
 
@@ -112,6 +121,11 @@ def clock(at: float) -> str:
     return f"{dt.datetime.fromtimestamp(at, tz=dt.UTC):%d %b %H:%M:%S}".lstrip("0")
 
 
+def instant(at: float) -> str:
+    """Format a time as 21 Nov 11:05:06.034, in UTC."""
+    return f"{clock(at)}.{int(at % 1 * 1000):03d}"
+
+
 def day(at: float) -> str:
     """Format a date as 21 Nov 2026, in UTC."""
     return f"{dt.datetime.fromtimestamp(at, tz=dt.UTC):%d %b %Y}".lstrip("0")
@@ -142,6 +156,7 @@ def kind(name: str) -> str:
 FILTERS: Mapping[str, Callable[..., Any]] = {
     "money": money,
     "price": price,
+    "column_money": column_money,
     "milliseconds": milliseconds,
     "duration": duration,
     "count": count,
@@ -149,6 +164,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "size": size,
     "ago": ago,
     "clock": clock,
+    "instant": instant,
     "day": day,
     "month": month,
     "kind": kind,

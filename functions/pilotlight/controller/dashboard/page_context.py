@@ -94,6 +94,11 @@ class PageContext:
         """The selected environment."""
         return self.caller.environment
 
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """(tenant, environment, currency): viewers of one place share its live figures."""
+        return self.caller.tenant, self.environment, self.currency
+
     @cached_property
     def is_operator(self) -> bool:
         """Whether the caller is a platform administrator."""

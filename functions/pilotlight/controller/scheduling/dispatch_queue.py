@@ -35,17 +35,25 @@ PAGE_BYTES = 8 * 1024 * 1024
 """A response ends early at this size, because dead letters may have bodies of megabytes. A single
 call may be larger."""
 SCHEDULER = "scheduler"
-"""The key id of due calls, which the function's own tenant makes."""
+"""The key id of due calls that no key makes, but the function's own tenant."""
 KEPT_S = 8 * 86_400.0
 """Longer than any call waits in a journal (the clocks of a function are bounded by 7 days)."""
 
 
 def payload(
-    record: CallRecord, *, body: bytes, content_type: str = CONTENT_JSON, accept: str = CONTENT_JSON
+    record: CallRecord,
+    *,
+    body: bytes,
+    content_type: str = CONTENT_JSON,
+    accept: str = CONTENT_JSON,
+    key: str = SCHEDULER,
 ) -> dict[str, Any]:
-    """Return a call's journal document: its record, owner, key and body."""
+    """Return a call's journal document: its record, owner, key and body.
+
+    `key`: id of the key that makes the call: the activator applies its rights and quotas when it
+    runs the call."""
     encoded = base64.b64encode(body).decode()
-    caller = {"record": record.to_json(), "owner": record.tenant, "key": SCHEDULER}
+    caller = {"record": record.to_json(), "owner": record.tenant, "key": key}
     return {**caller, "content_type": content_type, "accept": accept, "body": encoded}
 
 
@@ -133,6 +141,14 @@ def has_claimable(
         ).first()
         is not None
     )
+
+
+def waiting(sql: sa.Connection, *, tenant: str) -> int:
+    """Return the number of a tenant's due calls that no activator has taken."""
+    table = tables.due_calls
+    is_untaken = table.c.claimed_by.is_(None) | table.c.claimed_until.is_not(None)
+    query = sa.select(sa.func.count()).select_from(table)
+    return int(sql.execute(query.where(is_untaken, table.c.tenant == tenant)).scalar_one())
 
 
 def acknowledge(write: Write, *, activator: str, ids: Collection[str]) -> list[str]:

@@ -179,6 +179,25 @@ def get(sql: sa.Connection, *, tenant: str, call: str) -> dict[str, Any]:
     return {**record, "attempts": to_json(attempts)}
 
 
+def find(
+    sql: sa.Connection, *, tenant: str, environment: str, call: str, result_chars: int
+) -> dict[str, Any] | None:
+    """Return a submitted call of an environment as CallRecord (JSON), or None. A `result` (base64)
+    of more than `result_chars` characters is left in the database: it is "" then; `result_length`
+    is its length."""
+    table = tables.calls
+    length = sa.func.length(table.c.result)
+    shown = sa.case((length <= result_chars, table.c.result), else_="")
+    row = sql.execute(
+        sa.select(table.c.record, shown.label("result"), length.label("length")).where(
+            table.c.tenant == tenant, table.c.id == call, table.c.environment == environment
+        )
+    ).first()
+    if row is None:
+        return None
+    return {**json.loads(row.record), "result": row.result, "result_length": row.length}
+
+
 def expire(write: Write, *, now: float, limit: int) -> int:
     """Delete at most `limit` calls whose results have expired; return how many."""
     table = tables.calls

@@ -121,8 +121,10 @@ def stages(observed: Observation | None, objectives: Objectives) -> list[dict[st
 
 
 def rate(value: float | None) -> float | None:
-    """Return a burn rate as a finite JSON number."""
-    return None if value is None else round(value, 3) if math.isfinite(value) else 1e6
+    """Return a burn rate, or what is left of a budget, as a finite JSON number."""
+    if value is None:
+        return None
+    return round(value, 3) if math.isfinite(value) else math.copysign(1e6, value)
 
 
 def _head(promise: SloTarget) -> dict[str, Any]:
@@ -148,6 +150,7 @@ def _indicator(promise: SloTarget, observed: Observation | None, sli: Sli) -> di
         "total": one.total,
         "ratio": None if one.ratio is None else round(1 - one.ratio, 6),
         "budget_left": rate(one.left),
+        "is_spent": is_exhausted(one),
         "is_told": sli in promise.alerting_slis,
     }
 

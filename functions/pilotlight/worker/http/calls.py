@@ -242,7 +242,9 @@ class Calls:
             elif method.style is Style.THREAD:
                 ok, value = await self._in_thread(call, method.call, args, kwargs)
                 if not ok:  # not raised here: a StopIteration cannot leave a coroutine (PEP 479)
-                    await _answer_raised(call, value, send)
+                    await _answer_raised(
+                        call, value, send, arguments=method.binder.shapes(args, kwargs)
+                    )
                     return
                 if inspect.iscoroutine(value):  # from a plain function: a decorator without `async`
                     call.begin(asyncio.current_task())
@@ -258,7 +260,7 @@ class Calls:
             BaseException
         ) as e:  # user code may raise anything, SystemExit too; it is answered as data
             call.begin(None)
-            await _answer_raised(call, e, send)
+            await _answer_raised(call, e, send, arguments=method.binder.shapes(args, kwargs))
 
     async def _in_batch(
         self, method: Method, call: Call, args: Any, kwargs: Any, send: ASGISendCallable
@@ -269,7 +271,8 @@ class Calls:
         if share.ok:
             await _answer_value(call, share.value, send, line=share.line)
         else:
-            await _answer_raised(call, share.value, send, line=share.line)
+            shapes = method.binder.shapes(args, kwargs)
+            await _answer_raised(call, share.value, send, line=share.line, arguments=shapes)
 
     async def _in_thread(self, call: Call, function: Any, args: Any, kwargs: Any) -> Outcome:
         call.thread = thread = self._threads.take()
@@ -360,7 +363,12 @@ async def _answer_value(
 
 
 async def _answer_raised(
-    call: Call, error: BaseException, send: ASGISendCallable, *, line: bytes = b""
+    call: Call,
+    error: BaseException,
+    send: ASGISendCallable,
+    *,
+    arguments: str,
+    line: bytes = b"",
 ) -> None:
     if call.stopped is not None and isinstance(
         error, asyncio.CancelledError | user_errors.CallCancelled
@@ -374,7 +382,7 @@ async def _answer_raised(
     if isinstance(error, serialization.ResultNotSerializable | WrongResults):
         await send_problem(send, error, outcome=b"raised", call=call.id)
         return
-    user_errors.report(error)
+    user_errors.report(error, arguments=arguments)
     if call.speaks_pickle:
         await send_response(
             send,

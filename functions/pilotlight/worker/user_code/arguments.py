@@ -146,6 +146,40 @@ class Binder:
                 values[positions[name]] = _of_parameter(name, convert, values[positions[name]])
         return tuple(values), kwargs
 
+    def shapes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """Return the arguments' types and sizes, such as `text: str of 41, k: int`, without their
+        values: a failed call's log may be read by people who may not read its input."""
+        positional = [*self._positional, *(f"[{n}]" for n in range(len(args)))]
+        named = [*zip(positional, args, strict=False), *kwargs.items()]
+        shown = [f"{_name(name)}: {_shape(value)}" for name, value in named[:_SHAPES]]
+        more = [f"and {len(named) - _SHAPES} more"] if len(named) > _SHAPES else []
+        return ", ".join([*shown, *more]) or "none"
+
+
+_SHAPES, _NAME_CHARS = 16, 64
+_SIZED = (str, bytes, bytearray, list, tuple, dict, set, frozenset)
+_ARRAYS = frozenset({"numpy", "torch", "pandas"})
+"""Packages whose values have a `shape`."""
+
+
+def _name(text: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in text[:_NAME_CHARS])
+
+
+def _shape(value: Any) -> str:
+    kind = type(value)
+    if kind in _SIZED:
+        return f"{kind.__name__} of {len(value)}"
+    try:
+        is_array = kind.__module__.partition(".")[0] in _ARRAYS
+        shape = value.shape if is_array else None
+        name = _name(kind.__name__)
+    except Exception:  # a class of the user's may raise anything; a nested tensor has no shape
+        return "object"
+    if not isinstance(shape, tuple):
+        return name
+    return f"{name} of {'x'.join(map(str, shape)) or 'one value'}"
+
 
 def _parsed(body: bytes) -> Any:
     try:

@@ -17,7 +17,7 @@ from typing import Any
 import cloudpickle
 
 from pilotlight.errors import RemoteError
-from pilotlight.protocol import problem
+from pilotlight.protocol import ARGUMENTS_PREFIX, problem
 
 MAX_MESSAGE = 4096
 MAX_TRACEBACK = 48 * 1024
@@ -122,9 +122,11 @@ def as_problem(error: BaseException) -> dict[str, Any]:
     )
 
 
-def report(error: BaseException) -> None:
-    """Write the traceback to stderr, and thereby to the instance's log."""
-    print(traceback_text(error), end="", file=sys.stderr)
+def report(error: BaseException, *, arguments: str = "") -> None:
+    """Write the traceback to stderr, and thereby to the instance's log, with the types and sizes of
+    the call's arguments."""
+    text = f"{ARGUMENTS_PREFIX}{arguments}\n" if arguments else ""
+    print(traceback_text(error), end=text, file=sys.stderr)
 
 
 def as_pickle(error: BaseException) -> bytes:

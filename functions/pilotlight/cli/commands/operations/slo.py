@@ -171,6 +171,8 @@ def _left(one: Mapping[str, Any]) -> Text:
     left = one["budget_left"]
     if left is None:
         return _plain(NO_VALUE, "dim")
+    if left <= 0 and not one["is_spent"]:
+        return _plain("too few calls", "dim")
     filled = round(max(0.0, min(1.0, left)) * GAUGE)
     style = "red" if left <= 0 else "yellow" if left < 0.25 else "green"
     return _plain(f"{'█' * filled}{'░' * (GAUGE - filled)} {max(left, -9.99):>5.0%}", style)

@@ -32,6 +32,9 @@ class Indicator(Body):
     total: int
     ratio: float | None = Field(description="share of good calls")
     budget_left: float | None = Field(description="1 = unspent, 0 = spent, below 0 = overspent")
+    is_spent: bool = Field(
+        description="whether the budget is spent, on at least 20 calls and 5 bad ones"
+    )
     is_told: bool = Field(
         description="whether it raises alarms; a latency raises them only if the function declares "
         "objectives"

@@ -118,6 +118,6 @@ def _load(sql: sa.Connection, visit: PageContext, app: str, name: str) -> _Funct
             environment=environment,
             now=visit.now,
             limit=NEWEST,
-            function_id=deployed.id,
+            wanted=recent_calls.CallFilter(function_id=deployed.id),
         ),
     )

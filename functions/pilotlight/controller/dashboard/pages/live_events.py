@@ -90,6 +90,12 @@ class Viewer:
         self.is_over = True
         self.changed.set()
 
+    async def wait_over(self) -> None:
+        """Wait until the session has ended, without the figures."""
+        while not self.is_over:
+            await self.changed.wait()
+            self.changed.clear()
+
 
 class EventHub:
     """All viewers, and one task per place that has viewers. Owner: the event loop."""
@@ -188,7 +194,7 @@ def _valid_keys(sql: sa.Connection, keys: set[str], now: float) -> set[str]:
     return set(sql.execute(sa.select(table.c.id).where(table.c.id.in_(keys), alive)).scalars())
 
 
-class _EventStream(StreamingResponse):
+class EventStream(StreamingResponse):
     """Events until the source ends or the viewer disconnects, even while no event is sent."""
 
     def __init__(self, events: AsyncIterator[bytes], *, on_end: Callable[[], None]) -> None:
@@ -224,9 +230,8 @@ async def events(visit: Visitor, request: Request) -> Response:
     """Stream the live figures of an environment. Raises TooManyRequests."""
     hub = hub_of(request, visit.context)
     viewer = Viewer(visit.session.id, visit.caller.key, visit.session.until)
-    place = (visit.caller.tenant, visit.environment, visit.currency)
-    hub.join(place, viewer)
-    return _EventStream(_stream(viewer), on_end=partial(hub.remove, place, viewer))
+    hub.join(visit.place, viewer)
+    return EventStream(_stream(viewer), on_end=partial(hub.remove, visit.place, viewer))
 
 
 async def _stream(viewer: Viewer) -> AsyncIterator[bytes]:

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 
 from pilotlight.controller.analytics.time_range import DAY_S
 from pilotlight.controller.dashboard.charts import Chart, Series
-from pilotlight.controller.dashboard.formatting import DASH
+from pilotlight.controller.dashboard.formatting import DASH, TIMES
 from pilotlight.controller.dashboard.html import render
 from pilotlight.controller.dashboard.page_context import MAX_NAME, PageContext, PageRoute, Visitor
 from pilotlight.controller.lazy_routes import APIRouter
@@ -28,6 +28,8 @@ CHART_MINUTES = 15
 """Minutes per point of the chart: short enough to show an outage, long enough to contain calls."""
 LOW = 0.25
 """Remaining share of a budget below which it is shown as a warning."""
+MOST_SPENT = 999
+"""A budget that was spent more often is shown as spent more than this many times."""
 _Name = Annotated[str, Path(max_length=MAX_NAME)]
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
@@ -55,12 +57,14 @@ class Gauge:
     """What is left of one budget, as text. `share` is the remaining share, 0 to 1; None without
     data."""
 
+    sli: str
     name: str
     target: str
     ratio: str
     left: str
     share: float | None
     tone: str
+    is_spent: bool
     bad: int
     total: int
     rates: Sequence[tuple[str, str, str]] = ()
@@ -97,6 +101,16 @@ class ObjectiveView:
         return min((str(alarm["severity"]) for alarm in self.body["alarms"]), default="")
 
     @property
+    def by_sli(self) -> dict[str, Gauge]:
+        """The gauges by their indicator."""
+        return {gauge.sli: gauge for gauge in self.gauges}
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether one of its budgets is spent. Without an alarm, nothing spends it now."""
+        return any(gauge.is_spent for gauge in self.gauges)
+
+    @property
     def budgets(self) -> dict[str, float]:
         """Budgets of the stages of a warm call, in seconds, for the bar."""
         return {stage.name: stage.budget_s for stage in self.stages if stage.name != "start"}
@@ -113,8 +127,10 @@ async def page(visit: Visitor) -> Response:
     left."""
     _require_access(visit)
     found = await visit.read(lambda sql: _load(sql, visit))
+    known = {sli for one in found for sli in one.by_sli}
+    columns = [(sli, words) for sli, words in SLI_WORDS.items() if sli in known]
     return render(
-        "objectives.html", visit=visit, found=sorted(found, key=_urgency), sli_words=SLI_WORDS
+        "objectives.html", visit=visit, found=sorted(found, key=_urgency), columns=columns
     )
 
 
@@ -165,7 +181,11 @@ def _detail(sql: sa.Connection, visit: PageContext, app: str, function: str) -> 
 
 
 def _shown(body: Mapping[str, Any]) -> ObjectiveView:
-    gauges = [gauge(one) for one in body["slis"] if one["total"] or one["sli"] == Sli.AVAILABILITY]
+    gauges = [
+        gauge(one)
+        for one in body["slis"]
+        if one["is_told"] and (one["total"] or one["sli"] == Sli.AVAILABILITY)
+    ]
     stages = [_stage(stage, body["worst_stage"]) for stage in body.get("stages", ())]
     return ObjectiveView(
         title=f"{body['app']}/{body['function']}", body=body, gauges=gauges, stages=stages
@@ -173,16 +193,20 @@ def _shown(body: Mapping[str, Any]) -> ObjectiveView:
 
 
 def gauge(one: Mapping[str, Any]) -> Gauge:
-    """Build the gauge of one indicator."""
-    left = one["budget_left"]
+    """Build the gauge of one indicator. A few bad calls of a few spend no budget, as for alarms and
+    frozen releases."""
+    left, is_spent = one["budget_left"], one["is_spent"]
     bound = f" within {one['bound_s']:g} s" if one["bound_s"] is not None else ""
-    tone = "" if left is None else "bad" if left <= 0 else "warn" if left < LOW else "good"
+    is_unclear = left is None or (left <= 0 and not is_spent)
+    tone = "" if is_unclear else "bad" if is_spent else "warn" if left < LOW else "good"
     return Gauge(
+        sli=one["sli"],
+        is_spent=is_spent,
         name=SLI_WORDS[one["sli"]],
         target=f"{one['target'] * 100:.6g} %{bound}",
         ratio=DASH if one["ratio"] is None else f"{one['ratio'] * 100:.5g} %",
-        left=_left(left),
-        share=None if left is None else max(0.0, min(1.0, left)),
+        left=_left(left, is_spent=is_spent),
+        share=None if is_unclear else max(0.0, min(1.0, left)),
         tone=tone,
         bad=one["bad"],
         total=one["total"],
@@ -190,11 +214,17 @@ def gauge(one: Mapping[str, Any]) -> Gauge:
     )
 
 
-def _left(left: float | None) -> str:
-    """Format what is left of a budget."""
+def _left(left: float | None, *, is_spent: bool) -> str:
+    """Format what is left of a budget, or how often it was spent."""
     if left is None:
         return DASH
-    return f"{left * 100:.0f} % left" if left >= 0 else f"{min(-left, 99.99) * 100:.0f} % over"
+    if left > 0:
+        return f"{left * 100:.0f} % left"
+    if not is_spent:
+        return "too few calls"
+    return (
+        f"{1 - left:.3g} {TIMES} spent" if left > -MOST_SPENT else f"> {MOST_SPENT} {TIMES} spent"
+    )
 
 
 def _rate(rate: float | None) -> tuple[str, str]:
@@ -258,8 +288,8 @@ def burn_chart(sql: sa.Connection, promise: SloTarget, now: float) -> Chart:
 
 
 def _urgency(one: ObjectiveView) -> tuple[int, float, str]:
-    """Sort key: pages first, then tickets, then the least budget left."""
-    order = {"page": 0, "ticket": 1}.get(one.severity, 2)
+    """Sort key: pages first, then tickets, then spent budgets, then the least budget left."""
+    order = {"page": 0, "ticket": 1}.get(one.severity, 2 if one.is_spent else 3)
     return (
         order,
         min((gauge.share for gauge in one.gauges if gauge.share is not None), default=2.0),

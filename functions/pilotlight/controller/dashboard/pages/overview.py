@@ -1,4 +1,5 @@
-"""The overview: an environment's activity and cost, and right-sizing hints."""
+"""The overview: an environment's activity and cost, and right-sizing hints; and the page of usage
+with the details."""
 
 from __future__ import annotations
 
@@ -32,6 +33,8 @@ from pilotlight.core.dashboard.dashboard_origin import DASHBOARD_PATH
 
 NEWEST = 8
 MOST_HINTS = 5
+MOST_FUNCTIONS = 12
+"""Functions on the overview: the busiest; the page of apps lists all."""
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
@@ -52,17 +55,31 @@ class OverviewData:
 
 @router.get(DASHBOARD_PATH)
 async def page(visit: Visitor) -> Response:
-    """Render the page."""
+    """Render the overview."""
+    return await _render(visit, "overview.html")
+
+
+@router.get(DASHBOARD_PATH + "/usage")
+async def usage(visit: Visitor) -> Response:
+    """Render the page of usage."""
+    return await _render(visit, "usage.html")
+
+
+async def _render(visit: PageContext, template: str) -> Response:
     found = await visit.read(lambda sql: overview_data(sql, visit))
     running = await running_instances.list_running(visit)
     measured = await running_instances.peak_memory(visit, running.instances)
     return await visit.context.threads.run(
-        visit.caller.tenant, _page, visit, found, running, measured
+        visit.caller.tenant, _page, template, visit, found, running, measured
     )
 
 
 def _page(
-    visit: PageContext, found: OverviewData, running: RunningInstances, measured: Mapping[str, int]
+    template: str,
+    visit: PageContext,
+    found: OverviewData,
+    running: RunningInstances,
+    measured: Mapping[str, int],
 ) -> Response:
     """Render in a thread: a page of many functions takes some tens of milliseconds, which would
     block other requests."""
@@ -76,10 +93,11 @@ def _page(
         part for part in found.parts if part.clock == "total"
     )
     return render(
-        "overview.html",
+        template,
         has_charts=True,
         visit=visit,
         found=found,
+        functions=[row for row in found.functions if row.deployed is not None][:MOST_FUNCTIONS],
         live=found.live,
         amount=amount,
         running=running,

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pilotlight.controller.dashboard import assets
 from pilotlight.controller.dashboard.pages import (
+    access,
+    apps,
     budgets,
     calls,
     experiments,
     function,
     invoices,
+    invoke,
     live_events,
+    logs,
     models,
     objectives,
     overview,
@@ -19,22 +23,29 @@ from pilotlight.controller.dashboard.pages import (
     traces,
 )
 
-routers = tuple(
-    part.router
-    for part in (
-        assets,
-        signin,
-        live_events,
-        overview,
-        function,
-        calls,
-        traces,
-        budgets,
-        releases,
-        experiments,
-        objectives,
-        models,
-        invoices,
-        platform,
-    )
+routers = (
+    logs.events_router,
+    *(
+        part.router
+        for part in (
+            assets,
+            signin,
+            live_events,
+            overview,
+            function,
+            apps,
+            calls,
+            invoke,
+            logs,
+            traces,
+            budgets,
+            releases,
+            experiments,
+            objectives,
+            models,
+            invoices,
+            access,
+            platform,
+        )
+    ),
 )

@@ -69,6 +69,30 @@ function switchTheme() {
   drawAll();
 }
 
+// On phones each row of a table is a block (style.css): its cells show the names of their columns.
+function columnNames(table) {
+  const grid = [];
+  [...table.tHead.rows].forEach((row, number) => {
+    let column = 0;
+    for (const cell of row.cells) {
+      while ((grid[number] ??= [])[column] !== undefined) column++;
+      for (let down = 0; down < cell.rowSpan; down++)
+        for (let right = 0; right < cell.colSpan; right++) (grid[number + down] ??= [])[column + right] = down ? "" : cell.textContent.trim();
+      column += cell.colSpan;
+    }
+  });
+  return grid[0].map((_, column) => grid.map((row) => row[column]).filter(Boolean).join(" "));
+}
+
+function labelTables() {
+  for (const table of document.querySelectorAll(".scroll:not(.log) > table:not(.spans)")) {
+    if (!table.tHead) continue;
+    const names = columnNames(table);
+    for (const row of table.querySelectorAll("tbody tr, tfoot tr")) [...row.cells].forEach((cell, column) => (cell.dataset.label = names[column] ?? ""));
+    table.classList.add("labelled");
+  }
+}
+
 function live(address) {
   const state = document.querySelector("[data-live-state]");
   const words = document.querySelector("[data-live-words]");
@@ -84,7 +108,10 @@ function live(address) {
     for (const [name, text] of Object.entries(update.figures))
       for (const element of document.querySelectorAll(`[data-live-figure="${name}"]`)) element.textContent = text;
     const rows = document.querySelector("[data-live-rows]");
-    if (rows && update.calls && !rows.contains(document.activeElement)) rows.innerHTML = update.calls;
+    if (rows && update.calls && !rows.contains(document.activeElement)) {
+      rows.innerHTML = update.calls;
+      labelTables();
+    }
   });
   source.addEventListener("over", () => {
     source.close();
@@ -93,7 +120,40 @@ function live(address) {
   source.addEventListener("error", () => show(source.readyState === EventSource.CLOSED ? "not live" : "connecting…", false));
 }
 
+// Log lines: the first event replaces what the page was loaded with, later ones are added; the oldest rows go.
+function followLog(rows) {
+  const box = rows.closest(".scroll");
+  const state = document.querySelector("[data-live-state]");
+  const words = document.querySelector("[data-live-words]");
+  const show = (text, on) => {
+    state.hidden = false;
+    state.classList.toggle("on", on);
+    words.textContent = text;
+  };
+  const atEnd = () => box.scrollHeight - box.scrollTop - box.clientHeight < 40;
+  const toEnd = () => (box.scrollTop = box.scrollHeight);
+  toEnd();
+  const source = new EventSource(rows.dataset.log);
+  source.addEventListener("open", () => show("live", true));
+  source.addEventListener("lines", (event) => {
+    const update = JSON.parse(event.data);
+    const follows = atEnd();
+    if (update.all) rows.replaceChildren();
+    rows.insertAdjacentHTML("beforeend", update.rows);
+    while (rows.rows.length > Number(rows.dataset.logRows)) rows.deleteRow(0);
+    document.querySelector("[data-log-empty]").hidden = true;
+    if (follows) toEnd();
+  });
+  source.addEventListener("trouble", (event) => show(JSON.parse(event.data).text, false));
+  source.addEventListener("over", () => {
+    source.close();
+    location.reload(); // the session has ended: reload to show the sign-in form
+  });
+  source.addEventListener("error", () => source.readyState === EventSource.CLOSED && show("not live", false));
+}
+
 // Pages with active rollouts or experiments refresh while visible, unless an element in them has the focus.
+let shown = document.querySelector("#main")?.innerHTML;
 async function refresh() {
   const main = document.querySelector("#main");
   if (document.hidden || !main.querySelector("[data-again]") || main.contains(document.activeElement)) return;
@@ -101,18 +161,26 @@ async function refresh() {
     const answer = await fetch(location.href);
     if (answer.redirected) return location.reload(); // the session has ended: reload to show the sign-in form
     const fresh = answer.ok && new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("#main");
-    if (fresh && fresh.innerHTML !== main.innerHTML) main.replaceChildren(...fresh.childNodes);
+    if (fresh && fresh.innerHTML !== shown) {
+      shown = fresh.innerHTML;
+      main.replaceChildren(...fresh.childNodes);
+      labelTables();
+    }
   } catch {
     // no response: retry at the next refresh
   }
 }
 
 for (const field of document.querySelectorAll("[data-submit]")) field.addEventListener("change", () => field.form.requestSubmit());
+// Functions have the dashboard's origin, unless it has one of its own.
+for (const place of document.querySelectorAll("[data-own-origin] [data-origin]")) place.textContent = location.origin;
 for (const button of document.querySelectorAll("[data-theme-switch]")) {
   button.hidden = false;
   button.addEventListener("click", switchTheme);
 }
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+labelTables();
 drawAll();
 if (document.querySelector("[data-again]")) setInterval(refresh, 2000);
 if (document.body.dataset.live) live(document.body.dataset.live);
+for (const rows of document.querySelectorAll("[data-log]")) followLog(rows);
