@@ -61,7 +61,7 @@ TESTS = {
         "test_serve_deploys_again_on_a_change_and_removes_the_app_at_the_end",
         "test_keys_secrets_and_environments",
         "test_up_in_the_terminal_writes_the_first_key_refuses_a_second_and_ends_with_ctrl_c",
-        "test_a_shell_keeps_its_directory_between_lines",
+        "test_a_shell_keeps_its_variables_and_directory_between_lines",
     ),
     "tests/e2e/test_controller_user.py": (
         "test_home_of_an_earlier_release_is_its_own_now",

@@ -11,10 +11,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from activator.access.grants import parse_tenant_prefix
+from activator.access.resolver import RAW, RequestResolver
 from activator.http.request import Headers, Receive, Request, Scope, Send
-from activator.routing.access import parse_tenant_prefix
 from activator.routing.api_keys import ANONYMOUS
-from activator.routing.resolver import RAW, RequestResolver
 from activator.routing.route_cache import FUNCTIONS
 from activator.routing.route_table import RouteTable
 from pilotlight import errors
