@@ -12,10 +12,9 @@ import re
 from typing import Final
 
 from activator.access.grants import parse_tenant_prefix
-from activator.access.resolver import RAW, RequestResolver
+from activator.access.resolver import FUNCTIONS, RAW, RequestResolver
 from activator.http.request import Headers, Receive, Request, Scope, Send
 from activator.routing.api_keys import ANONYMOUS
-from activator.routing.route_cache import FUNCTIONS
 from activator.routing.route_table import RouteTable
 from pilotlight import errors
 from pilotlight.protocol import (
