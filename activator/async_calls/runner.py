@@ -119,7 +119,7 @@ class AsyncCallRunner:
                 await self._charge_attempt(held, call)
             except errors.PilotlightError as e:  # its key has lost the right to call
                 self._refused(held, call, e).observe()
-                return replace(failed(held.record, e), attempt=call.attempt)
+                return replace(failed(held.record, e), attempt=call.attempt - 1)
         while True:
             ending = await self._attempt(held, call)
             pause = self._pause_s(held, call, ending.failure)

@@ -10,6 +10,7 @@ import pytest
 
 from pilotlight.controller.analytics import recent_calls
 from pilotlight.controller.dashboard import call_details
+from pilotlight.controller.dashboard.call_details import CallError
 from pilotlight.controller.scheduling import submitted_calls
 from pilotlight.protocol import ARGUMENTS_PREFIX, CONTENT_PROBLEM, CallRecord
 from tests.functions.controller.conftest import Controller
@@ -129,6 +130,23 @@ async def test_a_failed_call_tells_why_from_its_own_log(controller: Controller) 
     page = await controller.client(None).get("/dashboard/calls/req-bad", headers=billing)
     assert (page.status_code, "line 3, in embed" in page.text) == (200, False)
     assert len([name for name, _ in controller.agent.asked if name == "logs"]) == 1
+
+
+def test_an_error_without_a_frame_in_user_code_is_the_line_above_its_arguments() -> None:
+    lines = [
+        {"text": text} for text in ("done 3", "ValueError: not -4", f"{ARGUMENTS_PREFIX}x: int")
+    ]
+    assert call_details.error_of(None, lines) == CallError(
+        message="ValueError: not -4", traceback="ValueError: not -4", arguments="x: int"
+    )
+    assert call_details.error_of(None, [{"text": "done 3"}]) == CallError()
+    retried = [
+        "Traceback (most recent call last):",
+        "KeyError: 2",
+        f"{ARGUMENTS_PREFIX}x: str of 1",
+    ]
+    last = call_details.error_of(None, [*lines, *({"text": text} for text in retried)])
+    assert (last.message, last.arguments) == ("KeyError: 2", "x: str of 1")
 
 
 def record(**changes: Any) -> CallRecord:

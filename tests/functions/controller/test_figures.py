@@ -175,7 +175,14 @@ def test_one_functions_pennies_are_no_hint_beside_anothers_fortune() -> None:
 
 @pytest.mark.parametrize(
     "count,shown",
-    [(0, "0 B"), (420, "420 B"), (3100, "3.0 KiB"), (5 * 1024**2, "5.0 MiB"), (24 * GIB, "24 GiB")],
+    [
+        (0, "0 B"),
+        (420, "420 B"),
+        (3100, "3.0 KiB"),
+        (5 * 1024**2, "5.0 MiB"),
+        (24 * GIB, "24 GiB"),
+        (1700 * GIB, "1,700 GiB"),
+    ],
 )
 def test_sizes_are_in_what_fits(count: int, shown: str) -> None:
     assert formatting.size(count) == shown

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from pilotlight.protocol import (
+    ARGUMENTS_PREFIX,
     HEADER_BATCH,
     HEADER_CALL,
     HEADER_DEADLINE,
@@ -158,7 +159,9 @@ async def test_single_calls_in_one_body_over_lists_and_single_answers(
     assert (sorted(mark.split(",")), text) == (CALLS, "doubling 4\n"), (
         "a line of the batch belongs to all of its calls"
     )
-    assert error == f"\x1e{CALLS[3]}\x1fValueError: not -4\n", "and an error to whose it is"
+    assert error == (
+        f"\x1e{CALLS[3]}\x1fValueError: not -4\n\x1e{CALLS[3]}\x1f{ARGUMENTS_PREFIX}numbers: int\n"
+    ), "and an error to whose it is"
 
 
 async def test_the_sdk_gets_values_and_errors_of_its_own_kind(client: httpx.AsyncClient) -> None:

@@ -49,14 +49,18 @@ class CallResult:
 def error_of(submitted: Mapping[str, Any] | None, lines: Iterable[Line]) -> CallError:
     """Return why a call failed, by its stored problem (`submitted_calls.find`) and its log
     lines."""
-    arguments = ""
+    arguments, previous = "", ""
     traceback: list[str] = []
     for line in lines:
         text = str(line["text"])
         if text.startswith(ARGUMENTS_PREFIX):
             arguments = text.removeprefix(ARGUMENTS_PREFIX)
+            traceback = traceback or [previous]  # an error without a frame in user code
+        elif arguments and _TRACEBACK in text:
+            arguments, traceback = "", [text]  # of the next attempt
         elif not arguments and (traceback or _TRACEBACK in text):
             traceback.append(text)
+        previous = text
     own = [text for text in traceback if text and not text[0].isspace() and _TRACEBACK not in text]
     return CallError(
         message=(_problem(submitted) or (own[-1] if own else ""))[:MAX_DETAIL],

@@ -106,9 +106,10 @@ def size(count_bytes: float) -> str:
         return f"{count_bytes:.0f} B"
     if count_bytes < _MIB:
         return f"{_short(count_bytes / 1024)} KiB"
-    return (
-        f"{_short(count_bytes / _MIB)} MiB" if count_bytes < GIB else f"{count_bytes / GIB:.3g} GiB"
-    )
+    if count_bytes < GIB:
+        return f"{_short(count_bytes / _MIB)} MiB"
+    gib = count_bytes / GIB
+    return f"{gib:.3g} GiB" if gib < 999.5 else f"{gib:,.0f} GiB"
 
 
 def ago(at: float, now: float) -> str:

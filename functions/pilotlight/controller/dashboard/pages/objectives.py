@@ -271,7 +271,7 @@ def burn_chart(sql: sa.Connection, promise: SloTarget, now: float) -> Chart:
             views.rate(compute_budget_spend(by_unit.get(unit), promise.objectives, sli).burn)
             for unit in units
         ]
-        if any(value is not None for value in values):
+        if sli in promise.alerting_slis and any(value is not None for value in values):
             series.append(Series(name=SLI_WORDS[sli], colour=colour, values=values))
     moments = [dt.datetime.fromtimestamp(unit * step_s, tz=dt.UTC) for unit in units]
     highest = max((value for one in series for value in one.values if value is not None), default=0)
