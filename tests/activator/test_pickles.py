@@ -292,6 +292,8 @@ NO_ENTRANCES = {
             "self._answer",
             "self._dispatch",
             "self.bodies.room",
+            "self._cross_origin.find",  # it answers a preflight, and wraps the sender of others
+            "self._resolutions.is_verb",
             "self._resolutions.resolve",
             "self.openai.answer",
         ),
