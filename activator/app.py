@@ -44,8 +44,8 @@ from activator.http.bodies import Bodies
 from activator.http.dashboard_host import DashboardHost
 from activator.http.server import ConnectionLimits
 from activator.idempotency.middleware import Idempotency
-from activator.idempotency.process import ProcessIdempotency
-from activator.idempotency.store import IdempotencyStore
+from activator.idempotency.process_store import ProcessIdempotency
+from activator.idempotency.store_protocol import IdempotencyStore
 from activator.knative.app import FleetContext, cluster_parts
 from activator.knative.autoscaler.load_report import Statement
 from activator.knative.autoscaler.load_reporter import loads_of
@@ -54,8 +54,8 @@ from activator.knative.lazy_client import LazyCluster
 from activator.llm.engine_scraper import EngineScraper
 from activator.llm.engine_throttler import EngineTerms, EngineThrottler
 from activator.metrics.metrics import Metrics
-from activator.quotas.process import ProcessQuotas
-from activator.quotas.store import QuotaStore
+from activator.quotas.process_store import ProcessQuotas
+from activator.quotas.store_protocol import QuotaStore
 from activator.quotas.unauthenticated_limit import (
     SharedUnauthenticatedLimit,
     UnauthenticatedRateLimiter,

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from redis.asyncio import Redis
 
 from activator.quotas.admission import Admission
-from activator.quotas.process import ProcessQuotas
+from activator.quotas.process_store import ProcessQuotas
 from activator.quotas.redis_store import RedisQuotas
 from activator.quotas.rules import Rule, Rules
-from activator.quotas.store import QuotaCheck
+from activator.quotas.store_protocol import QuotaCheck
 from benchmarks.harness import Report, Row
 from pilotlight.spec.quotas import Quotas
 

@@ -32,6 +32,7 @@ from pilotlight.core.object_store import blob_store
 from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid, load_section
 from pilotlight.core.transport.endpoint import CertificateInvalid, TlsCredentials
 from weight_cache import process_tuning
+from weight_cache.dram.read_ahead import ReadAhead
 from weight_cache.errors import StoreOwned
 from weight_cache.fetch.origin import ObjectOrigin, Origin
 from weight_cache.fetch.peer_source import PeerSource
@@ -39,7 +40,6 @@ from weight_cache.fetch.read_scheduler import ReadScheduler
 from weight_cache.leases import bandwidth
 from weight_cache.leases.bandwidth import TierBandwidths
 from weight_cache.leases.manager import LeaseManager
-from weight_cache.leases.read_ahead import ReadAhead
 from weight_cache.metrics import PredictionMetrics, StoreCollector, TierCollector
 from weight_cache.peers.service import PeerService, PeerSettings
 from weight_cache.server import serve_controller, serve_store

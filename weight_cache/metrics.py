@@ -32,9 +32,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from weight_cache.dram.read_ahead import ReadAhead
 from weight_cache.leases.bandwidth import TierBandwidths
 from weight_cache.leases.manager import LeaseManager
-from weight_cache.leases.read_ahead import ReadAhead
 from weight_cache.types import StoreStatistics, Tier
 
 _RATIO_BUCKETS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0, 8.0)

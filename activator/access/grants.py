@@ -11,7 +11,7 @@ from activator.http.payloads import CONTENT_TYPE, accepts_pickles, checked_type
 from activator.http.trusted_proxies import network_of
 from activator.quotas.admission import Admission, admit
 from activator.quotas.rules import Rule, Rules, body_bytes_of, queue_bounds_of, token_bound_of
-from activator.quotas.store import QuotaCheck, QuotaStore
+from activator.quotas.store_protocol import QuotaCheck, QuotaStore
 from activator.routing.api_keys import Principal
 from activator.routing.call_target import CallTarget
 from activator.routing.route_table import RouteTable

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 
 from activator.access.grants import AccessCache, AccessGrant, parse_tenant_prefix
 from activator.http.request import CALLING, Request
-from activator.quotas.store import QuotaCheck
+from activator.quotas.store_protocol import QuotaCheck
 from activator.quotas.unauthenticated_limit import UnauthenticatedRateLimiter
 from activator.routing.api_keys import ANONYMOUS, Principal
 from activator.routing.route_table import FunctionRouter, RouteTable

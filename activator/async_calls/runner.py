@@ -28,7 +28,7 @@ from activator.calls.runner import CallRunner
 from activator.calls.trace_context import note_answer
 from activator.metrics.metrics import Metrics
 from activator.quotas.admission import Admission
-from activator.resilience.retry_policy import may_retry, pause_s
+from activator.resilience.declared_retries import may_retry, pause_s
 from activator.routing.call_target import CallTarget
 from activator.tracing.tracer import Tracer
 from pilotlight import errors

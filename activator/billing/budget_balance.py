@@ -18,7 +18,7 @@ from json.encoder import encode_basestring_ascii as quoted
 
 from activator.billing.periods import Period, period_at
 from activator.billing.segments import Cursor
-from activator.billing.usage import cost_text, to_picos
+from activator.billing.usage_pricing import cost_text, to_picos
 from pilotlight.protocol import BudgetRecord, BudgetState
 
 

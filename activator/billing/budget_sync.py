@@ -17,7 +17,7 @@ from activator.billing.budgets import Budgets, picos_under
 from activator.billing.errors import LedgerUnavailable
 from activator.billing.journal import Journal
 from activator.billing.shipping import unshipped_records
-from activator.billing.usage import cost_text
+from activator.billing.usage_pricing import cost_text
 from pilotlight.protocol import BudgetState
 
 log = logging.getLogger(__name__)

@@ -48,7 +48,7 @@ from activator.billing.budget_balance import BudgetBalance, is_same_money, spent
 from activator.billing.errors import AllowanceNeeded
 from activator.billing.periods import period_at, utc_text
 from activator.billing.segments import Cursor
-from activator.billing.usage import cost_text, to_picos
+from activator.billing.usage_pricing import cost_text, to_picos
 from activator.quotas.token_reservation import TokenReservation
 from pilotlight import errors
 from pilotlight.protocol import BudgetRecord, BudgetState
@@ -57,7 +57,7 @@ from pilotlight.spec.pricing import Footprint, Rates, billable_ns, price_duratio
 log = logging.getLogger(__name__)
 
 CLOCK_STEP_NS = 50_000_000
-"""Interval at which execution clocks are checked (`warm.CLOCK_STEP_S`): a call may exceed its limit
+"""Interval at which execution clocks are checked (`fast_path.CLOCK_STEP_S`): a call may exceed its limit
 by this much."""
 MAX_RETRY_S = 3600.0
 MAX_LOOKED_AT = 128

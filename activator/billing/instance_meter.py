@@ -15,7 +15,7 @@ from activator.billing.cpu import PauseCpuMeter
 from activator.billing.errors import JournalFull
 from activator.billing.journal import Journal
 from activator.billing.meter import InstanceMeter
-from activator.billing.usage import (
+from activator.billing.usage_pricing import (
     CALL,
     CPU,
     SHADOW,

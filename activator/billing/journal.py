@@ -30,7 +30,7 @@ from activator.billing.errors import JournalFull
 from activator.billing.recovery import HeldCall, Scan, lost_records, scan
 from activator.billing.segment_log import SegmentLog
 from activator.billing.segments import Cursor, lock, read_segment
-from activator.billing.usage import UsageTemplate, encode_optional_fields
+from activator.billing.usage_pricing import UsageTemplate, encode_optional_fields
 from pilotlight.errors import Conflict, NotFound
 from pilotlight.protocol import UsageRecord
 from pilotlight.spec.function import canonical_json

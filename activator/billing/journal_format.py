@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
-from activator.billing.usage import UsageTemplate
+from activator.billing.usage_pricing import UsageTemplate
 
 VERSION = 1
 CLOSE_MARK = b'{"t":"C",'

@@ -19,7 +19,7 @@ from activator.billing.errors import LedgerRefused, LedgerUnavailable
 from activator.billing.instance_meter import InstanceAccount
 from activator.billing.journal import Journal
 from activator.billing.shipping import Lag, Ledger, Shipper, usage_body
-from activator.billing.usage import UsageSubject
+from activator.billing.usage_pricing import UsageSubject
 from activator.quotas.token_reservation import TokenReservation
 from activator.routing.route_table import CallTarget
 from activator.worker_client.connection import (

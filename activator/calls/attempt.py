@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from activator.balancing.instance import CANCELLED, WARM, Instance, Reservation
 from activator.billing.errors import AllowanceNeeded
 from activator.billing.instance_meter import OpenRecord
-from activator.billing.usage import encode_optional_fields
+from activator.billing.usage_pricing import encode_optional_fields
 from activator.calls.call import Call
 from activator.calls.trace_context import kind_of, note
 from activator.resilience.breaker import Outcome

@@ -7,7 +7,7 @@ import time
 from typing import Any, Protocol
 
 from activator.balancing.instance import WARM, Reservation
-from activator.billing.usage import encode_optional_fields
+from activator.billing.usage_pricing import encode_optional_fields
 from activator.calls.trace_context import AttemptRecord, Trace, worker_lines
 from activator.fairness.queue_priority import DEFAULT_RANK, QueuePriority
 from activator.http.payloads import JSON, PICKLE, TRUSTED_LINE, not_accepted

@@ -27,7 +27,7 @@ from activator.calls.call import Call
 from activator.calls.fallback import FallbackChain
 from activator.calls.trace_context import note_answer
 from activator.quotas.token_reservation import TokenReservation
-from activator.resilience.retry_policy import RetryBudgets, may_retry, pause_s
+from activator.resilience.declared_retries import RetryBudgets, may_retry, pause_s
 from activator.routing.route_table import CallTarget
 from activator.worker_client.connection import (
     WorkerConnectionLost,

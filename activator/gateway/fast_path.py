@@ -32,9 +32,9 @@ from activator.http.payloads import CONTENT_TYPE, PICKLE, TRUSTED_LINE, payload_
 from activator.http.request import MAX_ACCEPT_BYTES, Receive, Request, Scope, Send, error_answer
 from activator.metrics.metrics import Metrics
 from activator.quotas.admission import Admission
-from activator.quotas.decision import Refusal
-from activator.quotas.store import QuotaCheck
-from activator.resilience.retry_policy import CallerRetryBudget
+from activator.quotas.store_protocol import QuotaCheck
+from activator.quotas.token_bucket import Refusal
+from activator.resilience.declared_retries import CallerRetryBudget
 from activator.routing.call_target import CallTarget
 from activator.routing.traffic_split import RoutingDecision
 from activator.tracing.tracer import Tracer

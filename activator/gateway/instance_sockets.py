@@ -26,8 +26,8 @@ from activator.http.server import ClientConnection, ConnectionLimits
 from activator.routing.api_keys import FUNCTION_KEY, FunctionPrincipal
 from activator.routing.call_target import CallTarget
 from activator.worker_client.address import is_tcp
-from pilotlight.core.instance_variables import CALLS_DIRECTORY, calls_socket
 from pilotlight.core.rpc import peer_uid
+from pilotlight.core.transport.calls_socket import CALLS_DIRECTORY, calls_socket
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from activator.access.grants import AccessGrant, parse_tenant_prefix
 from activator.access.resolver import FUNCTIONS, RequestResolver
 from activator.http.bodies import Bodies
 from activator.http.request import Headers, Receive, Request
-from activator.idempotency.store import LEASE_S, Claim, IdempotencyStore
+from activator.idempotency.store_protocol import LEASE_S, Claim, IdempotencyStore
 from activator.quotas.admission import counted
 from pilotlight import errors
 from pilotlight.core.background_tasks import cancel_all

@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 
 from activator.coordination.redis_client import redis_client
 from activator.coordination.redis_state import address_of
-from activator.idempotency.store import (
+from activator.idempotency.store_protocol import (
     LEASE_S,
     OVERHEAD_BYTES,
     TENANT_BYTES,

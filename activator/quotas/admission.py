@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from activator.quotas.store import QuotaCheck
+from activator.quotas.store_protocol import QuotaCheck
 from pilotlight import errors
 
 

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterator
 from weakref import WeakValueDictionary
 
-from activator.quotas.decision import Meter, Refusal
 from activator.quotas.rules import Rule
-from activator.quotas.store import Refused
+from activator.quotas.store_protocol import Refused
+from activator.quotas.token_bucket import Meter, Refusal
 
 SWEEP_AT = 4096
 """Number of meters above which idle ones are dropped, and again each time the number has

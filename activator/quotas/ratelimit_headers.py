@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil, inf
 
-from activator.quotas.decision import Meter
 from activator.quotas.rules import Rules
+from activator.quotas.token_bucket import Meter
 from pilotlight.spec.quotas import Quotas
 
 _REQUESTS, _HELD, _TOKENS = 1, 2, 4

@@ -25,12 +25,12 @@ from redis.exceptions import RedisError
 from activator.coordination.redis_client import redis_client
 from activator.coordination.redis_state import address_of
 from activator.coordination.state import BEAT_S, TTL_S
-from activator.quotas import decision, scripts
-from activator.quotas.decision import Meter, Refusal
+from activator.quotas import scripts, token_bucket
 from activator.quotas.meters import Meters
 from activator.quotas.ratelimit_headers import RateLimitHeaders
 from activator.quotas.rules import Rules, counted
-from activator.quotas.store import QuotaStatistics
+from activator.quotas.store_protocol import QuotaStatistics
+from activator.quotas.token_bucket import Meter, Refusal
 from pilotlight import errors
 from pilotlight.core.background_tasks import cancel_all
 
@@ -55,7 +55,7 @@ class _Request:
 
     def __init__(
         self,
-        gate: RedisGate,
+        gate: RedisQuotaCheck,
         numbers: tuple[int, int, int, int],
         answer: asyncio.Future[_Outcome | None] | None,
     ) -> None:
@@ -74,7 +74,7 @@ _Outcome = tuple[int, int, int]
 wait."""
 
 
-class RedisGate:
+class RedisQuotaCheck:
     """`QuotaCheck` in Redis."""
 
     __slots__ = ("_rules", "_store", "head", "ids", "meters")
@@ -89,7 +89,7 @@ class RedisGate:
         self.head = RateLimitHeaders(rules, meters).lines
 
     def __repr__(self) -> str:
-        return f"<RedisGate {', '.join(f'{name} {m!r}' for name, m in zip(self.ids, self.meters, strict=True))}>"
+        return f"<RedisQuotaCheck {', '.join(f'{name} {m!r}' for name, m in zip(self.ids, self.meters, strict=True))}>"
 
     def try_acquire_nowait(self, requests: int, holds: int, tokens: int) -> Refusal | None:
         """Not supported, see `is_immediate`. Raises TypeError."""
@@ -172,18 +172,18 @@ class RedisQuotas:
         )
 
     # -- quota checks ------------------------------------------------------------------------------
-    def gate(self, rules: Rules) -> RedisGate | None:
+    def gate(self, rules: Rules) -> RedisQuotaCheck | None:
         """Return the check of these rules. None when they require no counting."""
         rules = counted(rules)
         if not rules:
             return None
         now = self._clock()
-        return RedisGate(
+        return RedisQuotaCheck(
             self, rules, tuple(self._meters.get_or_create(rule, now) for rule in rules)
         )
 
     async def request_decision(
-        self, gate: RedisGate, requests: int, holds: int, tokens: int
+        self, gate: RedisQuotaCheck, requests: int, holds: int, tokens: int
     ) -> _Outcome | None:
         """Return the script's answer, or None while Redis is unreachable. If cancelled, nothing
         stays acquired. Raises Unavailable when too many requests wait."""
@@ -210,7 +210,7 @@ class RedisQuotas:
             raise
 
     def decide_locally(
-        self, gate: RedisGate, rules: Rules, requests: int, holds: int, tokens: int
+        self, gate: RedisQuotaCheck, rules: Rules, requests: int, holds: int, tokens: int
     ) -> Refusal | None:
         """Decide without Redis. Raises Unavailable when a limit that applies must not be counted
         locally."""
@@ -227,16 +227,16 @@ class RedisQuotas:
                     retry_after_s=2,
                 )
         self._mark_ended(gate)
-        refusal = decision.take(gate.meters, rules, self._clock(), requests, holds, tokens)
+        refusal = token_bucket.take(gate.meters, rules, self._clock(), requests, holds, tokens)
         return None if refusal is None else self.count_refusal(refusal)
 
     def count_refusal(self, refusal: Refusal) -> Refusal:
         """Count a refusal."""
         return self._meters.count_refusal(refusal)
 
-    def refund(self, gate: RedisGate, requests: int, holds: int, tokens: int) -> None:
+    def refund(self, gate: RedisQuotaCheck, requests: int, holds: int, tokens: int) -> None:
         """Refund what was acquired."""
-        decision.give_back(gate.meters, requests, holds, tokens)
+        token_bucket.give_back(gate.meters, requests, holds, tokens)
         if requests or tokens:
             self._enqueue(gate, (_GIVE_BACK, requests, 0, tokens))
         if holds:
@@ -249,17 +249,17 @@ class RedisQuotas:
             ):
                 self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._on_gather_timer)
 
-    def settle(self, gate: RedisGate, reserved: int, used: int) -> None:
+    def settle(self, gate: RedisQuotaCheck, reserved: int, used: int) -> None:
         """Settle reserved tokens with those used."""
-        decision.settle(gate.meters, reserved, used)
+        token_bucket.settle(gate.meters, reserved, used)
         self._enqueue(gate, (_SETTLE, 0, reserved, used))
 
-    def _enqueue(self, gate: RedisGate, numbers: tuple[int, int, int, int]) -> None:
+    def _enqueue(self, gate: RedisQuotaCheck, numbers: tuple[int, int, int, int]) -> None:
         if not self._is_unreachable and len(self._pending) < MAX_PENDING:
             self._pending.append(_Request(gate, numbers, None))
             self._wake()
 
-    def _mark_ended(self, gate: RedisGate) -> None:
+    def _mark_ended(self, gate: RedisQuotaCheck) -> None:
         self._ended.update(
             (name, meter)
             for name, meter in zip(gate.ids, gate.meters, strict=True)

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from pilotlight.core.instance_variables import (
+from pilotlight.core.transport.calls_socket import (
     CALLS_VARIABLE,
     INSTANCE_VARIABLE,
     calls_socket_here,

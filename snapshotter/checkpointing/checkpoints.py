@@ -22,9 +22,9 @@ from typing import Any
 from pilotlight.core.background_tasks import cancel_all
 from pilotlight.core.backoff import Backoff, delay_s
 from snapshotter.checkpointing.dumps import (
+    DumpBlocked,
     Dumps,
     InstanceStartedDuringDump,
-    SnapshotBlocked,
     TemplateGone,
     launch_of,
 )
@@ -237,7 +237,7 @@ class Checkpoints:
                     return await self._publish(
                         await self._dumps.dump(launch, stage, unasked=unasked), stage
                     )
-            except SnapshotBlocked as e:
+            except DumpBlocked as e:
                 raise SnapshotRefused(
                     f"revision {launch.revision} cannot be snapshotted: {e}",
                     {"reasons": e.reasons, "passing": e.passing},

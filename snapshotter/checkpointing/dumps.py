@@ -1,5 +1,8 @@
 """Dump of a worker at its snapshot point to images on disk: choose the process, quiesce it, dump
-it, keep the slot's files."""
+it, keep the slot's files.
+
+What cannot be in a snapshot is found by the worker, in its own process tree
+(`pilotlight.worker.snapshot.snapshot_blockers`), and on GPUs by `snapshotter.cuda.gpu_blockers`."""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ _QUIESCE_S = 30.0
 """Time to fork, drop caches, and detect obstacles: 0.1 s, longer on a node under load."""
 
 
-class SnapshotBlocked(Exception):
+class DumpBlocked(Exception):
     """Raised when something in the process prevents a dump; `reasons` as in SnapshotRefused.
     `passing`: the cause may be temporary."""
 
@@ -115,7 +118,7 @@ class Dumps:
     ) -> SnapshotManifest:
         """Fill `stage`; returns the manifest without its files.
 
-        Raises SnapshotBlocked, InstanceStartedDuringDump, TemplateGone, SlotConnectionLost,
+        Raises DumpBlocked, InstanceStartedDuringDump, TemplateGone, SlotConnectionLost,
         OSError, and the errors of a boot."""
         async with self._subject(launch, unasked=unasked) as subject:
             point = subject.occupied.slot.point.result()
@@ -377,7 +380,7 @@ def examine(
     descendants.
 
     Blocking: some 25 µs of CPU per mapping. Processes that have exited are skipped. Raises
-    SnapshotBlocked."""
+    DumpBlocked."""
     smaps, paths, most = "", set[str](), maps_bytes
     for one in proc.process_tree(pid):
         with contextlib.suppress(OSError):
@@ -423,12 +426,12 @@ def _obstructed(
     *,
     kind: str = "process",
     passing: bool = False,
-) -> SnapshotBlocked:
-    """A SnapshotBlocked with the worker's obstacles, or with one message."""
+) -> DumpBlocked:
+    """A DumpBlocked with the worker's obstacles, or with one message."""
     reasons = list(obstacles) or [
         {"kind": kind, "fd": None, "what": "", "where": None, "message": message}
     ]
-    return SnapshotBlocked(
+    return DumpBlocked(
         "; ".join(str(reason.get("message")) for reason in reasons), reasons, passing=passing
     )
 

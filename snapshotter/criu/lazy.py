@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from snapshotter.criu import logs, processes
-from snapshotter.criu.descriptors import FIRST_FD
 from snapshotter.criu.errors import CriuError, CriuExited, CriuTimeout
+from snapshotter.criu.fd_numbers import FIRST_FD
 from snapshotter.criu.processes import Criu, CriuRun, CriuSlot
 
 _READY_FD = FIRST_FD + 2

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from snapshotter.criu import processes, stats
-from snapshotter.criu.descriptors import SOCKET_FD
 from snapshotter.criu.errors import CriuExited
+from snapshotter.criu.fd_numbers import SOCKET_FD
 from snapshotter.criu.lazy import LazyPages, serve_pages
 from snapshotter.criu.processes import Criu, CriuRun, CriuSlot
 from snapshotter.criu.stats import DumpStats

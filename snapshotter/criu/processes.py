@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from snapshotter.criu.descriptors import FIRST_FD
+from snapshotter.criu.fd_numbers import FIRST_FD
 from snapshotter.criu.messages import Messages
 
 IMAGES, WORK = f"/proc/self/fd/{FIRST_FD}", f"/proc/self/fd/{FIRST_FD + 1}"

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from select import POLLIN, poll
 from typing import Any
 
-from snapshotter.criu.descriptors import FIRST_FD, SOCKET_FD
+from snapshotter.criu.fd_numbers import FIRST_FD, SOCKET_FD
 from snapshotter.shim import seqpacket
 from snapshotter.shim.sandbox import mounts
 from snapshotter.shim.sandbox.mount import mount

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from snapshotter.criu.descriptors import FIRST_FD
 from snapshotter.criu.errors import CriuUnavailable
+from snapshotter.criu.fd_numbers import FIRST_FD
 from snapshotter.linux import proc
 from snapshotter.shim import seqpacket
 

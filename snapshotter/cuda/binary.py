@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from snapshotter.cuda.errors import DriverFailed
-from snapshotter.cuda.preconditions import BINARY_RELEASE
+from snapshotter.cuda.gpu_blockers import BINARY_RELEASE
 from snapshotter.cuda.reaper import Reaper
 from snapshotter.cuda.transitions import Action, CudaState
 

@@ -15,9 +15,7 @@ from typing import TypeVar
 from snapshotter.cuda.devices import Suspension
 from snapshotter.cuda.driver import CudaDriver, Deadlines
 from snapshotter.cuda.errors import CudaFailed, CudaLost, CudaRefused, DriverFailed, Refusal
-from snapshotter.cuda.gpu_mapping import DeviceRecord, gpu_mapping, record_of
-from snapshotter.cuda.host import Machine, ProcessHandle
-from snapshotter.cuda.preconditions import (
+from snapshotter.cuda.gpu_blockers import (
     gpu_in_use,
     left_over,
     managed_memory,
@@ -25,6 +23,8 @@ from snapshotter.cuda.preconditions import (
     unlisted,
     without_context,
 )
+from snapshotter.cuda.gpu_mapping import DeviceRecord, gpu_mapping, record_of
+from snapshotter.cuda.host import Machine, ProcessHandle
 from snapshotter.cuda.transitions import CudaState, Step, rollback_path
 
 _log = logging.getLogger(__name__)

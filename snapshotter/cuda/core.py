@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from snapshotter.cuda.errors import DriverFailed
-from snapshotter.cuda.preconditions import API_RELEASE
+from snapshotter.cuda.gpu_blockers import API_RELEASE
 from snapshotter.cuda.reaper import Reaper
 from snapshotter.cuda.transitions import CudaState
 

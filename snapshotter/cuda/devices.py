@@ -21,10 +21,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from snapshotter.cuda.errors import CudaRefused, Refusal
+from snapshotter.cuda.gpu_blockers import left_over
 from snapshotter.cuda.gpu_mapping import DeviceRecord
 from snapshotter.cuda.gpu_usage import nvidia_leftovers
 from snapshotter.cuda.host import ProcessHandle
-from snapshotter.cuda.preconditions import left_over
 
 
 class Suspension:

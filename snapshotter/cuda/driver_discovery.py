@@ -14,8 +14,8 @@ from snapshotter.cuda.binary import BinaryDriver
 from snapshotter.cuda.core import HELPER_COMMAND, CoreDriver
 from snapshotter.cuda.driver import CudaDriver
 from snapshotter.cuda.errors import DriverFailed
+from snapshotter.cuda.gpu_blockers import API_RELEASE, BINARY_RELEASE
 from snapshotter.cuda.gpu_usage import CudaNode
-from snapshotter.cuda.preconditions import API_RELEASE, BINARY_RELEASE
 
 START_S = 30.0
 """For a first `cuInit`, which takes seconds if the driver is not kept loaded (no persistence

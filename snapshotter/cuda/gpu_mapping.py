@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from snapshotter.cuda.errors import CudaRefused, Refusal
+from snapshotter.cuda.gpu_blockers import MIGRATION_RELEASE
 from snapshotter.cuda.gpu_usage import CudaNode, Gpu
-from snapshotter.cuda.preconditions import MIGRATION_RELEASE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from pilotlight.core.instance_variables import CALLS_DIRECTORY, CALLS_VARIABLE
 from pilotlight.core.settings import FUNCTIONS_SOCKET
+from pilotlight.core.transport.calls_socket import CALLS_DIRECTORY, CALLS_VARIABLE
 from snapshotter.shim.child import CONTROL_FD
 from snapshotter.shim.sandbox import mounts
 from snapshotter.types import LaunchSpec

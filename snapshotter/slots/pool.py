@@ -16,9 +16,9 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-from pilotlight.core.instance_variables import CALLS_DIRECTORY
 from pilotlight.core.rpc import grant_group_access
 from pilotlight.core.threads import cancel_and_wait
+from pilotlight.core.transport.calls_socket import CALLS_DIRECTORY
 from snapshotter.errors import Unsupported
 from snapshotter.linux import host_network, proc, slot_network
 from snapshotter.linux.dns_servers import DnsServers

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pilotlight.core.instance_variables import CALLS_DIRECTORY
 from pilotlight.core.rpc import grant_group_access
+from pilotlight.core.transport.calls_socket import CALLS_DIRECTORY
 
 _BACKLOG = 4096
 """Connections that queue in the kernel while an instance starts (further limited by

@@ -12,7 +12,7 @@ from activator.billing.budgets import Budgets
 from activator.billing.instance_meter import InstanceAccount
 from activator.billing.journal import Journal
 from activator.billing.segments import read_segment, segment_numbers
-from activator.billing.usage import UsageSubject, UsageTemplate
+from activator.billing.usage_pricing import UsageSubject, UsageTemplate
 from pilotlight.protocol import BudgetRecord
 from pilotlight.spec.pricing import Footprint, Rates
 

@@ -43,11 +43,11 @@ from activator.http.bodies import Bodies
 from activator.http.dashboard_host import DashboardHost
 from activator.http.server import ConnectionLimits
 from activator.idempotency.middleware import Idempotency
-from activator.idempotency.process import ProcessIdempotency
+from activator.idempotency.process_store import ProcessIdempotency
 from activator.llm.engine_throttler import EngineThrottler
 from activator.metrics.metrics import Metrics
-from activator.quotas.process import ProcessQuotas
-from activator.quotas.store import QuotaStore
+from activator.quotas.process_store import ProcessQuotas
+from activator.quotas.store_protocol import QuotaStore
 from activator.quotas.unauthenticated_limit import UnauthenticatedRateLimiter
 from activator.routing.route_table import CallTarget
 from activator.settings import ActivatorSettings

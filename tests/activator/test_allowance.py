@@ -21,7 +21,7 @@ from activator.billing.instance_meter import InstanceAccount, OpenRecord
 from activator.billing.journal import Journal
 from activator.billing.redis_money import RedisMoney
 from activator.billing.shipping import Shipper
-from activator.billing.usage import PICO, to_picos
+from activator.billing.usage_pricing import PICO, to_picos
 from pilotlight import errors
 from pilotlight.protocol import BudgetRecord
 from tests.activator.billing_world import SECOND, Wall, account, budget

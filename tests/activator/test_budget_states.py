@@ -17,7 +17,7 @@ from activator.billing.errors import LedgerUnavailable
 from activator.billing.instance_meter import InstanceAccount
 from activator.billing.journal import Journal
 from activator.billing.shipping import Shipper
-from activator.billing.usage import to_picos
+from activator.billing.usage_pricing import to_picos
 from pilotlight.protocol import BudgetRecord, BudgetState
 from pilotlight.spec.function import canonical_json
 from tests.activator.billing_world import SECOND, Wall, account, budget, records_on_disk

@@ -16,7 +16,7 @@ from activator.billing.budget_balance import BudgetBalance
 from activator.billing.budgets import CLOCK_STEP_NS, Budgets
 from activator.billing.instance_meter import InstanceAccount, OpenRecord
 from activator.billing.journal import Journal
-from activator.billing.usage import PICO
+from activator.billing.usage_pricing import PICO
 from pilotlight import errors
 from pilotlight.protocol import BudgetRecord
 from tests.activator.billing_world import SECOND, Wall, account, budget, records_on_disk

@@ -18,8 +18,8 @@ from activator.gateway import instance_sockets
 from activator.gateway.calls_by_functions import HANDLING_S, limited_s
 from activator.settings import ActivatorSettings
 from pilotlight import errors
-from pilotlight.core.instance_variables import CALLS_DIRECTORY
 from pilotlight.core.tracing.trace_context import trace_id_for_call
+from pilotlight.core.transport.calls_socket import CALLS_DIRECTORY
 from pilotlight.protocol import HEADER_PARENT
 from pilotlight.spec.function import Clocks, Scaling
 from tests.activator.conftest import Edge

@@ -14,7 +14,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from activator.http.dashboard_host import DashboardHost
-from activator.quotas.process import ProcessQuotas
+from activator.quotas.process_store import ProcessQuotas
 from activator.settings import ActivatorSettings
 from pilotlight.controller.settings import ControllerSettings
 from pilotlight.core.dashboard.dashboard_origin import DashboardOrigin

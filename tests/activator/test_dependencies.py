@@ -17,7 +17,7 @@ import redis
 
 from activator.balancing.fleet import NodeFleet
 from activator.quotas.redis_store import RedisQuotas
-from activator.quotas.store import QuotaStore
+from activator.quotas.store_protocol import QuotaStore
 from activator.resilience.node_breaker import AWAY_S, NodeBreaker
 from activator.settings import ActivatorSettings
 from activator.tracing.otlp import OtlpExport

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from activator.balancing.throttler import Throttler
-from activator.quotas.store import QuotaStore
+from activator.quotas.store_protocol import QuotaStore
 from activator.settings import ActivatorSettings
 from pilotlight.spec.function import Clocks
 from pilotlight.spec.policies import RolloutStrategy, RolloutTerms

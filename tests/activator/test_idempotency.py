@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from activator.idempotency import middleware
-from activator.idempotency.process import ProcessIdempotency
-from activator.idempotency.store import Claim, Known
+from activator.idempotency.process_store import ProcessIdempotency
+from activator.idempotency.store_protocol import Claim, Known
 from pilotlight.protocol import HEADER_REPLAYED
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import forever, problem_of, until

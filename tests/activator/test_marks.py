@@ -10,7 +10,7 @@ from typing import Any
 from activator.billing.budgets import Budgets
 from activator.billing.instance_meter import InstanceAccount
 from activator.billing.journal import Journal
-from activator.billing.usage import encode_optional_fields
+from activator.billing.usage_pricing import encode_optional_fields
 from activator.quotas.token_reservation import TokenReservation
 from pilotlight.protocol import UsageRecord
 from pilotlight.spec.pricing import price_usage

@@ -10,8 +10,8 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from activator.quotas.process import ProcessQuotas
-from activator.quotas.store import QuotaStore
+from activator.quotas.process_store import ProcessQuotas
+from activator.quotas.store_protocol import QuotaStore
 from activator.routing.api_keys import ANONYMOUS
 from activator.settings import ActivatorSettings
 from pilotlight import errors

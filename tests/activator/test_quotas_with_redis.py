@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from activator.quotas.redis_store import RedisQuotas
-from activator.quotas.store import QuotaCheck, QuotaStore
+from activator.quotas.store_protocol import QuotaCheck, QuotaStore
 from activator.settings import ActivatorSettings
 from pilotlight.spec.function import Scaling
 from tests.activator.conftest import KEY, Edge

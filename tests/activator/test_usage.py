@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.billing.usage import PICO, UsageTemplate, cost_text, to_picos
+from activator.billing.usage_pricing import PICO, UsageTemplate, cost_text, to_picos
 from pilotlight.protocol import UsageRecord
 from pilotlight.spec.pricing import Footprint, Rates, price_duration, price_usage
 from tests.activator.billing_world import FOOTPRINT, RATES, subject, template

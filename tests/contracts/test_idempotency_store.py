@@ -11,9 +11,9 @@ from typing import cast
 import pytest
 from redis.asyncio import Redis
 
-from activator.idempotency.process import ProcessIdempotency
+from activator.idempotency.process_store import ProcessIdempotency
 from activator.idempotency.redis_store import RedisIdempotency
-from activator.idempotency.store import LEASE_S, Claim, IdempotencyStore, Known
+from activator.idempotency.store_protocol import LEASE_S, Claim, IdempotencyStore, Known
 from pilotlight import errors
 from tests.fakes.clock import ManualClock
 from tests.fakes.routes import TEST_KEY

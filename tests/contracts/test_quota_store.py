@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from activator.coordination import redis_client
 from activator.quotas.admission import Admission, admit
-from activator.quotas.process import ProcessQuotas
+from activator.quotas.process_store import ProcessQuotas
 from activator.quotas.redis_store import RedisQuotas
 from activator.quotas.rules import Of, Rule
-from activator.quotas.store import QuotaCheck, QuotaStore, Refused
+from activator.quotas.store_protocol import QuotaCheck, QuotaStore, Refused
 from pilotlight import errors
 from pilotlight.spec.quotas import Quotas
 from tests.fakes.clock import ManualClock
@@ -633,6 +633,6 @@ async def test_a_store_shows_itself_in_one_line_without_its_password() -> None:
     assert repr(store) == "<RedisQuotas 127.0.0.1:1 a-0: 1 subjects, 0 refused, away>"
     assert (
         repr(gate_of(ProcessQuotas(), rule(concurrent=1)))
-        == "<ProcessGate tenant:t-1 <Meter inf/inf requests, 0+0/1 held>>"
+        == "<ProcessQuotaCheck tenant:t-1 <Meter inf/inf requests, 0+0/1 held>>"
     )
     await store.aclose()

@@ -11,7 +11,7 @@ from activator.billing.budget_balance import BudgetBalance
 from activator.billing.budgets import picos_under
 from activator.billing.errors import LedgerRefused, LedgerUnavailable
 from activator.billing.periods import period_at
-from activator.billing.usage import cost_text
+from activator.billing.usage_pricing import cost_text
 from pilotlight.protocol import BudgetRecord, BudgetState
 from pilotlight.spec.function import canonical_json
 

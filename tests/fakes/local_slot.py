@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from snapshotter.criu.descriptors import FIRST_FD, SOCKET_FD
+from snapshotter.criu.fd_numbers import FIRST_FD, SOCKET_FD
 
 _EXEC = """
 import fcntl, os, sys

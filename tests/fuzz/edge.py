@@ -18,7 +18,7 @@ import httpx
 
 from activator.balancing.throttler_stats import calls_per_instance
 from activator.http.server import ClientConnection
-from activator.quotas.process import ProcessQuotas
+from activator.quotas.process_store import ProcessQuotas
 from activator.settings import ActivatorSettings
 from pilotlight.spec.function import FunctionKind
 from tests.activator.conftest import KEY, Edge, served

@@ -13,9 +13,9 @@ from pathlib import Path
 from tests.fakes.origins import MemoryOrigin
 from tests.fakes.trees import remove_tree
 from weight_cache.client import WeightCacheClient
+from weight_cache.dram.read_ahead import ReadAhead
 from weight_cache.leases.bandwidth import TierBandwidths
 from weight_cache.leases.manager import LeaseManager
-from weight_cache.leases.read_ahead import ReadAhead
 from weight_cache.server import serve_store
 from weight_cache.store.store import Store
 from weight_cache.types import Tier

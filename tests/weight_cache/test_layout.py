@@ -12,7 +12,7 @@ import pytest
 
 from pilotlight.core.disk_floor import BelowFloor, DiskFloor
 from weight_cache.manifest import Manifest, ManifestFile
-from weight_cache.store.eviction import EvictionPlan
+from weight_cache.store.disk_eviction import EvictionPlan
 from weight_cache.store.layout import LinkingStopped, StoreDirectory
 
 

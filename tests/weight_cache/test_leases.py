@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.holdings import FakeHoldings
+from weight_cache.dram.read_ahead import ReadAhead
 from weight_cache.errors import LeaseUnknown, OriginUnavailable
 from weight_cache.leases.bandwidth import TierBandwidths
 from weight_cache.leases.holders import LeaseHolder, process_start_ticks
 from weight_cache.leases.manager import LeaseManager
-from weight_cache.leases.read_ahead import ReadAhead
 from weight_cache.types import LoadProgress, OpenedLease, Tier
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.fakes.holdings import FakeHoldings
 from tests.fakes.trees import remove_tree
 from tests.hypothesis_profiles import examples
+from weight_cache.dram.read_ahead import ReadAhead
 from weight_cache.errors import OriginUnavailable
 from weight_cache.leases.bandwidth import TierBandwidths
 from weight_cache.leases.manager import LeaseManager
-from weight_cache.leases.read_ahead import ReadAhead
 from weight_cache.types import Lease
 
 MODELS, HOLDERS = ("a", "b"), ("s-1", "s-2")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from weight_cache.leases import page_cache
-from weight_cache.leases.read_ahead import ReadAhead
+from weight_cache.dram import page_cache
+from weight_cache.dram.read_ahead import ReadAhead
 from weight_cache.types import Tier
 
 MIB = 1024**2

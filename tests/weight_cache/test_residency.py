@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from weight_cache.leases import page_cache
-from weight_cache.leases.page_cache import Residency
+from weight_cache.dram import page_cache
+from weight_cache.dram.page_cache import Residency
 from weight_cache.types import Tier
 
 MIB = 1024**2

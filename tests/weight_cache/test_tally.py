@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weight_cache.store.catalog import Catalog
 from weight_cache.store.counters import FetchRateMeter, StoreCounters
-from weight_cache.store.eviction import EvictionPlan
+from weight_cache.store.disk_eviction import EvictionPlan
 
 
 class Meter:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weight_cache.store.eviction import EvictionCandidate, EvictionPlan, Files, plan_eviction
+from weight_cache.store.disk_eviction import EvictionCandidate, EvictionPlan, Files, plan_eviction
 
 
 def model(files: Files, *, uses: int = 1, clock: float = 0.0, at: float = 0.0) -> EvictionCandidate:

@@ -1,2 +1,2 @@
-"""Leases on models, the processes that hold them, and the memory tier: read-ahead into the page
-cache and predicted load times. Files on the disk are in `weight_cache.store`."""
+"""Leases on models, the processes that hold them, and predicted load times. Files on the disk are
+in `weight_cache.store`, the read-ahead into memory in `weight_cache.dram`."""

@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from weight_cache.dram import page_cache
+from weight_cache.dram.page_cache import Residency
+from weight_cache.dram.read_ahead import ReadAhead
 from weight_cache.errors import LeaseUnknown, StoreFailed
-from weight_cache.leases import page_cache
 from weight_cache.leases.bandwidth import TierBandwidths
 from weight_cache.leases.holders import LeaseHolder
-from weight_cache.leases.page_cache import Residency
-from weight_cache.leases.read_ahead import ReadAhead
 from weight_cache.types import (
     Lease,
     LoadProgress,

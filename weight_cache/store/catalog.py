@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from weight_cache.errors import StoreFull
-from weight_cache.store.eviction import (
+from weight_cache.store.disk_eviction import (
     EvictionCandidate,
     EvictionPlan,
     Files,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from weight_cache.store.catalog import Catalog
-from weight_cache.store.eviction import EvictionPlan
+from weight_cache.store.disk_eviction import EvictionPlan
 from weight_cache.types import StoreStatistics
 
 Observe = Callable[[int, float], None]

@@ -33,7 +33,7 @@ from pilotlight.core.durability import sync_directory
 from weight_cache.errors import StoreOwned
 from weight_cache.fetch.partial_files import PartialFiles
 from weight_cache.manifest import Manifest
-from weight_cache.store.eviction import EvictionPlan
+from weight_cache.store.disk_eviction import EvictionPlan
 from weight_cache.store.store_metadata import FOLDERS, StoreMetadata
 
 _QUARANTINE_KEPT = 2

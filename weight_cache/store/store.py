@@ -2,9 +2,9 @@
 
 One process owns the directory. Files are content-addressed and verified on arrival; equal files of
 two models are stored once. To make room, the models that are cheapest to fetch again are evicted
-(`eviction`), never leased, pinned or arriving ones. A lease names its holder and survives a restart
-of this process; it ends when the holder releases it, or with the machine. Partial files are kept,
-and the next attempt fetches the rest."""
+(`disk_eviction`), never leased, pinned or arriving ones. A lease names its holder and survives a
+restart of this process; it ends when the holder releases it, or with the machine. Partial files are
+kept, and the next attempt fetches the rest."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from weight_cache.fetch.peer_source import PeerSource
 from weight_cache.fetch.read_scheduler import PriorityOf, ReadScheduler
 from weight_cache.store.catalog import Catalog, guess_reload_s
 from weight_cache.store.counters import FetchRateMeter, Observe, StoreCounters
+from weight_cache.store.disk_eviction import ReloadSeconds
 from weight_cache.store.downloads import ModelDownloads, OnProgress
-from weight_cache.store.eviction import ReloadSeconds
 from weight_cache.store.integrity import IntegrityChecker
 from weight_cache.store.layout import StoreDirectory
 from weight_cache.store.scrubber import Scrubber, Sleep

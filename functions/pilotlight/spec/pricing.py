@@ -148,7 +148,8 @@ def kind_factor(kind: str, rates: Rates) -> Decimal:
 
 def price_usage(record: UsageRecord, rates: Rates) -> Decimal:
     """Compute the cost of a record from its measurements, by `rates`, the list of its
-    `price_version`.
+    `price_version`: the reference that checks what is billed. Records are priced where they are
+    made, in `activator.billing.usage_pricing` and `controller.billing`.
 
     STORAGE is priced by the rate in the record, which does not contain the stored size; an
     ADJUSTMENT by its stated cost. Raises KeyError if the accelerator has no price."""

@@ -225,7 +225,7 @@ def _stand_still(worker: Worker, order: ShimOrder) -> NoReturn:
     quiesce.release_output()
     try:
         quiesce.quiesce_process(worker.control, descriptors, scene=worker.scene, in_place=False)
-    except quiesce.SnapshotBlocked:
+    except quiesce.QuiesceBlocked:
         os._exit(0)  # quiesce_process has reported it to the shim
     _obey(worker, threads=())
 
@@ -234,7 +234,7 @@ def _suspend(worker: Worker, order: ShimOrder) -> None:
     """Quiesce the worker itself, with its threads and processes, for a snapshot. Its output streams
     stay open."""
     # if blocked, quiesce_process has reported it to the shim; wait for further orders
-    with contextlib.suppress(quiesce.SnapshotBlocked):
+    with contextlib.suppress(quiesce.QuiesceBlocked):
         quiesce.quiesce_process(
             worker.control, order.descriptors, scene=worker.scene, in_place=True
         )

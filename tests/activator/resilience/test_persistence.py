@@ -14,7 +14,7 @@ from activator.calls.fallback import FallbackResponse
 from activator.calls.runner import RetryExecutor
 from activator.quotas.admission import Admission
 from activator.resilience.breaker import BreakerTerms
-from activator.resilience.retry_policy import BURST, RetryBudgets
+from activator.resilience.declared_retries import BURST, RetryBudgets
 from activator.settings import ActivatorSettings
 from activator.worker_client.connection import WorkerResponse
 from pilotlight.spec.policies import Fallback, RetryPolicy

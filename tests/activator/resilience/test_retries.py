@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.resilience import retry_policy
-from activator.resilience.retry_policy import (
+from activator.resilience import declared_retries
+from activator.resilience.declared_retries import (
     BURST,
     RetryBudgets,
     delay_s,
@@ -140,6 +140,6 @@ def test_a_share_of_zero_allows_none_at_all() -> None:
 
 def test_a_flood_of_callers_does_not_fill_the_memory() -> None:
     allowed = RetryBudgets(0.2)
-    for n in range(retry_policy.MAX_CALLERS + 10):
+    for n in range(declared_retries.MAX_CALLERS + 10):
         allowed.for_caller(f"k-{n}", 0)
-    assert repr(allowed) == f"<RetryBudgets {retry_policy.MAX_CALLERS} callers, 0.2 per call>"
+    assert repr(allowed) == f"<RetryBudgets {declared_retries.MAX_CALLERS} callers, 0.2 per call>"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from activator.access.grants import AccessCache, AccessGrant
-from activator.quotas.process import ProcessQuotas
-from activator.quotas.store import QuotaStore
+from activator.quotas.process_store import ProcessQuotas
+from activator.quotas.store_protocol import QuotaStore
 from activator.routing.api_keys import Principal
 from activator.routing.route_table import RouteTable
 from activator.settings import ActivatorSettings

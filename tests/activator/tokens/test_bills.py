@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from activator.billing.budgets import Budgets, token_picos
 from activator.billing.instance_meter import Charge, InstanceAccount, OpenRecord
 from activator.billing.journal import Journal
-from activator.billing.usage import PICO, UsageTemplate
+from activator.billing.usage_pricing import PICO, UsageTemplate
 from activator.quotas.token_reservation import TokenReservation
 from pilotlight import errors
 from pilotlight.protocol import UsageRecord

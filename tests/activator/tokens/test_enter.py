@@ -9,7 +9,7 @@ import pytest
 
 from activator.llm.request_size import CHAT, COMPLETIONS, EMBEDDINGS, write_cap
 from activator.llm.token_admission import TokenAdmission, use_of_kept
-from activator.quotas.process import ProcessQuotas
+from activator.quotas.process_store import ProcessQuotas
 from activator.quotas.token_reservation import TokenReservation
 from pilotlight import errors
 from pilotlight.spec.engines import Task

@@ -101,7 +101,7 @@ class Caller:
     def ask(self, method: str, path: str) -> list[Any]:
         """A request of its own at the socket of its instance."""
         from pilotlight.client.socket_http import SocketClient
-        from pilotlight.core.instance_variables import calls_socket_here
+        from pilotlight.core.transport.calls_socket import calls_socket_here
 
         client = SocketClient(str(calls_socket_here(os.environ)), dict)
         answer = client.send(

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapshotter.cuda.errors import CudaRefused
+from snapshotter.cuda.gpu_blockers import refusals
 from snapshotter.cuda.gpu_mapping import DeviceRecord, gpu_mapping, record_of
 from snapshotter.cuda.gpu_usage import CudaNode, Gpu, GpuUsage
-from snapshotter.cuda.preconditions import refusals
 from tests.fakes.fake_cuda import CONTEXT_DEVICES, CONTEXT_MAPPINGS, GPU_A, GPU_B, NODE
 
 GPU_C = Gpu(uuid="GPU-cccccccc-0000-0000-0000-000000000000", name="Other 24GB", minor=2)

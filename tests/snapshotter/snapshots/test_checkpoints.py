@@ -11,7 +11,7 @@ from typing import Any, NoReturn, cast
 import pytest
 
 from snapshotter.checkpointing.checkpoints import Checkpoints
-from snapshotter.checkpointing.dumps import Dumps, SnapshotBlocked
+from snapshotter.checkpointing.dumps import DumpBlocked, Dumps
 from snapshotter.checkpointing.trial_restore import (
     ProofFailed,
     RestoreTiming,
@@ -131,10 +131,10 @@ def checkpoints_of(
     )
 
 
-def blocked(kind: str, *, passing: bool) -> SnapshotBlocked:
+def blocked(kind: str, *, passing: bool) -> DumpBlocked:
     message = f"because of {kind}"
     reason = {"kind": kind, "fd": 7, "what": "", "where": None, "message": message}
-    return SnapshotBlocked(message, [reason], passing=passing)
+    return DumpBlocked(message, [reason], passing=passing)
 
 
 async def test_a_temporary_failure_of_a_dump_is_tried_again_within_the_request(

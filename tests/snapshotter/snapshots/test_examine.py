@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from snapshotter.checkpointing.dumps import SnapshotBlocked, examine
+from snapshotter.checkpointing.dumps import DumpBlocked, examine
 from snapshotter.snapshots import memory_report
 
 LARGE_BYTES, MAPPINGS = 8 * 1024 * 1024, 400
@@ -55,7 +55,7 @@ def test_memory_of_a_process_with_many_mappings_is_a_sum(pid: int) -> None:
 
 
 def test_processes_that_map_too_much_are_not_dumped(pid: int) -> None:
-    with pytest.raises(SnapshotBlocked, match=r"open files \(more than 10000 bytes") as caught:
+    with pytest.raises(DumpBlocked, match=r"open files \(more than 10000 bytes") as caught:
         examine(pid, maps_bytes=10_000)
     assert caught.value.reasons[0]["kind"] == "memory"
     assert not caught.value.passing

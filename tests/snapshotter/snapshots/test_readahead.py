@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from snapshotter.snapshots.readahead import ReadAhead
-from weight_cache.leases.page_cache import cached_bytes
+from weight_cache.dram.page_cache import cached_bytes
 
 SIZE = 40 * 1024**2
 

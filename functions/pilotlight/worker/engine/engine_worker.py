@@ -224,7 +224,7 @@ def _suspend(worker: EngineWorker, order: ShimOrder) -> None:
         quiesce.quiesce_process(
             worker.control, order.descriptors, scene=worker.scene, in_place=True
         )
-    except quiesce.SnapshotBlocked:  # reported to the shim; wait for further orders
+    except quiesce.QuiesceBlocked:  # reported to the shim; wait for further orders
         engine.awaken()
         engine.is_proven = True
 

@@ -22,7 +22,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from pilotlight.core.instance_variables import INSTANCE_VARIABLE
+from pilotlight.core.transport.calls_socket import INSTANCE_VARIABLE
 from pilotlight.errors import NotFound
 from pilotlight.protocol import (
     CONTENT_JSON,

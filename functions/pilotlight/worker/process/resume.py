@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pilotlight.core.instance_variables import INSTANCE_VARIABLE
+from pilotlight.core.transport.calls_socket import INSTANCE_VARIABLE
 
 
 def reseed() -> None:

@@ -24,7 +24,7 @@ FROZEN_VARIABLE = "PILOTLIGHT_FROZEN_S"
 (time_namespaces(7))."""
 
 
-class SnapshotBlocked(Exception):
+class QuiesceBlocked(Exception):
     """Raised when the process cannot be dumped; the obstacles have been reported to the shim."""
 
 
@@ -41,7 +41,7 @@ def quiesce_process(
         scene: the scan for obstacles.
         in_place: whether this is the worker itself, with all its processes, not a fork of it.
 
-    Raises SnapshotBlocked, and OSError if the shim has disconnected.
+    Raises QuiesceBlocked, and OSError if the shim has disconnected.
     """
     begun = time.monotonic()
     listener_fd, channel_fd = descriptors
@@ -65,7 +65,7 @@ def quiesce_process(
         since = time.time(), time.monotonic()
         channel.close()  # the dump begins as soon as the shim sees this
         if found.obstacles:
-            raise SnapshotBlocked(found.obstacles[0].message)
+            raise QuiesceBlocked(found.obstacles[0].message)
         control.replace(_wait_for_shim(listener, since))
 
 

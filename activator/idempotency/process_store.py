@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from activator.idempotency.store import LEASE_S, OVERHEAD_BYTES, TENANT_BYTES, Claim, Known
+from activator.idempotency.store_protocol import LEASE_S, OVERHEAD_BYTES, TENANT_BYTES, Claim, Known
 
 MAX_BYTES = 64 * 1024 * 1024
 """Limit of stored responses; beyond it the oldest of the tenant with the most are evicted. Running

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from weight_cache.leases import page_cache
+from weight_cache.dram import page_cache
 from weight_cache.types import Tier
 
 _log = logging.getLogger(__name__)

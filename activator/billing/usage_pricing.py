@@ -1,5 +1,5 @@
-"""Formats usage records as JSON text. The part that all calls of a (key, method, instance) share is
-formatted once."""
+"""Prices calls (rates by nanoseconds, in integer picounits) and formats their usage records as JSON
+text. The part that all calls of a (key, method, instance) share is formatted once."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from activator.quotas.decision import Refusal
 from activator.quotas.rules import Rules
+from activator.quotas.token_bucket import Refusal
 
 
 class Refused(NamedTuple):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from activator.quotas import decision
-from activator.quotas.decision import Meter, Refusal
+from activator.quotas import token_bucket
 from activator.quotas.meters import Meters
 from activator.quotas.ratelimit_headers import RateLimitHeaders
 from activator.quotas.rules import Rules, counted
-from activator.quotas.store import QuotaStatistics
+from activator.quotas.store_protocol import QuotaStatistics
+from activator.quotas.token_bucket import Meter, Refusal
 
 
-class ProcessGate:
+class ProcessQuotaCheck:
     """`QuotaCheck` in this process."""
 
     __slots__ = ("_clock", "_count_refusal", "_meters", "_rules", "head")
@@ -35,11 +35,13 @@ class ProcessGate:
         self.head = RateLimitHeaders(rules, meters).lines
 
     def __repr__(self) -> str:
-        return f"<ProcessGate {', '.join(f'{r.id} {m!r}' for r, m in zip(self._rules, self._meters, strict=True))}>"
+        return f"<ProcessQuotaCheck {', '.join(f'{r.id} {m!r}' for r, m in zip(self._rules, self._meters, strict=True))}>"
 
     def try_acquire_nowait(self, requests: int, holds: int, tokens: int) -> Refusal | None:
         """Acquire all amounts, or nothing and return why."""
-        refusal = decision.take(self._meters, self._rules, self._clock(), requests, holds, tokens)
+        refusal = token_bucket.take(
+            self._meters, self._rules, self._clock(), requests, holds, tokens
+        )
         return None if refusal is None else self._count_refusal(refusal)
 
     async def try_acquire(self, requests: int, holds: int, tokens: int) -> Refusal | None:
@@ -48,7 +50,7 @@ class ProcessGate:
 
     def refund(self, requests: int, holds: int, tokens: int) -> None:
         """Refund what was acquired."""
-        decision.give_back(self._meters, requests, holds, tokens)
+        token_bucket.give_back(self._meters, requests, holds, tokens)
 
     def release(self) -> None:
         """Release one concurrent call."""
@@ -58,7 +60,7 @@ class ProcessGate:
 
     def settle(self, reserved: int, used: int) -> None:
         """Settle reserved tokens with those used."""
-        decision.settle(self._meters, reserved, used)
+        token_bucket.settle(self._meters, reserved, used)
 
 
 class ProcessQuotas:
@@ -73,14 +75,14 @@ class ProcessQuotas:
             f"<ProcessQuotas {len(self._meters)} subjects, {self._meters.refused.total()} refused>"
         )
 
-    def gate(self, rules: Rules) -> ProcessGate | None:
+    def gate(self, rules: Rules) -> ProcessQuotaCheck | None:
         """Return the check of these rules. None when they require no counting."""
         rules = counted(rules)
         if not rules:
             return None
         now = self._clock()
         meters = tuple(self._meters.get_or_create(rule, now) for rule in rules)
-        return ProcessGate(
+        return ProcessQuotaCheck(
             rules, meters, clock=self._clock, count_refusal=self._meters.count_refusal
         )
 
