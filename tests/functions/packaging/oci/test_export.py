@@ -104,6 +104,7 @@ def answer_of(layout: Path, spec: FunctionSpec) -> str:
 
 @pytest.mark.root
 @pytest.mark.slow
+@pytest.mark.timeout(180)  # the export is made for it
 def test_an_image_from_nothing_serves_in_a_read_only_root_as_nobody(
     exported: tuple[Path, Path],
 ) -> None:
