@@ -245,7 +245,11 @@ def _up_lines(body: dict[str, Any]) -> RenderableType:
         else "created earlier: see ~/.pilotlight.toml; if it is lost, run `pilotlight token create "
         "--local --scope admin`"
     )
-    rows = {"dashboard": body["dashboard"], "admin key": key, "home": body["home"]}
+    rows = {
+        "dashboard": f"{body['dashboard']} (`pilotlight dashboard` opens it signed in)",
+        "admin key": key,
+        "home": body["home"],
+    }
     return Text(
         "\n".join(
             [
