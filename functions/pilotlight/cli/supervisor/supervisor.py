@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import os
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -299,13 +301,25 @@ def stop_on_signals(supervisor: Supervisor) -> Iterator[None]:
     wanted = {
         signal.SIGINT: StopMode.ALL,
         signal.SIGTERM: StopMode.ALL,
-        signal.SIGHUP: StopMode.ALL,
         signal.SIGUSR1: StopMode.KEEP,
     }
     for number, how in wanted.items():
         loop.add_signal_handler(number, supervisor.request_stop, how)
+    loop.add_signal_handler(signal.SIGHUP, _on_hangup, supervisor)
     try:
         yield
     finally:
-        for number in wanted:
+        for number in (*wanted, signal.SIGHUP):
             loop.remove_signal_handler(number)
+
+
+def _on_hangup(supervisor: Supervisor) -> None:
+    """Stop everything: the terminal was closed. What is still printed to it goes nowhere, instead
+    of failing."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            if stat.S_ISCHR(os.fstat(number).st_mode):
+                os.dup2(nowhere, number)
+    os.close(nowhere)
+    supervisor.request_stop(StopMode.ALL)
