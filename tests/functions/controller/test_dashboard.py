@@ -706,6 +706,12 @@ async def test_a_key_of_one_environment_sees_that_one_and_nothing_of_the_whole_t
         assert (await client.get(path, headers=session)).status_code == status, path
     whole = await sign_in(controller, controller.key)
     assert (await client.get("/dashboard?environment=nowhere", headers=whole)).status_code == 404
+    unknown = await client.get("/dashboard/nowhere", headers=whole)
+    assert (unknown.status_code, unknown.headers["content-type"]) == (
+        404,
+        "text/html; charset=utf-8",
+    )
+    assert "no page /dashboard/nowhere" in unknown.text
 
 
 @pytest.mark.slow  # waits until a stream looks again

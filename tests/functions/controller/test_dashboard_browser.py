@@ -19,6 +19,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, async_playwright, expect
 
 from pilotlight.controller.billing import invoices
+from pilotlight.controller.dashboard.navigation import SECTIONS
 from tests.conftest import RequireOrSkip
 from tests.fakes.demo_platform import FAILED_CALL, Demo, demo, furnish
 from tests.functions.controller.parts import ManualClock, usage
@@ -146,25 +147,14 @@ async def test_every_page_is_reached_by_clicking_and_nothing_is_blocked_or_loade
     async with opened(browser, shown, complaints=complaints) as page:
         await drawn(page)
         assert await page.locator(".plot .main-svg").count() >= 2
-        tabs = (
-            "Usage",
-            "Apps",
-            "Calls",
-            "Logs",
-            "Releases",
-            "Experiments",
-            "Objectives",
-            "Budgets & quotas",
-            "Invoices",
-            "Keys & secrets",
-            "Platform",
-            "Instances",
-            "Storage",
-            "Overview",
-        )
-        for tab in tabs:
-            await page.get_by_role("navigation").get_by_role("link", name=tab, exact=True).click()
-            await expect(page.locator("nav a[aria-current]")).to_have_text(tab)
+        navigation = page.get_by_role("navigation")
+        for section in SECTIONS:
+            await navigation.get_by_role("link", name=section.text, exact=True).first.click()
+            for tab in section.pages:
+                pages = page.get_by_role("navigation").last
+                await pages.get_by_role("link", name=tab.text, exact=True).click()
+                await expect(page.locator("nav a[aria-current=page]")).to_have_text(tab.text)
+        await page.get_by_role("link", name="Overview", exact=True).click()
         await (
             page.locator("section[aria-labelledby=functions]")
             .get_by_role("link", name="search/embed")
@@ -180,7 +170,7 @@ async def test_every_page_is_reached_by_clicking_and_nothing_is_blocked_or_loade
         await page.get_by_role("link", name="Older calls").click()
         await page.locator("tbody a.mono, tbody td.mono a").first.click()
         await expect(page.get_by_role("heading", name="Attempt 1")).to_be_visible()
-        await page.get_by_role("navigation").get_by_role("link", name="Logs").click()
+        await navigation.get_by_role("link", name="Logs").click()
         await expect(page.locator(".live.on")).to_be_visible()
         await expect(page.locator("[data-log] tr")).to_have_count(len(shown.agent.lines))
         await page.get_by_title(FAILED_CALL).first.click()
@@ -329,7 +319,9 @@ async def test_the_keyboard_reaches_everything_and_its_place_is_seen(
                 await page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
                 != "none"
             )
-        assert {"Calls", "Invoices", "Sign out"} <= seen
+        assert {"Calls", "Billing", "Sign out"} <= seen
+        await page.get_by_role("link", name="Billing", exact=True).focus()
+        await page.keyboard.press("Enter")
         await page.get_by_role("link", name="Invoices", exact=True).focus()
         await page.keyboard.press("Enter")
         await expect(page.get_by_role("heading", level=1)).to_have_text("Invoices")
@@ -366,8 +358,10 @@ async def test_a_key_that_reads_bills_sees_money_and_no_machine(
     browser: Browser, shown: Demo
 ) -> None:
     async with opened(browser, shown, key=shown.keys["read-billing"]) as page:
-        tabs = await page.get_by_role("navigation").get_by_role("link").all_inner_texts()
-        assert tabs == ["Overview", "Usage", "Calls", "Budgets & quotas", "Invoices"]
+        links = page.get_by_role("navigation").get_by_role("link")
+        assert await links.all_inner_texts() == ["Overview", "Calls", "Billing"]
+        await links.last.click()
+        assert (await links.all_inner_texts())[3:] == ["Usage", "Budgets & quotas", "Invoices"]
         await expect(page.get_by_role("heading", name="Instances")).to_have_count(0)
         for path in PAGES[-3:]:
             answer = await page.goto(path)

@@ -66,7 +66,7 @@ def _plotly() -> Path:
     return Path(found.origin).parent / "package_data" / "plotly.min.js"
 
 
-@router.get(PREFIX + "/{digest}/{name}")
+@router.get(PREFIX + "/{digest}/{name:path}")
 def static(
     digest: Annotated[str, InPath(max_length=64)],
     name: Annotated[str, InPath(max_length=64)],

@@ -16,7 +16,9 @@ from fastapi.responses import RedirectResponse, Response
 from pilotlight.controller.analytics import entitlements, time_range
 from pilotlight.controller.analytics.time_range import TimeRange
 from pilotlight.controller.context import Context, Ctx
+from pilotlight.controller.dashboard import navigation
 from pilotlight.controller.dashboard.html import render
+from pilotlight.controller.dashboard.navigation import Section
 from pilotlight.controller.identity import sessions, tenants
 from pilotlight.controller.identity.access_control import PLATFORM_TENANT, Principal
 from pilotlight.controller.identity.sessions import CookieAttributes, Session
@@ -118,6 +120,11 @@ class PageContext:
     def sees_tenant(self) -> bool:
         """Whether the key may see data of the whole tenant: invoices and budgets."""
         return self.caller.bound_environment is None
+
+    @cached_property
+    def sections(self) -> tuple[Section, ...]:
+        """The sections and pages that the key may see."""
+        return tuple(navigation.sections(self))
 
     def link(self, path: str, **changes: str) -> str:
         """Return a dashboard URL that keeps the environment and the span, except for `changes`."""

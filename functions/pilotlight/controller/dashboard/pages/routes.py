@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from fastapi import APIRouter
+
 from pilotlight.controller.dashboard import assets
+from pilotlight.controller.dashboard.page_context import PageRoute, Visitor
 from pilotlight.controller.dashboard.pages import (
     access,
     apps,
@@ -22,6 +25,16 @@ from pilotlight.controller.dashboard.pages import (
     signin,
     traces,
 )
+from pilotlight.errors import NotFound
+
+unknown_pages = APIRouter(include_in_schema=False, route_class=PageRoute)
+
+
+@unknown_pages.get("/dashboard/{path:path}")
+async def unknown_page(visit: Visitor) -> None:
+    """Show that there is no such page. A browser gets a page, not a problem document."""
+    raise NotFound(f"the dashboard has no page {visit.path}")
+
 
 routers = (
     logs.events_router,
@@ -48,4 +61,5 @@ routers = (
             platform,
         )
     ),
+    unknown_pages,
 )
