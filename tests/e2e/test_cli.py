@@ -80,6 +80,9 @@ def test_a_submitted_call_is_found_again(hello: PlatformUnderTest) -> None:
     call = hello.cli("call", "hello/hello", "-a", "name=Zoe", "--submit").stdout.strip()
     record = as_json(hello, "call", "get", call, "--wait")
     assert (record["state"], record["result"]) == ("SUCCEEDED", "Hello, Zoe!")
+    shown = hello.cli("call", "get", call)
+    assert shown.stdout == '"Hello, Zoe!"\n'
+    assert "SUCCEEDED · hello/hello · attempt 1 · " in shown.stderr
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,8 @@ def test_a_dead_letter_is_sent_again_with_its_attempts_counting_on(jobs: Platfor
     wait_for(
         lambda: call in jobs.cli("call", "list", "--dead").stdout, "the dead letter to be listed"
     )
+    shown = jobs.cli("call", "get", call).stdout
+    assert shown.startswith("FAILED · jobs/fourth_time · attempt 2 (dead letter) · ")
     jobs.cli("call", "redrive", call)
     again = wait_for(
         lambda: (r := ended(jobs, call))["state"] == "SUCCEEDED" and r,

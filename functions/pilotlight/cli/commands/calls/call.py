@@ -34,6 +34,7 @@ from pilotlight.protocol import (
     HEADER_START,
     HEADER_TIMEOUT,
     HEADER_WEBHOOK,
+    CallRecord,
 )
 
 if TYPE_CHECKING:
@@ -282,6 +283,9 @@ def _id(given: str | None) -> str:
 
 
 def _get(session: Session, client: Client, call_id: str, *, wait: bool, raw: bool) -> None:
+    from rich.console import Group
+    from rich.text import Text
+
     record = client.call(call_id)
     while wait and record.finished_at is None and record.state in ("QUEUED", "RUNNING"):
         record = client.call(call_id, wait_s=_LOOK_S)
@@ -294,13 +298,36 @@ def _get(session: Session, client: Client, call_id: str, *, wait: bool, raw: boo
         if "json" in record.content_type
         else f"{len(body)} bytes of {record.content_type}"
     )
-    shown = {**record.to_json(), "result": readable if body else None}
+    value = readable if body else None
+    if record.state == "SUCCEEDED":
+        session.show({**record.to_json(), "result": value}, lambda: _pretty(value))
+        session.say(_summary(record))
+        return
     session.show(
-        shown,
-        lambda: _pretty(
-            {key: value for key, value in shown.items() if value not in (None, "", {})}
-        ),
+        {**record.to_json(), "result": value},
+        lambda: Group(Text(_summary(record)), *([] if value is None else [_pretty(value)])),
     )
+    if not wait and record.finished_at is None:
+        session.say(f"Wait for its end: pilotlight call get {record.id} --wait")
+
+
+def _summary(record: CallRecord) -> str:
+    """Format `FAILED · search/embed · attempt 3 (dead letter) · queue 4 ms · …`."""
+    method = f".{record.method}" if record.method else ""
+    attempt = f"attempt {record.attempt}" if record.attempt else "not started"
+    times = {"queue": record.queued_ms, "start": record.start_ms, "exec": record.exec_ms}
+    rest = format_summary(
+        {
+            "start": record.start_kind,
+            "revision": record.revision,
+            "cost": record.cost if record.finished_at is not None else "",
+            "timing_ms": times if record.finished_at is not None else {},
+            "weights": "",
+            "request_id": record.id,
+        }
+    )
+    dead = " (dead letter)" if record.is_dead else ""
+    return f"{record.state} · {record.app}/{record.function}{method} · {attempt}{dead} · {rest}"
 
 
 def _pretty(value: Any) -> Text:
