@@ -110,7 +110,6 @@ class BlobBody(Protocol):
     @property
     def size_bytes(self) -> int:
         """Total size of an iteration."""
-        ...
 
     def __iter__(self) -> Iterator[bytes]: ...
 

@@ -38,22 +38,18 @@ class DeliveryQueue(Protocol):
     @property
     def kind(self) -> str:
         """Name of the messages in the log."""
-        ...
 
     def next_at(self, sql: sa.Connection) -> float | None:
         """Return when the next attempt is due (seconds since the epoch); None: nothing is
         pending."""
-        ...
 
     def claim(self, write: Write, *, limit: int) -> Sequence[ClaimedMessage]:
         """Claim due messages, so that no other worker gets them."""
-        ...
 
     def settle(
         self, write: Write, errand: ClaimedMessage, outcome: AttemptResult, *, chance: float
     ) -> bool:
         """Record the result of an attempt; return whether there will be another."""
-        ...
 
 
 class BudgetAlertQueue:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -11,9 +11,6 @@ from pilotlight.cli.commands.tenants.budget import example_report
 from pilotlight.cli.core.command import Yes, command
 from pilotlight.cli.core.formatting import format_table
 from pilotlight.cli.core.session import Session
-
-if TYPE_CHECKING:
-    pass
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="Name, as shown by `pilotlight webhook list`.")
