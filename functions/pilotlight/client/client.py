@@ -192,13 +192,6 @@ class Client(
         )
         return _answer(response, pickles=may_unpickle(headers, tenant))
 
-    def invoke_json(
-        self, app: str, function: str, arguments: Any, *, accept: str = CONTENT_JSON
-    ) -> CallResponse:
-        """Call a function with JSON arguments: an object by name, or an array by position."""
-        headers = {"content-type": CONTENT_JSON, "accept": accept}
-        return self.invoke(app, function, json.dumps(arguments).encode(), headers=headers)
-
     def invoke_stream(
         self,
         app: str,

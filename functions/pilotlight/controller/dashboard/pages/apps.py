@@ -17,9 +17,7 @@ from pilotlight.controller.database import tables
 from pilotlight.controller.deployments import app_registry
 from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.release import app_history
-from pilotlight.errors import Forbidden
 from pilotlight.spec.function import FunctionKind
-from pilotlight.spec.identifiers import Scope
 
 MAX_APPS = 200
 MAX_EXAMPLE = 300
@@ -52,7 +50,7 @@ class AppRow:
 @router.get("/dashboard/apps")
 async def listing(visit: Visitor) -> Response:
     """Render the environment's apps with their newest deployment."""
-    _require_access(visit)
+    visit.require_deploy("apps require")
     rows, people = await visit.read(lambda sql: _load(sql, visit))
     return render("apps.html", visit=visit, rows=rows, people=people)
 
@@ -60,7 +58,7 @@ async def listing(visit: Visitor) -> Response:
 @router.get("/dashboard/apps/{app}")
 async def one(visit: Visitor, app: _Name) -> Response:
     """Render an app: addresses of its functions, and its deployments. Raises NotFound."""
-    _require_access(visit)
+    visit.require_deploy("apps require")
     found, entries, people = await visit.read(lambda sql: _one(sql, visit, app))
     return render(
         "app.html",
@@ -71,11 +69,6 @@ async def one(visit: Visitor, app: _Name) -> Response:
         people=people,
         shares_origin=visit.context.config.settings.dashboard_origin is None,
     )
-
-
-def _require_access(visit: PageContext) -> None:
-    if not visit.sees_instances:
-        raise Forbidden("apps require a key with scope 'deploy'", scope=Scope.DEPLOY.value)
 
 
 def _load(sql: sa.Connection, visit: PageContext) -> tuple[list[AppRow], dict[str, str]]:
