@@ -22,7 +22,6 @@ from pathlib import Path
 import pytest
 
 from snapshotter.criu import operations
-from snapshotter.criu import processes as runs
 from snapshotter.criu.errors import CriuError, CriuFailed, CriuReason
 from snapshotter.criu.processes import Criu
 from snapshotter.criu.self_test import SelfTest
@@ -80,7 +79,7 @@ class Bench:
         )
         fds = [writable, *([] if stderr is None else [stderr])]
         process = await place.spawn([sys.executable, "-I", "-S", "-B", "-c", program], fds=fds)
-        await runs.wait_readable(readable)
+        await proc.wait_readable(readable)
         os.close(readable)
         return process
 
