@@ -95,6 +95,11 @@ class PageContext:
         return self.caller.environment
 
     @property
+    def where(self) -> dict[str, str]:
+        """The tenant and the selected environment, as queries take them."""
+        return {"tenant": self.caller.tenant, "environment": self.environment}
+
+    @property
     def place(self) -> tuple[str, str, str]:
         """(tenant, environment, currency): viewers of one place share its live figures."""
         return self.caller.tenant, self.environment, self.currency

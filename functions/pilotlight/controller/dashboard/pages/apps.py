@@ -72,13 +72,12 @@ async def one(visit: Visitor, app: _Name) -> Response:
 
 
 def _load(sql: sa.Connection, visit: PageContext) -> tuple[list[AppRow], dict[str, str]]:
-    where = {"tenant": visit.caller.tenant, "environment": visit.environment}
-    found = app_registry.apps(sql, **where)[:MAX_APPS]
+    found = app_registry.apps(sql, **visit.where)[:MAX_APPS]
     table = tables.deployments
     columns = ("app", "action", "message", "created_at", "created_by")
     query = sa.select(*(table.c[name] for name in columns)).where(
-        table.c.tenant == where["tenant"],
-        table.c.environment == where["environment"],
+        table.c.tenant == visit.caller.tenant,
+        table.c.environment == visit.environment,
         sa.tuple_(table.c.app, table.c.version).in_([(a["name"], a["version"]) for a in found]),
     )
     newest = {str(row["app"]): dict(row) for row in sql.execute(query).mappings()}
@@ -89,9 +88,8 @@ def _load(sql: sa.Connection, visit: PageContext) -> tuple[list[AppRow], dict[st
 def _one(
     sql: sa.Connection, visit: PageContext, app: str
 ) -> tuple[dict[str, Any], Sequence[Mapping[str, Any]], dict[str, str]]:
-    where = {"tenant": visit.caller.tenant, "environment": visit.environment}
-    found = app_registry.app(sql, **where, name=app)
-    entries = app_history.entries(sql, **where, app=app, limit=DEPLOYMENTS)
+    found = app_registry.app(sql, **visit.where, name=app)
+    entries = app_history.entries(sql, **visit.where, app=app, limit=DEPLOYMENTS)
     return found, entries, key_names(sql, visit, (entry["created_by"] for entry in entries))
 
 

@@ -83,14 +83,13 @@ async def _page(
     error: PilotlightError | None = None,
 ) -> Response:
     def load(sql: sa.Connection) -> tuple[list[str], list[dict[str, Any]]]:
-        where = {"tenant": visit.caller.tenant, "environment": visit.environment}
         try:
             methods = _methods(sql, visit, function) if function else []
         except (InvalidInput, NotFound):
             if error is None:
                 raise
             methods = []
-        return function_stats.names(sql, **where), methods
+        return function_stats.names(sql, **visit.where), methods
 
     known, methods = await visit.read(load)
     named = next((one for one in methods if one.get("name", "") == method), None)
@@ -113,8 +112,7 @@ def _methods(sql: sa.Connection, visit: PageContext, function: str) -> list[dict
     """Return a function's methods. Raises NotFound, or InvalidInput for one that is not called with
     JSON arguments."""
     app, _, name = function.partition("/")
-    where = {"tenant": visit.caller.tenant, "environment": visit.environment}
-    found = app_registry.app(sql, **where, name=app)
+    found = app_registry.app(sql, **visit.where, name=app)
     spec = next((one["spec"] for one in found["functions"] if one["name"] == name), None)
     if spec is None:
         raise NotFound(f"there is no function {function} in environment {visit.environment!r}")
