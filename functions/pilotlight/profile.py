@@ -174,17 +174,6 @@ def save(
     return path
 
 
-def remove(name: str, *, path: Path | None = None) -> bool:
-    """Remove a profile; returns whether it existed."""
-    path = path or config_path(os.environ)
-    document = _read(path)
-    profiles = dict(document.get("profiles", {}))
-    if profiles.pop(name, None) is None:
-        return False
-    _replace(path, _render(_active(document), profiles))
-    return True
-
-
 def is_first_time(what: str, *, path: Path) -> bool:
     """Return whether `what` was not asked before, and remember it in `<path>.seen`, beside the
     profile file. Where that cannot be written, everything is new."""

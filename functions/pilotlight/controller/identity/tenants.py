@@ -214,11 +214,6 @@ def unknown_names(sql: sa.Connection, names: Collection[str]) -> set[str]:
     )
 
 
-def count(sql: sa.Connection) -> int:
-    """Return the number of tenants."""
-    return int(sql.execute(sa.select(sa.func.count()).select_from(tables.tenants)).scalar_one())
-
-
 def create_environment(
     write: Write, *, tenant: str, name: str, actor: str, request: str = ""
 ) -> dict[str, Any]:
