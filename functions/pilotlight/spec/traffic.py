@@ -352,14 +352,14 @@ def _check_segments(document: TrafficDocument) -> None:
         raise InvalidInput("the segments do not match the weights", parameter="segments")
 
 
-def _check_unit(key: str, unit: str, *, may_be_request: bool = True) -> None:
-    if unit in (BY_KEY, BY_TENANT) or (unit == PER_REQUEST and may_be_request):
+def _check_unit(key: str, unit: str) -> None:
+    if unit in (BY_KEY, BY_TENANT, PER_REQUEST):
         return
     header = unit.removeprefix(BY_HEADER)
     if not unit.startswith(BY_HEADER) or not _HEADER.match(header) or header in _NO_UNITS:
-        kinds = "'request', " if may_be_request else ""
         raise InvalidInput(
-            f"{key} = {unit!r}: must be {kinds}'key', 'tenant' or 'header:<name>' in lower case",
+            f"{key} = {unit!r}: must be 'request', 'key', 'tenant' or 'header:<name>' in lower "
+            f"case",
             parameter=key,
         )
 
