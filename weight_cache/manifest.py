@@ -17,13 +17,10 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weight_cache.errors import ManifestInvalid
 from weight_cache.types import Chunk, Tensor
-
-if TYPE_CHECKING:
-    pass
 
 CHUNK_BYTES = 16 * 1024 * 1024
 """Large enough to amortize a request to an object store, small enough to verify and resume in

@@ -39,6 +39,25 @@ from weight_cache.types import StoreStatistics, Tier
 
 _RATIO_BUCKETS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0, 8.0)
 
+_PREFIX = "pilotlight_weights"
+_STORE = (
+    (GaugeMetricFamily, "budget_bytes", "Disk that the store may use.", "max_bytes"),
+    (GaugeMetricFamily, "used_bytes", "Disk in use, incoming models included.", "used_bytes"),
+    (GaugeMetricFamily, "models", "Models in the store.", "models"),
+    (GaugeMetricFamily, "leases", "Leases held.", "leases"),
+    (GaugeMetricFamily, "arriving", "Models being fetched.", "arriving"),
+    (CounterMetricFamily, "fetched_bytes", "Bytes fetched from the origin.", "fetched_bytes"),
+    (CounterMetricFamily, "evicted_models", "Models evicted to make room.", "evicted_models"),
+    (CounterMetricFamily, "evicted_bytes", "Bytes of evicted files.", "evicted_bytes"),
+    (CounterMetricFamily, "quarantined_files", "Files found corrupt.", "quarantined_files"),
+    (GaugeMetricFamily, "partial_bytes", "Bytes of partial files.", "partial_bytes"),
+    (GaugeMetricFamily, "pinned_bytes", "Bytes of pinned models.", "pinned_bytes"),
+    (CounterMetricFamily, "resumed_bytes", "Bytes kept from earlier attempts.", "resumed_bytes"),
+    (CounterMetricFamily, "scrubbed_bytes", "Bytes verified by the scrubber.", "scrubbed_bytes"),
+    (CounterMetricFamily, "given_bytes", "Bytes fetched from peers.", "given_bytes"),
+)
+"""Kind of metric, name, help, and the member of StoreStatistics."""
+
 
 class StoreCollector(Collector):
     """Exports the store's statistics as metrics. Stateless."""
@@ -49,49 +68,14 @@ class StoreCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """All metrics, once per scrape."""
         now = self._statistics()
-        prefix = "pilotlight_weights"
-        yield GaugeMetricFamily(
-            f"{prefix}_budget_bytes", "Disk that the store may use.", now.max_bytes
-        )
-        yield GaugeMetricFamily(
-            f"{prefix}_used_bytes", "Disk in use, incoming models included.", now.used_bytes
-        )
-        yield GaugeMetricFamily(f"{prefix}_models", "Models in the store.", now.models)
-        yield GaugeMetricFamily(f"{prefix}_leases", "Leases held.", now.leases)
-        yield GaugeMetricFamily(f"{prefix}_arriving", "Models being fetched.", now.arriving)
+        for family, name, text, member in _STORE:
+            yield family(f"{_PREFIX}_{name}", text, getattr(now, member))
         granted = CounterMetricFamily(
-            f"{prefix}_leases_granted", "Leases by store hit or miss.", labels=["result"]
+            f"{_PREFIX}_leases_granted", "Leases by store hit or miss.", labels=["result"]
         )
         granted.add_metric(["hit"], now.hits)
         granted.add_metric(["miss"], now.misses)
         yield granted
-        yield CounterMetricFamily(
-            f"{prefix}_fetched_bytes", "Bytes fetched from the origin.", now.fetched_bytes
-        )
-        yield CounterMetricFamily(
-            f"{prefix}_evicted_models", "Models evicted to make room.", now.evicted_models
-        )
-        yield CounterMetricFamily(
-            f"{prefix}_evicted_bytes", "Bytes of evicted files.", now.evicted_bytes
-        )
-        yield CounterMetricFamily(
-            f"{prefix}_quarantined_files", "Files found corrupt.", now.quarantined_files
-        )
-        yield GaugeMetricFamily(
-            f"{prefix}_partial_bytes", "Bytes of partial files.", now.partial_bytes
-        )
-        yield GaugeMetricFamily(
-            f"{prefix}_pinned_bytes", "Bytes of pinned models.", now.pinned_bytes
-        )
-        yield CounterMetricFamily(
-            f"{prefix}_resumed_bytes", "Bytes kept from earlier attempts.", now.resumed_bytes
-        )
-        yield CounterMetricFamily(
-            f"{prefix}_scrubbed_bytes", "Bytes verified by the scrubber.", now.scrubbed_bytes
-        )
-        yield CounterMetricFamily(
-            f"{prefix}_given_bytes", "Bytes fetched from peers.", now.given_bytes
-        )
 
 
 class TierCollector(Collector):
@@ -106,28 +90,27 @@ class TierCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All metrics, once per scrape."""
-        prefix = "pilotlight_weights"
         yield GaugeMetricFamily(
-            f"{prefix}_dram_budget_bytes",
+            f"{_PREFIX}_dram_budget_bytes",
             "Memory that models may be read ahead into.",
             self._ahead.max_bytes,
         )
         yield GaugeMetricFamily(
-            f"{prefix}_dram_bytes", "Read-ahead budget used by leases.", self._ahead.held_bytes
+            f"{_PREFIX}_dram_bytes", "Read-ahead budget used by leases.", self._ahead.held_bytes
         )
         yield CounterMetricFamily(
-            f"{prefix}_read_ahead_bytes",
+            f"{_PREFIX}_read_ahead_bytes",
             "Bytes read into memory before they were requested.",
             self._ahead.brought_bytes,
         )
         served = CounterMetricFamily(
-            f"{prefix}_leases_served", "Leases by the tier their model was in.", labels=["tier"]
+            f"{_PREFIX}_leases_served", "Leases by the tier their model was in.", labels=["tier"]
         )
         for tier in Tier:
             served.add_metric([tier.value], self._leases.served[tier])
         yield served
         speeds = GaugeMetricFamily(
-            f"{prefix}_bandwidth_bytes_per_second", "Bandwidth by source tier.", labels=["tier"]
+            f"{_PREFIX}_bandwidth_bytes_per_second", "Bandwidth by source tier.", labels=["tier"]
         )
         for tier, speed in self._bandwidths.speeds().items():
             speeds.add_metric([tier.value], speed)

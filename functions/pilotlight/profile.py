@@ -22,20 +22,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from pilotlight.core.durability import write_durably
 from pilotlight.core.transport.calls_socket import (
     CALLS_VARIABLE,
     INSTANCE_VARIABLE,
     calls_socket_here,
 )
 from pilotlight.errors import Forbidden, InvalidInput
-from pilotlight.spec.identifiers import DEFAULT_ENVIRONMENT, check_name
+from pilotlight.spec.identifiers import DEFAULT_ENVIRONMENT, require_name
 
 DEFAULT_URL = "http://127.0.0.1:8700"
 """Default address of `pilotlight up`, unless platform.yaml has another."""
@@ -74,10 +74,7 @@ class Profile:
                 f"url = {self.url!r}: must start with http://, https:// or unix:///",
                 parameter="url",
             )
-        try:
-            check_name("environment", self.environment)
-        except ValueError as e:
-            raise InvalidInput(str(e), parameter="environment") from e
+        require_name("environment", self.environment)
 
     @property
     def socket_path(self) -> str | None:
@@ -177,17 +174,6 @@ def save(
     return path
 
 
-def remove(name: str, *, path: Path | None = None) -> bool:
-    """Remove a profile; returns whether it existed."""
-    path = path or config_path(os.environ)
-    document = _read(path)
-    profiles = dict(document.get("profiles", {}))
-    if profiles.pop(name, None) is None:
-        return False
-    _replace(path, _render(_active(document), profiles))
-    return True
-
-
 def is_first_time(what: str, *, path: Path) -> bool:
     """Return whether `what` was not asked before, and remember it in `<path>.seen`, beside the
     profile file. Where that cannot be written, everything is new."""
@@ -257,14 +243,4 @@ def _quote(text: str) -> str:
 
 def _replace(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, fresh = tempfile.mkstemp(prefix=path.name, dir=path.parent)  # mkstemp makes it 0600
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as f:
-            f.write(text)
-            f.flush()
-            os.fsync(f.fileno())
-        Path(fresh).replace(path)
-    except OSError:
-        with contextlib.suppress(FileNotFoundError):
-            Path(fresh).unlink()
-        raise
+    write_durably(path, text.encode())

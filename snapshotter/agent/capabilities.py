@@ -23,6 +23,7 @@ from snapshotter.images import base_rootfs
 from snapshotter.images.interpreters import installed_interpreters
 from snapshotter.linux import slot_network
 from snapshotter.linux.cgroups import Cgroups
+from snapshotter.linux.short_commands import run_command
 from snapshotter.linux.slot_network import Network
 
 _PROBE = Path(__file__).parents[1] / "linux" / "kernel_probes.py"
@@ -266,22 +267,14 @@ async def _run(*argv: str) -> tuple[int | None, str]:
     """Run a short command. Returns its exit status (None if it did not start or timed out) and
     output."""
     try:
-        child = await asyncio.create_subprocess_exec(
-            *argv,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
+        status, out = await run_command(
+            *argv, timeout_s=_ANSWER_TIMEOUT_S, stderr=asyncio.subprocess.STDOUT
         )
+    except TimeoutError:
+        return None, f"no answer in {_ANSWER_TIMEOUT_S:g} s"
     except OSError as e:
         return None, str(e.strerror)
-    try:
-        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-            out, _ = await child.communicate()
-    except TimeoutError:
-        child.kill()
-        await child.wait()
-        return None, f"no answer in {_ANSWER_TIMEOUT_S:g} s"
-    return child.returncode, out.decode(errors="replace")
+    return status, out.decode(errors="replace")
 
 
 def _nearest_existing(path: Path) -> Path:

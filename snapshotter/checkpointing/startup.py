@@ -4,7 +4,6 @@ CRIU that passes its self test, a key."""
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,8 +24,6 @@ from snapshotter.snapshots.identity import node_identity
 from snapshotter.snapshots.manifest import SnapshotsOff, signing_key
 from snapshotter.snapshots.remote_copies import RemoteCopies
 from snapshotter.snapshots.stored import CatalogLocked
-
-_log = logging.getLogger(__name__)
 
 
 class SnapshotsDisabled(Exception):

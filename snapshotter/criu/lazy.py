@@ -13,6 +13,7 @@ from snapshotter.criu import logs, processes
 from snapshotter.criu.errors import CriuError, CriuExited, CriuTimeout
 from snapshotter.criu.fd_numbers import FIRST_FD
 from snapshotter.criu.processes import Criu, CriuRun, CriuSlot
+from snapshotter.linux import proc
 
 _READY_FD = FIRST_FD + 2
 
@@ -65,7 +66,7 @@ async def serve_pages(
         )
         try:
             async with asyncio.timeout(deadline_s):
-                await processes.wait_readable(pipe.fileno())
+                await proc.wait_readable(pipe.fileno())
             if not pipe.read(1):
                 words = logs.cause_of(processes.read_log(work, "lazy.log")).message
                 raise CriuExited(

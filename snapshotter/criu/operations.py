@@ -7,7 +7,6 @@ directory, so that published images stay unchanged."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import math
@@ -16,12 +15,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from snapshotter.criu import processes, stats
+from snapshotter.criu import processes
 from snapshotter.criu.errors import CriuExited
 from snapshotter.criu.fd_numbers import SOCKET_FD
 from snapshotter.criu.lazy import LazyPages, serve_pages
 from snapshotter.criu.processes import Criu, CriuRun, CriuSlot
-from snapshotter.criu.stats import DumpStats
 from snapshotter.criu.swrk import Notify, Swrk
 
 GHOST_LIMIT_BYTES = 64 * 1024**2
@@ -36,16 +34,10 @@ _CPU_CAP = _CPU_CAP_FPU | _CPU_CAP_INS | _CPU_CAP_IMAGE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """A running restored process. `pid` in its slot's namespace. `restore_ms`: inside CRIU;
-    `fork_ms`: its part for creating the processes.
-
-    `wall_ms`: from the request until it ran, including CRIU's own start. `lazy`: the page daemon,
-    to be killed by the caller."""
+    """A running restored process. `pid` in its slot's namespace. `lazy`: the page daemon, to be
+    killed by the caller."""
 
     pid: int
-    restore_ms: float
-    fork_ms: float
-    wall_ms: float
     lazy: LazyPages | None = None
 
 
@@ -61,7 +53,7 @@ async def dump(
     tcp: bool = False,
     deadline_s: float,
     on_notify: Notify | None = None,
-) -> DumpStats:
+) -> None:
     """Dump process `pid` of the slot and its tree to images. On success it has exited; after an
     error the caller must kill the rest.
 
@@ -73,7 +65,6 @@ async def dump(
         slot, "dump", criu, images=images, work=work, uid=uid, cgroup=cgroup, log="dump.log"
     ) as (_, swrk):
         await swrk.request("DUMP", options, deadline_s=deadline_s, on_notify=on_notify)
-    return await asyncio.to_thread(stats.read_dump, work)
 
 
 async def restore(
@@ -127,21 +118,13 @@ async def restore(
         ) as (run, swrk):
             options["inherit_fd"] = _inherited(stdio_keys or {}, run.stdio_fds)
             answer = await swrk.request("RESTORE", options, deadline_s=left_s, on_notify=on_notify)
-            wall_ms = (time.monotonic() - started) * 1e3
         if not answer.pid:
             raise CriuExited("restore", "its answer has no pid")
     except BaseException:
         if daemon is not None:
             await daemon.kill()
         raise
-    took = stats.read_restore(work)
-    return Restored(
-        pid=answer.pid,
-        restore_ms=took.restore_ms,
-        fork_ms=took.fork_ms,
-        wall_ms=wall_ms,
-        lazy=daemon,
-    )
+    return Restored(pid=answer.pid, lazy=daemon)
 
 
 def _common(deadline_s: float, *, tcp: bool) -> dict[str, Any]:
@@ -184,7 +167,7 @@ async def _criu(
     stdio: bool = False,
 ) -> AsyncIterator[tuple[CriuRun, Swrk]]:
     """A CRIU process for one request; killed and closed at the end."""
-    processes.forget(work, log, f"stats-{operation}", processes.PRINTED)
+    processes.forget(work, log, processes.PRINTED)
     # Options before the command set the work directory; a file in /etc/criu must not affect
     # operations.
     argv = [

@@ -136,14 +136,3 @@ def said(work: int, name: str) -> bytes:
     """The end of a log, or if there is none of CRIU's output: an unreadable request fails before
     the log exists."""
     return read_log(work, name) or read_log(work, PRINTED)
-
-
-async def wait_readable(fd: int) -> None:
-    """Wait until the descriptor has data or is closed."""
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(fd, ready.cancel)
-    try:
-        await asyncio.wait([ready])
-    finally:
-        loop.remove_reader(fd)

@@ -22,10 +22,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from snapshotter.criu import messages, operations, processes
+from snapshotter.criu import messages, operations
 from snapshotter.criu.errors import CriuError, CriuFailed, CriuReason, CriuUnavailable
 from snapshotter.criu.processes import Criu
 from snapshotter.criu.self_test_sandbox import Sandbox, SandboxProcess, cell
+from snapshotter.linux import proc
+from snapshotter.linux.short_commands import run_command
 
 LEAST = (4, 1)
 """Older versions do not start on kernels from 6.13, which split [vvar] (coldstart measurements,
@@ -194,7 +196,7 @@ async def _subject(place: Sandbox) -> SandboxProcess:
         subject = await place.spawn(
             [sys.executable, "-I", "-S", "-B", "-c", _SUBJECT], fds=[writable]
         )
-        await processes.wait_readable(readable)
+        await proc.wait_readable(readable)
     finally:
         os.close(readable)
     return subject
@@ -210,21 +212,8 @@ async def _ends_well(process: SandboxProcess) -> None:
 async def _version(binary: Path) -> str:
     """CRIU's version; "" if it reports none."""
     try:
-        child = await asyncio.create_subprocess_exec(
-            binary,
-            "--version",
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-    except OSError:
-        return ""
-    try:
-        async with asyncio.timeout(_STEP_S):
-            out, _ = await child.communicate()
-    except TimeoutError:
-        child.kill()
-        await child.wait()
+        _, out = await run_command(binary, "--version", timeout_s=_STEP_S)
+    except OSError:  # TimeoutError too
         return ""
     match = re.search(rb"^Version:\s*(\S+)", out, re.MULTILINE)
     return match[1].decode(errors="replace") if match else ""

@@ -72,24 +72,20 @@ class Devices(Protocol):
 
     async def before_dump(self, pids: Sequence[int]) -> Suspension:
         """Move the tree off the GPU. If cancelled, it is rolled back first."""
-        ...
 
     async def rollback(self, suspension: Suspension, reason: str) -> None:
         """Roll back to running after a failed dump, once (a second call does nothing). Raises
         CudaLost if that fails."""
-        ...
 
     def check_restore(self, record: DeviceRecord, *, target: str | None = None) -> None:
         """Raises CudaRefused if `record` cannot be restored on this node (onto GPU `target`). Call
         before CRIU restores."""
-        ...
 
     async def after_restore(
         self, pids: Sequence[int], record: DeviceRecord, *, target: str | None = None
     ) -> Mapping[str, float]:
         """Move the tree back to a GPU; returns `cuda_restore` and `cuda_unlock` in ms. Raises
         CudaLost: the tree was killed."""
-        ...
 
 
 class NoDevices:

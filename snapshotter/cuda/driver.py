@@ -39,38 +39,29 @@ class CudaDriver(Protocol):
     @property
     def name(self) -> str:
         """A name for logs and `doctor`: `cuda.core 1.0`, `cuda-checkpoint 570.86.10`."""
-        ...
 
     @property
     def minimum_release(self) -> int:
         """The oldest supported release of the display driver."""
-        ...
 
     async def restore_thread(self, pid: int) -> int | None:
         """The thread that restores CUDA in this process; None: the process does not use CUDA."""
-        ...
 
     async def state(self, pid: int) -> CudaState:
         """The CUDA state of the process."""
-        ...
 
     async def lock(self, pid: int, *, timeout_s: float) -> None:
         """Block its CUDA calls, and wait up to `timeout_s` for submitted work."""
-        ...
 
     async def checkpoint(self, pid: int) -> None:
         """Copy device memory to the host and release the GPU."""
-        ...
 
     async def restore(self, pid: int, *, gpu_mapping: Mapping[str, str]) -> None:
         """Acquire the GPU and copy the memory back; `gpu_mapping` maps the old to the new UUID
         (`GPU-…`) of every GPU, empty if unchanged."""
-        ...
 
     async def unlock(self, pid: int) -> None:
         """Unblock its CUDA calls."""
-        ...
 
     async def aclose(self) -> None:
         """Stop its helper process, if any."""
-        ...

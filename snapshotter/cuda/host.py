@@ -25,19 +25,15 @@ class Machine(Protocol):
 
     def node(self) -> CudaNode:
         """Driver and GPUs."""
-        ...
 
     def holdings(self, pid: int) -> GpuUsage:
         """A process's use of devices. Raises OSError if it has exited."""
-        ...
 
     def victim(self, pid: int) -> ProcessHandle:
         """The handle of a process. Raises OSError if it has exited."""
-        ...
 
     def kill(self, victim: ProcessHandle) -> None:
         """Send SIGKILL; no error if it has exited."""
-        ...
 
 
 class ThisMachine:

@@ -56,7 +56,6 @@ class MemoryReader(Protocol):
 
     async def read(self) -> tuple[GpuMemory, ...]:
         """The current memory use of all GPUs of the node. Raises GpuMemoryUnknown."""
-        ...
 
 
 class NvidiaSmi:

@@ -174,8 +174,7 @@ class Images:
     def layout(
         self, digest: str | None, engine: str | None = None, *, uid: int | None = None
     ) -> Layout:
-        """The layout of image `digest` as built by `uid`, or of an image of an older release, which
-        had one per digest for all tenants.
+        """The layout of image `digest` as built by `uid`.
 
         Without a digest, the engine environment of that name; without either, the platform's own
         interpreter with its packages.
@@ -314,9 +313,9 @@ class Images:
         return sorted(found, reverse=True)
 
     def _find(self, digest: str, uid: int | None) -> tuple[Path, Mapping[str, Any]] | None:
-        for key in dict.fromkeys((_key(digest, uid), digest)):
-            with contextlib.suppress(FileNotFoundError):
-                return self._root / key, json.loads((self._root / key / "image.json").read_bytes())
+        image = self._root / _key(digest, uid)
+        with contextlib.suppress(FileNotFoundError):
+            return image, json.loads((image / "image.json").read_bytes())
         return None
 
     def _take_off(self, key: str, plan: ImagePlan, uid: int | None) -> _RunningBuild:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from snapshotter.errors import Unsupported
 from snapshotter.images.spec import OLDEST_PYTHON
+from snapshotter.linux.short_commands import run_command
 
 _ASK = "import sys; print('%d.%d' % sys.version_info[:2], sys.base_prefix, sep='\\n')"
 _ASK_TIMEOUT_S = 10.0
@@ -91,27 +92,11 @@ async def _ask(candidate: Path) -> Interpreter | None:
     """What `candidate` reports about itself; None if it does not run or its installation is
     incomplete."""
     try:
-        child = await asyncio.create_subprocess_exec(
-            candidate,
-            "-I",
-            "-S",
-            "-c",
-            _ASK,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-    except OSError:
-        return None
-    try:
-        async with asyncio.timeout(_ASK_TIMEOUT_S):
-            out, _ = await child.communicate()
-    except TimeoutError:
-        child.kill()
-        await child.wait()
+        status, out = await run_command(candidate, "-I", "-S", "-c", _ASK, timeout_s=_ASK_TIMEOUT_S)
+    except OSError:  # TimeoutError too
         return None
     lines = out.decode(errors="replace").splitlines()
-    if child.returncode != 0 or len(lines) != 2:
+    if status != 0 or len(lines) != 2:
         return None
     executable = Path(lines[1]) / "bin" / f"python{lines[0]}"
     return (

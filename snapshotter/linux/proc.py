@@ -41,15 +41,15 @@ def send_signal(pidfd: int, number: signal.Signals) -> None:
         signal.pidfd_send_signal(pidfd, number)
 
 
-async def wait_gone(pidfd: int) -> None:
-    """Return when the process of `pidfd` has exited."""
+async def wait_readable(fd: int) -> None:
+    """Wait until a descriptor has data or is closed; until the process of a pidfd has exited."""
     loop = asyncio.get_running_loop()
-    gone: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(pidfd, gone.cancel)
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(fd, ready.cancel)
     try:
-        await asyncio.wait([gone])
+        await asyncio.wait([ready])
     finally:
-        loop.remove_reader(pidfd)
+        loop.remove_reader(fd)
 
 
 def pss_bytes(pid: int) -> int:

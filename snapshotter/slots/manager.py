@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -37,7 +36,6 @@ from snapshotter.slots.slot import BootFailed, Slot
 from snapshotter.slots.weights import Opening, Served, Weights
 from snapshotter.types import LaunchSpec, RevisionKey, StartKind, TenantShare
 
-_log = logging.getLogger(__name__)
 _RECORD = "housing.json"
 _AT_ONCE_MS = 1.0
 

@@ -276,7 +276,7 @@ class Slot:
             self._shut_down_lost()
         self._send_quietly({"op": "shutdown"})
         if self._shim_pidfd >= 0:
-            await proc.wait_gone(self._shim_pidfd)
+            await proc.wait_readable(self._shim_pidfd)
         self._lose()
         if self._shim_pidfd >= 0:
             os.close(self._shim_pidfd)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pilotlight.core.disk_floor import DiskFloor, no_floor
+from pilotlight.core.durability import write_durably
 from snapshotter.errors import SnapshotUnknown
 from snapshotter.linux import atomic_directory
 from snapshotter.snapshots import manifest as manifests
@@ -141,7 +142,7 @@ class Catalog:
             await asyncio.wait(self._removals)
         try:
             data = self._memory.dump(self._key)
-            await asyncio.to_thread(manifests.write_durably, self._directory / _HASHES, data)
+            await asyncio.to_thread(write_durably, self._directory / _HASHES, data)
         except OSError as e:
             _log.warning("snapshots.hashes_not_kept error=%s", e)
         finally:
@@ -255,9 +256,7 @@ class Catalog:
         return snapshot
 
     def _write(self, stage: SnapshotStaging, full: SnapshotManifest, final: Path) -> None:
-        manifests.write_durably(
-            stage.work.directory / MANIFEST, manifests.sealed(full.to_json(), self._key)
-        )
+        write_durably(stage.work.directory / MANIFEST, manifests.sealed(full.to_json(), self._key))
         self._step("manifest_written")
         stage.work.publish(final)
 
@@ -285,9 +284,7 @@ class Catalog:
 
     async def _replace_manifest(self, proven: SnapshotManifest) -> Snapshot:
         path = self.get(proven.id).directory / MANIFEST
-        await asyncio.to_thread(
-            manifests.write_durably, path, manifests.sealed(proven.to_json(), self._key)
-        )
+        await asyncio.to_thread(write_durably, path, manifests.sealed(proven.to_json(), self._key))
         self._step("proof_written")
         snapshot = replace(self.get(proven.id), manifest=proven, state=_state(proven))
         self._snapshots[proven.id] = snapshot

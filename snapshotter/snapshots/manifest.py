@@ -12,7 +12,6 @@ import binascii
 import hashlib
 import hmac
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -251,19 +250,3 @@ def checked_manifest(body: Mapping[str, Any]) -> SnapshotManifest:
             f"the manifest's id is {manifest.id}, but its content is {content_id}"
         )
     return manifest
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Write atomically: a temporary file, fsync(2), rename(2). Raises OSError and leaves no file
-    then."""
-    fresh = path.with_name(f".{path.name}.new")
-    try:
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as f:
-            f.write(data)
-            f.flush()
-            os.fsync(f.fileno())
-        fresh.rename(path)
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise

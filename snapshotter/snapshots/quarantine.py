@@ -11,13 +11,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from pilotlight.core.durability import write_durably
 from snapshotter.linux import atomic_directory
 from snapshotter.snapshots.manifest import (
     MANIFEST,
     SnapshotInvalid,
     SnapshotManifest,
     parse,
-    write_durably,
 )
 from snapshotter.snapshots.memory_report import describe
 from snapshotter.types import RevisionKey, SnapshotInfo, SnapshotState

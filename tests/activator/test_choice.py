@@ -22,6 +22,7 @@ from pilotlight.spec.identifiers import FunctionAddress, TenantId
 from pilotlight.spec.pricing import Rates
 from pilotlight.spec.traffic import Arm, ExperimentTraffic, Segment, Shadow
 from tests.fakes.routes import TENANT, change, empty_table, route_of, spec_of, split_route
+from tests.fakes.traffic_points import revision_at, unit_point
 
 V1, V2, V3 = "v1-aaaaaa", "v2-bbbbbb", "v3-cccccc"
 RATES = Rates(version="test")
@@ -82,8 +83,7 @@ def test_the_same_unit_stands_where_the_document_says_whatever_activator_asks() 
     route = split_route(spec_of(), {V1: 60, V2: 40}, sticky="header:x-user")
     document = traffic.from_json(route.document)
     expected = [
-        traffic.revision_at(document.segments, traffic.unit_point(document.salt, f"u-{n}"))
-        for n in range(200)
+        revision_at(document.segments, unit_point(document.salt, f"u-{n}")) for n in range(200)
     ]
     assert chosen(FunctionRouter(route, RATES), 200) == expected
 

@@ -14,7 +14,7 @@ from activator.billing.cpu import GRACE_S, PauseCpuMeter
 from activator.billing.instance_meter import InstanceAccount, OpenRecord
 from activator.billing.journal import Journal
 from pilotlight.protocol import UsageRecord
-from pilotlight.spec.pricing import Rates, price_usage
+from pilotlight.spec.pricing import Rates
 from tests.activator.billing_world import (
     FOOTPRINT,
     RATES,
@@ -25,6 +25,7 @@ from tests.activator.billing_world import (
     records_on_disk,
     subject,
 )
+from tests.fakes.reference_prices import price_usage
 
 MS = SECOND // 1000
 START_S = 1000

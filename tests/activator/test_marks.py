@@ -13,7 +13,6 @@ from activator.billing.journal import Journal
 from activator.billing.usage_pricing import encode_optional_fields
 from activator.quotas.token_reservation import TokenReservation
 from pilotlight.protocol import UsageRecord
-from pilotlight.spec.pricing import price_usage
 from tests.activator.billing_world import (
     FOOTPRINT,
     RATES,
@@ -24,6 +23,7 @@ from tests.activator.billing_world import (
     records_on_disk,
     subject,
 )
+from tests.fakes.reference_prices import price_usage
 
 ARM = encode_optional_fields(experiment="x-1", arm='bold"', unit="00ff" * 4)
 

@@ -15,11 +15,11 @@ from activator.billing.service import BillingService
 from activator.settings import ActivatorSettings
 from pilotlight.protocol import FeedChange
 from pilotlight.spec.function import Clocks, FunctionKind, Scaling
-from pilotlight.spec.pricing import price_usage
 from tests.activator.billing_world import budget
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import problem_of, until
 from tests.fakes.fake_worker import Behaviour, WorkerAnswer, WorkerRequest
+from tests.fakes.reference_prices import price_usage
 from tests.fakes.routes import TENANT, route_of, spec_of
 
 

@@ -15,12 +15,12 @@ from activator.gateway.shadow_traffic import WINDOW_S, ShadowBudget, ShadowTraff
 from activator.routing.call_target import CallTarget
 from pilotlight.protocol import UsageRecord
 from pilotlight.spec.observations import SHADOW_ARM
-from pilotlight.spec.pricing import price_usage
 from pilotlight.spec.traffic import Shadow
 from tests.activator.conftest import Edge
 from tests.activator.test_gateway import until
 from tests.activator.test_warm import in_flight
 from tests.fakes.fake_worker import Script, WorkerAnswer, WorkerRequest
+from tests.fakes.reference_prices import price_usage
 from tests.fakes.routes import spec_of, split_route
 
 V1, V2 = "v1-aaaaaa", "v2-bbbbbb"

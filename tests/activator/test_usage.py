@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from activator.billing.usage_pricing import PICO, UsageTemplate, cost_text, to_picos
 from pilotlight.protocol import UsageRecord
-from pilotlight.spec.pricing import Footprint, Rates, price_duration, price_usage
+from pilotlight.spec.pricing import Footprint, Rates, price_duration
 from tests.activator.billing_world import FOOTPRINT, RATES, subject, template
+from tests.fakes.reference_prices import price_usage
 
 
 @given(

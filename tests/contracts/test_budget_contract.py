@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from pilotlight.controller.billing import budget_alerts, budgets, ledger
+from pilotlight.controller.billing.budget_alerts import BudgetAlert
 from pilotlight.controller.billing.budget_definition import parse_definition
 from pilotlight.controller.billing.budgets import Budget
+from pilotlight.controller.database import delivery_retry, tables
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.identity import tenants
 from pilotlight.core.crypto import PlatformKey
@@ -70,7 +72,8 @@ def test_an_alert_is_claimed_by_one_of_many(store: Store, budget: Budget) -> Non
 
     def claim() -> None:
         with store.write() as write:
-            claimed.extend(alert.id for alert in budget_alerts.claim(write, limit=2))
+            found = delivery_retry.claim(write, tables.budget_alerts, BudgetAlert, limit=2)
+            claimed.extend(alert.id for alert in found)
 
     threads = [threading.Thread(target=claim) for _ in range(4)]
     for thread in threads:

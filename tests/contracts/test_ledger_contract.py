@@ -246,16 +246,6 @@ def test_a_rollup_that_is_off_by_a_picounit_is_told(store: Store) -> None:
     assert differences(store) == []
 
 
-def test_the_rollups_of_an_older_ledger_are_made_once(store: Store) -> None:
-    add(store, usage("req-1/1"))
-    with store.write() as write:
-        for table in (tables.usage_hours, tables.usage_days, tables.latency_hours):
-            write.sql.execute(sa.delete(table))
-    with store.write() as write:
-        assert [rollups.rebuild_once(write) for _ in range(2)] == [1, 0]
-    assert differences(store) == []
-
-
 def test_what_budgets_look_at_is_told_of_new_records_and_of_the_whole_batch(store: Store) -> None:
     one = usage("req-1/1", cost="0.5", started_at=NOVEMBER_1)
     other = usage("req-2/1", cost="0.25", started_at=NOVEMBER_1 - 1)

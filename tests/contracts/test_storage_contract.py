@@ -31,7 +31,7 @@ from pilotlight.errors import InvalidInput, StorageQuotaExceeded
 from pilotlight.spec.function import FunctionSpec, from_json
 from pilotlight.spec.identifiers import Scope
 from pilotlight.spec.quotas import Plan
-from tests.fakes.databases import empty_sqlite, migrate_to
+from tests.fakes.databases import empty_sqlite
 from tests.fakes.killed_sweep import AFTER, BEFORE, NEVER
 from tests.functions.controller.parts import ManualClock, spec
 from tests.hypothesis_profiles import examples
@@ -299,32 +299,6 @@ async def _play(steps: list[tuple[str, int, int]]) -> None:
                 assert {digest_of(n) for one in owned for n in one} == await platform.there()
         finally:
             store.close()
-
-
-def test_upgrade_keeps_blobs_for_a_grace_from_their_upload(url: str) -> None:
-    """What is in a database from before: each blob has its owner, nothing is being deleted, and no
-    revision is pruned."""
-    store = Store(url, clock=ManualClock())
-    migrate_to(store, "0007")
-    with store.write() as write:
-        for statement in (
-            "INSERT INTO tenants (id, name, created_at) VALUES ('t-1', 'default', 5)",
-            "INSERT INTO blobs (digest, size_bytes, created_at) VALUES ('ab', 7, 5)",
-            "INSERT INTO blob_owners (tenant, digest, created_at) VALUES ('t-1', 'ab', 6)",
-            (
-                "INSERT INTO images (tenant, digest, spec, created_at) VALUES ('t-1', 'cd', "
-                '\'{"python": "3.11", "steps": []}\', 6)'
-            ),
-        ):
-            write.sql.execute(sa.text(statement.replace(":", "\\:")))
-    store.migrate()
-    with store.read() as sql:
-        assert sql.execute(sa.select(tables.blob_owners.c.used_at)).scalars().all() == [6.0]
-        assert sql.execute(sa.select(tables.blobs.c.deleting_at)).scalars().all() == [None]
-        assert storage_usage.usage_of_tenant(sql, tenant="t-1") == storage_usage.StorageUsage(
-            blob_bytes=7, image_bytes=0
-        )
-    store.close()
 
 
 async def test_sweep_reads_each_spec_once(platform: Platform, store: Store) -> None:

@@ -14,9 +14,10 @@ import httpx
 import pytest
 
 from pilotlight.protocol import UsageRecord
-from pilotlight.spec.pricing import PriceSettings, price_usage
+from pilotlight.spec.pricing import PriceSettings
 from tests.e2e.harness import PlatformUnderTest, platform_up, wait_for
 from tests.fakes.plain_http import NO_TLS
+from tests.fakes.reference_prices import price_usage
 
 pytestmark = [
     pytest.mark.e2e,

@@ -23,8 +23,9 @@ import pytest
 from activator.billing import journal_format
 from activator.billing.segments import read_segment, segment_numbers
 from pilotlight.protocol import UsageRecord
-from pilotlight.spec.pricing import PriceSettings, price_usage
+from pilotlight.spec.pricing import PriceSettings
 from tests.e2e.harness import PlatformUnderTest, platform_up, wait_for
+from tests.fakes.reference_prices import price_usage
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

@@ -11,10 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
-from alembic import command
-from alembic.config import Config
 
-from pilotlight.controller.database import store as stores
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.server import bootstrap
 
@@ -90,13 +87,3 @@ def _url(server: str, name: str) -> str:
     return server.replace("postgresql://", "postgresql+psycopg://").replace(
         "/postgres?", f"/{name}?"
     )
-
-
-def migrate_to(store: Store, version: str) -> None:
-    """Bring an empty database to an earlier version."""
-    config = Config()
-    config.set_main_option("script_location", str(Path(stores.__file__).parent / "migrations"))
-    with store.engine.connect().execution_options(pilotlight_writing=True) as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, version)
-        connection.commit()

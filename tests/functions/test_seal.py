@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from cryptography.fernet import Fernet
+from cryptography.fernet import Fernet, InvalidToken
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
@@ -48,13 +48,12 @@ def test_what_is_sealed_for_one_purpose_opens_for_no_other() -> None:
                 other.open(sealed)
 
 
-def test_the_platforms_key_itself_opens_nothing_that_is_sealed_now() -> None:
+def test_the_platforms_key_itself_opens_nothing_that_is_sealed() -> None:
     for sealer in sealers(KEY).values():
         sealed = sealer.seal("text")
         assert sealed.startswith(SEALED_PREFIX)
-        for text in (sealed, sealed.removeprefix(SEALED_PREFIX)):
-            with pytest.raises(DecryptionFailed):
-                KEY.open_unmarked(text)
+        with pytest.raises(InvalidToken):
+            Fernet(base64.urlsafe_b64encode(RAW)).decrypt(sealed.removeprefix(SEALED_PREFIX))
 
 
 def test_keys_are_derived_with_hkdf_sha256_by_purpose() -> None:
@@ -77,8 +76,6 @@ def test_what_activators_have_opens_nothing_of_the_controllers(tmp_path: Path) -
     for name in ("sessions", "webhooks", "answers"):
         with pytest.raises(DecryptionFailed):
             sealers(as_master)[name].open(sealers(KEY)[name].seal("text"))
-    with pytest.raises(DecryptionFailed):
-        as_master.open_unmarked(Fernet(base64.urlsafe_b64encode(RAW)).encrypt(b"text").decode())
     assert as_master.node_token != KEY.node_token
 
 

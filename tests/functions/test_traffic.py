@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pilotlight.errors import InvalidInput
 from pilotlight.spec import traffic
 from pilotlight.spec.traffic import Arm, ExperimentTraffic, Segment, Shadow, TrafficDocument
+from tests.fakes.traffic_points import revision_at, unit_point
 
 REVISIONS = ("v1-aaaaaa", "v2-bbbbbb", "v3-cccccc", "v4-dddddd")
 V1, V2, V3, V4 = REVISIONS
@@ -40,7 +41,7 @@ def weightings(draw: st.DrawFn) -> Mapping[str, int]:
 
 
 def owners(document: TrafficDocument) -> list[str]:
-    return [traffic.revision_at(document.segments, point) for point in GRID]
+    return [revision_at(document.segments, point) for point in GRID]
 
 
 @given(st.lists(weightings(), min_size=2, max_size=6))
@@ -97,9 +98,9 @@ def test_a_revision_that_comes_back_gets_the_units_it_had() -> None:
 
 @given(st.text(max_size=40), st.text(max_size=40))
 def test_a_point_is_in_the_range_and_always_the_same(salt: str, unit: str) -> None:
-    point = traffic.unit_point(salt, unit)
+    point = unit_point(salt, unit)
     assert 0 <= point < 100
-    assert point == traffic.unit_point(salt, unit)
+    assert point == unit_point(salt, unit)
 
 
 def test_the_last_digest_there_is_still_has_a_point_below_100() -> None:
@@ -110,17 +111,14 @@ def test_the_last_digest_there_is_still_has_a_point_below_100() -> None:
 def test_units_spread_as_the_weights_say() -> None:
     document = split(v1_aaaaaa=75, v2_bbbbbb=25)
     hits = sum(
-        traffic.revision_at(document.segments, traffic.unit_point("f-1", f"user-{n}")) == V2
-        for n in range(20_000)
+        revision_at(document.segments, unit_point("f-1", f"user-{n}")) == V2 for n in range(20_000)
     )
     assert abs(hits / 20_000 - 0.25) < 4 * math.sqrt(0.25 * 0.75 / 20_000)
 
 
 def test_other_salts_draw_other_units() -> None:
     users = [f"user-{n}" for n in range(1000)]
-    first, second = (
-        {u for u in users if traffic.unit_point(salt, u) < 10} for salt in ("f-1", "f-2")
-    )
+    first, second = ({u for u in users if unit_point(salt, u) < 10} for salt in ("f-1", "f-2"))
     assert len(first & second) < len(first) / 2
 
 

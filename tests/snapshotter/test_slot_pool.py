@@ -70,7 +70,7 @@ class Refused(SlotPool):
         if self.namespaced:
             shim = os.pidfd_open(slot.shim_pid)
             proc.send_signal(shim, signal.SIGKILL)
-            await proc.wait_gone(shim)
+            await proc.wait_readable(shim)
             os.close(shim)
             (slot.directory / "shim.err").write_text(
                 "Traceback\nOSError: [Errno 1] mount tmpfs on /x: Operation not permitted\n"

@@ -37,14 +37,12 @@ class Origin(Protocol):
 
     async def size(self, digest: str) -> int:
         """Length of blob `digest` in bytes. Raises OriginUnavailable."""
-        ...
 
     async def read(
         self, digest: str, *, offset_bytes: int, length_bytes: int
     ) -> bytes | memoryview:
         """Read up to `length_bytes` from `offset_bytes`; shorter only at the end of the blob.
         Raises OriginUnavailable."""
-        ...
 
 
 class ObjectOrigin:

@@ -47,16 +47,12 @@ class PeerSource(Protocol):
     def asked(self, wanted: ChunkRequest) -> AbstractAsyncContextManager[PeerChunk | None]:
         """Request bytes from peers; None: the caller reads them from the origin, and peers that
         want the same bytes wait for the duration of the context. Raises no errors of its own."""
-        ...
 
     def used(self, given: PeerChunk) -> None:
         """Report that a peer's bytes were correct and are stored."""
-        ...
 
     def report_corrupt(self, given: PeerChunk) -> None:
         """Report that a peer's bytes do not match their hash."""
-        ...
 
     def in_turn(self, file: ManifestFile) -> Iterable[int]:
         """The file's chunks (indices) in the order in which this node should fetch them."""
-        ...

@@ -39,24 +39,19 @@ class Source(Protocol):
     @property
     def name(self) -> str:
         """A display name that may be stored: a URL without credentials, or a directory."""
-        ...
 
     @property
     def reads_at_once(self) -> int:
         """The useful number of concurrent reads."""
-        ...
 
     def files(self) -> list[SourceFile]:
         """All files, at least one, sorted by the bytes of their paths. Raises SourceInvalid."""
-        ...
 
     def read(self, file: SourceFile, offset_bytes: int, length_bytes: int) -> bytes:
         """Read exactly these bytes of this version of the file. Raises SourceInvalid."""
-        ...
 
     def close(self) -> None:
         """Close connections and files."""
-        ...
 
 
 def sort_source_files(files: Iterable[SourceFile], *, where: str) -> list[SourceFile]:

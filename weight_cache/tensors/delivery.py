@@ -9,7 +9,6 @@ from __future__ import annotations
 import bisect
 import contextlib
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -44,13 +43,12 @@ def deliver(
     *,
     pool: Pool,
     threads: int | None = None,
-    cancelled: threading.Event | None = None,
 ) -> dict[str, torch.Tensor]:
     """Load these tensors of the file at `path`, each to its device; return them by name. Their
     bytes are as in the file.
 
     Takes at most `pool_bytes` from `pool` during the call. Raises TensorsInvalid (cut off, no
-    dtype), DeviceFailed, PoolFull, ReadCancelled, OSError; then nothing is left on any device."""
+    dtype), DeviceFailed, PoolFull, OSError; then nothing is left on any device."""
     targets = {tensor.name: device.allocate(*tensor_layout(tensor)) for tensor, device in placed}
     flats = {
         tensor.name: flatten_to_bytes(targets[tensor.name])
@@ -72,7 +70,7 @@ def deliver(
         fit = (pool.size_bytes - pool.used_bytes) // _READER_BYTES
         count = max(1, min(pool_bytes(wanted, threads=threads) // _READER_BYTES, fit))
         readers += [_Reader(descriptor, path.name, pool, flats, devices) for _ in range(count)]
-        run_readers(PieceQueue(plan_reads(wanted), cancelled), readers)
+        run_readers(PieceQueue(plan_reads(wanted)), readers)
     return targets
 
 
@@ -82,7 +80,6 @@ def read_into(
     *,
     pool: Pool,
     threads: int | None = None,
-    cancelled: threading.Event | None = None,
 ) -> dict[str, torch.Tensor]:
     """Read these tensors of the file at `path` into `pool`, without a further copy. They occupy the
     pool as long as they exist.
@@ -105,7 +102,7 @@ def read_into(
                 )
 
         run_readers(
-            PieceQueue(plan_reads(tensors), cancelled),
+            PieceQueue(plan_reads(tensors)),
             [read] * (threads or default_reader_threads()),
         )
         undo.pop_all()

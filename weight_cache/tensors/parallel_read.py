@@ -17,10 +17,6 @@ from weight_cache.tensors.read_plan import ReadPiece
 MAX_THREADS = 8
 
 
-class ReadCancelled(Exception):
-    """Raised when a read is cancelled."""
-
-
 def default_reader_threads() -> int:
     """One per core available to this process; at least two, so that one copies while the other
     waits for the disk; at most `MAX_THREADS`."""
@@ -44,16 +40,13 @@ def read_exactly(descriptor: int, buffer: memoryview, offset_bytes: int, *, name
 class PieceQueue:
     """The pieces left to read, taken by several threads. The lock is held only while taking."""
 
-    def __init__(self, pieces: Iterable[ReadPiece], cancelled: threading.Event | None) -> None:
+    def __init__(self, pieces: Iterable[ReadPiece]) -> None:
         self._left = iter(pieces)
-        self._cancelled = cancelled
         self._lock = threading.Lock()
         self._stopped = False
 
     def take(self) -> ReadPiece | None:
-        """The next piece; None if there is none or a reader failed. Raises ReadCancelled."""
-        if self._cancelled is not None and self._cancelled.is_set():
-            raise ReadCancelled("reading tensors was cancelled")
+        """The next piece; None if there is none or a reader failed."""
         with self._lock:
             return None if self._stopped else next(self._left, None)
 

@@ -110,7 +110,6 @@ class BlobBody(Protocol):
     @property
     def size_bytes(self) -> int:
         """Total size of an iteration."""
-        ...
 
     def __iter__(self) -> Iterator[bytes]: ...
 
@@ -192,13 +191,6 @@ class Client(
             repeatable=_repeatable(headers),
         )
         return _answer(response, pickles=may_unpickle(headers, tenant))
-
-    def invoke_json(
-        self, app: str, function: str, arguments: Any, *, accept: str = CONTENT_JSON
-    ) -> CallResponse:
-        """Call a function with JSON arguments: an object by name, or an array by position."""
-        headers = {"content-type": CONTENT_JSON, "accept": accept}
-        return self.invoke(app, function, json.dumps(arguments).encode(), headers=headers)
 
     def invoke_stream(
         self,

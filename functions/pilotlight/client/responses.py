@@ -141,11 +141,9 @@ class ItemReader(Protocol):
     def feed(self, data: bytes) -> Iterator[Any]:
         """Yield the items completed by `data`. Raises the exception of the generator after the
         items before it."""
-        ...
 
     def close(self) -> None:
         """End the stream. Raises RemoteError if it ended in the middle of an item."""
-        ...
 
 
 def item_reader_for(content_type: str, *, pickles: bool) -> ItemReader:

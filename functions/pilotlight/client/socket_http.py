@@ -171,8 +171,8 @@ class SocketResponse(_Response):
         self._connection.close()
 
 
-class SocketClient:
-    """Sends requests over blocking connections. Thread-safe: it has no state."""
+class _Requests:
+    """Makes the requests to the socket at a path."""
 
     def __init__(self, path: str, headers: Callable[[], Mapping[str, str]]) -> None:
         """`headers`: returns those that a request has besides its own."""
@@ -182,6 +182,10 @@ class SocketClient:
     def build_request(self, method: str, path: str, **options: Any) -> bytes:
         """Return a request for `send`."""
         return request_bytes(method, path, **_with_headers(self._headers(), options))
+
+
+class SocketClient(_Requests):
+    """Sends requests over blocking connections. Thread-safe: it has no state."""
 
     def send(self, request: bytes, *, stream: bool) -> SocketResponse:
         """Send a request and return the response once its head has arrived; the caller reads and
@@ -242,17 +246,8 @@ class AsyncSocketResponse(_Response):
         self._writer.transport.abort()
 
 
-class AsyncSocketClient:
+class AsyncSocketClient(_Requests):
     """Sends requests over connections of the running loop. It has no state."""
-
-    def __init__(self, path: str, headers: Callable[[], Mapping[str, str]]) -> None:
-        """`headers`: returns those that a request has besides its own."""
-        self._path = path
-        self._headers = headers
-
-    def build_request(self, method: str, path: str, **options: Any) -> bytes:
-        """Return a request for `send`."""
-        return request_bytes(method, path, **_with_headers(self._headers(), options))
 
     async def send(self, request: bytes, *, stream: bool) -> AsyncSocketResponse:
         """Send a request and return the response once its head has arrived; the caller reads and

@@ -50,20 +50,34 @@ def retry_delay_s(
     return delay if waited_s + delay <= budget_s else None
 
 
-class _Patience:
-    """The retry state of one request."""
+class _Retries:
+    """The retries of one request."""
 
-    def __init__(self, method: str, budget_s: float, repeatable: bool | None) -> None:
+    def __init__(
+        self, profile: Profile, method: str, path: str, *, budget_s: float, repeatable: bool | None
+    ) -> None:
+        self._profile = profile
+        self._method, self._path = method, path
         self._repeatable = method in _REPEATABLE if repeatable is None else repeatable
-        self._budget_s = budget_s
+        self._budget_s = _budget_s(profile, budget_s)
         self._attempt = 0
         self._waited_s = 0.0
 
-    def after_status(self, status: int, headers: Mapping[str, str]) -> float | None:
-        return self._next(may_repeat=status in _REFUSED, retry_after=retry_after_s(headers))
+    def after_status(self, status: int, headers: Mapping[str, str], body: bytes) -> float:
+        """Return the seconds to wait after this response. Raises its error instead of the last
+        retry."""
+        delay = self._next(may_repeat=status in _REFUSED, retry_after=retry_after_s(headers))
+        if delay is None:
+            raise _refused(self._profile, status, headers, body)
+        return delay
 
-    def after_failure(self, *, was_sent: bool) -> float | None:
-        return self._next(may_repeat=self._repeatable or not was_sent, retry_after=None)
+    def after_failure(self, error: Exception) -> float:
+        """Return the seconds to wait after a failed connection. Raises Unavailable instead of the
+        last retry."""
+        delay = self._next(may_repeat=self._repeatable or not _was_sent(error), retry_after=None)
+        if delay is None:
+            raise _lost(self._profile, self._method, self._path, error) from error
+        return delay
 
     def _next(self, *, may_repeat: bool, retry_after: float | None) -> float | None:
         delay = retry_delay_s(
@@ -247,9 +261,11 @@ class Transport:
     ) -> Iterator[httpx.Response]:
         """Send a request and yield the response once its headers have arrived. Raises like
         `request`."""
-        patience = _Patience(method, _budget_s(self.profile, self._budget_s), repeatable)
+        retries = _Retries(
+            self.profile, method, path, budget_s=self._budget_s, repeatable=repeatable
+        )
         while True:
-            response, delay = self._attempt(method, path, patience, accept_status, options)
+            response, delay = self._attempt(method, path, retries, accept_status, options)
             if response is not None:
                 break
             time.sleep(delay)
@@ -262,7 +278,7 @@ class Transport:
         self,
         method: str,
         path: str,
-        patience: _Patience,
+        retries: _Retries,
         accept_status: frozenset[int],
         options: dict[str, Any],
     ) -> tuple[httpx.Response | None, float]:
@@ -274,14 +290,8 @@ class Transport:
                 return response, 0.0
             body = response.read()
         except connection_errors() as e:
-            delay = patience.after_failure(was_sent=_was_sent(e))
-            if delay is None:
-                raise _lost(self.profile, method, path, e) from e
-            return None, delay
-        delay = patience.after_status(response.status_code, response.headers)
-        if delay is None:
-            raise _refused(self.profile, response.status_code, response.headers, body)
-        return None, delay
+            return None, retries.after_failure(e)
+        return None, retries.after_status(response.status_code, response.headers, body)
 
 
 class AsyncTransport:
@@ -324,9 +334,11 @@ class AsyncTransport:
         **options: Any,
     ) -> AsyncIterator[httpx.Response]:
         """Asynchronous form of `Transport.stream`."""
-        patience = _Patience(method, _budget_s(self.profile, self._budget_s), repeatable)
+        retries = _Retries(
+            self.profile, method, path, budget_s=self._budget_s, repeatable=repeatable
+        )
         while True:
-            response, delay = await self._attempt(method, path, patience, accept_status, options)
+            response, delay = await self._attempt(method, path, retries, accept_status, options)
             if response is not None:
                 break
             await asyncio.sleep(delay)
@@ -339,7 +351,7 @@ class AsyncTransport:
         self,
         method: str,
         path: str,
-        patience: _Patience,
+        retries: _Retries,
         accept_status: frozenset[int],
         options: dict[str, Any],
     ) -> tuple[httpx.Response | None, float]:
@@ -351,11 +363,5 @@ class AsyncTransport:
                 return response, 0.0
             body = await response.aread()
         except connection_errors() as e:
-            delay = patience.after_failure(was_sent=_was_sent(e))
-            if delay is None:
-                raise _lost(self.profile, method, path, e) from e
-            return None, delay
-        delay = patience.after_status(response.status_code, response.headers)
-        if delay is None:
-            raise _refused(self.profile, response.status_code, response.headers, body)
-        return None, delay
+            return None, retries.after_failure(e)
+        return None, retries.after_status(response.status_code, response.headers, body)

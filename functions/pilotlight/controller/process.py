@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from pilotlight.controller import http_app
 from pilotlight.controller.billing import billing_jobs, budgets
 from pilotlight.controller.context import Context
-from pilotlight.controller.database import feed, reencryption
+from pilotlight.controller.database import feed
 from pilotlight.controller.database.change_notifier import ChangeNotifier
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.experiments import guardrails
@@ -81,7 +81,6 @@ async def serve(
             await anyio.to_thread.run_sync(store.migrate)
             await anyio.to_thread.run_sync(_publish_plans, store, config)
             await anyio.to_thread.run_sync(billing_jobs.initialise_billing, store, config)
-            await anyio.to_thread.run_sync(reencryption.reencrypt_all, store, opened.key)
             files.sweep()
             context = _context(
                 config,

@@ -13,9 +13,7 @@
 | `answers` | the platform's | controller | responses that the controller stores under idempotency keys |
 
 A key file contains 32 random bytes in URL-safe base64. Sealing uses Fernet (AES-128-CBC and
-HMAC-SHA256, from the `cryptography` package); sealed text begins with the id of the scheme, `k1.`.
-Text without it was sealed by an earlier version with the platform's key itself: only
-`PlatformKey.open_unmarked` opens it, and the controller seals it again at startup."""
+HMAC-SHA256, from the `cryptography` package); sealed text begins with the id of the scheme, `k1.`."""
 
 from __future__ import annotations
 
@@ -29,6 +27,7 @@ from cryptography.fernet import Fernet, InvalidToken
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from pilotlight.core.durability import write_durably
 from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid
 
 SEALED_PREFIX = "k1."
@@ -99,9 +98,6 @@ class ActivatorKey:
         self.replies = Sealer(raw, "replies")
         self.visitors = Sealer(raw, "visitors")
 
-    def __repr__(self) -> str:
-        return "<ActivatorKey>"
-
     @classmethod
     def load(cls, path: Path) -> ActivatorKey:
         """Read a key file. Raises OSError, ValueError."""
@@ -112,13 +108,7 @@ class ActivatorKey:
         text = base64.urlsafe_b64encode(self._raw) + b"\n"
         if path.exists() and path.read_bytes() == text:
             return
-        fresh = path.with_suffix(f".{os.getpid()}.new")
-        fresh.unlink(missing_ok=True)
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
-            f.write(text)
-            f.flush()
-            os.fsync(f.fileno())
-        fresh.rename(path)
+        write_durably(path, text)
 
 
 class PlatformKey:
@@ -136,16 +126,12 @@ class PlatformKey:
         """`activator`: a separate key of the activators (`platform.activator_key_file`); None =
         derived from this key."""
         self._key = key
-        self._unmarked = Fernet(key)
         self._raw = base64.urlsafe_b64decode(key)
         self.activator = activator or ActivatorKey(derive_key(self._raw, "activator"))
         self.sessions = Sealer(self._raw, "sessions")
         self.webhooks = Sealer(self._raw, "webhooks")
         self.answers = Sealer(self._raw, "answers")
         self.node_token = self.derived(_NODE_TOKEN_LABEL).hex()
-
-    def __repr__(self) -> str:
-        return "<PlatformKey>"
 
     @property
     def token(self) -> str:
@@ -183,16 +169,6 @@ class PlatformKey:
     def derived(self, label: bytes) -> bytes:
         """Derive a key shared with node agents, which derive it too (HMAC-SHA256 of a label)."""
         return hmac.new(self._raw, label, hashlib.sha256).digest()
-
-    def open_unmarked(self, sealed: str) -> str:
-        """Open text sealed with this key itself, by versions without per-purpose keys. Raises
-        DecryptionFailed."""
-        try:
-            return self._unmarked.decrypt(sealed.encode()).decode()
-        except InvalidToken as e:
-            raise DecryptionFailed(
-                "sealed text cannot be opened with this platform's key: was platform.key replaced?"
-            ) from e
 
 
 def load_platform_key(platform: PlatformSettings, paths: Paths) -> PlatformKey:

@@ -1,4 +1,4 @@
-"""Makes changes of a directory survive a power failure."""
+"""Makes files, and changes of a directory, survive a power failure."""
 
 from __future__ import annotations
 
@@ -14,3 +14,19 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write a file (mode 0600) atomically: a temporary file, fsync(2), rename(2). Raises OSError
+    and leaves no file then."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "wb") as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+        fresh.rename(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise

@@ -23,7 +23,7 @@ import struct
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pilotlight.core.threads import cancel_and_wait
 from pilotlight.core.yield_budget import YieldBudget
@@ -53,12 +53,6 @@ class RpcRemoteError(Exception):
         super().__init__(message)
         self.code = code
         self.detail: Mapping[str, Any] = detail or {}
-
-
-class CodedError(Protocol):
-    """An exception that the server can encode as an error frame."""
-
-    code: str
 
 
 class RpcTransportError(Exception):

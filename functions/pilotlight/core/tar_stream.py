@@ -27,7 +27,6 @@ class ReadableStream(Protocol):
 
     def read(self, size: int, /) -> bytes:
         """At most `size` bytes; empty at the end."""
-        ...
 
 
 class TarContent:

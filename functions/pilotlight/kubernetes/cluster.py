@@ -34,7 +34,6 @@ logger = logging.getLogger(__name__)
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _PAGE = 500  # objects; the API server's own clients use as many
-_OPEN_S = 10.0  # until the head of a stream's response
 
 
 class Cluster:

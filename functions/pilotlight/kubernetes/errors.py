@@ -128,7 +128,3 @@ class ManifestWarned(ClusterError):
         super().__init__(message, **rest)
         self.warnings = tuple(warnings)
         self.result = result
-
-
-class Unsupported(ClusterError):
-    """Raised when a cluster does not support an operation; the message names an alternative."""

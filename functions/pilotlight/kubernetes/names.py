@@ -38,7 +38,6 @@ PLATFORM: Final = f"{DOMAIN}/platform"
 database must not take it for its own. Also an annotation of the leader's Lease."""
 KNATIVE_REVISION: Final = "serving.knative.dev/revision"
 """Knative's own label of revisions' pods: `revision_name`."""
-KNATIVE_SERVICE: Final = "serving.knative.dev/service"
 
 # -- annotations -----------------------------------------------------------------------------------
 KEY: Final = f"{DOMAIN}/key"

@@ -6,7 +6,6 @@ the agent that the pod has ended."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -167,10 +166,3 @@ def _why(path: Path, error: OSError) -> str:
     if error.errno in (errno.ECONNREFUSED, errno.EAGAIN):
         return f"the node agent at {path} is not listening"
     return f"the node agent at {path} cannot be reached: {os.strerror(error.errno or 0)}"
-
-
-def close_all(descriptors: list[int]) -> None:
-    """Close and remove all descriptors; ignore errors."""
-    while descriptors:
-        with contextlib.suppress(OSError):
-            os.close(descriptors.pop())

@@ -40,11 +40,9 @@ class RequestFactory(Protocol):
 
     def make(self, source: random.Random) -> PreparedRequest:
         """Create the next request."""
-        ...
 
     def describe(self) -> dict[str, Any]:
         """Describe the requests for the report."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

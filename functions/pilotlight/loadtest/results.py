@@ -49,13 +49,6 @@ class Result:
         return not self.error and 200 <= self.status < 300
 
 
-def quantile(values: Sequence[float], share: float) -> float | None:
-    """The quantile `share` of the values by nearest rank; None without values."""
-    if not values:
-        return None
-    return _nearest(sorted(values), share)
-
-
 def _nearest(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, max(0, math.ceil(share * len(ordered)) - 1))]
 

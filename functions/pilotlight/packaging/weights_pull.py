@@ -50,7 +50,6 @@ class BlobReader(Protocol):
         self, digest: str, *, offset_bytes: int = 0, length_bytes: int | None = None
     ) -> bytes:
         """Return a blob or a range of it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,7 @@ from pilotlight.sdk.sync_async import with_short_errors
 from pilotlight.sdk.weights import Weights
 from pilotlight.spec.engines import Task, TokenLimits
 from pilotlight.spec.function import FunctionKind
-from pilotlight.spec.identifiers import RUN_SUFFIX_LENGTH, check_name, ephemeral_name
+from pilotlight.spec.identifiers import RUN_SUFFIX_LENGTH, ephemeral_name, require_name
 
 if TYPE_CHECKING:
     from pilotlight.client.client import Deployment
@@ -102,10 +102,7 @@ class App:
                 f'App({name!r}): the first argument must be the name, such as App("search")',
                 parameter="name",
             )
-        try:
-            self.name = check_name("app", name)
-        except ValueError as e:
-            raise InvalidInput(str(e), parameter="name") from e
+        self.name = require_name("app", name, parameter="name")
         self.image = image
         self.secrets = tuple(secrets)
         self.env = dict(env or {})

@@ -11,7 +11,7 @@ from pilotlight.errors import InvalidInput
 from pilotlight.sdk.batches import local_body
 from pilotlight.sdk.declaration import Declaration, members
 from pilotlight.sdk.function import Function
-from pilotlight.spec.identifiers import check_name
+from pilotlight.spec.identifiers import require_name
 
 T = TypeVar("T")
 
@@ -56,14 +56,11 @@ class Cls(Generic[T]):
 
         `tenant` names another tenant that shares the class (see `Function.from_name`). Raises
         InvalidInput for an invalid name."""
-        try:
-            return _cls_by_name(
-                check_name("app", app),
-                check_name("function", name),
-                check_name("tenant", tenant) if tenant else "",
-            )
-        except ValueError as e:
-            raise InvalidInput(str(e)) from e
+        return _cls_by_name(
+            require_name("app", app),
+            require_name("function", name, parameter="name"),
+            require_name("tenant", tenant) if tenant else "",
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Obj:
         if args or kwargs:

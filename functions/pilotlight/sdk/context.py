@@ -58,7 +58,6 @@ class ContextProvider(Protocol):
 
     def context(self) -> Context:
         """Return the context, always the same."""
-        ...
 
 
 CURRENT_CALL: ContextVar[ContextProvider | None] = ContextVar(

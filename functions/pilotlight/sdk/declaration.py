@@ -15,7 +15,7 @@ from pilotlight.sdk.decorators import describe_target, metadata_of
 from pilotlight.sdk.options import CheckedOptions
 from pilotlight.sdk.schema import arguments_schema, returns_schema
 from pilotlight.spec.function import FunctionKind, MethodSpec
-from pilotlight.spec.identifiers import check_name
+from pilotlight.spec.identifiers import require_name
 
 _MAIN = "__main__"
 
@@ -165,12 +165,11 @@ def check_place(raw: Any) -> None:
 
 def check_declared_name(raw: Any, name: str | None) -> str:
     """Return the name to deploy under: `name`, or that of the object. Raises InvalidInput."""
-    try:
-        return check_name(
-            "function", name or raw.__qualname__.rpartition("<locals>.")[2].replace(".", "-")
-        )
-    except ValueError as e:
-        raise InvalidInput(str(e), parameter="name") from e
+    return require_name(
+        "function",
+        name or raw.__qualname__.rpartition("<locals>.")[2].replace(".", "-"),
+        parameter="name",
+    )
 
 
 def _required_arguments(kind: type) -> list[str]:

@@ -12,9 +12,11 @@ from collections.abc import (
     Iterator,
     Mapping,
 )
+from dataclasses import dataclass, replace
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from pilotlight.client import sessions
+from pilotlight.client.json_stream import without_none
 from pilotlight.client.pickling import dump_arguments, dump_json_arguments
 from pilotlight.client.responses import call_headers
 from pilotlight.errors import InvalidInput, NotFound
@@ -25,10 +27,22 @@ from pilotlight.sdk.options import parse_priority
 from pilotlight.sdk.parallel_map import DEFAULT_CONCURRENCY, Input, MapOptions
 from pilotlight.sdk.schema import parameter_names
 from pilotlight.sdk.sync_async import SyncAsyncMethod, with_short_errors
-from pilotlight.spec.identifiers import Priority, check_name
+from pilotlight.spec.identifiers import Priority, require_name
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOptions:
+    """Options of a handle's calls (`Function.with_options`)."""
+
+    priority: Priority | None = None
+    webhook: str = ""
+    idempotency_key: str = ""
+
+
+NO_OPTIONS = CallOptions()
 
 
 class Function(Generic[P, R]):
@@ -49,18 +63,14 @@ class Function(Generic[P, R]):
         name: str,
         method: str = "",
         tenant: str = "",
-        priority: Priority | None = None,
         declaration: Declaration | None = None,
         body: Callable[P, R] | None = None,
-        webhook: str = "",
-        idempotency_key: str = "",
+        options: CallOptions = NO_OPTIONS,
     ) -> None:
-        self._webhook = webhook
-        self._idempotency_key = idempotency_key
+        self._options = options
         self._app = app
         self._name = name
         self._tenant = tenant
-        self._priority = priority
         self._method = method
         self._declaration = declaration
         self._body = body
@@ -82,7 +92,7 @@ class Function(Generic[P, R]):
             self._name,
             self._method,
             self._tenant,
-            self._priority and self._priority.value,
+            self._options.priority and self._options.priority.value,
         )
 
     @classmethod
@@ -102,10 +112,10 @@ class Function(Generic[P, R]):
             )
         function, _, method = name.partition(".")
         return _by_name(
-            _checked("app", app),
-            _checked("function", function),
+            require_name("app", app),
+            require_name("function", function),
             method,
-            _checked("tenant", tenant) if tenant else "",
+            require_name("tenant", tenant) if tenant else "",
         )
 
     def with_options(
@@ -125,6 +135,13 @@ class Function(Generic[P, R]):
             idempotency_key: key that identifies one call. `.remote()` and `.spawn()` with the same
                 key and arguments are the same call and return the same result, so they can be
                 retried after a lost connection. Use a new key for each further call."""
+        given = without_none(
+            {
+                "priority": parse_priority(priority),
+                "webhook": None if webhook is None else require_name("webhook", webhook),
+                "idempotency_key": idempotency_key,
+            }
+        )
         return Function(
             app=self._app,
             name=self._name,
@@ -132,9 +149,7 @@ class Function(Generic[P, R]):
             tenant=self._tenant,
             declaration=self._declaration,
             body=self._body,
-            priority=self._priority if priority is None else parse_priority(priority),
-            webhook=self._webhook if webhook is None else _checked("webhook", webhook),
-            idempotency_key=self._idempotency_key if idempotency_key is None else idempotency_key,
+            options=replace(self._options, **given),
         )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -221,9 +236,9 @@ class Function(Generic[P, R]):
         headers = call_headers(
             streams=streams,
             pickles=not self._tenant,
-            priority=self._priority or "",
-            webhook=self._webhook,
-            idempotency_key=self._idempotency_key,
+            priority=self._options.priority or "",
+            webhook=self._options.webhook,
+            idempotency_key=self._options.idempotency_key,
         )
         return {"tenant": self._tenant, "headers": headers}
 
@@ -393,16 +408,8 @@ class Function(Generic[P, R]):
 def _by_name(
     app: str, name: str, method: str, tenant: str = "", priority: str | None = None
 ) -> Function[..., Any]:
-    return Function(
-        app=app, name=name, method=method, tenant=tenant, priority=parse_priority(priority)
-    )
-
-
-def _checked(kind: str, name: str) -> str:
-    try:
-        return check_name(kind, name)
-    except ValueError as e:
-        raise InvalidInput(str(e), parameter=kind) from e
+    options = CallOptions(priority=parse_priority(priority))
+    return Function(app=app, name=name, method=method, tenant=tenant, options=options)
 
 
 def _inputs(rows: Iterable[Iterable[Any]], kwargs: Mapping[str, Any] | None) -> Iterator[Input]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pilotlight.errors import InvalidInput, NotFound
-from pilotlight.spec.identifiers import MAX_NAME_LENGTH, check_name
+from pilotlight.spec.identifiers import MAX_NAME_LENGTH, require_name
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
@@ -36,10 +36,7 @@ class Secret:
     def from_name(cls, name: str, **_: object) -> Secret:
         """Refer to a secret created with `pilotlight secret`. Further keywords are ignored, for
         compatibility with Modal."""
-        try:
-            return cls(name=check_name("secret", name), values=None)
-        except ValueError as e:
-            raise InvalidInput(str(e), parameter="name") from e
+        return cls(name=require_name("secret", name, parameter="name"), values=None)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, str | None]) -> Secret:

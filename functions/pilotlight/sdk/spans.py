@@ -23,11 +23,9 @@ class SpanRecorder(Protocol):
 
     def begin(self, begun: span, parent: span | None) -> str:
         """Return the id of a new span; "" if the call has reached its limit of spans."""
-        ...
 
     def end(self, ended: span) -> None:
         """Record the end of a span."""
-        ...
 
 
 class span:  # noqa: N801 - it reads as a statement

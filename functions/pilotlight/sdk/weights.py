@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from pilotlight.errors import InvalidInput, NotFound
 from pilotlight.sdk.secret import Secret
-from pilotlight.spec.identifiers import MAX_NAME_LENGTH, check_name
+from pilotlight.spec.identifiers import MAX_NAME_LENGTH, require_name
 
 WEIGHTS_VARIABLE = "PILOTLIGHT_WEIGHTS"
 """Variable in workers with a JSON object, mount name → directory."""
@@ -58,10 +58,7 @@ class Weights:
         or a deploy. The files are not needed locally.
 
         `mount` names the mount (default: `name`). Raises InvalidInput for an invalid name."""
-        try:
-            weights = cls(check_name("weights", name), name=mount or name)
-        except ValueError as e:
-            raise InvalidInput(str(e), parameter="name") from e
+        weights = cls(require_name("weights", name, parameter="name"), name=mount or name)
         weights.registered = name
         return weights
 

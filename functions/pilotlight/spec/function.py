@@ -20,7 +20,7 @@ from typing import Any
 from pilotlight.errors import InvalidInput
 from pilotlight.spec.cors import check_origins
 from pilotlight.spec.engines import EngineSpec, TokenLimits
-from pilotlight.spec.identifiers import Priority, check_name
+from pilotlight.spec.identifiers import Priority, check_name, require_name
 from pilotlight.spec.policies import (
     MAX_FALLBACKS,
     MAX_SCHEDULES,
@@ -258,10 +258,7 @@ class FunctionSpec:
     cors: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        try:
-            check_name("function", self.name)
-        except ValueError as e:
-            raise InvalidInput(str(e), parameter="name") from e
+        require_name("function", self.name, parameter="name")
         _check_access(self.access)
         _check_tags(self.tags)
         for name, most in (

@@ -1,4 +1,4 @@
-"""Identifiers and small types shared by all parts of the platform. Standard library only."""
+"""Identifiers and small types shared by all parts of the platform."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import NewType
 
+from pilotlight.errors import InvalidInput
+
 TenantId = NewType("TenantId", str)
 """`t-` and 12 hex digits."""
 FunctionId = NewType("FunctionId", str)
@@ -14,11 +16,6 @@ FunctionId = NewType("FunctionId", str)
 name."""
 RevisionName = NewType("RevisionName", str)
 """`v7-3f2a1c`: ordinal and the first hex digits of the content hash."""
-KeyId = NewType("KeyId", str)
-"""`k-` and 12 hex digits: identifies an API key without revealing it."""
-CallId = NewType("CallId", str)
-"""`req-` and 32 hex digits, sortable by time; the X-Request-Id of a call unless the caller chose
-one."""
 
 DEFAULT_ENVIRONMENT = "main"
 MAX_NAME_LENGTH = 63
@@ -43,6 +40,15 @@ def check_name(kind: str, name: str) -> str:
             f"or '_', starting with a letter and ending with a letter or digit"
         )
     return name
+
+
+def require_name(kind: str, name: str, *, parameter: str | None = None) -> str:
+    """Return a valid `name` as `check_name` does. Raises InvalidInput; `parameter` is `kind`
+    by default."""
+    try:
+        return check_name(kind, name)
+    except ValueError as e:
+        raise InvalidInput(str(e), parameter=parameter or kind) from e
 
 
 class Scope(enum.StrEnum):

@@ -115,7 +115,6 @@ class Observation:
 
 
 _KEY = frozenset({"tenant", "function_id", "revision", "minute", "arm"})
-KEYS = ("tenant", "function_id", "revision", "arm", "minute")
 COUNTS = tuple(
     f.name
     for f in fields(Observation)

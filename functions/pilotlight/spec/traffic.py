@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
@@ -172,17 +171,6 @@ def point_from_hash(eight: bytes) -> float:
     return (int.from_bytes(eight, "big") >> (8 * _HASH_BYTES - _EXACT_BITS)) * (
         WHOLE / (1 << _EXACT_BITS)
     )
-
-
-def unit_point(salt: str, unit: str | bytes) -> float:
-    """Return the point of a unit in [0, 100), always the same for the same salt."""
-    return point_from_hash(hash_unit(salt, unit))
-
-
-def revision_at(segments: Sequence[Segment], point: float) -> str:
-    """Return the revision of a point. Segments are in order and without gaps
-    (`validate_document`)."""
-    return segments[bisect_right([segment.end for segment in segments], point)].revision
 
 
 def with_weights(document: TrafficDocument, weights: Mapping[str, int]) -> TrafficDocument:
@@ -364,14 +352,14 @@ def _check_segments(document: TrafficDocument) -> None:
         raise InvalidInput("the segments do not match the weights", parameter="segments")
 
 
-def _check_unit(key: str, unit: str, *, may_be_request: bool = True) -> None:
-    if unit in (BY_KEY, BY_TENANT) or (unit == PER_REQUEST and may_be_request):
+def _check_unit(key: str, unit: str) -> None:
+    if unit in (BY_KEY, BY_TENANT, PER_REQUEST):
         return
     header = unit.removeprefix(BY_HEADER)
     if not unit.startswith(BY_HEADER) or not _HEADER.match(header) or header in _NO_UNITS:
-        kinds = "'request', " if may_be_request else ""
         raise InvalidInput(
-            f"{key} = {unit!r}: must be {kinds}'key', 'tenant' or 'header:<name>' in lower case",
+            f"{key} = {unit!r}: must be 'request', 'key', 'tenant' or 'header:<name>' in lower "
+            f"case",
             parameter=key,
         )
 

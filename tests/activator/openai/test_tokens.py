@@ -14,10 +14,11 @@ from pilotlight.protocol import UsageRecord
 from pilotlight.spec.engines import TokenLimits
 from pilotlight.spec.function import Scaling
 from pilotlight.spec.identifiers import FunctionAddress, TenantId
-from pilotlight.spec.pricing import Rates, price_usage
+from pilotlight.spec.pricing import Rates
 from tests.activator.conftest import KEY
 from tests.activator.openai.conftest import Shop, chat, llm
 from tests.activator.test_gateway import until
+from tests.fakes.reference_prices import price_usage
 from tests.fakes.routes import TENANT, route_of
 
 

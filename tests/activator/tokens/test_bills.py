@@ -21,7 +21,7 @@ from activator.billing.usage_pricing import PICO, UsageTemplate
 from activator.quotas.token_reservation import TokenReservation
 from pilotlight import errors
 from pilotlight.protocol import UsageRecord
-from pilotlight.spec.pricing import BUSY, Rates, price_usage
+from pilotlight.spec.pricing import BUSY, Rates
 from tests.activator.billing_world import (
     FOOTPRINT,
     RATES,
@@ -31,6 +31,7 @@ from tests.activator.billing_world import (
     records_on_disk,
     subject,
 )
+from tests.fakes.reference_prices import price_usage
 from tests.hypothesis_profiles import examples
 
 MS = 1_000_000

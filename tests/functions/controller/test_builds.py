@@ -14,8 +14,8 @@ from pilotlight.controller.billing import ledger, price_lists
 from pilotlight.controller.billing.build_charges import CHARGE_NS, REMEMBERED, BuildUsage
 from pilotlight.controller.database import tables
 from pilotlight.protocol import UsageRecord
-from pilotlight.spec.pricing import price_usage
 from snapshotter.errors import ImageBuildFailed, SnapshotRefused
+from tests.fakes.reference_prices import price_usage
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import snapshot
 

@@ -14,12 +14,17 @@ from typing import Any
 import pytest
 
 from pilotlight.controller.billing import budget_alerts, budgets, ledger
-from pilotlight.controller.billing.budget_alerts import BudgetAlert, retry_in_s
+from pilotlight.controller.billing.budget_alerts import BudgetAlert
 from pilotlight.controller.billing.budget_definition import parse_definition
 from pilotlight.controller.billing.budgets import Budget
 from pilotlight.controller.database import audit_trail
 from pilotlight.controller.database.change_notifier import ChangeNotifier
-from pilotlight.controller.database.delivery_retry import CLAIM_S, GIVE_UP_AFTER_S, LONGEST_DELAY_S
+from pilotlight.controller.database.delivery_retry import (
+    CLAIM_S,
+    GIVE_UP_AFTER_S,
+    LONGEST_DELAY_S,
+    retry_in_s,
+)
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.identity import tenants
 from pilotlight.controller.server.metrics import Metrics

@@ -21,7 +21,7 @@ from pilotlight.controller.billing import (
 )
 from pilotlight.controller.billing.budget_alerts import BudgetAlert
 from pilotlight.controller.billing.budget_definition import parse_definition
-from pilotlight.controller.database import tables
+from pilotlight.controller.database import delivery_retry, tables
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.identity import tenants
 from pilotlight.controller.identity.tenant_plan import TenantPlan
@@ -216,11 +216,11 @@ def test_a_tenant_with_many_alerts_leaves_places_for_those_of_others(
 
     def claimed() -> list[BudgetAlert]:
         with store.write() as write:
-            return budget_alerts.claim(write, limit=32)
+            return delivery_retry.claim(write, tables.budget_alerts, BudgetAlert, limit=32)
 
     first = claimed()
     assert tenant in {alert.tenant for alert in first}
-    assert sum(alert.tenant != tenant for alert in first) == budget_alerts.AT_ONCE_OF_ONE
+    assert sum(alert.tenant != tenant for alert in first) == delivery_retry.AT_ONCE_OF_ONE
     rest = [alert for page in iter(claimed, []) for alert in page]
     assert len({alert.id for alert in first + rest}) == 61  # and each is taken once
 
@@ -447,8 +447,9 @@ def test_a_webhook_that_comes_late_is_told_what_is_reached_already(
     put("https://example.com/hook")
     assert waiting() == [80, 50]
     with store.write() as write:
-        for alert in budget_alerts.claim(write, limit=10):
-            budget_alerts.record_delivery(write, alert, error=None)
+        table = tables.budget_alerts
+        for alert in delivery_retry.claim(write, table, BudgetAlert, limit=10):
+            delivery_retry.record_attempt(write, table, alert, error=None)
     put("https://example.com/other")
     put(None)
     put("https://example.com/hook")

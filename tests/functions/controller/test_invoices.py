@@ -22,8 +22,9 @@ from pilotlight.controller.settings import ControllerConfig, ControllerSettings
 from pilotlight.core import csv_format
 from pilotlight.core.settings import Paths, SettingsInvalid
 from pilotlight.protocol import UsageRecord
-from pilotlight.spec.pricing import PriceSettings, price_usage
+from pilotlight.spec.pricing import PriceSettings
 from snapshotter.types import SnapshotState
+from tests.fakes.reference_prices import price_usage
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import ManualClock, snapshot, usage
 

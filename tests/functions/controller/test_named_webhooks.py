@@ -11,7 +11,7 @@ import pytest
 from pilotlight.controller.database.delivery_retry import GIVE_UP_AFTER_S
 from pilotlight.controller.settings import ControllerSettings
 from pilotlight.controller.webhooks import deliveries
-from pilotlight.controller.webhooks.delivery_queues import WebhookDeliveryQueue
+from pilotlight.controller.webhooks.delivery_queues import WEBHOOK_DELIVERIES
 from pilotlight.controller.webhooks.delivery_worker import DeliveryWorker
 from pilotlight.controller.webhooks.webhook_sender import WebhookSender
 from pilotlight.protocol import CALLS_PATH, CallRecord
@@ -65,7 +65,7 @@ async def deliver(controller: Controller) -> int:
             metrics=context.metrics,
             clock=context.clock,
             chance=lambda: 0.5,
-            outbox=WebhookDeliveryQueue(),
+            outbox=WEBHOOK_DELIVERIES,
         ).run_once()
 
 

@@ -18,6 +18,7 @@ from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.protocol import FunctionRoute
 from pilotlight.spec import traffic as documents
 from pilotlight.spec.traffic import Shadow, TrafficDocument
+from tests.fakes.traffic_points import revision_at
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, spec
 
@@ -170,12 +171,10 @@ async def test_segments_follow_the_weights_whatever_an_edit_says_of_them(
             write, where, "hello", weighed({second: 90, first: 10}), action="rollout.step"
         )
     moved = [
-        p
-        for p in range(100)
-        if documents.revision_at(at_5.segments, p) != documents.revision_at(at_10.segments, p)
+        p for p in range(100) if revision_at(at_5.segments, p) != revision_at(at_10.segments, p)
     ]
     assert len(moved) == 5
-    assert all(documents.revision_at(at_10.segments, p) == first for p in moved)
+    assert all(revision_at(at_10.segments, p) == first for p in moved)
 
 
 async def test_no_change_is_no_entry_and_no_generation(controller: Controller) -> None:

@@ -22,12 +22,10 @@ from pathlib import Path
 import pytest
 
 from snapshotter.criu import operations
-from snapshotter.criu import processes as runs
 from snapshotter.criu.errors import CriuError, CriuFailed, CriuReason
 from snapshotter.criu.processes import Criu
 from snapshotter.criu.self_test import SelfTest
 from snapshotter.criu.self_test_sandbox import Sandbox, SandboxProcess, cell
-from snapshotter.criu.stats import DumpStats
 from snapshotter.linux import proc
 from tests.fakes.ports import free_port
 
@@ -80,7 +78,7 @@ class Bench:
         )
         fds = [writable, *([] if stderr is None else [stderr])]
         process = await place.spawn([sys.executable, "-I", "-S", "-B", "-c", program], fds=fds)
-        await runs.wait_readable(readable)
+        await proc.wait_readable(readable)
         os.close(readable)
         return process
 
@@ -92,8 +90,8 @@ class Bench:
         uid: int = 0,
         tcp: bool = False,
         deadline_s: float = DEADLINE_S,
-    ) -> DumpStats:
-        return await operations.dump(
+    ) -> None:
+        await operations.dump(
             place,
             criu=self.criu,
             pid=pid,
@@ -127,12 +125,12 @@ class Bench:
             deadline_s=DEADLINE_S,
         )
 
-    async def frozen(self, code: str, *, uid: int = 0, tcp: bool = False) -> DumpStats:
+    async def frozen(self, code: str, *, uid: int = 0, tcp: bool = False) -> None:
         """Images of a subject whose cell is gone afterwards."""
         async with self.place() as place:
             process = await self.subject(place, code, uid=uid)
             try:
-                return await self.dump(place, process.pid, uid=uid, tcp=tcp)
+                await self.dump(place, process.pid, uid=uid, tcp=tcp)
             finally:
                 process.close()
 
@@ -170,11 +168,7 @@ def bench(short_tmp: Path, criu: Criu, criu_proof: SelfTest) -> Iterator[Bench]:
 
 
 async def test_process_comes_back_with_its_memory(bench: Bench) -> None:
-    took = await bench.frozen(
-        "kept = os.urandom(8).hex() * 100_000\nwait()\nfine(len(kept) == 1_600_000)"
-    )
-    assert took.pages_bytes > 1_600_000
-    assert took.frozen_ms > 0
+    await bench.frozen("kept = os.urandom(8).hex() * 100_000\nwait()\nfine(len(kept) == 1_600_000)")
     assert await bench.outcome() == FINE
     assert await bench.outcome() == FINE, "an image can be restored again"
     assert not list((bench.folder / "images").glob("*.log")), "logs go to the work directory"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pilotlight.core.durability import write_durably
 from snapshotter.snapshots import memory_report
 from snapshotter.snapshots.manifest import (
     MAX_MANIFEST_BYTES,
@@ -20,7 +21,6 @@ from snapshotter.snapshots.manifest import (
     parse,
     sealed,
     signing_key,
-    write_durably,
 )
 from tests.snapshotter.snapshots.shapes import KEY, draft, mark, proof
 

@@ -20,7 +20,7 @@ from weight_cache.errors import DeviceFailed, PoolFull, TensorsInvalid
 from weight_cache.tensors.delivery import deliver, pool_bytes, read_into, room_bytes
 from weight_cache.tensors.devices import CpuDevice, Device, resolve_device
 from weight_cache.tensors.header import read_tensors
-from weight_cache.tensors.parallel_read import PieceQueue, ReadCancelled, read_exactly, run_readers
+from weight_cache.tensors.parallel_read import PieceQueue, read_exactly, run_readers
 from weight_cache.tensors.pool import Pool
 from weight_cache.tensors.read_plan import PIECE_BYTES, ReadPiece
 
@@ -146,28 +146,10 @@ def test_short_reads_are_gone_on_with() -> None:
         assert buffer == whole.read(50_000)
 
 
-def test_cancelling_stops_between_two_pieces(tmp_path: Path, pool: Pool) -> None:
-    file, _ = large(tmp_path)
-    cancelled = threading.Event()
-    cancelled.set()
-    device = LateDevice()
-    with pytest.raises(ReadCancelled):
-        deliver(
-            file,
-            [(tensor, device) for tensor in read_tensors(file)],
-            pool=pool,
-            cancelled=cancelled,
-        )
-    assert device.sent_bytes == 0
-    with pytest.raises(ReadCancelled):
-        read_into(file, read_tensors(file), pool=pool, cancelled=cancelled)
-    assert pool.used_bytes == 0
-
-
 def test_the_first_failure_stops_the_other_threads() -> None:
     taken: list[ReadPiece] = []
     pieces = PieceQueue(
-        (ReadPiece(offset_bytes=n, length_bytes=1, parts=()) for n in range(1_000_000)), None
+        ReadPiece(offset_bytes=n, length_bytes=1, parts=()) for n in range(1_000_000)
     )
     failed = threading.Event()
 
@@ -198,7 +180,7 @@ def test_an_interrupt_of_the_caller_stops_the_threads() -> None:
             pass
 
     endless = PieceQueue(
-        (ReadPiece(offset_bytes=n, length_bytes=1, parts=()) for n in itertools.count()), None
+        ReadPiece(offset_bytes=n, length_bytes=1, parts=()) for n in itertools.count()
     )
     before = signal.signal(signal.SIGALRM, strike)
     gc.disable()  # a callback of the collector would swallow what strikes inside it

@@ -1,11 +1,29 @@
-"""Addresses of functions on the command line: `APP/FUNCTION`, or `APP/CLASS.METHOD` of a call."""
+"""Addresses of functions on the command line: `APP/FUNCTION`, or `APP/CLASS.METHOD` of a call; and
+ids, which may be abbreviated."""
 
 from __future__ import annotations
 
-from pilotlight.errors import InvalidInput
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pilotlight.errors import InvalidInput, NotFound
 from pilotlight.spec.identifiers import parse_function_path
 
 _HINT = "Write APP/FUNCTION; `pilotlight app list` lists the apps."
+
+
+def match_id(rows: Iterable[Mapping[str, Any]], prefix: str, *, missing: str, hint: str) -> str:
+    """The one id of `rows` that begins with `prefix`. Raises NotFound with the text `missing`,
+    InvalidInput if several match."""
+    found = [str(row["id"]) for row in rows if str(row["id"]).startswith(prefix)]
+    if not found:
+        raise NotFound(missing, hint=hint)
+    if len(found) > 1 and prefix not in found:
+        raise InvalidInput(
+            f"{prefix!r} matches {len(found)} ids: {', '.join(found[:5])}",
+            hint="Write more characters of the id.",
+        )
+    return prefix if prefix in found else found[0]
 
 
 def parse_address(text: str, *, hint: str = _HINT) -> tuple[str, str, str]:

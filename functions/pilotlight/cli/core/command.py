@@ -10,7 +10,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -148,6 +148,17 @@ def command(
         return function
 
     return register
+
+
+def command_group(
+    parent: typer.Typer, name: str, help: str, verbs: Mapping[str, Callable[..., None]]
+) -> typer.Typer:
+    """Add a group of commands to `parent`: `verbs` are its functions by the name of the command."""
+    group = typer.Typer(help=help, no_args_is_help=True)
+    for verb, function in verbs.items():
+        command(group, verb)(function)
+    parent.add_typer(group, name=name)
+    return group
 
 
 def common_callback(run: Callable[[typer.Context, CommonOptions], None]) -> Callable[..., None]:

@@ -38,9 +38,9 @@ NICENESS = {"activator": -10, "snapshotter": -5}
 """Every call passes through the activator and every start through the node agent: neither may wait
 for CPU behind busy workers."""
 READY_TIMEOUT_S = {"controller": 3600.0}
-"""Ready timeouts longer than the default. The first start after an upgrade migrates the ledger and
-rebuilds its sums, a million records a minute; a timeout would make it begin again. A controller
-that dies meanwhile is detected at once."""
+"""Ready timeouts longer than the default. The first start after an upgrade migrates the ledger,
+which may be large; a timeout would make it begin again. A controller that dies meanwhile is
+detected at once."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 5.0
 """Restart delay: doubles from the first value to the second."""
 _STEADY_S = 10.0

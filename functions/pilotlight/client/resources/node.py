@@ -4,13 +4,10 @@ resources, with helpers to read responses."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pilotlight.client.json_stream import Json, iter_json_objects, without_none
 from pilotlight.client.transport import Transport, path_segment
-
-if TYPE_CHECKING:
-    pass
 
 
 class NodeResources:

@@ -31,10 +31,9 @@ class TrafficResources(NodeResources):
     def put_traffic(self, app: str, function: str, document: Mapping[str, Any]) -> Json:
         """Replace the traffic of a function. `generation` in the document is that of the traffic it
         is based on. Raises Conflict if that is not the newest."""
-        answer: Json = self._transport.request(
-            "PUT", _path(app, function), json=dict(document)
-        ).json()
-        return answer
+        return dict(
+            self._transport.request("PUT", _path(app, function), json=dict(document)).json()
+        )
 
     def change_traffic(
         self,
@@ -79,8 +78,7 @@ class TrafficResources(NodeResources):
         )
         if not isinstance(shadow, _Unchanged):
             body["shadow"] = dict(shadow) if shadow is not None else None
-        answer: Json = self._transport.request("PATCH", _path(app, function), json=body).json()
-        return answer
+        return dict(self._transport.request("PATCH", _path(app, function), json=body).json())
 
 
 def _path(app: str, function: str) -> str:

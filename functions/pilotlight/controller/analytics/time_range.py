@@ -59,11 +59,6 @@ class TimeRange:
         """The length of a unit in seconds."""
         return _SECONDS[self.unit]
 
-    @property
-    def length_s(self) -> int:
-        """The length of the span in seconds, including the whole current unit."""
-        return self.count * self.unit_s
-
     def starts(self) -> list[dt.datetime]:
         """Return the start of each unit, in UTC."""
         return [dt.datetime.fromtimestamp(unit * self.unit_s, tz=dt.UTC) for unit in self.units]

@@ -9,7 +9,7 @@ from functools import partial
 import anyio.to_thread
 from sqlalchemy.exc import SQLAlchemyError
 
-from pilotlight.controller.billing import invoices, price_lists, rollups, storage_charges
+from pilotlight.controller.billing import invoices, price_lists, storage_charges
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.server.node_backend import NodeBackend
 from pilotlight.controller.settings import ControllerConfig
@@ -28,19 +28,10 @@ ACTOR = "platform"
 
 
 def initialise_billing(store: Store, config: ControllerConfig) -> None:
-    """Record the price lists in force, and build the rollups of a ledger that has none yet. Raises
-    SettingsInvalid."""
+    """Record the price lists in force. Raises SettingsInvalid."""
     with store.write() as write:
         for version in price_lists.record_price_lists(write, config.prices.lists()):
             log.info("event=prices_in_force version=%s", version)
-    with store.write() as write:
-        if rollups.are_missing(write.sql):
-            log.info(
-                "event=rollups_begun: building rollups from the ledger once, a million records a "
-                "minute"
-            )
-            records = rollups.rebuild(write)
-            log.info("event=rollups_built records=%d", records)
 
 
 async def run_billing_jobs(*, store: Store, agent: NodeBackend, config: ControllerConfig) -> None:

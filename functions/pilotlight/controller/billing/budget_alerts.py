@@ -4,8 +4,8 @@ delivery to the webhook.
 An alert is a row, written in the same transaction as the records that caused it, so it is neither
 lost nor created twice. Its id is the webhook-id of every delivery attempt, so that a receiver can
 distinguish a second delivery from a second alert. `next_attempt_at` is the earliest time of the
-next attempt. A deliverer moves it forward before it tries (`claim`), so if the deliverer dies,
-another one can claim the alert after CLAIM_S.
+next attempt. A deliverer moves it forward before it tries (`delivery_retry.claim`), so if the
+deliverer dies, another one can claim the alert after CLAIM_S.
 """
 
 from __future__ import annotations
@@ -13,18 +13,14 @@ from __future__ import annotations
 import base64
 import secrets
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from pilotlight.controller.database import delivery_retry, tables
-from pilotlight.controller.database.delivery_retry import CLAIM_S
+from pilotlight.controller.database import tables
+from pilotlight.controller.database.delivery_retry import MAX_ERROR
 from pilotlight.controller.database.store import Write
 
-MAX_ERROR = 500
-AT_ONCE_OF_ONE = 8
-"""Alerts of one tenant per round: a tenant with slow receivers delays only its own alerts, however
-many it has."""
 _SECRET_BYTES = 32
 _BUDGETS_AT_ONCE = 500
 """Databases limit the number of parameters per statement."""
@@ -147,64 +143,6 @@ def cancel(write: Write, *, budget_id: str, error: str) -> None:
     write.sql.execute(
         sa.update(table).where(which).values(next_attempt_at=None, error=error[:MAX_ERROR])
     )
-
-
-def claim(write: Write, *, limit: int) -> list[BudgetAlert]:
-    """Claim due alerts for CLAIM_S. The attempt is counted before it is made."""
-    table = tables.budget_alerts
-    order = (table.c.next_attempt_at, table.c.id)
-    turn = sa.func.row_number().over(partition_by=table.c.tenant, order_by=order).label("turn")
-    due = sa.select(*_COLUMNS, turn).where(table.c.next_attempt_at <= write.now).subquery()
-    columns = [due.c[name] for name in BudgetAlert.__slots__]
-    query = (
-        sa.select(*columns)
-        .where(due.c.turn <= AT_ONCE_OF_ONE)
-        .order_by(due.c.next_attempt_at, due.c.id)
-        .limit(limit)
-    )
-    claimed = [
-        replace(alert, attempts=alert.attempts + 1)
-        for alert in (BudgetAlert(**row) for row in write.sql.execute(query).mappings())
-    ]
-    for alert in claimed:
-        values = {"next_attempt_at": write.now + CLAIM_S, "attempts": alert.attempts}
-        write.sql.execute(sa.update(table).where(table.c.id == alert.id).values(**values))
-    return claimed
-
-
-def record_delivery(
-    write: Write, alert: BudgetAlert, *, error: str | None, retry_in_s: float | None = None
-) -> None:
-    """Record the result of an attempt. `error` None: delivered. `retry_in_s` None: no further
-    attempt."""
-    table = tables.budget_alerts
-    done = {
-        "delivered_at": write.now if error is None else None,
-        "next_attempt_at": None if error is None or retry_in_s is None else write.now + retry_in_s,
-        "error": None if error is None else error[:MAX_ERROR],
-    }
-    write.sql.execute(sa.update(table).where(table.c.id == alert.id).values(**done))
-
-
-def retry_in_s(
-    alert: BudgetAlert, *, now: float, chance: float, asked_s: float = 0.0
-) -> float | None:
-    """Return how long to wait after attempt number `alert.attempts` failed; None: give up.
-
-    Args:
-        chance: uniform in [0, 1), for the jitter.
-        asked_s: the delay that the receiver requested (Retry-After), in seconds.
-    """
-    return delivery_retry.retry_in_s(
-        attempts=alert.attempts, begun_at=alert.at, now=now, chance=chance, asked_s=asked_s
-    )
-
-
-def next_at(sql: sa.Connection) -> float | None:
-    """Return when the next attempt is due (seconds since the epoch); None: nothing is pending."""
-    due = tables.budget_alerts.c.next_attempt_at
-    at = sql.execute(sa.select(sa.func.min(due)).where(due.is_not(None))).scalar_one()
-    return None if at is None else float(at)
 
 
 def listing(

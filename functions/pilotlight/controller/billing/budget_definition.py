@@ -9,7 +9,7 @@ from typing import Any
 
 from pilotlight.controller.billing.budget_periods import KINDS, MONTH
 from pilotlight.errors import InvalidInput
-from pilotlight.spec.identifiers import check_name
+from pilotlight.spec.identifiers import require_name
 from pilotlight.spec.pricing import COST_QUANTUM
 
 DEFAULT_ALERTS = (50, 80, 100)
@@ -71,7 +71,8 @@ def parse_definition(
     if period not in KINDS:
         raise _wrong("period", period, f"must be {' or '.join(KINDS)}")
     for kind, name in (("environment", environment), ("app", app), ("function", function)):
-        _check_name(kind, name)
+        if name:
+            require_name(kind, name)
     if function and not app:
         raise InvalidInput(f"function = {function!r}: also name its app", parameter="function")
     if currency not in currencies:
@@ -91,14 +92,6 @@ def parse_definition(
         alerts=_alerts(alerts),
         webhook=webhook,
     )
-
-
-def _check_name(kind: str, name: str) -> None:
-    try:
-        if name:
-            check_name(kind, name)
-    except ValueError as e:
-        raise InvalidInput(str(e), parameter=kind) from e
 
 
 def _amount(text: str) -> str:

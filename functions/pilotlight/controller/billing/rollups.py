@@ -98,17 +98,6 @@ def rebuild(write: Write, *, tenant: str | None = None) -> int:
     return records
 
 
-def are_missing(sql: sa.Connection) -> bool:
-    """Whether the ledger predates rollups: it has records, but they are empty."""
-    is_empty = sql.execute(sa.select(tables.usage_days.c.tenant).limit(1)).first() is None
-    return is_empty and sql.execute(sa.select(tables.usage.c.id).limit(1)).first() is not None
-
-
-def rebuild_once(write: Write) -> int:
-    """Rebuild rollups if they are missing; return the number of records, 0 if nothing was done."""
-    return rebuild(write) if are_missing(write.sql) else 0
-
-
 def count(sql: sa.Connection, *, tenant: str | None = None) -> int:
     """Return the number of records, according to the rollups."""
     table = tables.usage_days

@@ -24,7 +24,7 @@ from pilotlight.controller.identity.access_control import PLATFORM_TENANT, Princ
 from pilotlight.controller.identity.sessions import CookieAttributes, Session
 from pilotlight.controller.lazy_routes import LazyRoute
 from pilotlight.core.dashboard.visitor_cookie import MAX_COOKIE
-from pilotlight.errors import PilotlightError, Unauthenticated
+from pilotlight.errors import Forbidden, PilotlightError, Unauthenticated
 from pilotlight.spec.identifiers import Scope
 from pilotlight.spec.quotas import Plan
 from snapshotter.errors import SnapshotterError
@@ -97,6 +97,11 @@ class PageContext:
         return self.caller.environment
 
     @property
+    def where(self) -> dict[str, str]:
+        """The tenant and the selected environment, as queries take them."""
+        return {"tenant": self.caller.tenant, "environment": self.environment}
+
+    @property
     def place(self) -> tuple[str, str, str]:
         """(tenant, environment, currency): viewers of one place share its live figures."""
         return self.caller.tenant, self.environment, self.currency
@@ -115,6 +120,12 @@ class PageContext:
     def sees_instances(self) -> bool:
         """Whether the key may see instances; a key with scope read-billing may not."""
         return self.caller.scope.reaches(Scope.DEPLOY)
+
+    def require_deploy(self, what: str) -> None:
+        """Raise Forbidden unless the key may see instances. `what` begins the message: "apps
+        require"."""
+        if not self.sees_instances:
+            raise Forbidden(f"{what} a key with scope 'deploy'", scope=Scope.DEPLOY.value)
 
     @property
     def sees_tenant(self) -> bool:
@@ -135,12 +146,7 @@ class PageContext:
 
     async def read(self, query: Callable[[sa.Connection], _Read]) -> _Read:
         """Run a database query in a thread, in one consistent view, and return its result."""
-
-        def run() -> _Read:
-            with self.context.store.read() as sql:
-                return query(sql)
-
-        return await self.context.threads.run(self.caller.tenant, run)
+        return await self.context.read(self.caller.tenant, query)
 
 
 async def page_context(

@@ -1,6 +1,14 @@
-"""Schedule of retries of webhook deliveries: when to try again and when to give up."""
+"""Deliveries to webhooks as rows: claiming due ones, recording attempts, and when to try again or
+give up. Budget alerts and deliveries to named webhooks have the same columns for this."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol, TypeVar
+
+import sqlalchemy as sa
+
+from pilotlight.controller.database.store import Write
 
 GIVE_UP_AFTER_S = 3 * 86_400.0
 """A weekend and a working day. After it the undelivered messages are listed for the receiver's
@@ -11,20 +19,100 @@ JITTER = 0.2
 once."""
 CLAIM_S = 60.0
 """For how long a delivery worker owns a message: longer than an attempt can take."""
+AT_ONCE_OF_ONE = 8
+"""Messages of one tenant per round: a tenant with slow receivers delays only its own messages,
+however many it has."""
+MAX_ERROR = 500
+
+
+class PendingMessage(Protocol):
+    """A row of either table, as a frozen dataclass."""
+
+    @property
+    def id(self) -> str:
+        """Its id, and the webhook-id of every attempt."""
+
+    @property
+    def at(self) -> float:
+        """When it was recorded, seconds since the epoch."""
+
+    @property
+    def attempts(self) -> int:
+        """Number of attempts so far."""
+
+
+Message = TypeVar("Message", bound=PendingMessage)
+
+
+def claim(write: Write, table: sa.Table, kind: type[Message], *, limit: int) -> list[Message]:
+    """Claim due messages of `table` for CLAIM_S. The attempt is counted before it is made."""
+    columns = [table.c[name] for name in kind.__annotations__]
+    query = (
+        sa.select(*columns)
+        .where(table.c.next_attempt_at <= write.now)
+        .order_by(table.c.next_attempt_at, table.c.id)
+    )
+    due = [
+        dict(row)
+        for tenant in _pending_tenants(write.sql, table)
+        for row in write.sql.execute(
+            query.where(table.c.tenant == tenant).limit(AT_ONCE_OF_ONE)
+        ).mappings()
+    ]
+    due.sort(key=lambda row: (row["next_attempt_at"], row["id"]))
+    claimed = [kind(**{**row, "attempts": row["attempts"] + 1}) for row in due[:limit]]
+    for one in claimed:
+        values = {"next_attempt_at": write.now + CLAIM_S, "attempts": one.attempts}
+        write.sql.execute(sa.update(table).where(table.c.id == one.id).values(**values))
+    return claimed
+
+
+def _pending_tenants(sql: sa.Connection, table: sa.Table) -> Iterator[str]:
+    """Yield the tenants with pending messages, with one index lookup each: the number of one
+    tenant's messages does not slow down others."""
+    last = ""
+    following = sa.select(sa.func.min(table.c.tenant)).where(table.c.next_attempt_at.is_not(None))
+    while (found := sql.execute(following.where(table.c.tenant > last)).scalar_one()) is not None:
+        yield (last := str(found))
+
+
+def record_attempt(
+    write: Write,
+    table: sa.Table,
+    message: PendingMessage,
+    *,
+    error: str | None,
+    retry_in_s: float | None = None,
+) -> None:
+    """Record the result of an attempt. `error` None: delivered. `retry_in_s` None: no further
+    attempt."""
+    done = {
+        "delivered_at": write.now if error is None else None,
+        "next_attempt_at": None if error is None or retry_in_s is None else write.now + retry_in_s,
+        "error": None if error is None else error[:MAX_ERROR],
+    }
+    write.sql.execute(sa.update(table).where(table.c.id == message.id).values(**done))
+
+
+def next_at(sql: sa.Connection, table: sa.Table) -> float | None:
+    """Return when the next attempt is due (seconds since the epoch); None: nothing is pending."""
+    due = table.c.next_attempt_at
+    at = sql.execute(sa.select(sa.func.min(due)).where(due.is_not(None))).scalar_one()
+    return None if at is None else float(at)
 
 
 def retry_in_s(
-    *, attempts: int, begun_at: float, now: float, chance: float, asked_s: float = 0.0
+    message: PendingMessage, *, now: float, chance: float, asked_s: float = 0.0
 ) -> float | None:
-    """Return how long to wait after attempt number `attempts` failed; None: give up,
-    GIVE_UP_AFTER_S after `begun_at`.
+    """Return how long to wait after attempt number `message.attempts` failed; None: give up,
+    GIVE_UP_AFTER_S after it was recorded.
 
     Args:
         chance: uniform in [0, 1), for the jitter.
-        asked_s: the receiver's Retry-After.
+        asked_s: the delay that the receiver requested (Retry-After), in seconds.
     """
     # Bounded before it becomes an exponent: three days of attempts stay far below, but the count of
     # a corrupt row may not.
-    plain_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * GROWTH ** min(attempts - 1, 20))
+    plain_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * GROWTH ** min(message.attempts - 1, 20))
     delay_s = max(plain_s * (1 - JITTER + 2 * JITTER * chance), min(asked_s, LONGEST_DELAY_S))
-    return delay_s if now + delay_s <= begun_at + GIVE_UP_AFTER_S else None
+    return delay_s if now + delay_s <= message.at + GIVE_UP_AFTER_S else None

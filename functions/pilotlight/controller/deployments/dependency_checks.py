@@ -17,7 +17,7 @@ from pilotlight.controller.scheduling import schedules
 from pilotlight.controller.weights import blobs
 from pilotlight.errors import InvalidInput, TooLarge
 from pilotlight.spec.function import PUBLIC, FunctionSpec, canonical_json, from_json, to_json
-from pilotlight.spec.identifiers import check_name
+from pilotlight.spec.identifiers import require_name
 from pilotlight.spec.pricing import Rates
 from snapshotter.engines import check_environment_name
 from snapshotter.linux.egress_policy import EgressPolicy
@@ -35,7 +35,7 @@ MAX_SPEC_BYTES = 524_288
 def parse_specs(app: str, functions: Sequence[Mapping[str, Any]]) -> list[FunctionSpec]:
     """Parse the specs of a deploy and check each one by itself. Raises InvalidInput naming function
     and key."""
-    _name("app", app)
+    require_name("app", app)
     if not 1 <= len(functions) <= MAX_FUNCTIONS:
         raise InvalidInput(
             f"a deploy must have 1 to {MAX_FUNCTIONS} functions, not {len(functions)}",
@@ -248,7 +248,7 @@ def _check(spec: FunctionSpec) -> None:
             raise InvalidInput(f"{where}: {e}", parameter="environment") from e
     names = [w.name for w in spec.weights]
     for weights in spec.weights:
-        _name("weights", weights.name)
+        require_name("weights", weights.name)
         blobs.check_digest(weights.manifest, f"{where}: weights {weights.name!r}")
     if len(set(names)) != len(names):
         raise InvalidInput(f"{where}: two weights share a name", parameter="weights")
@@ -275,10 +275,3 @@ def _secrets(sql: sa.Connection, *, tenant: str, environment: str, names: set[st
         table.c.tenant == tenant, table.c.environment == environment, table.c.name.in_(names)
     )
     return set(sql.execute(query).scalars())
-
-
-def _name(kind: str, name: str) -> None:
-    try:
-        check_name(kind, name)
-    except ValueError as e:
-        raise InvalidInput(str(e), parameter=kind) from e

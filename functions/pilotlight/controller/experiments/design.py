@@ -17,7 +17,6 @@ MAX_ARMS = 8
 MAX_GUARDRAILS = 8
 RATIOS = ("error_ratio", "degraded_ratio", "cold_ratio")
 """Shares of calls, 0 to 1."""
-MEANS = ("latency_mean", "exec_mean", "cost_per_call", "cost_per_1k_tokens")
 QUANTILES = {"latency_p50": 0.5, "latency_p95": 0.95, "latency_p99": 0.99}
 METRICS = (*RATIOS, "latency_mean", *QUANTILES, "exec_mean", "cost_per_call", "cost_per_1k_tokens")
 """Latencies are milliseconds of warm calls; costs are in the currency of the function's price."""

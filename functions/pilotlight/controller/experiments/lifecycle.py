@@ -23,7 +23,7 @@ from pilotlight.controller.webhooks import deliveries
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.spec import traffic as documents
 from pilotlight.spec.function import canonical_json
-from pilotlight.spec.identifiers import check_name
+from pilotlight.spec.identifiers import require_name
 from pilotlight.spec.traffic import WHOLE, ExperimentTraffic, TrafficDocument
 
 DRAFT, RUNNING, STOPPED, CONCLUDED = "DRAFT", "RUNNING", "STOPPED", "CONCLUDED"
@@ -85,10 +85,7 @@ def running(sql: sa.Connection) -> list[Experiment]:
 def create(write: Write, place: AppRef, *, function: str, name: str, design: Design) -> Experiment:
     """Create a draft, to which no units are assigned. Raises InvalidInput, NotFound (function or
     revision), Conflict (the name is in use)."""
-    try:
-        check_name("experiment", name)
-    except ValueError as e:
-        raise InvalidInput(str(e), parameter="name") from e
+    require_name("experiment", name, parameter="name")
     function_id = _function(write.sql, place, function)
     arms = tuple(
         replace(arm, revision=aliases.resolve(write.sql, place, function, arm.revision))

@@ -19,7 +19,7 @@ from pilotlight.controller.identity.tenants import require_environment
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.protocol import KeyRecord
 from pilotlight.spec.function import canonical_json, to_json
-from pilotlight.spec.identifiers import Scope, check_name
+from pilotlight.spec.identifiers import Scope, require_name
 
 MAX_LABEL = 200
 MAX_LIFE_S = 100 * 365 * 86_400.0
@@ -395,7 +395,5 @@ def _check(name: str, reach: KeyRestrictions, expires_in_s: float | None) -> Non
     if reach.function is not None and reach.app is None:
         raise InvalidInput(f"function = {reach.function!r}: also name its app", parameter="app")
     for kind, given in (("app", reach.app), ("function", reach.function)):
-        try:
-            check_name(kind, given) if given is not None else None
-        except ValueError as e:
-            raise InvalidInput(str(e), parameter=kind) from e
+        if given is not None:
+            require_name(kind, given)

@@ -15,7 +15,7 @@ from pilotlight.controller.database.store import Write
 from pilotlight.controller.identity.tenants import require_environment
 from pilotlight.errors import InvalidInput
 from pilotlight.spec.function import canonical_json
-from pilotlight.spec.identifiers import check_name
+from pilotlight.spec.identifiers import require_name
 from pilotlight.spec.quotas import parse_quotas
 
 NOT_OF_KEYS = frozenset({"instances", "gpus"})
@@ -61,10 +61,7 @@ def put(
     environment that does not exist."""
     require_environment(write.sql, tenant=function.tenant, name=function.environment)
     for kind, name in (("app", function.app), ("function", function.function)):
-        try:
-            check_name(kind, name)
-        except ValueError as e:
-            raise InvalidInput(str(e), parameter=kind) from e
+        require_name(kind, name)
     quotas, before = parse(body), get(write.sql, function)
     if quotas == before:
         return quotas

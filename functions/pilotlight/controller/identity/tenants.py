@@ -22,7 +22,7 @@ from pilotlight.core.settings import SettingsInvalid
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.protocol import TenantRecord
 from pilotlight.spec.function import canonical_json, to_json
-from pilotlight.spec.identifiers import DEFAULT_ENVIRONMENT, check_name
+from pilotlight.spec.identifiers import DEFAULT_ENVIRONMENT, require_name
 from pilotlight.spec.quotas import BUILT_IN_PLANS, Plan
 
 MAX_ENVIRONMENTS = 100
@@ -40,7 +40,7 @@ def create(
 ) -> TenantRecord:
     """Create a tenant with its environment `main`, and with its own uid if `uid_base` is given.
     Raises InvalidInput, Conflict."""
-    _check_name("tenant", name)
+    require_name("tenant", name, parameter="name")
     table = tables.tenants
     if write.sql.execute(sa.select(table.c.id).where(table.c.name == name)).first():
         raise Conflict(f"tenant {name!r} already exists")
@@ -214,17 +214,12 @@ def unknown_names(sql: sa.Connection, names: Collection[str]) -> set[str]:
     )
 
 
-def count(sql: sa.Connection) -> int:
-    """Return the number of tenants."""
-    return int(sql.execute(sa.select(sa.func.count()).select_from(tables.tenants)).scalar_one())
-
-
 def create_environment(
     write: Write, *, tenant: str, name: str, actor: str, request: str = ""
 ) -> dict[str, Any]:
     """Create an empty environment. Raises InvalidInput; Conflict if it exists or there are too
     many."""
-    _check_name("environment", name)
+    require_name("environment", name, parameter="name")
     if has_environment(write.sql, tenant=tenant, name=name):
         raise Conflict(f"environment {name!r} already exists")
     if len(environments(write.sql, tenant=tenant)) >= MAX_ENVIRONMENTS:
@@ -353,10 +348,3 @@ def _delete_rows(write: Write, *, tenant: str, name: str) -> None:
 def _next_uid(write: Write, uid_base: int) -> int:
     highest = write.sql.execute(sa.select(sa.func.max(tables.tenants.c.uid))).scalar_one()
     return uid_base if highest is None else max(uid_base, int(highest) + 1)
-
-
-def _check_name(kind: str, name: str) -> None:
-    try:
-        check_name(kind, name)
-    except ValueError as e:
-        raise InvalidInput(str(e), parameter="name") from e

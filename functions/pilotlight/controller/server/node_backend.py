@@ -15,28 +15,22 @@ class NodeBackend(Protocol):
 
     async def instances(self, labels: Mapping[str, str] | None = None) -> list[InstanceInfo]:
         """Return the live instances that have all these labels (`tenant` is an id)."""
-        ...
 
     async def stop(self, instance_id: InstanceId, *, grace_s: float) -> None:
         """Stop an instance and return once it has exited. Raises InstanceUnknown."""
-        ...
 
     async def templates(self) -> list[TemplateInfo]:
         """Return the resident Templates."""
-        ...
 
     async def drop_template(self, revision: RevisionKey) -> None:
         """Drop a revision's Template; having none is not an error."""
-        ...
 
     async def snapshots(self, labels: Mapping[str, str] | None = None) -> list[SnapshotInfo]:
         """Return the snapshots on disk that have all these labels."""
-        ...
 
     async def prove_snapshot(self, snapshot_id: str, hear: Hear | None = None) -> SnapshotInfo:
         """Verify a snapshot by restoring it once; `hear` is called with its cost. Raises
         SnapshotUnknown, SnapshotRefused, ProofsBusy, NoCapacity."""
-        ...
 
     async def delete_snapshots(
         self,
@@ -46,15 +40,12 @@ class NodeBackend(Protocol):
         function: str | None = None,
     ) -> int:
         """Delete the matching snapshots and return their number."""
-        ...
 
     async def capabilities(self) -> Mapping[str, Any]:
         """Return `{"features": [{"name", "on", "why"}], "node": {…}}`."""
-        ...
 
     async def usage(self, instance_id: InstanceId) -> Mapping[str, Any]:
         """Return an instance's current resource usage, as far as known: `{"memory_bytes": …}`."""
-        ...
 
     async def logs(
         self,
@@ -68,25 +59,20 @@ class NodeBackend(Protocol):
     ) -> AsyncGenerator[Mapping[str, Any], None]:
         """Return log lines `{"time", "instance", "stream", "call", "text"}`, oldest first. Raises
         before the first line when the request is refused, for example LogsBusy."""
-        ...
 
     def exec(self, instance_id: InstanceId, argv: list[str]) -> AsyncIterator[Mapping[str, Any]]:
         """Run a command beside an instance: yields `{"stream", "text"}` parts, then
         `{"exit_status"}`."""
-        ...
 
     def build_image(
         self, spec: Mapping[str, Any], *, uid: int | None
     ) -> AsyncIterator[Mapping[str, Any]]:
         """Build an image: yields `{"step", "text"}` parts, then `{"image": digest,
         "size_bytes"}`."""
-        ...
 
     async def delete_image(self, digest: str, *, uid: int | None) -> int:
         """Delete an image that `uid` built and return its size in bytes, 0 if there was none. An
         image that is being built is kept."""
-        ...
 
     async def aclose(self) -> None:
         """Close connections."""
-        ...

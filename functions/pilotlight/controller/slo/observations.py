@@ -48,7 +48,6 @@ _MAX_COUNT = 2**53
 _MAX_BUCKET = latency_bucket(1e12)
 """Thirty years. A much higher bucket has no finite length in milliseconds, so reading it would
 fail."""
-_COUNT_KEYS = frozenset(COUNTS)
 ObservationSeries = tuple[str, str]
 """A revision, and an arm ("" = none)."""
 

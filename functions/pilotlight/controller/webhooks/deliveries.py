@@ -4,32 +4,27 @@ and pending until the receiver accepts it or the deliverer gives up.
 So an event is neither lost nor sent before it happened. The id of a delivery is the webhook-id of
 every attempt, so that a receiver can distinguish a second delivery from a second event.
 `next_attempt_at` is the earliest time of the next attempt; a deliverer moves it forward before it
-tries (`claim`)."""
+tries (`delivery_retry.claim`)."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import secrets
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
 from pilotlight.controller.database import tables
-from pilotlight.controller.database.delivery_retry import CLAIM_S
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.webhooks import endpoints
 from pilotlight.controller.webhooks.webhook_sender import WebhookMessage
 from pilotlight.spec.function import canonical_json
 
-AT_ONCE_OF_ONE = 8
-"""Deliveries of one tenant per round: a tenant with slow receivers delays only its own deliveries,
-however many it has."""
 KEPT_S = 7 * 86_400.0
 """How long a finished delivery is listed, in seconds."""
-MAX_ERROR = 500
 CALL_FINISHED = "call.finished"
 
 
@@ -111,60 +106,6 @@ def enqueue(
         # too and find nothing new
         write.fed = True
     return new
-
-
-def claim(write: Write, *, limit: int) -> list[Delivery]:
-    """Claim due deliveries for CLAIM_S. The attempt is counted before it is made."""
-    table = tables.deliveries
-    query = (
-        sa.select(*_COLUMNS)
-        .where(table.c.next_attempt_at <= write.now)
-        .order_by(table.c.next_attempt_at, table.c.id)
-    )
-    due = [
-        (row["next_attempt_at"], row["id"], row)
-        for tenant in _pending_tenants(write.sql)
-        for row in write.sql.execute(
-            query.where(table.c.tenant == tenant).limit(AT_ONCE_OF_ONE)
-        ).mappings()
-    ]
-    due.sort(key=lambda one: one[:2])
-    claimed = [replace(Delivery(**row), attempts=row["attempts"] + 1) for *_, row in due[:limit]]
-    for one in claimed:
-        values = {"next_attempt_at": write.now + CLAIM_S, "attempts": one.attempts}
-        write.sql.execute(sa.update(table).where(table.c.id == one.id).values(**values))
-    return claimed
-
-
-def _pending_tenants(sql: sa.Connection) -> Iterator[str]:
-    """Yield the tenants with pending deliveries, with one index lookup each: the number of one
-    tenant's deliveries does not slow down others."""
-    table, last = tables.deliveries, ""
-    following = sa.select(sa.func.min(table.c.tenant)).where(table.c.next_attempt_at.is_not(None))
-    while (found := sql.execute(following.where(table.c.tenant > last)).scalar_one()) is not None:
-        yield (last := str(found))
-
-
-def record_attempt(
-    write: Write, delivery: Delivery, *, error: str | None, retry_in_s: float | None = None
-) -> None:
-    """Record the result of an attempt. `error` None: delivered. `retry_in_s` None: no further
-    attempt."""
-    done = {
-        "delivered_at": write.now if error is None else None,
-        "next_attempt_at": None if error is None or retry_in_s is None else write.now + retry_in_s,
-        "error": None if error is None else error[:MAX_ERROR],
-    }
-    write.sql.execute(
-        sa.update(tables.deliveries).where(tables.deliveries.c.id == delivery.id).values(**done)
-    )
-
-
-def next_at(sql: sa.Connection) -> float | None:
-    """Return when the next attempt is due (seconds since the epoch); None: nothing is pending."""
-    due = tables.deliveries.c.next_attempt_at
-    at = sql.execute(sa.select(sa.func.min(due)).where(due.is_not(None))).scalar_one()
-    return None if at is None else float(at)
 
 
 def listing(

@@ -3,19 +3,19 @@ due messages and records the results."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import sqlalchemy as sa
 
-from pilotlight.controller.billing import budget_alerts, budgets
+from pilotlight.controller.billing import budgets
 from pilotlight.controller.billing.budget_alerts import BudgetAlert
 from pilotlight.controller.billing.budget_periods import period_named
 from pilotlight.controller.billing.budgets import Budget
 from pilotlight.controller.database import delivery_retry, tables
 from pilotlight.controller.database.store import Write
-from pilotlight.controller.webhooks import deliveries, endpoints
+from pilotlight.controller.webhooks import endpoints
 from pilotlight.controller.webhooks.deliveries import Delivery
 from pilotlight.controller.webhooks.webhook_sender import AttemptResult, WebhookMessage
 
@@ -32,95 +32,61 @@ class ClaimedMessage:
     sealed_secret: str | None
 
 
-class DeliveryQueue(Protocol):
-    """A queue of pending messages in the database."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryQueue:
+    """A queue of pending messages in the database.
 
-    @property
-    def kind(self) -> str:
-        """Name of the messages in the log."""
-        ...
+    Attributes:
+        kind: name of the messages in the log.
+        describe: makes the message of a claimed row.
+        on_gone: called when the receiver rejects all further messages (410)."""
+
+    kind: str
+    table: sa.Table
+    record: type[BudgetAlert | Delivery]
+    describe: Callable[[sa.Connection, Any], ClaimedMessage]
+    on_gone: Callable[[Write, ClaimedMessage, AttemptResult], None]
 
     def next_at(self, sql: sa.Connection) -> float | None:
         """Return when the next attempt is due (seconds since the epoch); None: nothing is
         pending."""
-        ...
+        return delivery_retry.next_at(sql, self.table)
 
     def claim(self, write: Write, *, limit: int) -> Sequence[ClaimedMessage]:
         """Claim due messages, so that no other worker gets them."""
-        ...
+        claimed = delivery_retry.claim(write, self.table, self.record, limit=limit)
+        return [self.describe(write.sql, one) for one in claimed]
 
     def settle(
         self, write: Write, errand: ClaimedMessage, outcome: AttemptResult, *, chance: float
     ) -> bool:
         """Record the result of an attempt; return whether there will be another."""
-        ...
-
-
-class BudgetAlertQueue:
-    """Budget alerts. A receiver that rejects further alerts (410) is removed from the budget."""
-
-    kind = "alert"
-
-    def next_at(self, sql: sa.Connection) -> float | None:
-        return budget_alerts.next_at(sql)
-
-    def claim(self, write: Write, *, limit: int) -> Sequence[ClaimedMessage]:
-        return [_of_alert(write.sql, alert) for alert in budget_alerts.claim(write, limit=limit)]
-
-    def settle(
-        self, write: Write, errand: ClaimedMessage, outcome: AttemptResult, *, chance: float
-    ) -> bool:
-        alert = errand.of
-        assert isinstance(alert, BudgetAlert)
-        wait_s = (
-            None
-            if outcome.is_gone
-            else budget_alerts.retry_in_s(
-                alert, now=write.now, chance=chance, asked_s=outcome.retry_after_s
-            )
-        )
-        budget_alerts.record_delivery(write, alert, error=outcome.error, retry_in_s=wait_s)
-        if outcome.is_gone and errand.url is not None:
-            why = outcome.error or ""
-            budgets.drop_webhook(
-                write,
-                tenant=alert.tenant,
-                budget_id=alert.budget,
-                url=errand.url,
-                actor=ACTOR,
-                why=why,
-            )
-        return outcome.error is not None and wait_s is not None
-
-
-class WebhookDeliveryQueue:
-    """Events for named webhooks. A webhook that responds with 410 is kept: only that delivery is
-    given up."""
-
-    kind = "delivery"
-
-    def next_at(self, sql: sa.Connection) -> float | None:
-        return deliveries.next_at(sql)
-
-    def claim(self, write: Write, *, limit: int) -> Sequence[ClaimedMessage]:
-        return [_of_delivery(write.sql, one) for one in deliveries.claim(write, limit=limit)]
-
-    def settle(
-        self, write: Write, errand: ClaimedMessage, outcome: AttemptResult, *, chance: float
-    ) -> bool:
-        one = errand.of
-        assert isinstance(one, Delivery)
         wait_s = delivery_retry.retry_in_s(
-            attempts=one.attempts,
-            begun_at=one.at,
-            now=write.now,
-            chance=chance,
-            asked_s=outcome.retry_after_s,
+            errand.of, now=write.now, chance=chance, asked_s=outcome.retry_after_s
         )
         if outcome.is_gone:
             wait_s = None
-        deliveries.record_attempt(write, one, error=outcome.error, retry_in_s=wait_s)
+        delivery_retry.record_attempt(
+            write, self.table, errand.of, error=outcome.error, retry_in_s=wait_s
+        )
+        if outcome.is_gone:
+            self.on_gone(write, errand, outcome)
         return outcome.error is not None and wait_s is not None
+
+
+def _drop_webhook(write: Write, errand: ClaimedMessage, outcome: AttemptResult) -> None:
+    """Remove a receiver that rejects further alerts from its budget."""
+    alert = errand.of
+    assert isinstance(alert, BudgetAlert)
+    if errand.url is not None:
+        budgets.drop_webhook(
+            write,
+            tenant=alert.tenant,
+            budget_id=alert.budget,
+            url=errand.url,
+            actor=ACTOR,
+            why=outcome.error or "",
+        )
 
 
 def alert_message(alert: BudgetAlert, budget: Budget, tenant_name: str) -> WebhookMessage:
@@ -173,3 +139,20 @@ def _of_delivery(sql: sa.Connection, one: Delivery) -> ClaimedMessage:
     return ClaimedMessage(
         of=one, message=one.message(), url=found.url, sealed_secret=found.sealed_secret
     )
+
+
+BUDGET_ALERTS = DeliveryQueue(
+    kind="alert",
+    table=tables.budget_alerts,
+    record=BudgetAlert,
+    describe=_of_alert,
+    on_gone=_drop_webhook,
+)
+WEBHOOK_DELIVERIES = DeliveryQueue(
+    kind="delivery",
+    table=tables.deliveries,
+    record=Delivery,
+    describe=_of_delivery,
+    on_gone=lambda *_: None,
+)
+"""A named webhook that responds with 410 is kept: only that delivery is given up."""

@@ -20,10 +20,10 @@ from pilotlight.controller.database.change_notifier import ChangeNotifier
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.server.metrics import Metrics
 from pilotlight.controller.webhooks.delivery_queues import (
-    BudgetAlertQueue,
+    BUDGET_ALERTS,
+    WEBHOOK_DELIVERIES,
     ClaimedMessage,
     DeliveryQueue,
-    WebhookDeliveryQueue,
 )
 from pilotlight.controller.webhooks.webhook_sender import AttemptResult, WebhookSender
 from pilotlight.core.crypto import DecryptionFailed, PlatformKey
@@ -53,7 +53,7 @@ async def run_delivery_workers(
         WebhookSender(policy=policy) as sender,
         asyncio.TaskGroup() as group,
     ):
-        for outbox in (BudgetAlertQueue(), WebhookDeliveryQueue()):
+        for outbox in (BUDGET_ALERTS, WEBHOOK_DELIVERIES):
             deliverer = DeliveryWorker(
                 store=store,
                 key=key,
@@ -82,9 +82,9 @@ class DeliveryWorker:
         metrics: Metrics,
         clock: Callable[[], float],
         chance: Callable[[], float] = random.random,
-        outbox: DeliveryQueue | None = None,
+        outbox: DeliveryQueue = BUDGET_ALERTS,
     ) -> None:
-        self._outbox = outbox if outbox is not None else BudgetAlertQueue()
+        self._outbox = outbox
         self._store = store
         self._key = key
         self._notifier = notifier

@@ -22,7 +22,7 @@ from pilotlight.controller.identity.tenants import require_environment
 from pilotlight.controller.webhooks.webhook_sender import host_of
 from pilotlight.core.crypto import PlatformKey
 from pilotlight.errors import InvalidInput, NotFound, TooManyRequests
-from pilotlight.spec.identifiers import check_name
+from pilotlight.spec.identifiers import require_name
 
 KINDS = ("call", "rollout", "slo", "experiment")
 """The first component of event names."""
@@ -77,7 +77,7 @@ def put(
 ) -> WebhookSetResult:
     """Create or update a webhook; its secret is kept unless `new_secret`. Raises InvalidInput,
     NotFound, TooManyRequests."""
-    _check_name(name)
+    require_name("webhook", name, parameter="name")
     patterns = check_events(events)
     require_environment(write.sql, tenant=tenant, name=environment)
     known = find(write.sql, tenant=tenant, environment=environment, name=name)
@@ -192,13 +192,6 @@ def check_events(events: Sequence[str]) -> tuple[str, ...]:
                 parameter="events",
             )
     return patterns
-
-
-def _check_name(name: str) -> None:
-    try:
-        check_name("webhook", name)
-    except ValueError as e:
-        raise InvalidInput(str(e), parameter="name") from e
 
 
 def _is(*, tenant: str, environment: str, name: str) -> tuple[sa.ColumnElement[bool], ...]:

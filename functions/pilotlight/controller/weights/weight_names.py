@@ -22,7 +22,7 @@ from pilotlight.controller.identity.tenants import require_environment
 from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.spec.function import FunctionSpec
-from pilotlight.spec.identifiers import check_name
+from pilotlight.spec.identifiers import require_name
 from weight_cache.manifest import Manifest
 
 MAX_SOURCE_LENGTH = 2000
@@ -316,10 +316,7 @@ def _audit(
 
 
 def _check(name: str, source: str) -> None:
-    try:
-        check_name("weights", name)
-    except ValueError as e:
-        raise InvalidInput(str(e), parameter="name") from e
+    require_name("weights", name, parameter="name")
     if len(source) > MAX_SOURCE_LENGTH:
         raise InvalidInput(
             f"source has {len(source)} characters: give at most {MAX_SOURCE_LENGTH}",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pilotlight.cli.commands.apps import app_revisions
-from pilotlight.cli.core.command import Yes, command
+from pilotlight.cli.core.command import Yes, command_group
 from pilotlight.cli.core.formatting import format_bytes, format_table, format_time
 from pilotlight.cli.core.session import Session
 
@@ -20,19 +19,20 @@ Name = Annotated[str, typer.Argument(metavar="APP", help="Name of the app.")]
 
 def register(root: typer.Typer) -> None:
     """Add the command group."""
-    group = typer.Typer(help="Manage deployed apps and their revisions.", no_args_is_help=True)
-    verbs: dict[str, Callable[..., None]] = {
-        "list": list_,
-        "show": show,
-        "history": history,
-        **app_revisions.VERBS,
-        "stop": stop,
-        "prune": prune,
-        "delete": delete,
-    }
-    for name, function in verbs.items():
-        command(group, name)(function)
-    root.add_typer(group, name="app")
+    command_group(
+        root,
+        "app",
+        "Manage deployed apps and their revisions.",
+        {
+            "list": list_,
+            "show": show,
+            "history": history,
+            **app_revisions.VERBS,
+            "stop": stop,
+            "prune": prune,
+            "delete": delete,
+        },
+    )
 
 
 def list_(session: Session) -> None:

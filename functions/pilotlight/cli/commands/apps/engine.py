@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from pilotlight.cli.core.addresses import parse_function
-from pilotlight.cli.core.command import command
+from pilotlight.cli.core.command import command_group
 from pilotlight.cli.core.formatting import NO_VALUE, format_milliseconds, format_money, format_table
 from pilotlight.cli.core.session import Session
 
@@ -35,12 +35,12 @@ _TENANTS = {
 
 def register(root: typer.Typer) -> None:
     """Add the command group."""
-    group = typer.Typer(
-        help="Show language models: tokens, latencies, cache use and prices.", no_args_is_help=True
+    command_group(
+        root,
+        "engine",
+        "Show language models: tokens, latencies, cache use and prices.",
+        {"list": list_, "show": show},
     )
-    command(group, "list")(list_)
-    command(group, "show")(show)
-    root.add_typer(group, name="engine")
 
 
 def list_(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pilotlight.cli.core.addresses import parse_function
-from pilotlight.cli.core.command import Yes, command
+from pilotlight.cli.core.command import Yes, command_group
 from pilotlight.cli.core.formatting import NO_VALUE, format_table, format_time
 from pilotlight.cli.core.session import Session
 from pilotlight.errors import Conflict, InvalidInput, NotFound
@@ -61,22 +61,20 @@ _GUARDRAIL_COLUMNS = {
 
 def register(root: typer.Typer) -> None:
     """Add the command group."""
-    group = typer.Typer(
-        help="Run experiments, which compare revisions on a random split of a function's callers.",
-        no_args_is_help=True,
+    command_group(
+        root,
+        "experiment",
+        "Run experiments, which compare revisions on a random split of a function's callers.",
+        {
+            "create": create,
+            "start": start,
+            "report": report,
+            "stop": stop,
+            "conclude": conclude,
+            "list": list_,
+            "show": show,
+        },
     )
-    verbs: dict[str, Callable[..., None]] = {
-        "create": create,
-        "start": start,
-        "report": report,
-        "stop": stop,
-        "conclude": conclude,
-        "list": list_,
-        "show": show,
-    }
-    for name, function in verbs.items():
-        command(group, name)(function)
-    root.add_typer(group, name="experiment")
 
 
 def create(

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +12,7 @@ import typer
 
 from pilotlight.cli.commands.apps.deploy import File
 from pilotlight.cli.commands.apps.deploy_progress import load_user_app
-from pilotlight.cli.core.command import Yes, command
+from pilotlight.cli.core.command import Yes, command_group
 from pilotlight.cli.core.formatting import format_bytes, format_table
 from pilotlight.cli.core.session import Session
 from pilotlight.errors import InvalidInput, NotFound
@@ -28,14 +27,12 @@ if TYPE_CHECKING:
 
 def register(root: typer.Typer) -> None:
     """Add the command group."""
-    group = typer.Typer(
-        help="Manage the built environments of functions, and export functions as container images.",
-        no_args_is_help=True,
+    command_group(
+        root,
+        "image",
+        "Manage the built environments of functions, and export functions as container images.",
+        {"list": list_, "delete": delete, "export": export},
     )
-    verbs: dict[str, Callable[..., None]] = {"list": list_, "delete": delete, "export": export}
-    for name, function in verbs.items():
-        command(group, name)(function)
-    root.add_typer(group, name="image")
 
 
 def list_(session: Session) -> None:

@@ -151,17 +151,14 @@ def _tenancy(
     from pilotlight.core.settings import load_section as read
     from pilotlight.kubernetes.manifests.tenant_namespace import Tenancy
     from pilotlight.packaging.rendering import UNKNOWN_PLATFORM, UNKNOWN_TENANT
-    from pilotlight.spec.identifiers import check_name
+    from pilotlight.spec.identifiers import require_name
     from snapshotter.settings import SnapshotterSettings
 
     uid = read(SnapshotterSettings, "snapshotter", session.platform().config).uid_base
     environment = session.options.environment or DEFAULT_ENVIRONMENT
     name = tenant or _DEFAULT_TENANT
-    try:
-        check_name("tenant", name)
-        check_name("environment", environment)
-    except ValueError as e:
-        raise InvalidInput(str(e), parameter="tenant") from e
+    require_name("tenant", name)
+    require_name("environment", environment, parameter="tenant")
     sheaf.notes.append(
         f"placeholders: platform id {UNKNOWN_PLATFORM}, tenant id {UNKNOWN_TENANT} and uid {uid}, "
         f"which the platform assigns; v1 for the next revision number"

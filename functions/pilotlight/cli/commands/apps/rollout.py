@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pilotlight.cli.core.command import Yes, command
+from pilotlight.cli.core.command import Yes, command_group
 from pilotlight.cli.core.formatting import format_milliseconds, format_table, format_time
 from pilotlight.cli.core.session import Session
 from pilotlight.errors import NotFound
@@ -69,22 +69,20 @@ _COLOURS = {
 
 def register(root: typer.Typer) -> None:
     """Add the command group."""
-    group = typer.Typer(
-        help="Show and control rollouts, which shift traffic to a new revision step by step.",
-        no_args_is_help=True,
+    command_group(
+        root,
+        "rollout",
+        "Show and control rollouts, which shift traffic to a new revision step by step.",
+        {
+            "list": list_,
+            "show": show,
+            "watch": watch,
+            "pause": pause,
+            "resume": resume,
+            "promote": promote,
+            "abort": abort,
+        },
     )
-    verbs: dict[str, Callable[..., None]] = {
-        "list": list_,
-        "show": show,
-        "watch": watch,
-        "pause": pause,
-        "resume": resume,
-        "promote": promote,
-        "abort": abort,
-    }
-    for name, function in verbs.items():
-        command(group, name)(function)
-    root.add_typer(group, name="rollout")
 
 
 def list_(

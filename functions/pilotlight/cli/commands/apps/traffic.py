@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pilotlight.cli.core.addresses import parse_function
-from pilotlight.cli.core.command import command
+from pilotlight.cli.core.command import command_group
 from pilotlight.cli.core.formatting import format_table
 from pilotlight.cli.core.session import Session
 from pilotlight.errors import InvalidInput
@@ -30,19 +30,12 @@ Json = Mapping[str, Any]
 
 def register(root: typer.Typer) -> None:
     """Add the command group."""
-    group = typer.Typer(
-        help="Show and change how calls are distributed over revisions.", no_args_is_help=True
+    command_group(
+        root,
+        "traffic",
+        "Show and change how calls are distributed over revisions.",
+        {"show": show, "set": set_, "tag": tag, "pin": pin, "sticky": sticky, "shadow": shadow},
     )
-    for verb, function in (
-        ("show", show),
-        ("set", set_),
-        ("tag", tag),
-        ("pin", pin),
-        ("sticky", sticky),
-        ("shadow", shadow),
-    ):
-        command(group, verb)(function)
-    root.add_typer(group, name="traffic")
 
 
 def show(session: Session, function: Function) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pilotlight.cli.core.command import Yes, command
+from pilotlight.cli.core.command import Yes, command_group
 from pilotlight.cli.core.formatting import (
     format_bytes,
     format_milliseconds,
@@ -56,24 +56,22 @@ _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 def register(root: typer.Typer) -> None:
     """Add the command group."""
-    group = typer.Typer(
-        help="Manage model weights: uploaded once, mapped by instances, never part of a snapshot.",
-        no_args_is_help=True,
+    command_group(
+        root,
+        "weights",
+        "Manage model weights: uploaded once, mapped by instances, never part of a snapshot.",
+        {
+            "push": push,
+            "pull": pull,
+            "list": list_,
+            "show": show,
+            "verify": verify,
+            "prefetch": prefetch,
+            "pin": pin,
+            "unpin": unpin,
+            "delete": delete,
+        },
     )
-    verbs: dict[str, Callable[..., None]] = {
-        "push": push,
-        "pull": pull,
-        "list": list_,
-        "show": show,
-        "verify": verify,
-        "prefetch": prefetch,
-        "pin": pin,
-        "unpin": unpin,
-        "delete": delete,
-    }
-    for name, function in verbs.items():
-        command(group, name)(function)
-    root.add_typer(group, name="weights")
 
 
 def push(

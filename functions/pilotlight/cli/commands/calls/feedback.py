@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pilotlight.cli.core.command import command
+from pilotlight.cli.core.command import command_group
 from pilotlight.cli.core.formatting import parse_pairs
 from pilotlight.cli.core.session import Session
 from pilotlight.errors import InvalidInput
@@ -14,12 +14,12 @@ from pilotlight.errors import InvalidInput
 
 def register(root: typer.Typer) -> None:
     """Add the command group."""
-    group = typer.Typer(
-        help="Report the outcome of calls, for canaries, experiments and objectives.",
-        no_args_is_help=True,
+    command_group(
+        root,
+        "feedback",
+        "Report the outcome of calls, for canaries, experiments and objectives.",
+        {"send": send},
     )
-    command(group, "send")(send)
-    root.add_typer(group, name="feedback")
 
 
 def send(

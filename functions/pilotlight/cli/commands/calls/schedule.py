@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
 from pilotlight.cli.core.addresses import parse_function
-from pilotlight.cli.core.command import command
+from pilotlight.cli.core.command import command_group
 from pilotlight.cli.core.formatting import format_table
 from pilotlight.cli.core.session import Session
 
@@ -31,18 +30,17 @@ _COLUMNS = {
 
 def register(root: typer.Typer) -> None:
     """Add the command group."""
-    group = typer.Typer(
-        help="Manage schedules, by which functions are called periodically.", no_args_is_help=True
+    command_group(
+        root,
+        "schedule",
+        "Manage schedules, by which functions are called periodically.",
+        {
+            "list": list_,
+            "pause": pause,
+            "resume": resume,
+            "run-now": run_now,
+        },
     )
-    verbs: dict[str, Callable[..., None]] = {
-        "list": list_,
-        "pause": pause,
-        "resume": resume,
-        "run-now": run_now,
-    }
-    for name, function in verbs.items():
-        command(group, name)(function)
-    root.add_typer(group, name="schedule")
 
 
 def list_(

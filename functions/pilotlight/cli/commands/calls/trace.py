@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pilotlight.cli.core.command import command
+from pilotlight.cli.core.command import command_group
 from pilotlight.cli.core.formatting import (
     NO_VALUE,
     format_milliseconds,
@@ -43,13 +43,12 @@ _PLATFORM = ("pilotlight.", "faas.", "http.", "url.", "error.")
 
 def register(root: typer.Typer) -> None:
     """Add the command group."""
-    group = typer.Typer(
-        help="Show the traces of calls: which steps ran, and how long they took.",
-        no_args_is_help=True,
+    command_group(
+        root,
+        "trace",
+        "Show the traces of calls: which steps ran, and how long they took.",
+        {"list": list_traces, "show": show},
     )
-    command(group, "list")(list_traces)
-    command(group, "show")(show)
-    root.add_typer(group, name="trace")
 
 
 def list_traces(

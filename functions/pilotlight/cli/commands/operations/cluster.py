@@ -6,19 +6,18 @@ from typing import Annotated, Any
 
 import typer
 
-from pilotlight.cli.core.command import command
+from pilotlight.cli.core.command import command_group
 from pilotlight.cli.core.session import Session
 
 
 def register(root: typer.Typer) -> None:
     """Add the command group."""
-    group = typer.Typer(
-        help="Show whose objects are in the cluster, and take over those of another platform.",
-        no_args_is_help=True,
+    command_group(
+        root,
+        "cluster",
+        "Show whose objects are in the cluster, and take over those of another platform.",
+        {"show": show, "adopt": adopt},
     )
-    command(group, "show")(show)
-    command(group, "adopt")(adopt)
-    root.add_typer(group, name="cluster")
 
 
 def show(session: Session) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pilotlight.cli.core.addresses import parse_function
-from pilotlight.cli.core.command import command
+from pilotlight.cli.core.addresses import match_id, parse_function
+from pilotlight.cli.core.command import command, command_group
 from pilotlight.cli.core.formatting import format_table
 from pilotlight.cli.core.logs import Follow, OfCall, Since, Tail, print_logs
 from pilotlight.cli.core.session import Session
@@ -50,16 +50,16 @@ _COLUMNS = {
 
 def register(root: typer.Typer) -> None:
     """Add the command group and `shell`."""
-    group = typer.Typer(
-        help="Manage running instances: list, read logs, run commands, stop.", no_args_is_help=True
+    group = command_group(
+        root,
+        "instance",
+        "Manage running instances: list, read logs, run commands, stop.",
+        {"list": list_, "logs": logs},
     )
-    command(group, "list")(list_)
-    command(group, "logs")(logs)
     command(
         group, "exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
     )(exec_)
     command(group, "stop")(stop)
-    root.add_typer(group, name="instance")
     command(root, "shell")(shell)
 
 
@@ -186,18 +186,12 @@ def run_in(session: Session, client: Client, instance: str, argv: list[str]) -> 
 
 def find_instance(client: Client, prefix: str) -> str:
     """The one running instance whose id begins with `prefix`. Raises NotFound or InvalidInput."""
-    found = [str(row["id"]) for row in client.instances() if str(row["id"]).startswith(prefix)]
-    if not found:
-        raise NotFound(
-            f"no instance {prefix!r} is running",
-            hint="List instances with `pilotlight instance list`.",
-        )
-    if len(found) > 1 and prefix not in found:
-        raise InvalidInput(
-            f"{prefix!r} matches {len(found)} ids: {', '.join(found[:5])}",
-            hint="Write more characters of the id.",
-        )
-    return prefix if prefix in found else found[0]
+    return match_id(
+        client.instances(),
+        prefix,
+        missing=f"no instance {prefix!r} is running",
+        hint="List instances with `pilotlight instance list`.",
+    )
 
 
 def with_label_columns(row: dict[str, Any]) -> dict[str, Any]:

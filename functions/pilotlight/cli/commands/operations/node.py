@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from pilotlight.cli.core.command import command
+from pilotlight.cli.core.command import command_group
 from pilotlight.cli.core.formatting import format_bytes, format_table, format_time
 from pilotlight.cli.core.session import Session
 
@@ -25,12 +25,12 @@ _COLUMNS = {
 
 def register(root: typer.Typer) -> None:
     """Add the command group."""
-    group = typer.Typer(
-        help="Show the nodes of a cluster: what they cache, and what is free.",
-        no_args_is_help=True,
+    command_group(
+        root,
+        "node",
+        "Show the nodes of a cluster: what they cache, and what is free.",
+        {"list": list_},
     )
-    command(group, "list")(list_)
-    root.add_typer(group, name="node")
 
 
 def list_(session: Session) -> None:

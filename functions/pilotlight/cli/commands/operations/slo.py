@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pilotlight.cli.core.addresses import parse_function
-from pilotlight.cli.core.command import command
+from pilotlight.cli.core.command import command_group
 from pilotlight.cli.core.formatting import NO_VALUE, format_milliseconds, format_time
 from pilotlight.cli.core.session import Session
 
@@ -29,13 +29,12 @@ _SEVERITIES = {"page": "bold red", "ticket": "yellow"}
 
 def register(root: typer.Typer) -> None:
     """Add the command group."""
-    group = typer.Typer(
-        help="Show service level objectives: error budgets, burn rates and alarms of functions.",
-        no_args_is_help=True,
+    command_group(
+        root,
+        "slo",
+        "Show service level objectives: error budgets, burn rates and alarms of functions.",
+        {"list": list_, "show": show},
     )
-    command(group, "list")(list_)
-    command(group, "show")(show)
-    root.add_typer(group, name="slo")
 
 
 def list_(

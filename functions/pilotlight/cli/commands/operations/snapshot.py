@@ -4,14 +4,13 @@ start without a cold start."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pilotlight.cli.commands.operations.instance import with_label_columns
-from pilotlight.cli.core.addresses import parse_function
-from pilotlight.cli.core.command import Yes, command
+from pilotlight.cli.core.addresses import match_id, parse_function
+from pilotlight.cli.core.command import Yes, command_group
 from pilotlight.cli.core.formatting import (
     format_bytes,
     format_milliseconds,
@@ -19,7 +18,7 @@ from pilotlight.cli.core.formatting import (
     format_time,
 )
 from pilotlight.cli.core.session import Session
-from pilotlight.errors import InvalidInput, NotFound
+from pilotlight.errors import NotFound
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -51,26 +50,25 @@ _COLUMNS = {
 
 def register(root: typer.Typer) -> None:
     """Add both command groups."""
-    group = typer.Typer(
-        help="Manage snapshots on disk, from which functions are restored.", no_args_is_help=True
+    command_group(
+        root,
+        "snapshot",
+        "Manage snapshots on disk, from which functions are restored.",
+        {
+            "list": list_,
+            "show": show,
+            "prove": prove,
+            "disable": disable,
+            "enable": enable,
+            "delete": delete,
+        },
     )
-    verbs: dict[str, Callable[..., None]] = {
-        "list": list_,
-        "show": show,
-        "prove": prove,
-        "disable": disable,
-        "enable": enable,
-        "delete": delete,
-    }
-    for name, function in verbs.items():
-        command(group, name)(function)
-    root.add_typer(group, name="snapshot")
-    templates = typer.Typer(
-        help="Manage Templates in memory, from which instances are forked.", no_args_is_help=True
+    command_group(
+        root,
+        "template",
+        "Manage Templates in memory, from which instances are forked.",
+        {"list": template_list, "drop": template_drop},
     )
-    command(templates, "list")(template_list)
-    command(templates, "drop")(template_drop)
-    root.add_typer(templates, name="template")
 
 
 def list_(
@@ -212,18 +210,12 @@ def drop_templates(client: Client, app: str, function: str | None = None) -> int
 
 def find_snapshot(client: Client, prefix: str) -> str:
     """The one snapshot whose id begins with `prefix`. Raises NotFound or InvalidInput."""
-    found = [str(row["id"]) for row in client.snapshots() if str(row["id"]).startswith(prefix)]
-    if not found:
-        raise NotFound(
-            f"there is no snapshot {prefix!r}",
-            hint="List snapshots with `pilotlight snapshot list`.",
-        )
-    if len(found) > 1 and prefix not in found:
-        raise InvalidInput(
-            f"{prefix!r} matches {len(found)} ids: {', '.join(found[:5])}",
-            hint="Write more characters of the id.",
-        )
-    return prefix if prefix in found else found[0]
+    return match_id(
+        client.snapshots(),
+        prefix,
+        missing=f"there is no snapshot {prefix!r}",
+        hint="List snapshots with `pilotlight snapshot list`.",
+    )
 
 
 def row_of(row: dict[str, Any]) -> dict[str, Any]:

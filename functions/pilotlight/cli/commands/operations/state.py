@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pilotlight.cli.core.command import Yes, command
+from pilotlight.cli.core.command import Yes, command_group
 from pilotlight.cli.core.formatting import format_bytes, format_time
 from pilotlight.cli.core.session import Session
 from pilotlight.errors import Conflict, InvalidInput
@@ -21,14 +21,12 @@ if TYPE_CHECKING:
 
 def register(root: typer.Typer) -> None:
     """Add the command group."""
-    group = typer.Typer(
-        help="Back up the local platform's state, load a backup, and test backups.",
-        no_args_is_help=True,
+    command_group(
+        root,
+        "state",
+        "Back up the local platform's state, load a backup, and test backups.",
+        {"backup": backup, "load": load, "drill": drill},
     )
-    command(group, "backup")(backup)
-    command(group, "load")(load)
-    command(group, "drill")(drill)
-    root.add_typer(group, name="state")
 
 
 def backup(

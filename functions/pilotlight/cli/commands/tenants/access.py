@@ -14,7 +14,7 @@ import typer
 
 from pilotlight.cli.commands.tenants.login import token_show
 from pilotlight.cli.core.addresses import parse_optional_function
-from pilotlight.cli.core.command import Yes, command
+from pilotlight.cli.core.command import Yes, command_group
 from pilotlight.cli.core.formatting import format_table, parse_duration_s, parse_pairs
 from pilotlight.cli.core.session import Session
 from pilotlight.errors import InvalidInput
@@ -47,10 +47,7 @@ def register(root: typer.Typer) -> None:
         ),
     }
     for name, (help_text, functions) in groups.items():
-        group = typer.Typer(help=help_text, no_args_is_help=True)
-        for verb, function in functions.items():
-            command(group, verb)(function)
-        root.add_typer(group, name=name)
+        command_group(root, name, help_text, functions)
 
 
 def token_create(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import enum
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pilotlight.cli.core.command import command
+from pilotlight.cli.core.command import command_group
 from pilotlight.cli.core.formatting import format_money, format_table, format_time, parse_time
 from pilotlight.cli.core.session import Session
 from pilotlight.errors import PilotlightError
@@ -80,27 +79,29 @@ class RecordFormat(enum.StrEnum):
 
 def register(root: typer.Typer) -> None:
     """Add the command group."""
-    group = typer.Typer(help="Show usage, cost, prices and invoices.", no_args_is_help=True)
-    group.callback()(lambda: None)
-    invoice = typer.Typer(help="List, show, issue and download invoices.", no_args_is_help=True)
-    of_invoices: dict[str, Callable[..., None]] = {
-        "list": invoice_list,
-        "show": invoice_show,
-        "issue": invoice_issue,
-        "download": invoice_download,
-    }
-    own: dict[str, Callable[..., None]] = {
-        "report": report,
-        "rates": rates,
-        "export": export,
-        "correct": correct,
-        "verify": verify,
-    }
-    for parent, verbs in ((invoice, of_invoices), (group, own)):
-        for name, function in verbs.items():
-            command(parent, name)(function)
-    group.add_typer(invoice, name="invoice")
-    root.add_typer(group, name="billing")
+    group = command_group(
+        root,
+        "billing",
+        "Show usage, cost, prices and invoices.",
+        {
+            "report": report,
+            "rates": rates,
+            "export": export,
+            "correct": correct,
+            "verify": verify,
+        },
+    )
+    command_group(
+        group,
+        "invoice",
+        "List, show, issue and download invoices.",
+        {
+            "list": invoice_list,
+            "show": invoice_show,
+            "issue": invoice_issue,
+            "download": invoice_download,
+        },
+    )
 
 
 def report(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from decimal import Decimal
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pilotlight.cli.core.addresses import parse_optional_function
-from pilotlight.cli.core.command import Yes, command
+from pilotlight.cli.core.command import Yes, command_group
 from pilotlight.cli.core.formatting import format_money, format_table, format_time
 from pilotlight.cli.core.session import Session
 
@@ -55,20 +54,18 @@ class Per(StrEnum):
 
 def register(root: typer.Typer) -> None:
     """Add the command group."""
-    group = typer.Typer(
-        help="Manage budgets, which limit spending per day or month and send alerts.",
-        no_args_is_help=True,
+    command_group(
+        root,
+        "budget",
+        "Manage budgets, which limit spending per day or month and send alerts.",
+        {
+            "set": set_,
+            "list": list_,
+            "show": show,
+            "delete": delete,
+            "test": test,
+        },
     )
-    verbs: dict[str, Callable[..., None]] = {
-        "set": set_,
-        "list": list_,
-        "show": show,
-        "delete": delete,
-        "test": test,
-    }
-    for name, function in verbs.items():
-        command(group, name)(function)
-    root.add_typer(group, name="budget")
 
 
 def set_(

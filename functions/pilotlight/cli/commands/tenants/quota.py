@@ -10,7 +10,7 @@ import typer
 
 from pilotlight.cli.commands.tenants.tenant import format_plan_value, plan_table
 from pilotlight.cli.core.addresses import parse_function
-from pilotlight.cli.core.command import command
+from pilotlight.cli.core.command import command_group
 from pilotlight.cli.core.formatting import format_table, parse_pairs
 from pilotlight.cli.core.session import Session
 from pilotlight.errors import InvalidInput
@@ -38,12 +38,12 @@ others."""
 
 def register(root: typer.Typer) -> None:
     """Add the command group."""
-    group = typer.Typer(
-        help="Show and change the quotas of tenants, functions and API keys.", no_args_is_help=True
+    command_group(
+        root,
+        "quota",
+        "Show and change the quotas of tenants, functions and API keys.",
+        {"show": quota_show, "set": quota_set, "clear": quota_clear},
     )
-    for verb, function in (("show", quota_show), ("set", quota_set), ("clear", quota_clear)):
-        command(group, verb)(function)
-    root.add_typer(group, name="quota")
 
 
 def quota_show(

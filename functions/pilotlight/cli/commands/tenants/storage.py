@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pilotlight.cli.commands.tenants.tenant import format_plan_value
-from pilotlight.cli.core.command import Yes, command
+from pilotlight.cli.core.command import Yes, command_group
 from pilotlight.cli.core.formatting import format_bytes, format_table
 from pilotlight.cli.core.session import Session
 
@@ -20,13 +19,12 @@ KEYS = ("stored_bytes", "pinned_bytes", "builds_at_once", "log_bytes", "function
 
 def register(root: typer.Typer) -> None:
     """Add the command group."""
-    group = typer.Typer(
-        help="Show your tenant's storage, and free unreferenced blobs.", no_args_is_help=True
+    command_group(
+        root,
+        "storage",
+        "Show your tenant's storage, and free unreferenced blobs.",
+        {"show": show, "collect": collect},
     )
-    verbs: dict[str, Callable[..., None]] = {"show": show, "collect": collect}
-    for name, function in verbs.items():
-        command(group, name)(function)
-    root.add_typer(group, name="storage")
 
 
 def show(session: Session) -> None:

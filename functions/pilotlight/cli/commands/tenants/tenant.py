@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pilotlight.cli.core.command import Yes, command
+from pilotlight.cli.core.command import Yes, command_group
 from pilotlight.cli.core.formatting import NO_VALUE, format_bytes, format_table, parse_pairs
 from pilotlight.cli.core.session import Session
 from pilotlight.errors import InvalidInput
@@ -58,24 +58,25 @@ _TENANT_COLUMNS = {
 
 def register(root: typer.Typer) -> None:
     """Add both command groups."""
-    tenant = typer.Typer(help="Manage the tenants that share this platform.", no_args_is_help=True)
-    for verb, function in (
-        ("create", tenant_create),
-        ("list", tenant_list),
-        ("show", tenant_show),
-        ("set", tenant_set),
-        ("suspend", tenant_suspend),
-        ("resume", tenant_resume),
-    ):
-        command(tenant, verb)(function)
-    root.add_typer(tenant, name="tenant")
-    plan = typer.Typer(
-        help="Show plans, which are sets of quotas and terms (section `plans` of platform.yaml).",
-        no_args_is_help=True,
+    command_group(
+        root,
+        "tenant",
+        "Manage the tenants that share this platform.",
+        {
+            "create": tenant_create,
+            "list": tenant_list,
+            "show": tenant_show,
+            "set": tenant_set,
+            "suspend": tenant_suspend,
+            "resume": tenant_resume,
+        },
     )
-    command(plan, "list")(plan_list)
-    command(plan, "show")(plan_show)
-    root.add_typer(plan, name="plan")
+    command_group(
+        root,
+        "plan",
+        "Show plans, which are sets of quotas and terms (section `plans` of platform.yaml).",
+        {"list": plan_list, "show": plan_show},
+    )
 
 
 def tenant_create(

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from pilotlight.cli.commands.tenants.budget import example_report
-from pilotlight.cli.core.command import Yes, command
+from pilotlight.cli.core.command import Yes, command_group
 from pilotlight.cli.core.formatting import format_table
 from pilotlight.cli.core.session import Session
-
-if TYPE_CHECKING:
-    pass
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="Name, as shown by `pilotlight webhook list`.")
@@ -38,20 +34,18 @@ _DELIVERY_COLUMNS = {
 
 def register(root: typer.Typer) -> None:
     """Add the command group."""
-    group = typer.Typer(
-        help="Manage webhooks for events of calls, rollouts, objectives and experiments.",
-        no_args_is_help=True,
+    command_group(
+        root,
+        "webhook",
+        "Manage webhooks for events of calls, rollouts, objectives and experiments.",
+        {
+            "set": set_,
+            "list": list_,
+            "delete": delete,
+            "test": test,
+            "deliveries": deliveries,
+        },
     )
-    verbs: dict[str, Callable[..., None]] = {
-        "set": set_,
-        "list": list_,
-        "delete": delete,
-        "test": test,
-        "deliveries": deliveries,
-    }
-    for name, function in verbs.items():
-        command(group, name)(function)
-    root.add_typer(group, name="webhook")
 
 
 def set_(

@@ -16,7 +16,6 @@ from pilotlight.controller.database import tables
 from pilotlight.controller.identity import api_keys
 from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.registry import secret_store
-from pilotlight.errors import Forbidden
 from pilotlight.spec.identifiers import Scope
 
 MAX_ROWS = 200
@@ -41,10 +40,7 @@ class _AccessData:
 @router.get("/dashboard/access")
 async def page(visit: Visitor) -> Response:
     """Render the tenant's keys, as far as this key covers them, and the environment's secrets."""
-    if not visit.sees_instances:
-        raise Forbidden(
-            "keys and secrets require a key with scope 'deploy'", scope=Scope.DEPLOY.value
-        )
+    visit.require_deploy("keys and secrets require")
     found = await visit.read(lambda sql: _load(sql, visit))
     return render("access.html", visit=visit, found=found, max_rows=MAX_ROWS, recent=RECENT)
 

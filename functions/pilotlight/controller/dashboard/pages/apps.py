@@ -17,9 +17,7 @@ from pilotlight.controller.database import tables
 from pilotlight.controller.deployments import app_registry
 from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.release import app_history
-from pilotlight.errors import Forbidden
 from pilotlight.spec.function import FunctionKind
-from pilotlight.spec.identifiers import Scope
 
 MAX_APPS = 200
 MAX_EXAMPLE = 300
@@ -52,7 +50,7 @@ class AppRow:
 @router.get("/dashboard/apps")
 async def listing(visit: Visitor) -> Response:
     """Render the environment's apps with their newest deployment."""
-    _require_access(visit)
+    visit.require_deploy("apps require")
     rows, people = await visit.read(lambda sql: _load(sql, visit))
     return render("apps.html", visit=visit, rows=rows, people=people)
 
@@ -60,7 +58,7 @@ async def listing(visit: Visitor) -> Response:
 @router.get("/dashboard/apps/{app}")
 async def one(visit: Visitor, app: _Name) -> Response:
     """Render an app: addresses of its functions, and its deployments. Raises NotFound."""
-    _require_access(visit)
+    visit.require_deploy("apps require")
     found, entries, people = await visit.read(lambda sql: _one(sql, visit, app))
     return render(
         "app.html",
@@ -73,19 +71,13 @@ async def one(visit: Visitor, app: _Name) -> Response:
     )
 
 
-def _require_access(visit: PageContext) -> None:
-    if not visit.sees_instances:
-        raise Forbidden("apps require a key with scope 'deploy'", scope=Scope.DEPLOY.value)
-
-
 def _load(sql: sa.Connection, visit: PageContext) -> tuple[list[AppRow], dict[str, str]]:
-    where = {"tenant": visit.caller.tenant, "environment": visit.environment}
-    found = app_registry.apps(sql, **where)[:MAX_APPS]
+    found = app_registry.apps(sql, **visit.where)[:MAX_APPS]
     table = tables.deployments
     columns = ("app", "action", "message", "created_at", "created_by")
     query = sa.select(*(table.c[name] for name in columns)).where(
-        table.c.tenant == where["tenant"],
-        table.c.environment == where["environment"],
+        table.c.tenant == visit.caller.tenant,
+        table.c.environment == visit.environment,
         sa.tuple_(table.c.app, table.c.version).in_([(a["name"], a["version"]) for a in found]),
     )
     newest = {str(row["app"]): dict(row) for row in sql.execute(query).mappings()}
@@ -96,9 +88,8 @@ def _load(sql: sa.Connection, visit: PageContext) -> tuple[list[AppRow], dict[st
 def _one(
     sql: sa.Connection, visit: PageContext, app: str
 ) -> tuple[dict[str, Any], Sequence[Mapping[str, Any]], dict[str, str]]:
-    where = {"tenant": visit.caller.tenant, "environment": visit.environment}
-    found = app_registry.app(sql, **where, name=app)
-    entries = app_history.entries(sql, **where, app=app, limit=DEPLOYMENTS)
+    found = app_registry.app(sql, **visit.where, name=app)
+    entries = app_history.entries(sql, **visit.where, app=app, limit=DEPLOYMENTS)
     return found, entries, key_names(sql, visit, (entry["created_by"] for entry in entries))
 
 

@@ -37,7 +37,6 @@ class _BudgetsData:
     forecast: Forecast | None
     gpus: Mapping[str, int]
     busiest_per_s: float
-    recent_per_s: float
     tokens_per_min: float
     objectives: list[page_stats.ObjectiveRow]
     own: list[tuple[str, dict[str, float]]]
@@ -78,8 +77,6 @@ def _load(sql: sa.Connection, visit: PageContext) -> _BudgetsData:
         currency=visit.currency,
     )
     hours = day.by(lambda cell: cell.unit, calls_only=True)
-    recent = hours.get(day.span.last)
-    passed_s = max(1.0, visit.now % HOUR_S)
     rows = function_stats.table(sql, tenant=tenant, environment=environment, usage=day, parts=[])
     month = (
         monthly_spend.month_so_far(
@@ -101,7 +98,6 @@ def _load(sql: sa.Connection, visit: PageContext) -> _BudgetsData:
             if row.deployed is not None and row.deployed.gpu
         },
         busiest_per_s=max((sums.records for sums in hours.values()), default=0) / HOUR_S,
-        recent_per_s=(recent.records if recent else 0) / passed_s,
         tokens_per_min=max((sums.tokens for sums in hours.values()), default=0) / 60,
         storage={
             "stored_bytes": storage_usage.usage_of_tenant(sql, tenant=tenant).total_bytes,

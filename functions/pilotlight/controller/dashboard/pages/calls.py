@@ -110,7 +110,6 @@ _Listing = tuple[recent_calls.CallPage, list[str], list[dict[str, Any]]]
 
 
 def _load(sql: sa.Connection, visit: PageContext, asked: _Asked, before: str) -> _Listing:
-    where = {"tenant": visit.caller.tenant, "environment": visit.environment}
     wanted = CallFilter(
         function_id=_function_id(sql, visit, asked.function) if asked.function else None,
         state=asked.state,
@@ -119,8 +118,10 @@ def _load(sql: sa.Connection, visit: PageContext, asked: _Asked, before: str) ->
         since=_moment("since", asked.since),
         until=_moment("until", asked.until),
     )
-    found = recent_calls.read(sql, **where, now=visit.now, limit=PAGE, wanted=wanted, before=before)
-    return found, function_stats.names(sql, **where), []
+    found = recent_calls.read(
+        sql, **visit.where, now=visit.now, limit=PAGE, wanted=wanted, before=before
+    )
+    return found, function_stats.names(sql, **visit.where), []
 
 
 def _function_id(sql: sa.Connection, visit: PageContext, function: str) -> str:
@@ -135,18 +136,17 @@ def _function_id(sql: sa.Connection, visit: PageContext, function: str) -> str:
 
 def _pending(sql: sa.Connection, visit: PageContext, asked: _Asked) -> _Listing:
     """Return submitted calls in one of PENDING_STATES: they are not in the ledger."""
-    where = {"tenant": visit.caller.tenant, "environment": visit.environment}
     app, _, name = asked.function.partition("/")
     query = CallQuery(
-        tenant=where["tenant"],
-        environment=where["environment"],
+        tenant=visit.caller.tenant,
+        environment=visit.environment,
         app=app or None,
         function=name or None,
         state=asked.state,
     )
     calls = submitted_calls.listing(sql, query, limit=PAGE)
     nothing = recent_calls.CallPage(calls=[], older="")
-    return nothing, function_stats.names(sql, **where), calls
+    return nothing, function_stats.names(sql, **visit.where), calls
 
 
 def _moment(name: str, text: str) -> float | None:
@@ -206,13 +206,12 @@ async def one(visit: Visitor, call: Annotated[str, Path(max_length=MAX_NAME)]) -
 
 
 def _one(sql: sa.Connection, visit: PageContext, call: str) -> _CallData:
-    where = {"tenant": visit.caller.tenant, "environment": visit.environment}
     return _CallData(
-        records=recent_calls.attempts(sql, **where, call=call),
+        records=recent_calls.attempts(sql, **visit.where, call=call),
         is_traced=traces.is_kept(sql, tenant=visit.caller.tenant, call=call),
         # results are not for a key that reads bills
         submitted=submitted_calls.find(
-            sql, **where, call=call, result_chars=call_details.RESULT_CHARS
+            sql, **visit.where, call=call, result_chars=call_details.RESULT_CHARS
         )
         if visit.sees_instances
         else None,

@@ -22,8 +22,7 @@ from pilotlight.controller.experiments import lifecycle, report
 from pilotlight.controller.experiments.design import FEEDBACK, QUANTILES, RATIOS
 from pilotlight.controller.experiments.lifecycle import RUNNING, Experiment
 from pilotlight.controller.lazy_routes import APIRouter
-from pilotlight.errors import Forbidden, NotFound
-from pilotlight.spec.identifiers import Scope
+from pilotlight.errors import NotFound
 
 NEWEST = 50
 REPORTED = 10
@@ -108,7 +107,7 @@ class ExperimentView:
 async def page(visit: Visitor) -> Response:
     """Render the environment's experiments: the running ones with reports, the others as
     history."""
-    _require_access(visit)
+    visit.require_deploy("experiments require")
     running, others = await visit.read(lambda sql: _load(sql, visit))
     return render("experiments.html", visit=visit, running=running, others=others, **_WORDS)
 
@@ -116,7 +115,7 @@ async def page(visit: Visitor) -> Response:
 @router.get("/dashboard/experiments/{experiment}")
 async def one(visit: Visitor, experiment: _Id) -> Response:
     """Render one experiment in full. Raises NotFound."""
-    _require_access(visit)
+    visit.require_deploy("experiments require")
 
     def load(sql: sa.Connection) -> ExperimentView:
         found = lifecycle.get(sql, tenant=visit.caller.tenant, experiment=experiment)
@@ -146,11 +145,6 @@ def _load(sql: sa.Connection, visit: PageContext) -> tuple[list[ExperimentView],
         for experiment in active
     ]
     return running, [experiment for experiment in visible if experiment not in active]
-
-
-def _require_access(visit: PageContext) -> None:
-    if not visit.sees_instances:
-        raise Forbidden("experiments require a key with scope 'deploy'", scope=Scope.DEPLOY.value)
 
 
 def shown(body: Mapping[str, Any], *, currency: str = "") -> ExperimentView:

@@ -26,7 +26,6 @@ from pilotlight.controller.scheduling import dispatch_queue
 from pilotlight.errors import Forbidden, InvalidInput, NotFound, PilotlightError, TooManyRequests
 from pilotlight.protocol import CallRecord, new_call_id
 from pilotlight.spec.function import FunctionKind
-from pilotlight.spec.identifiers import Scope
 
 MAX_BODY = 16_384
 """Characters of the JSON body that the form takes: encoded as a form they are up to three times as
@@ -45,7 +44,7 @@ async def form(
     visit: Visitor, function: Annotated[str, Query(max_length=MAX_NAME)] = ""
 ) -> Response:
     """Render the form for a function (`app/name`)."""
-    _require_access(visit)
+    visit.require_deploy("calling a function here requires")
     return await _page(visit, function=function)
 
 
@@ -61,7 +60,7 @@ async def submit(
 ) -> Response:
     """Queue the call, and go to its page. Raises Forbidden; other errors are shown in the form."""
     sessions.require_same_site(request.headers, cookie=visit.form, field=form)
-    _require_access(visit)
+    visit.require_deploy("calling a function here requires")
     if visit.caller.suspended:
         raise Forbidden(
             f"tenant {visit.caller.tenant_name!r} is suspended: it cannot call functions"
@@ -75,13 +74,6 @@ async def submit(
     return RedirectResponse(visit.link(f"/dashboard/calls/{call}"), status_code=303)
 
 
-def _require_access(visit: PageContext) -> None:
-    if not visit.sees_instances:
-        raise Forbidden(
-            "calling a function here requires a key with scope 'deploy'", scope=Scope.DEPLOY.value
-        )
-
-
 async def _page(
     visit: PageContext,
     *,
@@ -91,14 +83,13 @@ async def _page(
     error: PilotlightError | None = None,
 ) -> Response:
     def load(sql: sa.Connection) -> tuple[list[str], list[dict[str, Any]]]:
-        where = {"tenant": visit.caller.tenant, "environment": visit.environment}
         try:
             methods = _methods(sql, visit, function) if function else []
         except (InvalidInput, NotFound):
             if error is None:
                 raise
             methods = []
-        return function_stats.names(sql, **where), methods
+        return function_stats.names(sql, **visit.where), methods
 
     known, methods = await visit.read(load)
     named = next((one for one in methods if one.get("name", "") == method), None)
@@ -121,8 +112,7 @@ def _methods(sql: sa.Connection, visit: PageContext, function: str) -> list[dict
     """Return a function's methods. Raises NotFound, or InvalidInput for one that is not called with
     JSON arguments."""
     app, _, name = function.partition("/")
-    where = {"tenant": visit.caller.tenant, "environment": visit.environment}
-    found = app_registry.app(sql, **where, name=app)
+    found = app_registry.app(sql, **visit.where, name=app)
     spec = next((one["spec"] for one in found["functions"] if one["name"] == name), None)
     if spec is None:
         raise NotFound(f"there is no function {function} in environment {visit.environment!r}")

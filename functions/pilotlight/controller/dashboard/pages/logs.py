@@ -30,8 +30,6 @@ from pilotlight.controller.dashboard.pages.live_events import (
     hub_of,
 )
 from pilotlight.controller.lazy_routes import APIRouter
-from pilotlight.errors import Forbidden
-from pilotlight.spec.identifiers import Scope
 from snapshotter.errors import SnapshotterError
 
 MAX_ROWS = 1000
@@ -48,7 +46,7 @@ async def page(
 ) -> Response:
     """Render the last lines: of the environment, of a function (`app/name`), an instance, a
     call."""
-    _require_access(visit)
+    visit.require_deploy("logs require")
     wanted = LogFilter(function=function, instance=instance.strip(), call=call.strip())
     known = await visit.read(
         lambda sql: function_stats.names(
@@ -74,7 +72,7 @@ async def events(
     visit: Visitor, request: Request, function: _Text = "", instance: _Text = "", call: _Text = ""
 ) -> Response:
     """Stream new lines as rows of the page's table. Raises TooManyRequests, Forbidden."""
-    _require_access(visit)
+    visit.require_deploy("logs require")
     wanted = LogFilter(function=function, instance=instance, call=call)
     hub = hub_of(request, visit.context)
     viewer = Viewer(visit.session.id, visit.caller.key, visit.session.until)
@@ -116,8 +114,3 @@ async def _stream(
 
 def _event(name: str, body: dict[str, Any]) -> bytes:
     return f"event: {name}\ndata: {json.dumps(body, separators=(',', ':'))}\n\n".encode()
-
-
-def _require_access(visit: PageContext) -> None:
-    if not visit.sees_instances:
-        raise Forbidden("logs require a key with scope 'deploy'", scope=Scope.DEPLOY.value)

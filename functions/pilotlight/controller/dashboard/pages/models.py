@@ -15,8 +15,6 @@ from pilotlight.controller.dashboard.charts import Chart, Series
 from pilotlight.controller.dashboard.html import render
 from pilotlight.controller.dashboard.page_context import PageContext, PageRoute, Visitor
 from pilotlight.controller.lazy_routes import APIRouter
-from pilotlight.errors import Forbidden
-from pilotlight.spec.identifiers import Scope
 
 HOURS = 24
 FULL = 0.9
@@ -28,8 +26,7 @@ router = APIRouter(include_in_schema=False, route_class=PageRoute)
 @router.get("/dashboard/models")
 async def page(visit: Visitor) -> Response:
     """Render the environment's language models, the busiest first."""
-    if not visit.sees_instances:
-        raise Forbidden("models require a key with scope 'deploy'", scope=Scope.DEPLOY.value)
+    visit.require_deploy("models require")
     found, chart = await visit.read(lambda sql: _load(sql, visit))
     return render("models.html", visit=visit, found=found, chart=chart, has_charts=True, full=FULL)
 

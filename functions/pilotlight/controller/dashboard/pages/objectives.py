@@ -20,8 +20,7 @@ from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.slo import observations, views
 from pilotlight.controller.slo.burn_rate import Sli, compute_budget_spend
 from pilotlight.controller.slo.error_budget import SloTarget
-from pilotlight.errors import Forbidden, NotFound
-from pilotlight.spec.identifiers import Scope
+from pilotlight.errors import NotFound
 from pilotlight.spec.policies import STAGES
 
 CHART_MINUTES = 15
@@ -125,7 +124,7 @@ class ObjectiveView:
 async def page(visit: Visitor) -> Response:
     """Render the environment's functions: those with alarms first, then those with the least budget
     left."""
-    _require_access(visit)
+    visit.require_deploy("objectives require")
     found = await visit.read(lambda sql: _load(sql, visit))
     known = {sli for one in found for sli in one.by_sli}
     columns = [(sli, words) for sli, words in SLI_WORDS.items() if sli in known]
@@ -137,7 +136,7 @@ async def page(visit: Visitor) -> Response:
 @router.get("/dashboard/objectives/{app}/{function}")
 async def one(visit: Visitor, app: _Name, function: _Name) -> Response:
     """Render one function: burn rates, stages, alarms. Raises NotFound."""
-    _require_access(visit)
+    visit.require_deploy("objectives require")
     shown = await visit.read(lambda sql: _detail(sql, visit, app, function))
     return render(
         "objective.html",
@@ -148,11 +147,6 @@ async def one(visit: Visitor, app: _Name, function: _Name) -> Response:
         stage_words=STAGE_WORDS,
         stages=STAGES,
     )
-
-
-def _require_access(visit: PageContext) -> None:
-    if not visit.sees_instances:
-        raise Forbidden("objectives require a key with scope 'deploy'", scope=Scope.DEPLOY.value)
 
 
 def _load(sql: sa.Connection, visit: PageContext) -> list[ObjectiveView]:

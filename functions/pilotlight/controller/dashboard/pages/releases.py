@@ -19,8 +19,7 @@ from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.rollouts import repository, views
 from pilotlight.controller.rollouts.records import ACTIVE
 from pilotlight.controller.rollouts.repository import Rollout
-from pilotlight.errors import Forbidden, NotFound
-from pilotlight.spec.identifiers import Scope
+from pilotlight.errors import NotFound
 
 NEWEST = 50
 DECISIONS = 100
@@ -116,7 +115,7 @@ class RolloutView:
 @router.get("/dashboard/releases")
 async def page(visit: Visitor) -> Response:
     """Render the environment's rollouts: active ones with their numbers, the others as history."""
-    _require_access(visit)
+    visit.require_deploy("releases require")
     active, over = await visit.read(lambda sql: _load(sql, visit))
     counted = Counter(
         one.state.value for one in over if one.created_at >= visit.now - RECENT_DAYS * DAY_S
@@ -136,7 +135,7 @@ async def page(visit: Visitor) -> Response:
 @router.get("/dashboard/releases/{rollout}")
 async def one(visit: Visitor, rollout: _Id) -> Response:
     """Render one rollout with its decisions. Raises NotFound."""
-    _require_access(visit)
+    visit.require_deploy("releases require")
     rates = visit.context.config.prices.rates()
 
     def load(sql: sa.Connection) -> RolloutView:
@@ -167,11 +166,6 @@ def _load(sql: sa.Connection, visit: PageContext) -> tuple[list[RolloutView], li
         if rollout.state.value in ACTIVE
     ]
     return active, [rollout for rollout in visible if rollout.state.value not in ACTIVE]
-
-
-def _require_access(visit: PageContext) -> None:
-    if not visit.sees_instances:
-        raise Forbidden("releases require a key with scope 'deploy'", scope=Scope.DEPLOY.value)
 
 
 def shown(body: Mapping[str, Any], *, currency: str = "") -> RolloutView:

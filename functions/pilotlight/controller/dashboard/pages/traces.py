@@ -12,11 +12,10 @@ from fastapi.responses import Response
 
 from pilotlight.controller.analytics import traces
 from pilotlight.controller.dashboard.html import render
-from pilotlight.controller.dashboard.page_context import MAX_NAME, PageContext, PageRoute, Visitor
+from pilotlight.controller.dashboard.page_context import MAX_NAME, PageRoute, Visitor
 from pilotlight.controller.dashboard.svg import THINNEST
 from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.core.tracing.trace_layout import SpanRow, layout_spans
-from pilotlight.errors import Forbidden
 
 PAGE = 50
 WIDTH = 420.0
@@ -61,7 +60,7 @@ async def listing(
 ) -> Response:
     """Render the environment's traces, newest first: of one function (`app/name`), stored for one
     reason, or with a minimum duration in ms."""
-    _require_access(visit)
+    visit.require_deploy("traces require")
     at, _, call = before.partition("~")
     app, _, name = function.partition("/")
     filters = traces.TraceQuery(
@@ -112,15 +111,10 @@ def _number(text: str) -> float | None:
 async def one(visit: Visitor, trace: Annotated[str, Path(max_length=MAX_NAME)]) -> Response:
     """Render one trace, by its id or the id of a call in it. Raises NotFound, also for another
     tenant's trace."""
-    _require_access(visit)
+    visit.require_deploy("traces require")
     found = await visit.read(lambda sql: traces.get(sql, visit.caller, trace))
     rows = [_row(bar) for bar in layout_spans(found)]
     return render("trace.html", visit=visit, trace=found, rows=rows, width=WIDTH, words=KEPT_FOR)
-
-
-def _require_access(visit: PageContext) -> None:
-    if not visit.sees_instances:
-        raise Forbidden("traces require a key with scope 'deploy'")
 
 
 def _row(bar: SpanRow) -> SpanTableRow:

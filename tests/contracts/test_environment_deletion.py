@@ -1,5 +1,4 @@
-"""A platform from before there were releases: what it serves goes on, can be rolled back to, and an
-environment can still be deleted."""
+"""An environment is deleted with all that releases left in it."""
 
 from __future__ import annotations
 
@@ -10,17 +9,15 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from pilotlight.controller.database import feed, tables
+from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.deployments import app_registry, releases
 from pilotlight.controller.identity import tenants
 from pilotlight.controller.registry import feed_publisher
 from pilotlight.controller.registry.app_ref import AppRef
-from pilotlight.controller.release import approvals
 from pilotlight.controller.rollouts import lifecycle
 from pilotlight.controller.rollouts.plan import RolloutPlan
 from pilotlight.spec.function import FunctionSpec, canonical_json, from_json, to_json
-from tests.fakes.databases import migrate_to
 from tests.functions.controller.parts import ManualClock, spec
 
 PLACE = AppRef(tenant="t-1", uid=20_000, environment="staging", app="search", actor="k-1")
@@ -28,10 +25,9 @@ FUNCTION = PLACE.function_id("hello")
 
 
 @pytest.fixture
-def old(url: str) -> Iterator[Store]:
-    """A store as 0005 left it, with a function of two revisions that share its traffic."""
-    store = Store(url, clock=ManualClock())
-    migrate_to(store, "0005")
+def filled(migrated_url: str) -> Iterator[Store]:
+    """A store with a function of two revisions that share its traffic."""
+    store = Store(migrated_url, clock=ManualClock())
     with store.write() as write:
         _fill(write.sql)
     yield store
@@ -99,33 +95,8 @@ def _fill(sql: sa.Connection) -> None:
         )
 
 
-def test_what_served_goes_on_serving_and_needs_nobodys_approval(old: Store) -> None:
-    old.migrate()
-    with old.write() as write:
-        document = feed_publisher.traffic_document(write.sql, FUNCTION)
-        assert (sorted(document.weights.values()), document.generation, document.tags) == (
-            [50, 50],
-            0,
-            {},
-        )
-        feed_publisher.publish(write, FUNCTION)
-        approvals.set_policy(write, PLACE, approvals=2)
-        first = min(document.weights)
-        assert approvals.missing_approvals(write.sql, PLACE, function="hello", revision=first) == 0
-        name, after = releases.rollback(write, PLACE, function="hello")
-        assert (name, dict(after.weights), after.generation) == (first, {first: 100}, 1)
-    with old.read() as sql:
-        routes = [
-            change
-            for text in feed.read(sql, after=0, limit=100).changes
-            if (change := json.loads(text))["kind"] == feed.FUNCTION
-        ]
-    assert routes[-1]["value"]["document"]["weights"] == {first: 100}
-
-
-def test_an_environment_with_releases_of_every_kind_is_deleted(old: Store) -> None:
-    old.migrate()
-    with old.write() as write:
+def test_an_environment_with_releases_of_every_kind_is_deleted(filled: Store) -> None:
+    with filled.write() as write:
         first, second = sorted(feed_publisher.traffic_document(write.sql, FUNCTION).weights)
         releases.rollback(write, PLACE, function="hello", reference=first)
         lifecycle.begin(write, PLACE, function="hello", candidate=second, plan=RolloutPlan())
@@ -185,7 +156,7 @@ def test_an_environment_with_releases_of_every_kind_is_deleted(old: Store) -> No
         )
         app_registry.delete(write, PLACE)
         tenants.delete_environment(write, tenant="t-1", name="staging", actor="k-1")
-    with old.read() as sql:
+    with filled.read() as sql:
         assert tenants.environments(sql, tenant="t-1") == []
         assert (
             sql.execute(sa.select(sa.func.count()).select_from(tables.functions)).scalar_one() == 0

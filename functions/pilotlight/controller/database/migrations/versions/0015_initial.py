@@ -1,0 +1,920 @@
+"""The schema before the first release. Later versions restate what they change: what a version did
+must not change with the tables of `pilotlight.controller.database.tables`."""
+
+import secrets
+import time
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0015"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+_AUDIT_IS_APPEND_ONLY = {
+    "sqlite": [
+        """CREATE TRIGGER audit_no_update BEFORE UPDATE ON audit
+           BEGIN SELECT RAISE(ABORT, 'audit is append-only'); END""",
+        """CREATE TRIGGER audit_no_delete BEFORE DELETE ON audit
+           BEGIN SELECT RAISE(ABORT, 'audit is append-only'); END""",
+    ],
+    "postgresql": [
+        """CREATE FUNCTION audit_refuse() RETURNS trigger LANGUAGE plpgsql
+           AS $$ BEGIN RAISE EXCEPTION 'audit is append-only'; END $$""",
+        """CREATE TRIGGER audit_no_change BEFORE UPDATE OR DELETE ON audit
+           FOR EACH ROW EXECUTE FUNCTION audit_refuse()""",
+    ],
+}
+
+
+def _text(name: str, *, null: bool = False, default: str | None = None) -> sa.Column[str]:
+    return sa.Column(name, sa.Text(), nullable=null, server_default=default)
+
+
+def _time(name: str, *, null: bool = False, default: str | None = None) -> sa.Column[float]:
+    return sa.Column(name, sa.Double(), nullable=null, server_default=default)
+
+
+def _whole(name: str, *, null: bool = False, default: str | None = None) -> sa.Column[int]:
+    return sa.Column(
+        name, sa.BigInteger(), autoincrement=False, nullable=null, server_default=default
+    )
+
+
+def _flag(name: str, *, default: Any = None) -> sa.Column[bool]:
+    return sa.Column(name, sa.Boolean(), nullable=False, server_default=default)
+
+
+def upgrade() -> None:
+    """Create all tables, the platform's id, and the feed's state row: it begins at 1, because
+    position 0 means "from the start"."""
+    _create_registry()
+    _create_billing()
+    _create_releases()
+    op.execute("INSERT INTO feed_state (id, head, purged, generation) VALUES (1, 1, 0, 0)")
+    for statement in _AUDIT_IS_APPEND_ONLY[op.get_bind().dialect.name]:
+        op.execute(statement)
+
+
+def _create_registry() -> None:
+    op.create_table(
+        "adopted_platforms",
+        _text("id"),
+        _time("adopted_at"),
+        _text("adopted_by"),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    op.create_table(
+        "audit",
+        sa.Column(
+            "id",
+            sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
+            autoincrement=True,
+            nullable=False,
+        ),
+        _time("at"),
+        _text("tenant"),
+        _text("actor"),
+        _text("action"),
+        _text("subject"),
+        _text("before", null=True),
+        _text("after", null=True),
+        _text("request"),
+        _text("address", default=""),
+        sa.PrimaryKeyConstraint("id"),
+        sa.Index("ix_audit_tenant_id", "tenant", "id"),
+    )
+    op.create_table(
+        "blobs",
+        _text("digest"),
+        _whole("size_bytes"),
+        _time("created_at"),
+        _time("deleting_at", null=True),
+        sa.PrimaryKeyConstraint("digest"),
+        sa.Index("ix_blobs_deleting_at", "deleting_at"),
+    )
+    op.create_table(
+        "calls",
+        _text("tenant"),
+        _text("id"),
+        _text("environment"),
+        _text("app"),
+        _text("function"),
+        _text("state"),
+        _whole("sequence"),
+        _time("submitted_at"),
+        _time("expires_at"),
+        _text("record"),
+        _text("payload", null=True),
+        _whole("kept_bytes", default="0"),
+        _text("result", default=""),
+        sa.PrimaryKeyConstraint("tenant", "id"),
+        sa.Index("ix_calls_expires_at", "expires_at"),
+        sa.Index("ix_calls_tenant_submitted_at", "tenant", "submitted_at"),
+    )
+    op.create_table(
+        "feed",
+        _text("kind"),
+        _text("key"),
+        _whole("seq"),
+        _text("value", null=True),
+        _time("changed_at"),
+        sa.PrimaryKeyConstraint("kind", "key"),
+        sa.UniqueConstraint("seq"),
+    )
+    op.create_table(
+        "feed_state",
+        _whole("id"),
+        _whole("head"),
+        _whole("purged"),
+        _whole("generation"),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    op.create_table(
+        "kept_calls",
+        _text("tenant"),
+        _whole("bytes"),
+        sa.PrimaryKeyConstraint("tenant"),
+    )
+    platform = op.create_table(
+        "platform",
+        _text("id"),
+        _time("created_at"),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    op.create_table(
+        "tenants",
+        _text("id"),
+        _text("name"),
+        _whole("uid", null=True),
+        _time("created_at"),
+        _text("plan", default="enterprise"),
+        _text("overrides", default="{}"),
+        _time("suspended_at", null=True),
+        sa.PrimaryKeyConstraint("id"),
+        sa.UniqueConstraint("name"),
+        sa.UniqueConstraint("uid"),
+    )
+    op.create_table(
+        "api_keys",
+        _text("id"),
+        _text("hash"),
+        _text("tenant"),
+        _text("environment", null=True),
+        _text("scope"),
+        _text("name"),
+        _text("created_by"),
+        _time("created_at"),
+        _time("expires_at", null=True),
+        _time("revoked_at", null=True),
+        _text("app", null=True),
+        _text("function", null=True),
+        _text("quotas", default="{}"),
+        _text("replaces", null=True),
+        sa.PrimaryKeyConstraint("id"),
+        sa.ForeignKeyConstraint(["tenant"], ["tenants.id"]),
+        sa.UniqueConstraint("hash"),
+        sa.Index("ix_api_keys_tenant", "tenant"),
+    )
+    op.create_table(
+        "blob_owners",
+        _text("tenant"),
+        _text("digest"),
+        _time("created_at"),
+        _time("used_at", default="0"),
+        sa.PrimaryKeyConstraint("tenant", "digest"),
+        sa.ForeignKeyConstraint(["digest"], ["blobs.digest"]),
+        sa.ForeignKeyConstraint(["tenant"], ["tenants.id"]),
+        sa.Index("ix_blob_owners_digest", "digest"),
+    )
+    op.create_table(
+        "environments",
+        _text("tenant"),
+        _text("name"),
+        _time("created_at"),
+        sa.PrimaryKeyConstraint("tenant", "name"),
+        sa.ForeignKeyConstraint(["tenant"], ["tenants.id"]),
+    )
+    op.create_table(
+        "images",
+        _text("tenant"),
+        _text("digest"),
+        _text("spec"),
+        _time("created_at"),
+        _whole("size_bytes", default="0"),
+        _whole("build_cpu_ns", default="0"),
+        sa.PrimaryKeyConstraint("tenant", "digest"),
+        sa.ForeignKeyConstraint(["tenant"], ["tenants.id"]),
+    )
+    op.create_table(
+        "apps",
+        _text("tenant"),
+        _text("environment"),
+        _text("name"),
+        _whole("version"),
+        _flag("stopped"),
+        _time("created_at"),
+        _time("updated_at"),
+        _time("deleted_at", null=True),
+        _text("policy", default="{}"),
+        sa.PrimaryKeyConstraint("tenant", "environment", "name"),
+        sa.ForeignKeyConstraint(
+            ["tenant", "environment"], ["environments.tenant", "environments.name"]
+        ),
+    )
+    op.create_table(
+        "function_quotas",
+        _text("tenant"),
+        _text("environment"),
+        _text("app"),
+        _text("function"),
+        _text("quotas"),
+        _time("updated_at"),
+        sa.PrimaryKeyConstraint("tenant", "environment", "app", "function"),
+        sa.ForeignKeyConstraint(
+            ["tenant", "environment"], ["environments.tenant", "environments.name"]
+        ),
+    )
+    op.create_table(
+        "secrets",
+        _text("tenant"),
+        _text("environment"),
+        _text("name"),
+        _text("sealed"),
+        _text("variables"),
+        _time("created_at"),
+        _time("updated_at"),
+        sa.PrimaryKeyConstraint("tenant", "environment", "name"),
+        sa.ForeignKeyConstraint(
+            ["tenant", "environment"], ["environments.tenant", "environments.name"]
+        ),
+    )
+    op.create_table(
+        "weights",
+        _text("tenant"),
+        _text("environment"),
+        _text("name"),
+        _text("manifest"),
+        _whole("size_bytes"),
+        _whole("files"),
+        _text("source"),
+        _text("app", null=True),
+        _flag("is_pinned"),
+        _time("created_at"),
+        _time("updated_at"),
+        sa.PrimaryKeyConstraint("tenant", "environment", "name"),
+        sa.ForeignKeyConstraint(
+            ["tenant", "environment"], ["environments.tenant", "environments.name"]
+        ),
+        sa.Index("ix_weights_manifest", "manifest"),
+    )
+    op.create_table(
+        "deployments",
+        _text("tenant"),
+        _text("environment"),
+        _text("app"),
+        _whole("version"),
+        _text("action"),
+        _time("created_at"),
+        _text("created_by"),
+        _text("message"),
+        _text("labels"),
+        _text("functions"),
+        sa.PrimaryKeyConstraint("tenant", "environment", "app", "version"),
+        sa.ForeignKeyConstraint(
+            ["tenant", "environment", "app"], ["apps.tenant", "apps.environment", "apps.name"]
+        ),
+    )
+    op.create_table(
+        "functions",
+        _text("id"),
+        _text("tenant"),
+        _text("environment"),
+        _text("app"),
+        _text("name"),
+        _whole("revisions"),
+        _time("created_at"),
+        _time("removed_at", null=True),
+        _flag("snapshots", default=sa.true()),
+        _text("document", default="{}"),
+        _whole("generation", default="0"),
+        sa.PrimaryKeyConstraint("id"),
+        sa.ForeignKeyConstraint(
+            ["tenant", "environment", "app"], ["apps.tenant", "apps.environment", "apps.name"]
+        ),
+        sa.UniqueConstraint("tenant", "environment", "app", "name"),
+    )
+    op.create_table(
+        "revisions",
+        _text("function"),
+        _text("name"),
+        _text("digest"),
+        _whole("ordinal"),
+        _text("spec"),
+        _time("created_at"),
+        _text("lineage", default="{}"),
+        _text("evaluation", default="{}"),
+        _text("created_by", default=""),
+        _time("served_at", null=True),
+        _time("pruned_at", null=True),
+        _flag("has_tags", default=sa.true()),
+        sa.PrimaryKeyConstraint("function", "name"),
+        sa.ForeignKeyConstraint(["function"], ["functions.id"]),
+        sa.UniqueConstraint("function", "digest"),
+        sa.Index("ix_revisions_age", "function", "created_at", "pruned_at", "has_tags", "name"),
+    )
+    op.create_table(
+        "aliases",
+        _text("function"),
+        _text("name"),
+        _text("revision"),
+        _text("updated_by"),
+        _time("updated_at"),
+        sa.PrimaryKeyConstraint("function", "name"),
+        sa.ForeignKeyConstraint(["function", "revision"], ["revisions.function", "revisions.name"]),
+    )
+    op.create_table(
+        "approvals",
+        _text("function"),
+        _text("revision"),
+        _text("actor"),
+        _time("at"),
+        _text("note"),
+        sa.PrimaryKeyConstraint("function", "revision", "actor"),
+        sa.ForeignKeyConstraint(["function", "revision"], ["revisions.function", "revisions.name"]),
+    )
+    op.create_table(
+        "traffic",
+        _text("function"),
+        _text("revision"),
+        _whole("weight"),
+        sa.PrimaryKeyConstraint("function", "revision"),
+        sa.ForeignKeyConstraint(["function", "revision"], ["revisions.function", "revisions.name"]),
+    )
+    op.bulk_insert(platform, [{"id": f"p-{secrets.token_hex(8)}", "created_at": time.time()}])
+
+
+def _create_billing() -> None:
+    op.create_table(
+        "latency_hours",
+        _text("tenant"),
+        _whole("hour"),
+        _text("environment"),
+        _text("function_id"),
+        _text("start_kind"),
+        _text("clock"),
+        _whole("bucket"),
+        _whole("calls"),
+        sa.PrimaryKeyConstraint(
+            "tenant", "hour", "environment", "function_id", "start_kind", "clock", "bucket"
+        ),
+    )
+    op.create_table(
+        "prices",
+        _text("version"),
+        _text("document"),
+        _time("first_seen_at"),
+        sa.PrimaryKeyConstraint("version"),
+    )
+    op.create_table(
+        "usage",
+        _text("id"),
+        _text("kind"),
+        _text("call"),
+        _text("tenant"),
+        _text("environment"),
+        _text("app"),
+        _text("function"),
+        _text("function_id"),
+        _text("method"),
+        _text("revision"),
+        _text("instance"),
+        _text("key"),
+        _text("start_kind"),
+        _text("outcome"),
+        _text("price_version"),
+        _text("currency"),
+        _text("rate_per_s"),
+        _text("cost"),
+        _text("gpu", null=True),
+        _whole("attempt"),
+        _whole("queued_ms"),
+        _whole("start_ms"),
+        _whole("exec_ms"),
+        _whole("billed_ns"),
+        _whole("memory_bytes"),
+        _whole("gpu_count"),
+        _whole("tokens_in"),
+        _whole("tokens_out"),
+        _whole("bytes_in"),
+        _whole("bytes_out"),
+        _whole("status"),
+        _time("cpu"),
+        _time("started_at"),
+        _time("received_at"),
+        _whole("cost_picos"),
+        _whole("day"),
+        _text("caller", default=""),
+        _text("corrects", default=""),
+        _text("note", default=""),
+        _text("month", default=""),
+        _text("experiment", default=""),
+        _text("arm", default=""),
+        _text("unit", default=""),
+        _text("degraded", default=""),
+        _text("finish", default=""),
+        _text("parent", default=""),
+        _whole("tokens_cached", default="0"),
+        _whole("first_token_ms", default="0"),
+        sa.PrimaryKeyConstraint("id"),
+        sa.Index("ix_usage_tenant_call", "tenant", "call"),
+        sa.Index("ix_usage_tenant_started_at", "tenant", "started_at"),
+    )
+    op.create_table(
+        "usage_days",
+        _text("tenant"),
+        _whole("day"),
+        _text("environment"),
+        _text("app"),
+        _text("function"),
+        _text("function_id"),
+        _text("revision"),
+        _text("key"),
+        _text("caller"),
+        _text("kind"),
+        _text("start_kind"),
+        _text("price_version"),
+        _text("currency"),
+        _text("month"),
+        _whole("records"),
+        _whole("errors"),
+        _whole("queued_ms"),
+        _whole("start_ms"),
+        _whole("exec_ms"),
+        _whole("billed_ns"),
+        _whole("tokens_in"),
+        _whole("tokens_out"),
+        _whole("bytes_in"),
+        _whole("bytes_out"),
+        _whole("high"),
+        _whole("low"),
+        _time("cpu_core_s"),
+        _time("memory_byte_s"),
+        _time("gpu_s"),
+        sa.PrimaryKeyConstraint(
+            "tenant",
+            "day",
+            "environment",
+            "app",
+            "function",
+            "function_id",
+            "revision",
+            "key",
+            "caller",
+            "kind",
+            "start_kind",
+            "price_version",
+            "currency",
+            "month",
+        ),
+        sa.Index("ix_usage_days_tenant_month", "tenant", "month"),
+    )
+    op.create_table(
+        "usage_hours",
+        _text("tenant"),
+        _whole("hour"),
+        _text("environment"),
+        _text("app"),
+        _text("function"),
+        _text("function_id"),
+        _text("revision"),
+        _text("key"),
+        _text("caller"),
+        _text("kind"),
+        _text("start_kind"),
+        _text("price_version"),
+        _text("currency"),
+        _text("month"),
+        _whole("records"),
+        _whole("errors"),
+        _whole("queued_ms"),
+        _whole("start_ms"),
+        _whole("exec_ms"),
+        _whole("billed_ns"),
+        _whole("tokens_in"),
+        _whole("tokens_out"),
+        _whole("bytes_in"),
+        _whole("bytes_out"),
+        _whole("high"),
+        _whole("low"),
+        _time("cpu_core_s"),
+        _time("memory_byte_s"),
+        _time("gpu_s"),
+        sa.PrimaryKeyConstraint(
+            "tenant",
+            "hour",
+            "environment",
+            "app",
+            "function",
+            "function_id",
+            "revision",
+            "key",
+            "caller",
+            "kind",
+            "start_kind",
+            "price_version",
+            "currency",
+            "month",
+        ),
+    )
+    op.create_table(
+        "budgets",
+        _text("id"),
+        _text("tenant"),
+        _text("environment"),
+        _text("app"),
+        _text("function"),
+        _text("period"),
+        _text("amount"),
+        _text("currency"),
+        _flag("hard"),
+        _text("alerts"),
+        _text("webhook", null=True),
+        _text("sealed_secret", null=True),
+        _time("created_at"),
+        _time("updated_at"),
+        sa.PrimaryKeyConstraint("id"),
+        sa.ForeignKeyConstraint(["tenant"], ["tenants.id"]),
+        sa.UniqueConstraint("tenant", "environment", "app", "function", "period", "currency"),
+    )
+    op.create_table(
+        "invoices",
+        _text("id"),
+        _text("tenant"),
+        _text("month"),
+        _text("currency"),
+        _text("total"),
+        _text("document"),
+        _time("issued_at"),
+        sa.PrimaryKeyConstraint("id"),
+        sa.ForeignKeyConstraint(["tenant"], ["tenants.id"]),
+        sa.UniqueConstraint("tenant", "month", "currency"),
+    )
+    op.create_table(
+        "budget_alerts",
+        _text("id"),
+        _text("budget"),
+        _text("tenant"),
+        _text("period"),
+        _whole("percent"),
+        _text("spent"),
+        _time("at"),
+        _time("delivered_at", null=True),
+        _time("next_attempt_at", null=True),
+        _whole("attempts"),
+        _text("error", null=True),
+        sa.PrimaryKeyConstraint("id"),
+        sa.ForeignKeyConstraint(["budget"], ["budgets.id"], ondelete="CASCADE"),
+        sa.UniqueConstraint("budget", "period", "percent"),
+        sa.Index("ix_budget_alerts_next_attempt_at", "next_attempt_at"),
+    )
+
+
+def _create_releases() -> None:
+    op.create_table(
+        "deliveries",
+        _text("id"),
+        _text("tenant"),
+        _text("environment"),
+        _text("webhook"),
+        _text("event"),
+        _text("body"),
+        _time("at"),
+        _time("delivered_at", null=True),
+        _time("next_attempt_at", null=True),
+        _whole("attempts"),
+        _text("error", null=True),
+        sa.PrimaryKeyConstraint("id"),
+        sa.Index("ix_deliveries_next_attempt_at", "next_attempt_at"),
+        sa.Index("ix_deliveries_tenant", "tenant", "at"),
+        sa.Index(
+            "ix_deliveries_waiting",
+            "tenant",
+            "next_attempt_at",
+            "id",
+            sqlite_where=sa.text("next_attempt_at IS NOT NULL"),
+            postgresql_where=sa.text("next_attempt_at IS NOT NULL"),
+        ),
+    )
+    op.create_table(
+        "due_calls",
+        _text("id"),
+        _text("tenant"),
+        _text("document"),
+        _time("due_at"),
+        _text("claimed_by", null=True),
+        _time("claimed_until", null=True),
+        sa.PrimaryKeyConstraint("id"),
+        sa.Index("ix_due_calls_due_at", "due_at"),
+        sa.Index(
+            "ix_due_calls_free",
+            "tenant",
+            "due_at",
+            "id",
+            "claimed_by",
+            "claimed_until",
+            sqlite_where=sa.text("claimed_by IS NULL OR claimed_until IS NOT NULL"),
+            postgresql_where=sa.text("claimed_by IS NULL OR claimed_until IS NOT NULL"),
+        ),
+    )
+    op.create_table(
+        "ended_sessions",
+        _text("id"),
+        _text("key"),
+        _time("until"),
+        sa.PrimaryKeyConstraint("id"),
+        sa.Index("ix_ended_sessions_key_until", "key", "until"),
+        sa.Index("ix_ended_sessions_until", "until"),
+    )
+    op.create_table(
+        "feedback",
+        _text("tenant"),
+        _text("call"),
+        _text("metric"),
+        _time("value", null=True),
+        _text("label"),
+        _text("function_id"),
+        _text("revision"),
+        _text("experiment"),
+        _text("arm"),
+        _text("unit"),
+        _time("called_at"),
+        _time("at"),
+        _text("reach", default="{}"),
+        sa.PrimaryKeyConstraint("tenant", "call", "metric"),
+        sa.Index("ix_feedback_experiment", "experiment", "metric"),
+        sa.Index("ix_feedback_function_id", "function_id", "metric", "called_at"),
+    )
+    op.create_table(
+        "idempotency_keys",
+        _text("tenant"),
+        _text("key"),
+        _text("request_hash"),
+        _text("content_type"),
+        _text("answer"),
+        _whole("status"),
+        _time("created_at"),
+        _time("expires_at"),
+        _whole("kept_bytes", default="0"),
+        sa.PrimaryKeyConstraint("tenant", "key"),
+        sa.Index("ix_idempotency_keys_expires_at", "expires_at"),
+        sa.Index("ix_idempotency_keys_tenant", "tenant", "created_at", "kept_bytes"),
+    )
+    op.create_table(
+        "observation_hour_buckets",
+        _text("function_id"),
+        _whole("hour"),
+        _text("revision"),
+        _text("arm"),
+        _text("clock"),
+        _whole("bucket"),
+        _whole("calls"),
+        sa.PrimaryKeyConstraint("function_id", "hour", "revision", "arm", "clock", "bucket"),
+        sa.Index("ix_observation_hour_buckets_hour", "hour"),
+    )
+    op.create_table(
+        "observation_hours",
+        _text("function_id"),
+        _whole("hour"),
+        _text("revision"),
+        _text("arm"),
+        _text("tenant"),
+        _whole("answered"),
+        _whole("failed"),
+        _whole("refused"),
+        _whole("cancelled"),
+        _whole("degraded"),
+        _whole("cold"),
+        _whole("raised"),
+        _whole("invalid"),
+        _whole("crashed"),
+        _whole("late"),
+        _whole("starts"),
+        _whole("starts_failed"),
+        _whole("streams"),
+        _whole("streams_completed"),
+        _whole("calls_billed"),
+        _whole("cost_picos"),
+        _whole("tokens_in"),
+        _whole("tokens_out"),
+        _whole("tokens_cached"),
+        _whole("out_of_memory"),
+        _whole("exec_ms"),
+        _whole("compared"),
+        _whole("matched"),
+        _whole("skipped"),
+        sa.PrimaryKeyConstraint("function_id", "hour", "revision", "arm"),
+        sa.Index("ix_observation_hours_hour", "hour"),
+    )
+    op.create_table(
+        "observation_minute_buckets",
+        _text("function_id"),
+        _whole("minute"),
+        _text("revision"),
+        _text("arm"),
+        _text("clock"),
+        _whole("bucket"),
+        _whole("calls"),
+        sa.PrimaryKeyConstraint("function_id", "minute", "revision", "arm", "clock", "bucket"),
+        sa.Index("ix_observation_minute_buckets_minute", "minute"),
+    )
+    op.create_table(
+        "observation_minutes",
+        _text("function_id"),
+        _whole("minute"),
+        _text("revision"),
+        _text("arm"),
+        _text("tenant"),
+        _whole("answered"),
+        _whole("failed"),
+        _whole("refused"),
+        _whole("cancelled"),
+        _whole("degraded"),
+        _whole("cold"),
+        _whole("raised"),
+        _whole("invalid"),
+        _whole("crashed"),
+        _whole("late"),
+        _whole("starts"),
+        _whole("starts_failed"),
+        _whole("streams"),
+        _whole("streams_completed"),
+        _whole("calls_billed"),
+        _whole("cost_picos"),
+        _whole("tokens_in"),
+        _whole("tokens_out"),
+        _whole("tokens_cached"),
+        _whole("out_of_memory"),
+        _whole("exec_ms"),
+        _whole("compared"),
+        _whole("matched"),
+        _whole("skipped"),
+        sa.PrimaryKeyConstraint("function_id", "minute", "revision", "arm"),
+        sa.Index("ix_observation_minutes_minute", "minute"),
+    )
+    op.create_table(
+        "observers",
+        _text("activator"),
+        _text("life"),
+        _whole("sequence"),
+        _time("at"),
+        sa.PrimaryKeyConstraint("activator"),
+    )
+    op.create_table(
+        "traces",
+        _text("tenant"),
+        _text("id"),
+        _text("call"),
+        _text("environment"),
+        _text("app"),
+        _text("function"),
+        _text("revision"),
+        _text("arm"),
+        _text("start_kind"),
+        _text("kept_for"),
+        _text("document"),
+        _whole("status"),
+        _time("duration_ms"),
+        _time("at"),
+        sa.PrimaryKeyConstraint("tenant", "id", "call"),
+        sa.Index("ix_traces_tenant_at", "tenant", "at"),
+        sa.Index("ix_traces_tenant_call", "tenant", "call"),
+    )
+    op.create_table(
+        "webhooks",
+        _text("tenant"),
+        _text("environment"),
+        _text("name"),
+        _text("url"),
+        _text("sealed_secret"),
+        _text("events"),
+        _text("created_by"),
+        _time("created_at"),
+        sa.PrimaryKeyConstraint("tenant", "environment", "name"),
+        sa.ForeignKeyConstraint(
+            ["tenant", "environment"], ["environments.tenant", "environments.name"]
+        ),
+    )
+    op.create_table(
+        "experiments",
+        _text("id"),
+        _text("tenant"),
+        _text("function"),
+        _text("name"),
+        _text("document"),
+        _text("state"),
+        _text("reason"),
+        _text("created_by"),
+        _time("created_at"),
+        _time("began_at", null=True),
+        _time("ended_at", null=True),
+        sa.PrimaryKeyConstraint("id"),
+        sa.ForeignKeyConstraint(["function"], ["functions.id"]),
+        sa.UniqueConstraint("function", "name"),
+    )
+    op.create_table(
+        "rollouts",
+        _text("id"),
+        _text("tenant"),
+        _text("function"),
+        _text("candidate"),
+        _text("stable"),
+        _text("plan"),
+        _text("state"),
+        _text("reason"),
+        _text("created_by"),
+        _whole("step"),
+        _time("step_began_at", null=True),
+        _time("created_at"),
+        _time("updated_at"),
+        _time("finished_at", null=True),
+        sa.PrimaryKeyConstraint("id"),
+        sa.ForeignKeyConstraint(["function"], ["functions.id"]),
+        sa.Index("ix_rollouts_function", "function", "created_at"),
+        sa.Index("ix_rollouts_tenant", "tenant", "created_at"),
+    )
+    op.create_table(
+        "schedules",
+        _text("function"),
+        _whole("number"),
+        _text("tenant"),
+        _text("document"),
+        _flag("is_paused"),
+        _time("next_at", null=True),
+        _time("last_at", null=True),
+        _time("updated_at"),
+        sa.PrimaryKeyConstraint("function", "number"),
+        sa.ForeignKeyConstraint(["function"], ["functions.id"]),
+        sa.Index("ix_schedules_next_at", "next_at"),
+    )
+    op.create_table(
+        "slo_alerts",
+        _text("id"),
+        _text("tenant"),
+        _text("function"),
+        _text("sli"),
+        _text("severity"),
+        _text("window"),
+        _text("document"),
+        _time("began_at"),
+        _time("ended_at", null=True),
+        sa.PrimaryKeyConstraint("id"),
+        sa.ForeignKeyConstraint(["function"], ["functions.id"]),
+        sa.Index("ix_slo_alerts_function", "function", "began_at"),
+        sa.Index("ix_slo_alerts_tenant", "tenant", "began_at"),
+    )
+    op.create_table(
+        "exposure_latency",
+        _text("experiment"),
+        _text("arm"),
+        _text("unit"),
+        _whole("bucket"),
+        _whole("calls"),
+        sa.PrimaryKeyConstraint("experiment", "arm", "unit", "bucket"),
+        sa.ForeignKeyConstraint(["experiment"], ["experiments.id"]),
+    )
+    op.create_table(
+        "exposures",
+        _text("experiment"),
+        _text("unit"),
+        _text("arm"),
+        _time("first_at"),
+        _whole("calls"),
+        _whole("errors"),
+        _whole("degraded"),
+        _whole("mistagged"),
+        _whole("cold"),
+        _whole("warm"),
+        _whole("warm_ms"),
+        _whole("exec_ms"),
+        _whole("cost_picos"),
+        _whole("tokens_in"),
+        _whole("tokens_out"),
+        sa.PrimaryKeyConstraint("experiment", "unit", "arm"),
+        sa.ForeignKeyConstraint(["experiment"], ["experiments.id"]),
+    )
+    op.create_table(
+        "rollout_decisions",
+        _text("rollout"),
+        _whole("number"),
+        _time("at"),
+        _whole("step"),
+        _text("verdict"),
+        _text("action"),
+        _text("reasons"),
+        _text("evidence"),
+        sa.PrimaryKeyConstraint("rollout", "number"),
+        sa.ForeignKeyConstraint(["rollout"], ["rollouts.id"]),
+    )
