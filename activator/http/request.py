@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -68,6 +68,10 @@ LEAST_READ_BYTES = 16 * 1024
 caller that reads a byte now and then would hold its connection for ever."""
 UNREAD_S = 2.0
 """How long a caller may leave the rest of an interrupted response unread."""
+
+
+Handle = Callable[["Request"], Coroutine[Any, Any, None]]
+"""Answers a request, or raises the error that answers it."""
 
 
 class RateLimitHeaderSource(Protocol):

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from activator.access.grants import AccessGrant, parse_tenant_prefix
 from activator.access.resolver import FUNCTIONS, RequestResolver
 from activator.http.bodies import Bodies
-from activator.http.request import Headers, Receive, Request
+from activator.http.request import Handle, Headers, Receive, Request
 from activator.idempotency.store_protocol import LEASE_S, Claim, IdempotencyStore
 from activator.quotas.admission import counted
 from pilotlight import errors
@@ -39,7 +39,6 @@ _VERBS = (":invoke", ":warmup")
 _MODELS = ("/v1/models/", "/v2/models/")
 _FINGERPRINT_HEADERS = (b"accept", b"content-type", b"pilotlight-environment", b"pilotlight-tag")
 """Headers that affect a call and its response."""
-Handle = Callable[[Request], Coroutine[Any, Any, None]]
 
 
 class Calls(Protocol):
