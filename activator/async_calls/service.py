@@ -312,8 +312,13 @@ class AsyncCalls:
 
     def _admission(self, call: Call) -> Admission | None:
         """Return the admission of a call that was counted at submission. Raises Forbidden."""
-        entry = self._access.entry(self._caller(call.key_id, call.target.tenant), call.target)
-        return Admission(entry.gate, requests=0, holds=0) if entry.gate is not None else None
+        caller = self._caller(call.key_id, call.caller or call.target.tenant)
+        entry = self._access.entry(caller, call.target)
+        return (
+            Admission(entry.quota_check, requests=0, holds=0)
+            if entry.quota_check is not None
+            else None
+        )
 
     def _caller(self, key_id: str, tenant: str) -> Principal:
         if key_id.startswith(FUNCTION_KEY):

@@ -189,14 +189,14 @@ class FastPath:
         began_ns = time.monotonic_ns()
         if route.execution_s < MIN_CLOCK_S:
             return False
-        gate = route.entry.gate
-        if gate is None:
+        quota_check = route.entry.quota_check
+        if quota_check is None:
             return self._begin(connection, route, headers, body, None, began_ns=began_ns)
-        refusal = gate.try_acquire_nowait(1, 1, 0)
+        refusal = quota_check.try_acquire_nowait(1, 1, 0)
         if refusal is not None:
-            self._refuse(connection, route, gate, refusal)
+            self._refuse(connection, route, quota_check, refusal)
             return True
-        admission = Admission(gate)
+        admission = Admission(quota_check)
         if self._begin(connection, route, headers, body, admission, began_ns=began_ns):
             return True
         admission.withdraw()
@@ -206,7 +206,7 @@ class FastPath:
         self,
         connection: ClientConnection,
         route: FastPathRoute,
-        gate: QuotaCheck,
+        quota_check: QuotaCheck,
         refusal: Refusal,
     ) -> None:
         """Answer 429 at once: a flood of calls over quota must cost as little as possible."""
@@ -218,7 +218,7 @@ class FastPath:
             route.target,
             route.choice.arm if route.choice is not None else "",
         )
-        connection.answer(error.status, head + gate.head(), body)
+        connection.answer(error.status, head + quota_check.head(), body)
 
     def _begin(
         self,
@@ -262,7 +262,7 @@ class FastPath:
             extra_headers=route.line,
             admission=admission,
             rank=rank,
-            caller=route.entry.foreign,
+            caller=route.entry.calling_tenant,
             choice=route.choice,
             began_ns=began_ns,
             accepts_pickle=route.entry.accepts_pickle,
@@ -443,7 +443,7 @@ class FastPathCall(Attempt):
                 call.caller or call.target.tenant,
                 call.choice,
             )
-            request.gate, request.target = admission, call.target
+            request.rate_limits, request.target = admission, call.target
             request.on_failed = partial(self._calls.tracer.failed, call)
             try:
                 await continue_in_task(request, call, step)

@@ -118,7 +118,7 @@ class CallPipeline:
             deadline_s=request.deadline_s(),
             admission=admission,
             rank=rank,
-            caller=entry.foreign,
+            caller=entry.calling_tenant,
             choice=choice,
             extra_headers=choice.line if choice is not None else b"",
             origin=request.origin,

@@ -173,7 +173,7 @@ def call_of(request: Request, entry: AccessGrant) -> Call:
         key_id=entry.caller.key_id,
         body=b"",
         rank=entry.rank(request.headers),
-        caller=entry.foreign,
+        caller=entry.calling_tenant,
         choice=request.choice,
     )
     call.began_ns, call.routed_ns = request.began_ns, request.routed_ns

@@ -87,7 +87,7 @@ class Request:
     it, so a caller must not choose it.
 
     Attributes:
-        gate: the quotas that apply to it, once they are known; None = none.
+        rate_limits: the quotas that apply to it, once they are known; None = none.
         on_failed: called with type and status of the error that ends its call without a response;
             None before it is admitted, and without a call.
         tenant: its tenant, once known; "" before.
@@ -104,12 +104,12 @@ class Request:
         "_send",
         "began_ns",
         "choice",
-        "gate",
         "headers",
         "id",
         "is_answered",
         "on_failed",
         "path",
+        "rate_limits",
         "room",
         "routed_ns",
         "scope",
@@ -126,7 +126,7 @@ class Request:
         self._send = send
         self.id = new_call_id()
         self.is_answered = False
-        self.gate: RateLimitHeaderSource | None = None
+        self.rate_limits: RateLimitHeaderSource | None = None
         self.on_failed: Callable[[str, int], object] | None = None
         self.tenant = ""
         self.choice: RoutingDecision | None = None
@@ -327,7 +327,7 @@ class Request:
     def quota_headers(self) -> Headers:
         """Return `RateLimit` and `RateLimit-Policy` of the response; none where no quota
         applies."""
-        return header_list(self.gate.head()) if self.gate is not None else []
+        return header_list(self.rate_limits.head()) if self.rate_limits is not None else []
 
     def abort_if_unread(self) -> None:
         """The response was interrupted: disconnect the caller if it does not read the rest within

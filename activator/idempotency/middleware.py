@@ -110,7 +110,7 @@ class Idempotency:
             )
         entry = gateway.entry_of(request)
         request.target = None  # not a call yet
-        async with counted(entry.gate, holds=0 if request.path.endswith(":warmup") else 1):
+        async with counted(entry.quota_check, holds=0 if request.path.endswith(":warmup") else 1):
             with self._bodies.room(request):  # after that it is counted where it runs
                 body = await request.body(
                     limit_bytes=entry.body_bytes, timeout_s=self._body_timeout_s

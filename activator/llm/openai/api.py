@@ -110,9 +110,9 @@ class OpenAI:
             raise self._resolver.stranger(
                 request
             )  # do not read the body of an unauthenticated request without a target
-        gate, body_bytes = self._resolver.before(request, caller)
-        request.gate = gate
-        async with counted(gate):
+        quota_check, body_bytes = self._resolver.before(request, caller)
+        request.rate_limits = quota_check
+        async with counted(quota_check):
             data = await self._read(request, body_bytes)
             asked = OpenAIRequest(place, parsed(data))
             found = self._models.find(request, caller, owner, asked.model)
@@ -156,7 +156,7 @@ class OpenAI:
     ) -> OpenAIRequest:
         """Read the body and convert it with `made`, within the request quotas. Tokens are counted
         later, once their number is known."""
-        async with counted(entry.gate, holds=holds):
+        async with counted(entry.quota_check, holds=holds):
             asked = made(await self._read(request, entry.body_bytes))
             asked.check(entry.target)
             return asked
@@ -268,7 +268,7 @@ class OpenAI:
                 entry, asked.path, asked.body, began_ns=request.began_ns, holds=holds
             )
         except errors.InvalidInput:
-            await admit(entry.gate, holds=0)
+            await admit(entry.quota_check, holds=0)
             raise
 
     async def _call_uncounted(
@@ -312,7 +312,7 @@ class OpenAI:
             deadline_s=request.deadline_s(),
             admission=use.admission if use is not None else None,
             rank=rank if use is None else use.rank(rank),
-            caller=entry.foreign,
+            caller=entry.calling_tenant,
             choice=choice,
             extra_headers=choice.line if choice is not None else b"",
             origin=request.origin,
