@@ -17,7 +17,7 @@ from activator.calls.call import Call
 from activator.calls.response import ResponseReader
 from activator.http.payloads import answered_type
 from activator.http.request import Request
-from activator.routing.api_keys import SCHEDULER, FunctionPrincipal, Principal
+from activator.routing.api_keys import FunctionPrincipal, Principal
 from activator.worker_client.connection import WorkerConnectionLost
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_PROBLEM, CallRecord, KeyRecord, problem
@@ -118,9 +118,10 @@ def is_dead(record: CallRecord) -> bool:
     return record.state == "FAILED" and record.status not in (400, 415)
 
 
-def scheduler(tenant: str) -> Principal:
-    """Return the principal of a tenant's scheduled calls: no key, with the tenant's own rights."""
-    return Principal(KeyRecord(id=SCHEDULER, hash="", tenant=tenant, scope=Scope.INVOKE.value))
+def without_key(key_id: str, tenant: str) -> Principal:
+    """Return the principal of a tenant's scheduled calls, and of calls whose key was revoked since:
+    the tenant's own rights and quotas."""
+    return Principal(KeyRecord(id=key_id, hash="", tenant=tenant, scope=Scope.INVOKE.value))
 
 
 def payload(record: CallRecord, call: Call) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from activator.async_calls.records import (
     payload,
     queued,
     receipt_of,
-    scheduler,
+    without_key,
 )
 from activator.async_calls.result_shipper import ResultShipper
 from activator.async_calls.result_stream import FINAL
@@ -321,11 +321,14 @@ class AsyncCalls:
         )
 
     def _caller(self, key_id: str, tenant: str) -> Principal:
+        """Return the caller of an accepted call. Where its key was revoked since, the call keeps
+        the rights and quotas of its tenant: revoking a key refuses requests, and this one was
+        answered."""
         if key_id.startswith(FUNCTION_KEY):
             return FunctionPrincipal(key_id)
-        return (
-            scheduler(tenant) if key_id == SCHEDULER else self._table.caller_of(key_id) or ANONYMOUS
-        )
+        if not key_id:
+            return ANONYMOUS
+        return self._table.caller_of(key_id) or without_key(key_id, tenant)
 
     # -- recovery ----------------------------------------------------------------------------------
     def start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
@@ -380,7 +383,7 @@ class AsyncCalls:
         accepts_pickle = accepts_pickles(record.tenant, owner)
         content_type = checked_type(kept["content_type"].encode(), accepts=accepts_pickle)
         choice = _choice_of(record, target)
-        entry = self._access.entry(self._caller(kept["key"], owner), target)
+        entry = self._access.entry(self._caller(kept["key"], record.tenant), target)
         deadline_at = kept.get("deadline_at")
         make = (
             partial(call_of_kept, kept)

@@ -28,7 +28,7 @@ from activator.calls.fallback_rules import (
 )
 from activator.calls.response_cache import ResponseCache
 from activator.http.payloads import PICKLE
-from activator.routing.api_keys import SCHEDULER
+from activator.routing.api_keys import FUNCTION_KEY, SCHEDULER, FunctionPrincipal
 from activator.routing.call_target import CallTarget
 from activator.routing.route_table import RouteTable
 from activator.worker_client.connection import WorkerResponse
@@ -258,7 +258,11 @@ class FallbackChain:
         """Check that the caller's key may access the fallback's function. Raises Forbidden."""
         if call.key_id in ("", SCHEDULER):
             return
-        caller = self._routes.caller_of(call.key_id)
+        caller = (
+            FunctionPrincipal(call.key_id)
+            if call.key_id.startswith(FUNCTION_KEY)
+            else self._routes.caller_of(call.key_id)
+        )
         if caller is None:
             raise errors.Forbidden("the API key of this call was revoked")
         caller.check_reach(
