@@ -22,8 +22,7 @@ from weakref import WeakValueDictionary
 from activator.access.grants import AccessCache
 from activator.async_calls.pending import PendingCall, PendingCalls
 from activator.async_calls.records import answered, collect, failed
-from activator.calls.attempt import Attempt
-from activator.calls.call import Call
+from activator.calls.call import AnsweredCall, Call
 from activator.calls.runner import CallRunner
 from activator.calls.trace_context import note_answer
 from activator.metrics.metrics import Metrics
@@ -195,7 +194,9 @@ class AsyncCallRunner:
 
         return _Ending(record=failed(held.record, error), failure=error, observe=observe)
 
-    async def _wait_for_quotas(self, held: PendingCall, call: Call) -> tuple[Attempt, int, bytes]:
+    async def _wait_for_quotas(
+        self, held: PendingCall, call: Call
+    ) -> tuple[AnsweredCall, int, bytes]:
         """Run the call. While its quotas are used up it waits until its result would expire,
         blocking only calls of its own key."""
         async with self._gates.for_key(call.key_id, call.target):
@@ -209,7 +210,7 @@ class AsyncCallRunner:
                 await asyncio.sleep(BUSY_RETRY_S)
                 call.admission = self._admission(call)  # its quotas may have changed
 
-    async def _run_once(self, held: PendingCall, call: Call) -> tuple[Attempt, int, bytes]:
+    async def _run_once(self, held: PendingCall, call: Call) -> tuple[AnsweredCall, int, bytes]:
         try:
             self._load(call)
             attempt = await self._begin(held, call)
@@ -218,7 +219,7 @@ class AsyncCallRunner:
             call.park()
             _release(call)
 
-    async def _begin(self, held: PendingCall, call: Call) -> Attempt:
+    async def _begin(self, held: PendingCall, call: Call) -> AnsweredCall:
         """Begin the call, waiting for capacity within its queue time. Raises OverQuota at once."""
         until = time.monotonic() + call.remaining_s(call.target.spec.clocks.queue_s)
         while True:
@@ -246,7 +247,7 @@ class AsyncCallRunner:
             _release(call)
             await asyncio.sleep(BUSY_RETRY_S)
 
-    async def _run_fallback(self, call: Call, failure: errors.PilotlightError) -> Attempt:
+    async def _run_fallback(self, call: Call, failure: errors.PilotlightError) -> AnsweredCall:
         """Run the function's fallback, once no attempt is left. Raises `failure`, or a similar
         error."""
         if not self._is_last(call):

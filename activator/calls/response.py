@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Final, Self
 
-from activator.calls.attempt import Attempt, outcome_of, status_of
-from activator.calls.call import Call, ResponseFilter
+from activator.calls.attempt import outcome_of, status_of
+from activator.calls.call import AnsweredCall, Call, ResponseFilter
 from activator.http.payloads import GUARD_LINES, call_type
 from activator.worker_client.connection import WorkerConnectionLost, WorkerResponse
 from pilotlight import errors
@@ -44,7 +44,7 @@ class ResponseReader:
 
     def __init__(
         self,
-        attempt: Attempt,
+        attempt: AnsweredCall,
         response_filter: ResponseFilter | None = None,
         *,
         is_sent: bool = False,
@@ -150,7 +150,7 @@ PASSED_ON = (b"content-type", b"pilotlight-outcome", b"cache-control")
 """A worker's headers that are forwarded to the caller; the others are internal."""
 
 
-def streaming_headers(attempt: Attempt) -> bytes:
+def streaming_headers(attempt: AnsweredCall) -> bytes:
     """Return the header lines of every call response."""
     call = attempt.call
     head = call.target.warm_head
@@ -168,7 +168,7 @@ def streaming_headers(attempt: Attempt) -> bytes:
     )
 
 
-def complete_headers(attempt: Attempt) -> bytes:
+def complete_headers(attempt: AnsweredCall) -> bytes:
     """Return the header lines of a call that has ended before its response begins: with its cost
     and times."""
     call = attempt.call

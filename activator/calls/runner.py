@@ -23,7 +23,7 @@ from typing import Any
 from activator.balancing.instance import Reservation
 from activator.balancing.throttler import Throttler
 from activator.calls.attempt import Attempt, worker_crash_error
-from activator.calls.call import Call
+from activator.calls.call import AnsweredCall, Call
 from activator.calls.fallback import FallbackChain
 from activator.calls.trace_context import note_answer
 from activator.quotas.token_reservation import TokenReservation
@@ -63,9 +63,9 @@ class RetryExecutor:
     async def run(
         self,
         call: Call,
-        step: Coroutine[Any, Any, Attempt],
-        again: Callable[[Call], Coroutine[Any, Any, Attempt]],
-    ) -> Attempt:
+        step: Coroutine[Any, Any, AnsweredCall],
+        again: Callable[[Call], Coroutine[Any, Any, AnsweredCall]],
+    ) -> AnsweredCall:
         """Return the attempt of the first attempt, which is `step`, or of a later one. Raises the
         error of the last attempt."""
         while True:
@@ -86,7 +86,7 @@ class RetryExecutor:
             await self._sleep(wait_s)
             step = again(call)
 
-    async def _pause_raised_s(self, call: Call, attempt: Attempt) -> float | None:
+    async def _pause_raised_s(self, call: Call, attempt: AnsweredCall) -> float | None:
         """Return the pause after a response in which user code raised; None for others. Closes the
         attempt when it is cancelled."""
         if not _is_raised(attempt):
@@ -116,7 +116,7 @@ class RetryExecutor:
 _RAISED = errors.FunctionRaised("user code raised")
 
 
-def _is_raised(attempt: Attempt) -> bool:
+def _is_raised(attempt: AnsweredCall) -> bool:
     """Return whether user code failed before the caller received any part of the response."""
     answer = attempt.answer
     return (
@@ -176,7 +176,7 @@ class CallRunner:
 
     async def begin(
         self, call: Call, *, is_patient: bool = True, has_fallback: bool = True
-    ) -> Attempt:
+    ) -> AnsweredCall:
         """Reserve, open the record, forward; returns when the response (or its head) has arrived.
 
         `is_patient`: failures are retried by the function's policy. `has_fallback`: fallbacks
@@ -192,11 +192,11 @@ class CallRunner:
     async def finish(
         self,
         call: Call,
-        step: Coroutine[Any, Any, Attempt],
+        step: Coroutine[Any, Any, AnsweredCall],
         *,
         is_patient: bool = True,
         has_fallback: bool = True,
-    ) -> Attempt:
+    ) -> AnsweredCall:
         """Finish a call whose first attempt, `step`, is in progress: apply retries and
         fallbacks."""
         spec = call.target.spec
@@ -213,7 +213,7 @@ class CallRunner:
             self.remember(attempt.call, attempt.answer)
         return attempt
 
-    async def run_fallback(self, call: Call, failure: errors.PilotlightError) -> Attempt:
+    async def run_fallback(self, call: Call, failure: errors.PilotlightError) -> AnsweredCall:
         """Run the declared fallbacks of the call's function, after its last attempt. Raises
         `failure`, or a similar error."""
         spec = call.target.spec
@@ -279,14 +279,14 @@ class CallRunner:
         finally:
             call.attempt = other.attempt
 
-    async def begin_after_busy(self, busy: Attempt) -> Attempt:
+    async def begin_after_busy(self, busy: Attempt) -> AnsweredCall:
         """Run `begin` again for a call whose worker answered "busy"."""
         self.requeue(busy)
         return await self.finish(busy.call, self._begin(busy.call))
 
     async def begin_after_crash(
         self, call: Call, reservation: Reservation, gone: WorkerConnectionLost
-    ) -> Attempt:
+    ) -> AnsweredCall:
         """Run `begin` again for a call whose worker died, where the retry rule allows it. Raises
         WorkerCrashed otherwise."""
         return await self.finish(call, self._begin_after_crash(call, reservation, gone))

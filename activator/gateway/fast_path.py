@@ -22,7 +22,7 @@ from activator.access.grants import AccessGrant
 from activator.balancing.instance import Reservation
 from activator.balancing.throttler import Throttler
 from activator.calls.attempt import Attempt, open_fast_record
-from activator.calls.call import Call, priority_lines
+from activator.calls.call import AnsweredCall, Call, priority_lines
 from activator.calls.response import fast_path_headers
 from activator.calls.runner import CallRunner
 from activator.calls.trace_context import worker_lines
@@ -57,7 +57,9 @@ CLOCK_STEP_S: Final = 0.05
 than MIN_CLOCK_S are exact."""
 MIN_CLOCK_S: Final = 1.0
 
-ContinueInTask = Callable[[Request, Call, Coroutine[Any, Any, Attempt]], Coroutine[Any, Any, None]]
+ContinueInTask = Callable[
+    [Request, Call, Coroutine[Any, Any, AnsweredCall]], Coroutine[Any, Any, None]
+]
 """Callback of the gateway that answers a request with a pending attempt."""
 
 
@@ -432,7 +434,7 @@ class FastPathCall(Attempt):
         if self._admission is not None:
             self._admission.release()
 
-    def _continue_in_task(self, step: Coroutine[Any, Any, Attempt]) -> None:
+    def _continue_in_task(self, step: Coroutine[Any, Any, AnsweredCall]) -> None:
         """Continue in a task, as an ordinary request whose body was already read."""
         call, continue_in_task, admission = self.call, self._calls.continue_in_task, self._admission
 
@@ -453,11 +455,11 @@ class FastPathCall(Attempt):
         self._client.continue_in_task(application)
 
 
-async def _return(attempt: Attempt) -> Attempt:
+async def _return(attempt: AnsweredCall) -> AnsweredCall:
     return attempt
 
 
-async def _raise(error: BaseException) -> Attempt:
+async def _raise(error: BaseException) -> AnsweredCall:
     raise error
 
 

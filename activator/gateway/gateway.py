@@ -20,8 +20,7 @@ from activator.arguments.checker import ArgumentChecker
 from activator.async_calls.api import methods_of
 from activator.async_calls.service import AsyncCalls
 from activator.autoscaler.autoscaler_loop import AutoscalerLoop
-from activator.calls.attempt import Attempt
-from activator.calls.call import Call
+from activator.calls.call import AnsweredCall, Call
 from activator.calls.runner import CallRunner
 from activator.control_plane.proxy import ControlPlaneProxy
 from activator.coordination.peers import CALLING_FUNCTION, HEALTH, PASSED_ON, PLATFORM_TOKEN
@@ -225,7 +224,7 @@ class Gateway:
         await self._answer(request, inner(request))
 
     async def _continue_in_task(
-        self, request: Request, call: Call, step: Coroutine[Any, Any, Attempt]
+        self, request: Request, call: Call, step: Coroutine[Any, Any, AnsweredCall]
     ) -> None:
         """Continue a fast path call in a task."""
         await self._answer(request, self._pipeline.writer.answer(request, call, step))

@@ -15,8 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from activator.billing.shipping import Lag
 from activator.call_stats.observer import CallStats
-from activator.calls.attempt import Attempt
-from activator.calls.call import Call
+from activator.calls.call import AnsweredCall, Call
 from activator.coordination.state import SharedStatistics
 from activator.llm.engine_state import EngineState
 from activator.metrics.batching import Batches
@@ -122,7 +121,7 @@ class Metrics:
 
     def answered(
         self,
-        attempt: Attempt,
+        attempt: AnsweredCall,
         status: int,
         *,
         first_byte_ms: float = 0.0,

@@ -17,8 +17,7 @@ from typing import Any
 
 from activator.access.grants import AccessGrant
 from activator.access.resolver import RequestResolver
-from activator.calls.attempt import Attempt
-from activator.calls.call import Call
+from activator.calls.call import AnsweredCall, Call
 from activator.calls.runner import CallRunner
 from activator.http.request import Request, accept_of, subpath, too_large
 from activator.llm.openai import errors as shapes
@@ -50,7 +49,7 @@ MAX_VALUES = 100_000
 messages, at most 20 milliseconds of the event loop."""
 _JSON = CONTENT_JSON.encode()
 SendResponse = Callable[
-    [Request, Call, Coroutine[Any, Any, Attempt], OpenAIFormat], Awaitable[None]
+    [Request, Call, Coroutine[Any, Any, AnsweredCall], OpenAIFormat], Awaitable[None]
 ]
 """Sends the result of a call to its caller, and ends the attempt."""
 
