@@ -164,9 +164,10 @@ class AsyncCallRunner:
             await asyncio.sleep(BUSY_RETRY_S)
 
     def record_cancelled(self, held: PendingCall) -> None:
-        """Record in metrics that the caller cancelled a call."""
-        if held.target is not None:
-            self._metrics.observer.refused(held.target, 499)
+        """Record in metrics and traces that the caller cancelled a call."""
+        if (call := held.call) is not None:
+            self._metrics.observer.refused(call.target, 499)
+            self._tracer.failed(call, "cancelled", 499, **_of_submitted(held))
 
     async def _attempt(self, held: PendingCall, call: Call) -> _Ending:
         try:

@@ -262,7 +262,7 @@ class AsyncCalls:
 
     # -- running -----------------------------------------------------------------------------------
     async def _run(self, held: PendingCall, call: Call) -> None:
-        held.target = call.target
+        held.call = call
         try:
             record = await self._attempts.run(held, call)
         finally:

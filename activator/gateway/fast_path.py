@@ -139,6 +139,20 @@ class FastPathRoute:
             % (method.encode(), self.execution_s)
         )
 
+    def request(self, call: Call) -> bytes:
+        """Return the request to the worker: that of `Call.request_head`, and the body."""
+        lines = call.extra_headers
+        if call.accept:
+            lines = b"\r\naccept: " + call.accept + lines
+        if call.content_type is PICKLE:
+            lines = TRUSTED_LINE + lines
+        if self.target.batched:
+            lines += priority_lines(self.target, call.rank)
+        if call.trace is not None:
+            lines += worker_lines(call)
+        body = call.body
+        return self.template % (call.id.encode(), call.content_type, lines, len(body), body)
+
     def with_choice(self, choice: RoutingDecision) -> FastPathRoute:
         """Return the same route for another unit of an experiment."""
         other = object.__new__(FastPathRoute)
@@ -272,10 +286,12 @@ class FastPath:
         call.reserved_ns = call.received_ns
         try:
             record = open_fast_record(call, reservation)
-        except errors.PilotlightError:
+        except BaseException as e:
             connections.release(worker, began_ns / 1e9)
             reservation.release_unused()
-            return False
+            if isinstance(e, errors.PilotlightError):
+                return False
+            raise
         tally = route.tally
         if tally is None:
             tally = route.tally = self.runner.retries.budgets.for_caller(
@@ -293,19 +309,8 @@ class FastPath:
             admission=admission,
         )
         connection.on_gone = warm.abandon
-        lines = (
-            call.extra_headers
-            if not call.accept
-            else b"\r\naccept: " + call.accept + call.extra_headers
-        )
-        if content_type is PICKLE:
-            lines = TRUSTED_LINE + lines
-        if target.batched:
-            lines += priority_lines(target, rank)
-        if call.trace is not None:
-            lines += worker_lines(call)
         warm.steps = self.clocks.watch(warm, connection.loop, route.execution_s)
-        worker.send(route.template % (call.id.encode(), content_type, lines, len(body), body), warm)
+        worker.send(route.request(call), warm)
         return True
 
 
@@ -419,11 +424,12 @@ class FastPathCall(Attempt):
         if not self._is_done:
             self._leave()
             self._release_quotas()
-            self.fail(asyncio.CancelledError(), is_noted=False)
+            self.fail(asyncio.CancelledError())
             choice = self.call.choice
             self._calls.metrics.count_aborted(
                 499, self.call.target, choice.arm if choice is not None else ""
             )
+            self._calls.tracer.failed(self.call, "cancelled", 499)
 
     def _leave(self) -> None:
         self._is_done = True
