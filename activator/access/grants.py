@@ -79,8 +79,8 @@ class AccessGrant:
     def __repr__(self) -> str:
         return f"<AccessGrant {self.caller!r} {self.target!r} {self.quota_check!r}>"
 
-    async def admit(self, *, holds: int = 1, tokens: int = 0) -> Admission | None:
-        """Admit one call; None where nothing is counted. Raises OverQuota, Unavailable."""
+    async def admit(self, *, holds: int = 1, tokens: int = 0) -> Admission:
+        """Admit one call. Raises OverQuota, Unavailable."""
         return await admit(self.quota_check, holds=holds, tokens=tokens)
 
     def content_type(self, headers: dict[bytes, bytes]) -> bytes:

@@ -90,7 +90,7 @@ class AsyncCallRunner:
         access: AccessCache,
         metrics: Metrics,
         max_result_bytes: int,
-        admission: Callable[[Call], Admission | None],
+        admission: Callable[[Call], Admission],
         load: Callable[[Call], None],
         rng: random.Random | None = None,
         tracer: Tracer | None = None,
@@ -154,7 +154,7 @@ class AsyncCallRunner:
     async def _charge_attempt(self, held: PendingCall, call: Call) -> None:
         """Count an attempt as a request of its quotas; wait while they are used up."""
         call.admission = self._admission(call)
-        while call.admission is not None:
+        while True:
             try:
                 await call.admission.count_retry()
                 return
@@ -218,7 +218,7 @@ class AsyncCallRunner:
             return attempt, *await collect(attempt, self._max_result_bytes, held)
         finally:
             call.park()
-            _release(call)
+            call.admission.release()
 
     async def _begin(self, held: PendingCall, call: Call) -> AnsweredCall:
         """Begin the call, waiting for capacity within its queue time. Raises OverQuota at once."""
@@ -228,8 +228,7 @@ class AsyncCallRunner:
                 self._access.check_not_suspended(
                     call.caller or call.target.tenant, call.target.tenant
                 )
-                if call.admission is not None:
-                    await call.admission.acquire_slot()
+                await call.admission.acquire_slot()
                 if held.record.state != "RUNNING":
                     self._held.record_change(
                         held,
@@ -245,7 +244,7 @@ class AsyncCallRunner:
                 )
                 if not may_wait:
                     return await self._run_fallback(call, e)
-            _release(call)
+            call.admission.release()
             await asyncio.sleep(BUSY_RETRY_S)
 
     async def _run_fallback(self, call: Call, failure: errors.PilotlightError) -> AnsweredCall:
@@ -259,11 +258,6 @@ class AsyncCallRunner:
         """Return whether no attempt follows: a fallback answers only after the last attempt."""
         policy = call.target.spec.retries
         return policy is None or call.retries >= policy.max_retries
-
-
-def _release(call: Call) -> None:
-    if call.admission is not None:
-        call.admission.release()
 
 
 def _of_submitted(held: PendingCall) -> dict[str, Any]:

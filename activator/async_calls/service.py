@@ -55,7 +55,7 @@ from activator.http.payloads import accepts_pickles, checked_type
 from activator.http.request import Request
 from activator.llm.openai.call import EngineCall, call_of_kept
 from activator.metrics.metrics import Metrics
-from activator.quotas.admission import Admission
+from activator.quotas.admission import UNCOUNTED, Admission
 from activator.routing.api_keys import (
     ANONYMOUS,
     FUNCTION_KEY,
@@ -310,15 +310,11 @@ class AsyncCalls:
                 held, replace(held.record, state="CANCELLED", status=499, outcome="cancelled")
             )
 
-    def _admission(self, call: Call) -> Admission | None:
+    def _admission(self, call: Call) -> Admission:
         """Return the admission of a call that was counted at submission. Raises Forbidden."""
         caller = self._caller(call.key_id, call.caller or call.target.tenant)
-        entry = self._access.entry(caller, call.target)
-        return (
-            Admission(entry.quota_check, requests=0, holds=0)
-            if entry.quota_check is not None
-            else None
-        )
+        quota_check = self._access.entry(caller, call.target).quota_check
+        return UNCOUNTED if quota_check is None else Admission(quota_check, requests=0, holds=0)
 
     def _caller(self, key_id: str, tenant: str) -> Principal:
         """Return the caller of an accepted call. Where its key was revoked since, the call keeps

@@ -12,7 +12,7 @@ from activator.billing.usage_pricing import encode_optional_fields
 from activator.calls.trace_context import AttemptRecord, Trace, worker_lines
 from activator.fairness.queue_priority import DEFAULT_RANK, QueuePriority
 from activator.http.payloads import JSON, PICKLE, TRUSTED_LINE, not_accepted
-from activator.quotas.admission import Admission
+from activator.quotas.admission import UNCOUNTED, Admission
 from activator.quotas.token_reservation import TokenReservation
 from activator.resilience.breaker import Outcome
 from activator.routing.call_origin import CallOrigin
@@ -57,7 +57,7 @@ class Call:
     monotonic nanoseconds.
 
     Attributes:
-        admission: its holdings of quotas until its end; None = none.
+        admission: its holdings of quotas until its end.
         origin: the call of a function that made it; None = a caller outside did.
         choice: why `target` answers it; None = it is the only one, and needs no explanation.
         rank: its priority in queues.
@@ -128,7 +128,7 @@ class Call:
         accept: bytes = b"",
         deadline_s: float | None = None,
         extra_headers: bytes = b"",
-        admission: Admission | None = None,
+        admission: Admission = UNCOUNTED,
         rank: QueuePriority = DEFAULT_RANK,
         caller: str = "",
         choice: RoutingDecision | None = None,

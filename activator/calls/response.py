@@ -163,7 +163,7 @@ def streaming_headers(attempt: AnsweredCall) -> bytes:
     return b"x-request-id: %b\r\n%b%b%b" % (
         call.id.encode(),
         head,
-        quota_lines(call),
+        call.admission.head(),
         _passed_on(attempt.answer),
     )
 
@@ -194,7 +194,7 @@ def weights_timing(call: Call) -> bytes:
 
 def fast_path_headers(call: Call, answer: WorkerResponse, *, cost: str, exec_ms: float) -> bytes:
     """Return `complete_headers` and the content-length of a call that waited for nothing."""
-    quotas = call.admission.head() if call.admission is not None else b""
+    quotas = call.admission.head()
     if call.choice is not None:
         quotas += call.choice.head
     return (
@@ -210,11 +210,6 @@ def fast_path_headers(call: Call, answer: WorkerResponse, *, cost: str, exec_ms:
         exec_ms,
         len(answer.body or b""),
     )
-
-
-def quota_lines(call: Call) -> bytes:
-    """Return `RateLimit` and `RateLimit-Policy` of an admitted call; b"" where no quota applies."""
-    return call.admission.head() if call.admission is not None else b""
 
 
 def _passed_on(answer: WorkerResponse) -> bytes:

@@ -105,11 +105,10 @@ class RetryExecutor:
         wait_s = pause_s(call, left_s=call.remaining_s(math.inf), rng=self._rng)
         if wait_s is None or not self.budgets.try_acquire(call.key_id, self._clock()):
             return None
-        if call.admission is not None:
-            try:
-                await call.admission.count_retry()
-            except (errors.OverQuota, errors.Unavailable):
-                return None  # the caller gets the failure, not the reason why it cannot be retried
+        try:
+            await call.admission.count_retry()
+        except (errors.OverQuota, errors.Unavailable):
+            return None  # the caller gets the failure, not the reason why it cannot be retried
         return wait_s
 
 
@@ -252,7 +251,7 @@ class CallRunner:
                 attempt = await self._forward(call, reservation)
             except WorkerConnectionLost as e:
                 await self._require_retryable(call, reservation, e)
-                await self._charge_retry(call)
+                await call.admission.count_retry()
                 continue
             if not attempt.answer.is_busy:
                 return attempt
@@ -295,14 +294,8 @@ class CallRunner:
         self, call: Call, reservation: Reservation, gone: WorkerConnectionLost
     ) -> Attempt:
         await self._require_retryable(call, reservation, gone)
-        await self._charge_retry(call)
+        await call.admission.count_retry()  # not after "busy", because nothing ran
         return await self._begin(call)
-
-    async def _charge_retry(self, call: Call) -> None:
-        """Count another attempt as a request of its quotas; not after "busy", because nothing ran.
-        Raises OverQuota, Unavailable."""
-        if call.admission is not None:
-            await call.admission.count_retry()
 
     async def _forward(self, call: Call, reservation: Reservation) -> Attempt:
         attempt = Attempt(call, reservation)

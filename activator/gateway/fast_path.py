@@ -31,7 +31,7 @@ from activator.http.compression import MIN_COMPRESSED_BYTES, is_compressible
 from activator.http.payloads import CONTENT_TYPE, PICKLE, TRUSTED_LINE, payload_type
 from activator.http.request import MAX_ACCEPT_BYTES, Receive, Request, Scope, Send, error_answer
 from activator.metrics.metrics import Metrics
-from activator.quotas.admission import Admission
+from activator.quotas.admission import UNCOUNTED, Admission
 from activator.quotas.store_protocol import QuotaCheck
 from activator.quotas.token_bucket import Refusal
 from activator.resilience.declared_retries import CallerRetryBudget
@@ -207,7 +207,7 @@ class FastPath:
             return False
         quota_check = route.entry.quota_check
         if quota_check is None:
-            return self._begin(connection, route, headers, body, None, began_ns=began_ns)
+            return self._begin(connection, route, headers, body, UNCOUNTED, began_ns=began_ns)
         refusal = quota_check.try_acquire_nowait(1, 1, 0)
         if refusal is not None:
             self._refuse(connection, route, quota_check, refusal)
@@ -242,7 +242,7 @@ class FastPath:
         route: FastPathRoute,
         headers: dict[bytes, bytes],
         body: bytes,
-        admission: Admission | None,
+        admission: Admission,
         *,
         began_ns: int,
     ) -> bool:
@@ -306,7 +306,6 @@ class FastPath:
             reservation=reservation,
             record=record,
             worker=worker,
-            admission=admission,
         )
         connection.on_gone = warm.abandon
         warm.steps = self.clocks.watch(warm, connection.loop, route.execution_s)
@@ -318,7 +317,7 @@ class FastPathCall(Attempt):
     """One warm call at its worker, and the `ResponseSink` of its response. The first of
     `set_result`, `set_exception` and `abandon` ends its time on the fast path."""
 
-    __slots__ = ("_admission", "_calls", "_client", "_is_done", "steps")
+    __slots__ = ("_calls", "_client", "_is_done", "steps")
 
     def __init__(
         self,
@@ -329,14 +328,12 @@ class FastPathCall(Attempt):
         reservation: Reservation,
         record: OpenRecord,
         worker: WorkerConnection,
-        admission: Admission | None,
     ) -> None:
         super().__init__(call, reservation)
         self.record = record
         self.connection = worker
         self.dispatched_ns = time.monotonic_ns()
         reservation.instance.running[call.id] = self
-        self._admission = admission
         self._calls = calls
         self._client = client
         self._is_done = False
@@ -379,8 +376,7 @@ class FastPathCall(Attempt):
             self._continue_in_task(_raise(e))  # the caller is still answered
             raise
         finally:
-            if self._admission is not None:
-                self._admission.release()
+            call.admission.release()
         ended_ns = self.dispatched_ns + int(self.exec_ms * 1e6)
         self._calls.metrics.count_fast_path(
             call, answer, dispatched_ns=self.dispatched_ns, ended_ns=ended_ns, picos=self.picos
@@ -423,7 +419,7 @@ class FastPathCall(Attempt):
         """The caller disconnected."""
         if not self._is_done:
             self._leave()
-            self._release_quotas()
+            self.call.admission.release()
             self.fail(asyncio.CancelledError())
             choice = self.call.choice
             self._calls.metrics.count_aborted(
@@ -436,13 +432,9 @@ class FastPathCall(Attempt):
         self._client.on_gone = None
         self.steps.discard(self)
 
-    def _release_quotas(self) -> None:
-        if self._admission is not None:
-            self._admission.release()
-
     def _continue_in_task(self, step: Coroutine[Any, Any, AnsweredCall]) -> None:
         """Continue in a task, as an ordinary request whose body was already read."""
-        call, continue_in_task, admission = self.call, self._calls.continue_in_task, self._admission
+        call, continue_in_task = self.call, self._calls.continue_in_task
 
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
             request = Request(scope, receive, send)
@@ -451,12 +443,12 @@ class FastPathCall(Attempt):
                 call.caller or call.target.tenant,
                 call.choice,
             )
-            request.rate_limits, request.target = admission, call.target
+            request.rate_limits, request.target = call.admission, call.target
             request.on_failed = partial(self._calls.tracer.failed, call)
             try:
                 await continue_in_task(request, call, step)
             finally:
-                self._release_quotas()
+                call.admission.release()
 
         self._client.continue_in_task(application)
 

@@ -84,21 +84,17 @@ class WebSocketProxy:
             entry = raw_entry(request)
             expect_web(entry.target)
             call = call_of(request, entry)
-            admission = call.admission = await entry.admit()
-            self._tracer.begin(call, request.headers)
-            request.on_failed = partial(
-                self._tracer.failed, call, verb="GET", route=route_of(call.target)
-            )
-            try:
+            with await entry.admit() as call.admission:
+                self._tracer.begin(call, request.headers)
+                request.on_failed = partial(
+                    self._tracer.failed, call, verb="GET", route=route_of(call.target)
+                )
                 self._runner.check(call)
                 throttler = self._runner.throttler_of(entry.target)
                 reservation = await _reserve_unless_left(
                     throttler, receive, entry.target.spec.clocks.queue_s, call.rank
                 )
                 await self._hold(scope, receive, send, reservation, call, bodies=bodies)
-            finally:
-                if admission is not None:
-                    admission.release()
         except errors.PilotlightError as e:
             self._metrics.count_rejected(e, request.tenant, request.target, request.arm)
             await _deny(request, send, e)
@@ -222,7 +218,7 @@ async def _relay_frames(
 
 
 async def _accept(send: Send, worker: ClientConnection, call: Call) -> None:
-    quotas = header_list(call.admission.head()) if call.admission is not None else []
+    quotas = header_list(call.admission.head())
     try:
         await send(
             {"type": "websocket.accept", "subprotocol": worker.subprotocol, "headers": quotas}

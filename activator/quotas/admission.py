@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Self
 
 from activator.quotas.store_protocol import QuotaCheck
 from pilotlight import errors
@@ -33,6 +34,12 @@ class Admission:
 
     def __repr__(self) -> str:
         return f"<Admission {self._requests} requests, {self._holds} held, {self._tokens} tokens>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
 
     async def count_retry(self) -> None:
         """Count one more attempt. Raises OverQuota, Unavailable."""
@@ -68,13 +75,41 @@ class Admission:
         self._requests = self._holds = self._tokens = 0
 
 
-async def admit(
-    quota_check: QuotaCheck | None, *, holds: int = 1, tokens: int = 0
-) -> Admission | None:
-    """Admit one call. Returns None when nothing is counted. Raises OverQuota with the time to wait,
+class _Uncounted(Admission):
+    """The admission of a call that no quota counts: all operations do nothing."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        self.head = bytes
+
+    def __repr__(self) -> str:
+        return "<Admission, nothing is counted>"
+
+    async def count_retry(self) -> None:
+        """Do nothing."""
+
+    async def acquire_slot(self) -> None:
+        """Do nothing."""
+
+    def settle_tokens(self, used: int) -> None:
+        """Do nothing."""
+
+    def release(self) -> None:
+        """Do nothing."""
+
+    def withdraw(self) -> None:
+        """Do nothing."""
+
+
+UNCOUNTED = _Uncounted()
+
+
+async def admit(quota_check: QuotaCheck | None, *, holds: int = 1, tokens: int = 0) -> Admission:
+    """Admit one call; UNCOUNTED where no quota applies. Raises OverQuota with the time to wait,
     Unavailable."""
     if quota_check is None:
-        return None
+        return UNCOUNTED
     refusal = (
         quota_check.try_acquire_nowait(1, holds, tokens)
         if quota_check.is_immediate
@@ -93,9 +128,6 @@ async def counted(quota_check: QuotaCheck | None, *, holds: int = 1) -> AsyncIte
     A request that is refused because it is invalid stays counted. Raises OverQuota with the time to
     wait, Unavailable."""
     admission = await admit(quota_check, holds=holds)
-    if admission is None:
-        yield
-        return
     try:
         yield
     except errors.PilotlightError as e:

@@ -29,7 +29,7 @@ from activator.llm.openai.responses import OpenAIFormat
 from activator.llm.prefix_affinity import key_of
 from activator.llm.request_size import CHAT, COMPLETIONS, EMBEDDINGS, write_cap
 from activator.llm.token_admission import TokenAdmission
-from activator.quotas.admission import admit, counted
+from activator.quotas.admission import UNCOUNTED, admit, counted
 from activator.quotas.token_reservation import TokenReservation
 from activator.routing.api_keys import Principal
 from activator.routing.route_table import RouteTable
@@ -275,15 +275,11 @@ class OpenAI:
     ) -> None:
         """Run a request that does not use the model, such as tokenization: only its time is
         billed."""
-        admission = await entry.admit()
-        use = uncounted(request.began_ns)
-        try:
+        with await entry.admit() as admission:
             call = self.call_of(request, entry, asked, None)
             call.admission = admission
-            await self._send(request, call, self._runner.begin(call), OpenAIFormat(asked, use))
-        finally:
-            if admission is not None:
-                admission.release()
+            form = OpenAIFormat(asked, uncounted(request.began_ns))
+            await self._send(request, call, self._runner.begin(call), form)
 
     def call_of(
         self,
@@ -309,7 +305,7 @@ class OpenAI:
             key_id=entry.caller.key_id,
             accept=accept_of(request.headers),
             deadline_s=request.deadline_s(),
-            admission=use.admission if use is not None else None,
+            admission=use.admission if use is not None else UNCOUNTED,
             rank=rank if use is None else use.rank(rank),
             caller=entry.calling_tenant,
             choice=choice,
