@@ -376,7 +376,8 @@ class FastPathCall(Attempt):
             self._continue_in_task(_raise(e))  # the caller is still answered
             raise
         finally:
-            call.admission.release()
+            if call.admission is not UNCOUNTED:
+                call.admission.release()
         ended_ns = self.dispatched_ns + int(self.exec_ms * 1e6)
         self._calls.metrics.count_fast_path(
             call, answer, dispatched_ns=self.dispatched_ns, ended_ns=ended_ns, picos=self.picos

@@ -291,7 +291,7 @@ async def test_what_no_engine_counted_teaches_nothing(desk: TokenAdmission) -> N
 def test_a_call_from_a_journal_sets_aside_what_it_may_take_and_no_quota_again() -> None:
     target = target_of(model(max_model_len=1000))
     use = use_of_kept(target, CHAT, chat("x" * 300, max_tokens=50, n=2), began_ns=0)
-    assert (use.estimated_in, use.max_out, use.admission) == (109, 100, None)
+    assert (use.estimated_in, use.max_out, use.admission) == (109, 100, UNCOUNTED)
     assert use_of_kept(target, CHAT, chat(), began_ns=0).max_out == 1000
     with pytest.raises(errors.InvalidInput, match="not a language model"):
         use_of_kept(target_of(spec_of()), CHAT, chat(), began_ns=0)
