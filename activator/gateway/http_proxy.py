@@ -214,9 +214,8 @@ class _ProxyExchange:
         attempt = self.attempt
         is_stream = attempt.answer.body is None
         metrics.answered_raw(
-            attempt.call,
+            attempt,
             status,
-            picos=attempt.picos,
             is_stream=is_stream,
             first_byte_ms=self._first_byte_ms,
             completed=completed,

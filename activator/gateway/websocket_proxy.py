@@ -124,15 +124,13 @@ class WebSocketProxy:
             raise
         attempt.close(status=101, outcome="ok", bytes_out=0)
         first_byte_ms = (call.reserved_ns - call.began_ns) / 1e6
-        self._metrics.answered_raw(
-            call, 101, is_stream=True, first_byte_ms=first_byte_ms, picos=attempt.picos
-        )
+        self._metrics.answered_raw(attempt, 101, is_stream=True, first_byte_ms=first_byte_ms)
         self._tracer.ended(
             call,
             reservation,
             None,
             status=101,
-            dispatched_ns=call.reserved_ns,
+            dispatched_ns=attempt.dispatched_ns,
             first_byte_ms=first_byte_ms,
             verb="GET",
             route=route_of(call.target),

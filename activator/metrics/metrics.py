@@ -193,24 +193,24 @@ class Metrics:
 
     def answered_raw(
         self,
-        call: Call,
+        attempt: AnsweredCall,
         status: int,
         *,
         is_stream: bool,
         first_byte_ms: float,
         completed: bool = True,
-        picos: int = 0,
     ) -> None:
         """Count a raw HTTP request that was answered, or a WebSocket that has ended; the function
         chooses its own statuses."""
+        call = attempt.call
         self.observer.answered(
             call,
             status=status,
             outcome="ok" if completed else "",
             arm=call.choice.arm if call.choice is not None else "",
-            dispatched_ns=call.reserved_ns,
-            ended_ns=time.monotonic_ns(),
-            picos=picos,
+            dispatched_ns=attempt.dispatched_ns,
+            ended_ns=attempt.dispatched_ns + int(attempt.exec_ms * 1e6),
+            picos=attempt.picos,
             first_byte_ms=first_byte_ms if is_stream else 0.0,
             streamed=is_stream,
             completed=completed,
