@@ -212,11 +212,13 @@ class FastPath:
         if refusal is not None:
             self._refuse(connection, route, quota_check, refusal)
             return True
-        admission = Admission(quota_check)
-        if self._begin(connection, route, headers, body, admission, began_ns=began_ns):
-            return True
-        admission.withdraw()
-        return False
+        admission, is_begun = Admission(quota_check), False
+        try:
+            is_begun = self._begin(connection, route, headers, body, admission, began_ns=began_ns)
+        finally:
+            if not is_begun:
+                admission.withdraw()
+        return is_begun
 
     def _refuse(
         self,
