@@ -35,6 +35,7 @@ from activator.coordination.state import platform_id
 from activator.fairness.share_policy import share_of
 from activator.fairness.start_admission import StartAdmission
 from activator.gateway.calls_by_functions import CallsByFunctions
+from activator.gateway.cors import CrossOrigin
 from activator.gateway.gateway import Gateway
 from activator.gateway.health import Health
 from activator.gateway.http_proxy import HttpProxy
@@ -447,6 +448,7 @@ class ActivatorApp:
             body_timeout_s=settings.body_timeout_s,
             bodies=bodies,
         )
+        dashboard = DashboardHost(self._dashboard) if self._dashboard is not None else None
         self.gateway = Gateway(
             settings=settings,
             table=self.table,
@@ -454,7 +456,11 @@ class ActivatorApp:
             resolver=resolver,
             bodies=bodies,
             # features that are not steps of a call, in their order
-            middleware=(self.idempotency,),
+            middleware=(
+                *((dashboard,) if dashboard is not None else ()),
+                CrossOrigin(self.table),
+                self.idempotency,
+            ),
             observers=(self.traces.tracer, self.shadows),
             runner=self.runner,
             calls=self.calls,
@@ -471,7 +477,7 @@ class ActivatorApp:
             shadows=self.shadows,
             health=self.health,
             arguments=self.arguments,
-            dashboard=DashboardHost(self._dashboard) if self._dashboard is not None else None,
+            dashboard=dashboard,
             token=self.site.key.token,
         )
         self.closing.append(self.idempotency.aclose)

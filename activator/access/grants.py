@@ -30,11 +30,11 @@ class AccessGrant:
     """Access of one caller to one revision. Immutable.
 
     Attributes:
-        foreign: the caller's tenant where it is not the function's own, else ""; "" for an
+        calling_tenant: the caller's tenant where it is not the function's own, else ""; "" for an
             anonymous caller, too.
         accepts_pickle: whether its calls may be pickles: the caller has a key of the function's own
             tenant.
-        gate: quotas that its calls must pass; None = nothing is counted.
+        quota_check: quotas that its calls must pass; None = nothing is counted.
         body_bytes: the largest body.
         raw_body_bytes: the same for raw HTTP, which only quotas limit; None = no limit.
         ranks: a call's rank by its `Pilotlight-Priority` header; None = without the header.
@@ -46,8 +46,8 @@ class AccessGrant:
         "accepts_pickle",
         "body_bytes",
         "caller",
-        "foreign",
-        "gate",
+        "calling_tenant",
+        "quota_check",
         "ranks",
         "raw_body_bytes",
         "target",
@@ -66,22 +66,22 @@ class AccessGrant:
     ) -> None:
         self.caller = caller
         self.target = target
-        self.foreign = caller.tenant if caller.tenant != target.tenant else ""
+        self.calling_tenant = caller.tenant if caller.tenant != target.tenant else ""
         self.accepts_pickle = not caller.is_anonymous and accepts_pickles(
             caller.tenant, target.tenant
         )
-        self.gate = store.gate(rules)
+        self.quota_check = store.quota_check(rules)
         self.raw_body_bytes = body_bytes_of(rules, None)
         self.body_bytes = body_bytes_of(rules, max_body_bytes) or 0
         self.ranks = ranks
         self.token_bound = token_bound_of(rules)
 
     def __repr__(self) -> str:
-        return f"<AccessGrant {self.caller!r} {self.target!r} {self.gate!r}>"
+        return f"<AccessGrant {self.caller!r} {self.target!r} {self.quota_check!r}>"
 
-    async def admit(self, *, holds: int = 1, tokens: int = 0) -> Admission | None:
-        """Admit one call; None where nothing is counted. Raises OverQuota, Unavailable."""
-        return await admit(self.gate, holds=holds, tokens=tokens)
+    async def admit(self, *, holds: int = 1, tokens: int = 0) -> Admission:
+        """Admit one call. Raises OverQuota, Unavailable."""
+        return await admit(self.quota_check, holds=holds, tokens=tokens)
 
     def content_type(self, headers: dict[bytes, bytes]) -> bytes:
         """Return the type of a call's body, `payloads.JSON` or `payloads.PICKLE`. Raises
@@ -114,7 +114,7 @@ class AccessCache:
         self.store = store
         self._settings = settings
         self._entries: dict[tuple[str, CallTarget], AccessGrant] = {}
-        self._gates: dict[str, tuple[QuotaCheck | None, int]] = {}
+        self._quota_checks: dict[str, tuple[QuotaCheck | None, int]] = {}
         self._made_at = -1
 
     def __repr__(self) -> str:
@@ -135,7 +135,7 @@ class AccessCache:
         """Return the quotas and the body limit of a request whose function is not known yet, by its
         caller alone."""
         self._evict_outdated()
-        known = self._gates.get(caller.key_id)
+        known = self._quota_checks.get(caller.key_id)
         if known is None:
             if caller.is_anonymous:
                 rules: Rules = (
@@ -155,18 +155,21 @@ class AccessCache:
                     ),
                 )
             rules = tuple(rule for rule in rules if not rule.quotas.is_empty)
-            known = self.store.gate(rules), body_bytes_of(rules, self._settings.max_body_bytes) or 0
+            known = (
+                self.store.quota_check(rules),
+                body_bytes_of(rules, self._settings.max_body_bytes) or 0,
+            )
             if not caller.is_anonymous:
-                self._gates[caller.key_id] = known
+                self._quota_checks[caller.key_id] = known
         return known
 
     def _evict_outdated(self) -> None:
         if (
             self._made_at != self._table.generation
-            or max(len(self._entries), len(self._gates)) >= MAX_ENTRIES
+            or max(len(self._entries), len(self._quota_checks)) >= MAX_ENTRIES
         ):
             self._entries.clear()
-            self._gates.clear()
+            self._quota_checks.clear()
             self._made_at = self._table.generation
 
     def _make(self, caller: Principal, target: CallTarget, address: str) -> AccessGrant:

@@ -149,7 +149,7 @@ class RequestResolver:
         if choice is not routed.only or not routed.is_plain:
             request.choice = choice
         entry = self._access.entry(caller, choice.target, request.address)
-        request.gate = entry.gate
+        request.rate_limits = entry.quota_check
         request.tenant = caller.tenant or entry.target.tenant
         request.target = entry.target
         request.routed_ns = time.monotonic_ns()

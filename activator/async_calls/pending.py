@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 from activator.async_calls.records import is_visible_to, namespaced_call_id
 from activator.async_calls.result_stream import FINAL, StreamBuffer
+from activator.calls.call import Call
 from activator.routing.api_keys import Principal
-from activator.routing.call_target import CallTarget
 from pilotlight.protocol import CallRecord
 
 LEAST_BYTES = 4096
@@ -28,19 +28,19 @@ class PendingCall:
             the control plane queued it and nothing has counted it yet.
         changed: set at the next change of `record`, and when more of its result has arrived.
         retry_until: wall clock after which it is not retried.
-        target: the call target, once it was begun.
+        call: the call, once it was begun.
         log: streamed output of its current or last attempt; None = none, or it has ended.
         size: bytes of its body, or of its result once it has ended.
     """
 
     __slots__ = (
+        "call",
         "changed",
         "is_uncounted",
         "log",
         "record",
         "retry_until",
         "size",
-        "target",
         "task",
     )
 
@@ -51,7 +51,7 @@ class PendingCall:
         self.changed = asyncio.Event()
         self.retry_until = record.expires_at
         self.is_uncounted = False
-        self.target: CallTarget | None = None
+        self.call: Call | None = None
         self.log: StreamBuffer | None = None
 
     def notify(self) -> None:

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from activator.async_calls.result_stream import StreamBuffer
-from activator.calls.attempt import Attempt, worker_crash_error
-from activator.calls.call import Call
+from activator.calls.call import AnsweredCall, Call
 from activator.calls.response import ResponseReader
 from activator.http.payloads import answered_type
 from activator.http.request import Request
-from activator.routing.api_keys import SCHEDULER, FunctionPrincipal, Principal
+from activator.routing.api_keys import FunctionPrincipal, Principal
 from activator.worker_client.connection import WorkerConnectionLost
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_PROBLEM, CallRecord, KeyRecord, problem
@@ -38,7 +37,7 @@ def namespaced_call_id(tenant: str, own_id: str) -> str:
 
 
 async def collect(
-    attempt: Attempt, limit_bytes: int, held: PendingCall | None = None
+    attempt: AnsweredCall, limit_bytes: int, held: PendingCall | None = None
 ) -> tuple[int, bytes]:
     """Read a worker's whole response, also of a generator, and return its status and body: status
     500 where a generator raised. `held` publishes it to stream readers as it arrives.
@@ -53,12 +52,12 @@ async def collect(
                 body = await _collect_stream(attempt, limit_bytes, held, response)
             body = response.whole(body)
     except WorkerConnectionLost as e:
-        raise attempt.cut_by or await worker_crash_error(attempt.reservation) from e
+        raise attempt.cut_by or await attempt.crash_error() from e
     return response.status, body
 
 
 async def _collect_stream(
-    attempt: Attempt, limit_bytes: int, held: PendingCall | None, response: ResponseReader
+    attempt: AnsweredCall, limit_bytes: int, held: PendingCall | None, response: ResponseReader
 ) -> bytes:
     answer = attempt.answer
     content_type = answered_type(
@@ -118,9 +117,10 @@ def is_dead(record: CallRecord) -> bool:
     return record.state == "FAILED" and record.status not in (400, 415)
 
 
-def scheduler(tenant: str) -> Principal:
-    """Return the principal of a tenant's scheduled calls: no key, with the tenant's own rights."""
-    return Principal(KeyRecord(id=SCHEDULER, hash="", tenant=tenant, scope=Scope.INVOKE.value))
+def without_key(key_id: str, tenant: str) -> Principal:
+    """Return the principal of a tenant's scheduled calls, and of calls whose key was revoked since:
+    the tenant's own rights and quotas."""
+    return Principal(KeyRecord(id=key_id, hash="", tenant=tenant, scope=Scope.INVOKE.value))
 
 
 def payload(record: CallRecord, call: Call) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def payload(record: CallRecord, call: Call) -> dict[str, Any]:
     }
 
 
-def answered(record: CallRecord, attempt: Attempt, status: int, body: bytes) -> CallRecord:
+def answered(record: CallRecord, attempt: AnsweredCall, status: int, body: bytes) -> CallRecord:
     """Return the record of a call that its worker answered."""
     call, answer = attempt.call, attempt.answer
     return replace(

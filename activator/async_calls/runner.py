@@ -22,8 +22,7 @@ from weakref import WeakValueDictionary
 from activator.access.grants import AccessCache
 from activator.async_calls.pending import PendingCall, PendingCalls
 from activator.async_calls.records import answered, collect, failed
-from activator.calls.attempt import Attempt
-from activator.calls.call import Call
+from activator.calls.call import AnsweredCall, Call
 from activator.calls.runner import CallRunner
 from activator.calls.trace_context import note_answer
 from activator.metrics.metrics import Metrics
@@ -91,7 +90,7 @@ class AsyncCallRunner:
         access: AccessCache,
         metrics: Metrics,
         max_result_bytes: int,
-        admission: Callable[[Call], Admission | None],
+        admission: Callable[[Call], Admission],
         load: Callable[[Call], None],
         rng: random.Random | None = None,
         tracer: Tracer | None = None,
@@ -155,7 +154,7 @@ class AsyncCallRunner:
     async def _charge_attempt(self, held: PendingCall, call: Call) -> None:
         """Count an attempt as a request of its quotas; wait while they are used up."""
         call.admission = self._admission(call)
-        while call.admission is not None:
+        while True:
             try:
                 await call.admission.count_retry()
                 return
@@ -165,9 +164,10 @@ class AsyncCallRunner:
             await asyncio.sleep(BUSY_RETRY_S)
 
     def record_cancelled(self, held: PendingCall) -> None:
-        """Record in metrics that the caller cancelled a call."""
-        if held.target is not None:
-            self._metrics.observer.refused(held.target, 499)
+        """Record in metrics and traces that the caller cancelled a call."""
+        if (call := held.call) is not None:
+            self._metrics.observer.refused(call.target, 499)
+            self._tracer.failed(call, "cancelled", 499, **_of_submitted(held))
 
     async def _attempt(self, held: PendingCall, call: Call) -> _Ending:
         try:
@@ -195,7 +195,9 @@ class AsyncCallRunner:
 
         return _Ending(record=failed(held.record, error), failure=error, observe=observe)
 
-    async def _wait_for_quotas(self, held: PendingCall, call: Call) -> tuple[Attempt, int, bytes]:
+    async def _wait_for_quotas(
+        self, held: PendingCall, call: Call
+    ) -> tuple[AnsweredCall, int, bytes]:
         """Run the call. While its quotas are used up it waits until its result would expire,
         blocking only calls of its own key."""
         async with self._gates.for_key(call.key_id, call.target):
@@ -209,16 +211,16 @@ class AsyncCallRunner:
                 await asyncio.sleep(BUSY_RETRY_S)
                 call.admission = self._admission(call)  # its quotas may have changed
 
-    async def _run_once(self, held: PendingCall, call: Call) -> tuple[Attempt, int, bytes]:
+    async def _run_once(self, held: PendingCall, call: Call) -> tuple[AnsweredCall, int, bytes]:
         try:
             self._load(call)
             attempt = await self._begin(held, call)
             return attempt, *await collect(attempt, self._max_result_bytes, held)
         finally:
             call.park()
-            _release(call)
+            call.admission.release()
 
-    async def _begin(self, held: PendingCall, call: Call) -> Attempt:
+    async def _begin(self, held: PendingCall, call: Call) -> AnsweredCall:
         """Begin the call, waiting for capacity within its queue time. Raises OverQuota at once."""
         until = time.monotonic() + call.remaining_s(call.target.spec.clocks.queue_s)
         while True:
@@ -226,8 +228,7 @@ class AsyncCallRunner:
                 self._access.check_not_suspended(
                     call.caller or call.target.tenant, call.target.tenant
                 )
-                if call.admission is not None:
-                    await call.admission.acquire_slot()
+                await call.admission.acquire_slot()
                 if held.record.state != "RUNNING":
                     self._held.record_change(
                         held,
@@ -243,10 +244,10 @@ class AsyncCallRunner:
                 )
                 if not may_wait:
                     return await self._run_fallback(call, e)
-            _release(call)
+            call.admission.release()
             await asyncio.sleep(BUSY_RETRY_S)
 
-    async def _run_fallback(self, call: Call, failure: errors.PilotlightError) -> Attempt:
+    async def _run_fallback(self, call: Call, failure: errors.PilotlightError) -> AnsweredCall:
         """Run the function's fallback, once no attempt is left. Raises `failure`, or a similar
         error."""
         if not self._is_last(call):
@@ -257,11 +258,6 @@ class AsyncCallRunner:
         """Return whether no attempt follows: a fallback answers only after the last attempt."""
         policy = call.target.spec.retries
         return policy is None or call.retries >= policy.max_retries
-
-
-def _release(call: Call) -> None:
-    if call.admission is not None:
-        call.admission.release()
 
 
 def _of_submitted(held: PendingCall) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from activator.async_calls.records import (
     payload,
     queued,
     receipt_of,
-    scheduler,
+    without_key,
 )
 from activator.async_calls.result_shipper import ResultShipper
 from activator.async_calls.result_stream import FINAL
@@ -55,7 +55,7 @@ from activator.http.payloads import accepts_pickles, checked_type
 from activator.http.request import Request
 from activator.llm.openai.call import EngineCall, call_of_kept
 from activator.metrics.metrics import Metrics
-from activator.quotas.admission import Admission
+from activator.quotas.admission import UNCOUNTED, Admission
 from activator.routing.api_keys import (
     ANONYMOUS,
     FUNCTION_KEY,
@@ -262,7 +262,7 @@ class AsyncCalls:
 
     # -- running -----------------------------------------------------------------------------------
     async def _run(self, held: PendingCall, call: Call) -> None:
-        held.target = call.target
+        held.call = call
         try:
             record = await self._attempts.run(held, call)
         finally:
@@ -310,17 +310,21 @@ class AsyncCalls:
                 held, replace(held.record, state="CANCELLED", status=499, outcome="cancelled")
             )
 
-    def _admission(self, call: Call) -> Admission | None:
+    def _admission(self, call: Call) -> Admission:
         """Return the admission of a call that was counted at submission. Raises Forbidden."""
-        entry = self._access.entry(self._caller(call.key_id, call.target.tenant), call.target)
-        return Admission(entry.gate, requests=0, holds=0) if entry.gate is not None else None
+        caller = self._caller(call.key_id, call.caller or call.target.tenant)
+        quota_check = self._access.entry(caller, call.target).quota_check
+        return UNCOUNTED if quota_check is None else Admission(quota_check, requests=0, holds=0)
 
     def _caller(self, key_id: str, tenant: str) -> Principal:
+        """Return the caller of an accepted call. Where its key was revoked since, the call keeps
+        the rights and quotas of its tenant: revoking a key refuses requests, and this one was
+        answered."""
         if key_id.startswith(FUNCTION_KEY):
             return FunctionPrincipal(key_id)
-        return (
-            scheduler(tenant) if key_id == SCHEDULER else self._table.caller_of(key_id) or ANONYMOUS
-        )
+        if not key_id:
+            return ANONYMOUS
+        return self._table.caller_of(key_id) or without_key(key_id, tenant)
 
     # -- recovery ----------------------------------------------------------------------------------
     def start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
@@ -375,7 +379,7 @@ class AsyncCalls:
         accepts_pickle = accepts_pickles(record.tenant, owner)
         content_type = checked_type(kept["content_type"].encode(), accepts=accepts_pickle)
         choice = _choice_of(record, target)
-        entry = self._access.entry(self._caller(kept["key"], owner), target)
+        entry = self._access.entry(self._caller(kept["key"], record.tenant), target)
         deadline_at = kept.get("deadline_at")
         make = (
             partial(call_of_kept, kept)

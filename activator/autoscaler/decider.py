@@ -36,7 +36,6 @@ from activator.autoscaler.llm_signals import (
     first_token_state,
 )
 from activator.autoscaler.observation import RevisionObservation
-from activator.autoscaler.target import UNLIMITED_BURST
 from activator.balancing.start_estimates import drained_before_start, starts_for_burst
 from pilotlight.spec.function import FunctionSpec, Scaling, buffer_count
 
@@ -125,7 +124,7 @@ class DeciderSpec:
             target=float(scaling.target_inputs or scaling.max_inputs),
             total=float(scaling.max_inputs),
             stable_window_s=stable_s,
-            target_burst_capacity=UNLIMITED_BURST,
+            target_burst_capacity=kpa.UNLIMITED_BURST,
             reachable=reachable,
         )
         return cls(

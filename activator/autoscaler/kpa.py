@@ -12,11 +12,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from activator.autoscaler.target import UNLIMITED_BURST
 from activator.autoscaler.windows import MaxWindow
 
+UNLIMITED_BURST = -1
+"""Target burst capacity that always keeps the activator in the request path, as on this
+platform."""
+MIN_ACTIVATORS = 2
+"""Of Knative's own activators, in its resources."""
 DELAY_SLOT_S = 2
 """The scale-down delay stores one number per 2 s, Knative's tick."""
+
+
+def panic_window_s(stable_window_s: float, percentage: float) -> int:
+    """Length of the panic window: a share of the stable one, rounded half up to whole seconds, at
+    least 1."""
+    return max(1, math.floor(stable_window_s * percentage / 100 + 0.5))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass
 
 from activator.autoscaler.observation import RevisionObservation
-from activator.balancing.load import EngineLoad
+from activator.balancing.wait_queue import EngineLoad
 
 MIN_FIRST_TOKENS = 5
 """Minimum number of answers to evaluate first tokens."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from activator.balancing.load import EngineLoad
+from activator.balancing.wait_queue import EngineLoad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

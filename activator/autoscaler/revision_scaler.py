@@ -15,8 +15,8 @@ from activator.autoscaler.decider import (
     initial_state,
 )
 from activator.autoscaler.idle_histogram import IdleHistogram
+from activator.autoscaler.kpa import panic_window_s
 from activator.autoscaler.observation import RevisionObservation
-from activator.autoscaler.target import panic_window_s
 from activator.autoscaler.windows import TimeWindow
 from activator.balancing.instance import slots_of
 from activator.balancing.throttler import Throttler

@@ -22,7 +22,6 @@ from activator.balancing.global_queue import MAX_QUEUED, GlobalQueue
 from activator.balancing.instance import WARM, Instance, Reservation, least_loaded
 from activator.balancing.instance_lifecycle import StartObserver, start_error_for_caller
 from activator.balancing.instance_pool import InstancePool, ListenForCalls, listen_to_none
-from activator.balancing.load import ConcurrencyMeter, EngineLoad
 from activator.balancing.outlier_detection import (
     BAD,
     LatencyOutliers,
@@ -31,7 +30,7 @@ from activator.balancing.outlier_detection import (
     record_outcome,
 )
 from activator.balancing.start_estimates import starts_for_burst
-from activator.balancing.wait_queue import QueuedCall, WaitQueue
+from activator.balancing.wait_queue import ConcurrencyMeter, EngineLoad, QueuedCall, WaitQueue
 from activator.billing.instance_meter import InstanceAccount
 from activator.coordination.state import InstanceLeases
 from activator.fairness.queue_priority import DEFAULT_RANK, QueueBound, QueuePriority

@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Final, Protocol
 
-from activator.balancing.instance import CANCELLED, WARM, Instance, Reservation
+from activator.balancing.instance import CANCELLED, WARM, Reservation
 from activator.billing.errors import AllowanceNeeded
 from activator.billing.instance_meter import OpenRecord
 from activator.billing.usage_pricing import encode_optional_fields
-from activator.calls.call import Call
+from activator.calls.call import AnsweredCall, Call
 from activator.calls.trace_context import kind_of, note
 from activator.resilience.breaker import Outcome
 from activator.worker_client.connection import (
@@ -49,7 +49,7 @@ class Abortable(Protocol):
         ...
 
 
-class Attempt:
+class Attempt(AnsweredCall):
     """An attempt on a reserved slot. Its holder must end it by `close` or `fail` on every path.
 
     The execution deadline lasts until the last byte of the response (`spec.function.Clocks`): an
@@ -59,13 +59,7 @@ class Attempt:
     Attributes:
         record: its open usage record; None before `open`.
         connection: its connection to the worker; None before `open`, and for a WebSocket.
-        answer: the worker's response, or its head; None before it arrived.
-        dispatched_ns: when it was sent to the worker (monotonic); 0 = never.
-        exec_ms, cost, picos: execution time and price, once it has ended.
-        bytes_out: bytes of the response sent to the caller so far.
         is_sending: its caller is still sending the request's body.
-        cut_by: the error of the deadline that interrupted it; None = none did.
-        on_cut: called when a deadline interrupts its response.
         callees: connections on which its function waits for calls that it made; None = none yet.
     """
 
@@ -74,40 +68,22 @@ class Attempt:
         "_is_closed",
         "_pending",
         "_timer",
-        "answer",
-        "bytes_out",
-        "call",
         "callees",
         "connection",
-        "cost",
-        "cut_by",
-        "dispatched_ns",
-        "exec_ms",
         "is_sending",
         "is_shadow",
-        "on_cut",
-        "picos",
         "record",
         "reservation",
     )
 
-    answer: WorkerResponse
-
     def __init__(self, call: Call, reservation: Reservation, *, is_shadow: bool = False) -> None:
         """`is_shadow`: a copy, which costs nothing and whose outcome does not count."""
-        self.call = call
+        super().__init__(call)
         self.reservation = reservation
         self.is_shadow = is_shadow
         self.record: OpenRecord | None = None
         self.connection: WorkerConnection | None = None
-        self.dispatched_ns = 0
-        self.exec_ms = 0.0
-        self.cost = "0"
-        self.picos = 0
-        self.bytes_out = 0
         self.is_sending = False
-        self.cut_by: errors.DeadlineExceeded | None = None
-        self.on_cut: Callable[[], None] | None = None
         self.callees: set[Abortable] | None = None
         self._is_blameless = False
         self._is_closed = False
@@ -122,11 +98,6 @@ class Attempt:
     def held(self) -> Reservation | None:
         """The reservation of its slot; None where no instance answered."""
         return self.reservation
-
-    @property
-    def instance(self) -> Instance | None:
-        """The instance that answered; None where none did."""
-        return self.reservation.instance
 
     @property
     def is_closed(self) -> bool:
@@ -189,6 +160,10 @@ class Attempt:
             tokens=call.tokens,
             is_shadow=self.is_shadow,
         )
+
+    async def crash_error(self) -> errors.WorkerCrashed:
+        """Return the error of an attempt whose worker's connection broke; drains the instance."""
+        return await worker_crash_error(self.reservation)
 
     async def request_whole(self, connection: WorkerConnection) -> WorkerResponse:
         """Send the call with its body on its connection, and return the response, or its head if it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from activator.balancing.instance import WARM, Reservation
@@ -11,7 +12,7 @@ from activator.billing.usage_pricing import encode_optional_fields
 from activator.calls.trace_context import AttemptRecord, Trace, worker_lines
 from activator.fairness.queue_priority import DEFAULT_RANK, QueuePriority
 from activator.http.payloads import JSON, PICKLE, TRUSTED_LINE, not_accepted
-from activator.quotas.admission import Admission
+from activator.quotas.admission import UNCOUNTED, Admission
 from activator.quotas.token_reservation import TokenReservation
 from activator.resilience.breaker import Outcome
 from activator.routing.call_origin import CallOrigin
@@ -56,7 +57,7 @@ class Call:
     monotonic nanoseconds.
 
     Attributes:
-        admission: its holdings of quotas until its end; None = none.
+        admission: its holdings of quotas until its end.
         origin: the call of a function that made it; None = a caller outside did.
         choice: why `target` answers it; None = it is the only one, and needs no explanation.
         rank: its priority in queues.
@@ -127,7 +128,7 @@ class Call:
         accept: bytes = b"",
         deadline_s: float | None = None,
         extra_headers: bytes = b"",
-        admission: Admission | None = None,
+        admission: Admission = UNCOUNTED,
         rank: QueuePriority = DEFAULT_RANK,
         caller: str = "",
         choice: RoutingDecision | None = None,
@@ -289,6 +290,63 @@ class Call:
                 b"\r\n\r\n",
             )
         )
+
+
+class AnsweredCall:
+    """A call with its response: a stored one (`FallbackResponse`), or that of a worker (`Attempt`),
+    which alone holds something that its end releases.
+
+    Attributes:
+        answer: the response, or its head.
+        dispatched_ns: when it was sent to the worker (monotonic); 0 = never.
+        exec_ms, cost, picos: execution time and price, once it has ended.
+        bytes_out: bytes of the response sent to the caller so far.
+        cut_by: the error of the deadline that interrupted it; None = none did.
+        on_cut: called when a deadline interrupts its response.
+    """
+
+    __slots__ = (
+        "answer",
+        "bytes_out",
+        "call",
+        "cost",
+        "cut_by",
+        "dispatched_ns",
+        "exec_ms",
+        "on_cut",
+        "picos",
+    )
+
+    answer: WorkerResponse
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.dispatched_ns = 0
+        self.exec_ms = 0.0
+        self.cost = "0"
+        self.picos = 0
+        self.bytes_out = 0
+        self.cut_by: errors.DeadlineExceeded | None = None
+        self.on_cut: Callable[[], None] | None = None
+
+    @property
+    def held(self) -> Reservation | None:
+        """The reservation of its slot; None where no instance answered."""
+        return None
+
+    def close(self, *, status: int, outcome: str, bytes_out: int, finish: str = "") -> str:
+        """End it as its response says. Returns the cost as text."""
+        return self.cost
+
+    def fail(self, error: BaseException, *, finish: str = "", is_noted: bool = True) -> None:
+        """End it with an error that interrupted the response."""
+
+    def discard(self) -> None:
+        """End it, because its whole response is not used."""
+
+    async def crash_error(self) -> errors.PilotlightError:
+        """Return the error of a response whose worker's connection broke."""
+        return errors.WorkerCrashed("the response broke off", reason="crashed")
 
 
 def priority_lines(target: CallTarget, rank: QueuePriority) -> bytes:

@@ -17,8 +17,7 @@ from activator.arguments.checker import ArgumentChecker
 from activator.arguments.validator import ArgumentValidator
 from activator.balancing.instance import Reservation
 from activator.balancing.throttler import Throttler
-from activator.calls.attempt import Attempt
-from activator.calls.call import Call
+from activator.calls.call import AnsweredCall, Call
 from activator.calls.fallback_rules import (
     VARIANT,
     fallback_chain,
@@ -28,7 +27,7 @@ from activator.calls.fallback_rules import (
 )
 from activator.calls.response_cache import ResponseCache
 from activator.http.payloads import PICKLE
-from activator.routing.api_keys import SCHEDULER
+from activator.routing.api_keys import FUNCTION_KEY, SCHEDULER, FunctionPrincipal
 from activator.routing.call_target import CallTarget
 from activator.routing.route_table import RouteTable
 from activator.worker_client.connection import WorkerResponse
@@ -39,44 +38,25 @@ from pilotlight.spec.policies import MAX_FALLBACKS, Fallback
 log = logging.getLogger(__name__)
 
 
-class FallbackResponse(Attempt):
-    """An ended attempt with a cached or declared response instead of a worker's. It has no
-    reservation, no record and no connection, and costs nothing."""
+class FallbackResponse(AnsweredCall):
+    """A cached or declared response instead of a worker's, which costs nothing."""
 
     __slots__ = ()
 
     def __init__(self, call: Call, answer: WorkerResponse) -> None:
-        self.call = call
+        super().__init__(call)
         self.answer = answer
         self.dispatched_ns = call.reserved_ns = time.monotonic_ns()
-        self.exec_ms = 0.0
-        self.cost, self.picos = "0", 0
-        self.bytes_out = 0
-        self.cut_by = None
-        self.on_cut = None
-        self._is_blameless = False
-        self._is_closed = True
-        self._timer = None
 
     def __repr__(self) -> str:
         return f"<FallbackResponse {self.call.degraded} for {self.call!r}>"
-
-    @property
-    def held(self) -> None:
-        """None: it has no slot."""
-        return
-
-    @property
-    def instance(self) -> None:
-        """None: no instance answered."""
-        return
 
 
 @dataclass(slots=True)
 class _FallbackRun:
     """State of one call's fallbacks. `why`: the reason of each fallback that did not answer."""
 
-    run: Callable[[Call], Awaitable[Attempt]]
+    run: Callable[[Call], Awaitable[AnsweredCall]]
     why: list[str] = field(default_factory=list)
     attempt: int = 0
     tried: int = 0
@@ -138,8 +118,8 @@ class FallbackChain:
         self,
         call: Call,
         failure: errors.PilotlightError,
-        run: Callable[[Call], Awaitable[Attempt]],
-    ) -> Attempt:
+        run: Callable[[Call], Awaitable[AnsweredCall]],
+    ) -> AnsweredCall:
         """Return the response of the first fallback that answers; `run` begins a call. Raises
         `failure` with the reason of each fallback."""
         if not may_fall_back(failure):
@@ -159,7 +139,7 @@ class FallbackChain:
 
     async def _run_fallbacks(
         self, call: Call, run_fallbacks: _FallbackRun, path: tuple[str, ...]
-    ) -> Attempt | None:
+    ) -> AnsweredCall | None:
         for kind, rung in fallback_chain(call.target.spec, call.rank.priority):
             if run_fallbacks.tried >= MAX_FALLBACKS:
                 run_fallbacks.why.append(
@@ -180,7 +160,7 @@ class FallbackChain:
                 )
         return None
 
-    def _stand_in(self, call: Call, kind: str, rung: Fallback) -> Attempt | None:
+    def _stand_in(self, call: Call, kind: str, rung: Fallback) -> AnsweredCall | None:
         """Return an attempt with a cached or a declared response; None where there is none."""
         if kind == "static":
             answer: WorkerResponse | None = static_answer(call, rung)
@@ -197,7 +177,7 @@ class FallbackChain:
         path: tuple[str, ...],
         kind: str,
         rung: Fallback,
-    ) -> Attempt | None:
+    ) -> AnsweredCall | None:
         """Call another function, or its own fallbacks; None where none answers."""
         name = name_of(kind, rung.function)
         try:
@@ -258,7 +238,11 @@ class FallbackChain:
         """Check that the caller's key may access the fallback's function. Raises Forbidden."""
         if call.key_id in ("", SCHEDULER):
             return
-        caller = self._routes.caller_of(call.key_id)
+        caller = (
+            FunctionPrincipal(call.key_id)
+            if call.key_id.startswith(FUNCTION_KEY)
+            else self._routes.caller_of(call.key_id)
+        )
         if caller is None:
             raise errors.Forbidden("the API key of this call was revoked")
         caller.check_reach(

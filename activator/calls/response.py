@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Final, Self
 
-from activator.calls.attempt import Attempt, outcome_of, status_of
-from activator.calls.call import Call, ResponseFilter
+from activator.calls.attempt import outcome_of, status_of
+from activator.calls.call import AnsweredCall, Call, ResponseFilter
 from activator.http.payloads import GUARD_LINES, call_type
 from activator.worker_client.connection import WorkerConnectionLost, WorkerResponse
 from pilotlight import errors
@@ -44,7 +44,7 @@ class ResponseReader:
 
     def __init__(
         self,
-        attempt: Attempt,
+        attempt: AnsweredCall,
         response_filter: ResponseFilter | None = None,
         *,
         is_sent: bool = False,
@@ -150,7 +150,7 @@ PASSED_ON = (b"content-type", b"pilotlight-outcome", b"cache-control")
 """A worker's headers that are forwarded to the caller; the others are internal."""
 
 
-def streaming_headers(attempt: Attempt) -> bytes:
+def streaming_headers(attempt: AnsweredCall) -> bytes:
     """Return the header lines of every call response."""
     call = attempt.call
     head = call.target.warm_head
@@ -163,12 +163,12 @@ def streaming_headers(attempt: Attempt) -> bytes:
     return b"x-request-id: %b\r\n%b%b%b" % (
         call.id.encode(),
         head,
-        quota_lines(call),
+        call.admission.head(),
         _passed_on(attempt.answer),
     )
 
 
-def complete_headers(attempt: Attempt) -> bytes:
+def complete_headers(attempt: AnsweredCall) -> bytes:
     """Return the header lines of a call that has ended before its response begins: with its cost
     and times."""
     call = attempt.call
@@ -194,7 +194,7 @@ def weights_timing(call: Call) -> bytes:
 
 def fast_path_headers(call: Call, answer: WorkerResponse, *, cost: str, exec_ms: float) -> bytes:
     """Return `complete_headers` and the content-length of a call that waited for nothing."""
-    quotas = call.admission.head() if call.admission is not None else b""
+    quotas = call.admission.head()
     if call.choice is not None:
         quotas += call.choice.head
     return (
@@ -210,11 +210,6 @@ def fast_path_headers(call: Call, answer: WorkerResponse, *, cost: str, exec_ms:
         exec_ms,
         len(answer.body or b""),
     )
-
-
-def quota_lines(call: Call) -> bytes:
-    """Return `RateLimit` and `RateLimit-Policy` of an admitted call; b"" where no quota applies."""
-    return call.admission.head() if call.admission is not None else b""
 
 
 def _passed_on(answer: WorkerResponse) -> bytes:

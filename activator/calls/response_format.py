@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from activator.calls.attempt import Attempt
-from activator.calls.call import Call, ResponseFilter
+from activator.calls.call import AnsweredCall, Call, ResponseFilter
 from activator.http.sse import SseSplitter, data_lines, end_event, error_event, event
 from activator.worker_client.connection import WorkerResponse
 from pilotlight import errors
@@ -34,7 +33,7 @@ class ResponseFormat:
         """Return whether a response is sent as events to a caller that accepts them."""
         return answer.body is None and _is_events(answer)
 
-    def filter(self, attempt: Attempt, *, is_events: bool) -> ResponseFilter | None:
+    def filter(self, attempt: AnsweredCall, *, is_events: bool) -> ResponseFilter | None:
         """Return a new filter of an attempt's response; None where it is sent as it is."""
         return SseSplitter() if is_events else None
 
@@ -54,12 +53,12 @@ class ResponseFormat:
         """Return the event of an error."""
         return error_event(error, request_id)
 
-    def end(self, attempt: Attempt | None, finish: str) -> bytes:
+    def end(self, attempt: AnsweredCall | None, finish: str) -> bytes:
         """Return the last events, with the finish reason and the cost; `attempt`: None = it was not
         answered."""
         return end_of(attempt, finish)
 
-    def rest(self, attempt: Attempt) -> bytes:
+    def rest(self, attempt: AnsweredCall) -> bytes:
         """Return what follows a whole response's body: the end of a declared stream."""
         return self.end(attempt, "stop") if _is_events(attempt.answer) else b""
 
@@ -71,7 +70,7 @@ def _is_events(answer: WorkerResponse) -> bool:
     return answer.header(b"content-type").startswith(_SSE)
 
 
-def end_of(attempt: Attempt | None, finish: str, **more: Any) -> bytes:
+def end_of(attempt: AnsweredCall | None, finish: str, **more: Any) -> bytes:
     """Return the last event of an attempt's stream; `attempt`: None = no attempt answered."""
     if attempt is None:
         return end_event(finish_reason=finish, cost="0", exec_ms=0.0, start="")

@@ -23,7 +23,7 @@ from typing import Any
 from activator.balancing.instance import Reservation
 from activator.balancing.throttler import Throttler
 from activator.calls.attempt import Attempt, worker_crash_error
-from activator.calls.call import Call
+from activator.calls.call import AnsweredCall, Call
 from activator.calls.fallback import FallbackChain
 from activator.calls.trace_context import note_answer
 from activator.quotas.token_reservation import TokenReservation
@@ -63,9 +63,9 @@ class RetryExecutor:
     async def run(
         self,
         call: Call,
-        step: Coroutine[Any, Any, Attempt],
-        again: Callable[[Call], Coroutine[Any, Any, Attempt]],
-    ) -> Attempt:
+        step: Coroutine[Any, Any, AnsweredCall],
+        again: Callable[[Call], Coroutine[Any, Any, AnsweredCall]],
+    ) -> AnsweredCall:
         """Return the attempt of the first attempt, which is `step`, or of a later one. Raises the
         error of the last attempt."""
         while True:
@@ -86,7 +86,7 @@ class RetryExecutor:
             await self._sleep(wait_s)
             step = again(call)
 
-    async def _pause_raised_s(self, call: Call, attempt: Attempt) -> float | None:
+    async def _pause_raised_s(self, call: Call, attempt: AnsweredCall) -> float | None:
         """Return the pause after a response in which user code raised; None for others. Closes the
         attempt when it is cancelled."""
         if not _is_raised(attempt):
@@ -105,18 +105,17 @@ class RetryExecutor:
         wait_s = pause_s(call, left_s=call.remaining_s(math.inf), rng=self._rng)
         if wait_s is None or not self.budgets.try_acquire(call.key_id, self._clock()):
             return None
-        if call.admission is not None:
-            try:
-                await call.admission.count_retry()
-            except (errors.OverQuota, errors.Unavailable):
-                return None  # the caller gets the failure, not the reason why it cannot be retried
+        try:
+            await call.admission.count_retry()
+        except (errors.OverQuota, errors.Unavailable):
+            return None  # the caller gets the failure, not the reason why it cannot be retried
         return wait_s
 
 
 _RAISED = errors.FunctionRaised("user code raised")
 
 
-def _is_raised(attempt: Attempt) -> bool:
+def _is_raised(attempt: AnsweredCall) -> bool:
     """Return whether user code failed before the caller received any part of the response."""
     answer = attempt.answer
     return (
@@ -176,7 +175,7 @@ class CallRunner:
 
     async def begin(
         self, call: Call, *, is_patient: bool = True, has_fallback: bool = True
-    ) -> Attempt:
+    ) -> AnsweredCall:
         """Reserve, open the record, forward; returns when the response (or its head) has arrived.
 
         `is_patient`: failures are retried by the function's policy. `has_fallback`: fallbacks
@@ -192,11 +191,11 @@ class CallRunner:
     async def finish(
         self,
         call: Call,
-        step: Coroutine[Any, Any, Attempt],
+        step: Coroutine[Any, Any, AnsweredCall],
         *,
         is_patient: bool = True,
         has_fallback: bool = True,
-    ) -> Attempt:
+    ) -> AnsweredCall:
         """Finish a call whose first attempt, `step`, is in progress: apply retries and
         fallbacks."""
         spec = call.target.spec
@@ -213,7 +212,7 @@ class CallRunner:
             self.remember(attempt.call, attempt.answer)
         return attempt
 
-    async def run_fallback(self, call: Call, failure: errors.PilotlightError) -> Attempt:
+    async def run_fallback(self, call: Call, failure: errors.PilotlightError) -> AnsweredCall:
         """Run the declared fallbacks of the call's function, after its last attempt. Raises
         `failure`, or a similar error."""
         spec = call.target.spec
@@ -252,7 +251,7 @@ class CallRunner:
                 attempt = await self._forward(call, reservation)
             except WorkerConnectionLost as e:
                 await self._require_retryable(call, reservation, e)
-                await self._charge_retry(call)
+                await call.admission.count_retry()
                 continue
             if not attempt.answer.is_busy:
                 return attempt
@@ -279,14 +278,14 @@ class CallRunner:
         finally:
             call.attempt = other.attempt
 
-    async def begin_after_busy(self, busy: Attempt) -> Attempt:
+    async def begin_after_busy(self, busy: Attempt) -> AnsweredCall:
         """Run `begin` again for a call whose worker answered "busy"."""
         self.requeue(busy)
         return await self.finish(busy.call, self._begin(busy.call))
 
     async def begin_after_crash(
         self, call: Call, reservation: Reservation, gone: WorkerConnectionLost
-    ) -> Attempt:
+    ) -> AnsweredCall:
         """Run `begin` again for a call whose worker died, where the retry rule allows it. Raises
         WorkerCrashed otherwise."""
         return await self.finish(call, self._begin_after_crash(call, reservation, gone))
@@ -295,14 +294,8 @@ class CallRunner:
         self, call: Call, reservation: Reservation, gone: WorkerConnectionLost
     ) -> Attempt:
         await self._require_retryable(call, reservation, gone)
-        await self._charge_retry(call)
+        await call.admission.count_retry()  # not after "busy", because nothing ran
         return await self._begin(call)
-
-    async def _charge_retry(self, call: Call) -> None:
-        """Count another attempt as a request of its quotas; not after "busy", because nothing ran.
-        Raises OverQuota, Unavailable."""
-        if call.admission is not None:
-            await call.admission.count_retry()
 
     async def _forward(self, call: Call, reservation: Reservation) -> Attempt:
         attempt = Attempt(call, reservation)

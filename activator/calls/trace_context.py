@@ -16,8 +16,7 @@ from snapshotter.types import StartKind
 
 if TYPE_CHECKING:
     from activator.balancing.instance import Instance, Reservation
-    from activator.calls.attempt import Attempt
-    from activator.calls.call import Call
+    from activator.calls.call import AnsweredCall, Call
 
 ASKED, DRAWN, ERROR, COLD, SLOW, SHADOWED = "asked", "drawn", "error", "cold", "slow", "shadow"
 """Why a trace is kept: requested by its caller; by chance; its call failed, waited for a start, or
@@ -140,7 +139,7 @@ def note(
         )
 
 
-def note_answer(attempt: Attempt, error: str) -> None:
+def note_answer(attempt: AnsweredCall, error: str) -> None:
     """Record an attempt that was answered and closed, and is retried nevertheless."""
     ended_ns = attempt.dispatched_ns + int(attempt.exec_ms * 1e6)
     note(

@@ -18,11 +18,12 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 
 import httpx
 
-from activator.http.request import HOP_BY_HOP, Headers, Request
+from activator.http.forwarding import body_of, relay, target_url
+from activator.http.request import HOP_BY_HOP, Request
 from activator.http.trusted_proxies import network_of
 from activator.quotas.unauthenticated_limit import UnauthenticatedRateLimiter
 from activator.routing.api_keys import Principal
@@ -112,8 +113,7 @@ class ControlPlaneProxy:
                 f"nothing is served at {path}: the API is under /v1/, its description at /docs"
             )
         raw_path = request.scope["raw_path"] if path != "/" else b"/dashboard"
-        query = request.scope["query_string"]
-        url = self._client.base_url.copy_with(raw_path=raw_path + (b"?" + query if query else b""))
+        url = target_url(self._client, request, raw_path)
         headers = [
             (k, v)
             for k, v in request.scope["headers"]
@@ -132,7 +132,7 @@ class ControlPlaneProxy:
             )
             headers = [(k, v) for k, v in headers if k != b"content-length"]
         elif has_body:
-            body = _body(request, self._body_pause_s)
+            body = body_of(request, self._body_pause_s)
         with self._share(caller, request.address):
             out = self._client.build_request(request.verb, url, headers=headers, content=body)
             try:
@@ -143,7 +143,13 @@ class ControlPlaneProxy:
                     f"still work",
                     retry_after_s=2,
                 ) from e
-            await self._relay(request, response)
+            async with aclosing(response):
+                if request.verb not in _READING and response.is_success:
+                    await asyncio.gather(
+                        self.catch_up(),
+                        *([self._others_catch_up()] if self._others_catch_up is not None else []),
+                    )
+                await relay(request, response, self._unread_s)
 
     @contextmanager
     def _share(self, caller: Principal | None, address: str = "") -> Iterator[None]:
@@ -200,32 +206,6 @@ class ControlPlaneProxy:
             else None
         )
 
-    async def _relay(self, request: Request, response: httpx.Response) -> None:
-        try:
-            if request.verb not in _READING and response.is_success:
-                await asyncio.gather(
-                    self.catch_up(),
-                    *([self._others_catch_up()] if self._others_catch_up is not None else []),
-                )
-            headers: Headers = [
-                (k.lower(), v)
-                for k, v in response.headers.raw
-                if k.lower() not in HOP_BY_HOP and k.lower() != b"date"
-            ]
-            # wait for unread responses to earlier pipelined requests
-            await request.wait_read(self._unread_s)
-            await request.start(response.status_code, headers)
-            async for chunk in response.aiter_raw():
-                await request.wait_read(self._unread_s)
-                await request.chunk(chunk)
-            await request.wait_read(self._unread_s)
-            await request.chunk(b"", more=False)
-        except httpx.HTTPError:
-            # the head was sent: only a broken connection can signal the error
-            request.scope["connection"].transport.abort()
-        finally:
-            await response.aclose()
-
     async def get_json(
         self, path: str, caller: Principal, proof: tuple[bytes, bytes]
     ) -> httpx.Response:
@@ -242,20 +222,3 @@ class ControlPlaneProxy:
     async def aclose(self) -> None:
         """Close the connections."""
         await self._client.aclose()
-
-
-async def _body(request: Request, pause_s: float) -> AsyncIterator[bytes]:
-    while True:
-        try:
-            async with asyncio.timeout(pause_s):
-                message = await request.receive()
-        except TimeoutError as e:
-            raise errors.InvalidInput(
-                f"no data of the request body arrived for {pause_s:g} s"
-            ) from e
-        if message["type"] == "http.disconnect":
-            raise errors.ClientClosedRequest("the caller disconnected while sending its body")
-        if message["body"]:
-            yield message["body"]
-        if not message.get("more_body", False):
-            return

@@ -19,12 +19,13 @@ import socket
 import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 
 import httpx
 
-from activator.http.request import CALLING, HOP_BY_HOP, Headers, Request
+from activator.http.forwarding import body_of, relay, target_url
+from activator.http.request import CALLING, HOP_BY_HOP, Request
 from pilotlight import errors
 from pilotlight.core.settings import SettingsInvalid
 from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
@@ -130,7 +131,8 @@ class ActivatorPeers:
                 if response.status_code == 404:
                     await response.aclose()
                     continue
-                await _relay(request, response, self._unread_s)
+                async with aclosing(response):
+                    await relay(request, response, self._unread_s)
                 return True
         return False
 
@@ -146,14 +148,15 @@ class ActivatorPeers:
         with self._share(tenant):
             try:
                 response = await self._send(
-                    self._client(owner, self._known), request, _body(request)
+                    self._client(owner, self._known), request, body_of(request)
                 )
             except httpx.HTTPError as e:
                 raise errors.Unavailable(
                     f"activator a-{owner}, which holds this call, does not answer: retry",
                     retry_after_s=1,
                 ) from e
-            await _relay(request, response, self._unread_s)
+            async with aclosing(response):
+                await relay(request, response, self._unread_s)
         return True
 
     async def catch_up(self) -> None:
@@ -179,10 +182,7 @@ class ActivatorPeers:
     async def _send(
         self, client: httpx.AsyncClient, request: Request, body: AsyncIterator[bytes] | None
     ) -> httpx.Response:
-        query = request.scope["query_string"]
-        url = client.base_url.copy_with(
-            raw_path=request.scope["raw_path"] + (b"?" + query if query else b"")
-        )
+        url = target_url(client, request, request.scope["raw_path"])
         skip = HOP_BY_HOP if body is not None else HOP_BY_HOP | {b"content-length"}
         headers = [(k, v) for k, v in request.scope["headers"] if k not in skip]
         if (calling := request.scope.get(CALLING)) is not None:
@@ -246,35 +246,3 @@ def peer_addresses(run: Path, url: str | None, credentials: TlsCredentials | Non
 def socket_of(run: Path, index: int) -> Path:
     """`<run>/activator-<index>.sock`."""
     return run / f"activator-{index}.sock"
-
-
-async def _relay(request: Request, response: httpx.Response, unread_s: float) -> None:
-    try:
-        headers: Headers = [
-            (k.lower(), v)
-            for k, v in response.headers.raw
-            if k.lower() not in HOP_BY_HOP and k.lower() != b"date"
-        ]
-        await request.wait_read(unread_s)
-        await request.start(response.status_code, headers)
-        async for chunk in response.aiter_raw():
-            await request.wait_read(unread_s)
-            await request.chunk(chunk)
-        await request.wait_read(unread_s)
-        await request.chunk(b"", more=False)
-    except httpx.HTTPError:
-        # the head was sent: only a broken connection can signal the error
-        request.scope["connection"].transport.abort()
-    finally:
-        await response.aclose()
-
-
-async def _body(request: Request) -> AsyncIterator[bytes]:
-    while True:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise errors.ClientClosedRequest("the caller disconnected while sending its body")
-        if message["body"]:
-            yield message["body"]
-        if not message.get("more_body", False):
-            return

@@ -9,11 +9,12 @@ cookies; a script sends an API key in `Authorization`."""
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final, Protocol
 
 from activator.access.grants import parse_tenant_prefix
 from activator.access.resolver import FUNCTIONS, RAW, RequestResolver
-from activator.http.request import Headers, Receive, Request, Scope, Send
+from activator.http.request import Handle, Headers, Request
 from activator.routing.api_keys import ANONYMOUS
 from activator.routing.route_table import RouteTable
 from pilotlight import errors
@@ -60,9 +61,16 @@ _OWN = (
 _EXPOSED: Final = ", ".join(_OWN).encode()
 
 
+class Answers(Protocol):
+    """Answers requests (the gateway)."""
+
+    async def respond(self, request: Request, inner: Handle) -> None:
+        """Answer a request by `inner`, errors included."""
+        ...
+
+
 class CrossOrigin:
-    """Finds the requests of other sites' pages. Owner: the event loop; every method is
-    synchronous."""
+    """Middleware for the requests of other sites' pages. Owner: the event loop."""
 
     def __init__(self, table: RouteTable) -> None:
         self._table = table
@@ -70,11 +78,17 @@ class CrossOrigin:
     def __repr__(self) -> str:
         return f"<CrossOrigin {self._table!r}>"
 
-    def find(self, request: Request, receive: Receive, send: Send) -> CrossOriginRequest | None:
-        """Return a request that has an `Origin` as one to a function with `cors`; None if its
-        function has none."""
-        origins = self._origins(request)
-        return CrossOriginRequest(request.scope, receive, send, origins) if origins else None
+    def handle(
+        self, request: Request, *, inner: Handle, gateway: Answers
+    ) -> Coroutine[Any, Any, None]:
+        """Answer a preflight; answer a request that has an `Origin`, to a function with `cors`, by
+        `inner` with CORS headers, and others by `inner`."""
+        if ORIGIN not in request.headers or not (origins := self._origins(request)):
+            return inner(request)
+        cross_origin = CrossOriginRequest(request, origins)
+        if cross_origin.is_preflight:
+            return cross_origin.answer_preflight()
+        return gateway.respond(cross_origin, inner)
 
     def _origins(self, request: Request) -> frozenset[str]:
         owner, place = parse_tenant_prefix(request.path)
@@ -111,8 +125,8 @@ class CrossOriginRequest(Request):
 
     __slots__ = ("_cors",)
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, origins: frozenset[str]) -> None:
-        super().__init__(scope, receive, send)
+    def __init__(self, request: Request, origins: frozenset[str]) -> None:
+        super().__init__(request.scope, request._receive, request._send)
         origin = self.headers[ORIGIN]
         self._cors: Headers = [VARY]
         if ANY_ORIGIN in origins or origin.decode("latin-1") in origins:

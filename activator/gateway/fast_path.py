@@ -22,7 +22,7 @@ from activator.access.grants import AccessGrant
 from activator.balancing.instance import Reservation
 from activator.balancing.throttler import Throttler
 from activator.calls.attempt import Attempt, open_fast_record
-from activator.calls.call import Call, priority_lines
+from activator.calls.call import AnsweredCall, Call, priority_lines
 from activator.calls.response import fast_path_headers
 from activator.calls.runner import CallRunner
 from activator.calls.trace_context import worker_lines
@@ -31,7 +31,7 @@ from activator.http.compression import MIN_COMPRESSED_BYTES, is_compressible
 from activator.http.payloads import CONTENT_TYPE, PICKLE, TRUSTED_LINE, payload_type
 from activator.http.request import MAX_ACCEPT_BYTES, Receive, Request, Scope, Send, error_answer
 from activator.metrics.metrics import Metrics
-from activator.quotas.admission import Admission
+from activator.quotas.admission import UNCOUNTED, Admission
 from activator.quotas.store_protocol import QuotaCheck
 from activator.quotas.token_bucket import Refusal
 from activator.resilience.declared_retries import CallerRetryBudget
@@ -57,7 +57,9 @@ CLOCK_STEP_S: Final = 0.05
 than MIN_CLOCK_S are exact."""
 MIN_CLOCK_S: Final = 1.0
 
-ContinueInTask = Callable[[Request, Call, Coroutine[Any, Any, Attempt]], Coroutine[Any, Any, None]]
+ContinueInTask = Callable[
+    [Request, Call, Coroutine[Any, Any, AnsweredCall]], Coroutine[Any, Any, None]
+]
 """Callback of the gateway that answers a request with a pending attempt."""
 
 
@@ -137,6 +139,20 @@ class FastPathRoute:
             % (method.encode(), self.execution_s)
         )
 
+    def request(self, call: Call) -> bytes:
+        """Return the request to the worker: that of `Call.request_head`, and the body."""
+        lines = call.extra_headers
+        if call.accept:
+            lines = b"\r\naccept: " + call.accept + lines
+        if call.content_type is PICKLE:
+            lines = TRUSTED_LINE + lines
+        if self.target.batched:
+            lines += priority_lines(self.target, call.rank)
+        if call.trace is not None:
+            lines += worker_lines(call)
+        body = call.body
+        return self.template % (call.id.encode(), call.content_type, lines, len(body), body)
+
     def with_choice(self, choice: RoutingDecision) -> FastPathRoute:
         """Return the same route for another unit of an experiment."""
         other = object.__new__(FastPathRoute)
@@ -189,24 +205,26 @@ class FastPath:
         began_ns = time.monotonic_ns()
         if route.execution_s < MIN_CLOCK_S:
             return False
-        gate = route.entry.gate
-        if gate is None:
-            return self._begin(connection, route, headers, body, None, began_ns=began_ns)
-        refusal = gate.try_acquire_nowait(1, 1, 0)
+        quota_check = route.entry.quota_check
+        if quota_check is None:
+            return self._begin(connection, route, headers, body, UNCOUNTED, began_ns=began_ns)
+        refusal = quota_check.try_acquire_nowait(1, 1, 0)
         if refusal is not None:
-            self._refuse(connection, route, gate, refusal)
+            self._refuse(connection, route, quota_check, refusal)
             return True
-        admission = Admission(gate)
-        if self._begin(connection, route, headers, body, admission, began_ns=began_ns):
-            return True
-        admission.withdraw()
-        return False
+        admission, is_begun = Admission(quota_check), False
+        try:
+            is_begun = self._begin(connection, route, headers, body, admission, began_ns=began_ns)
+        finally:
+            if not is_begun:
+                admission.withdraw()
+        return is_begun
 
     def _refuse(
         self,
         connection: ClientConnection,
         route: FastPathRoute,
-        gate: QuotaCheck,
+        quota_check: QuotaCheck,
         refusal: Refusal,
     ) -> None:
         """Answer 429 at once: a flood of calls over quota must cost as little as possible."""
@@ -218,7 +236,7 @@ class FastPath:
             route.target,
             route.choice.arm if route.choice is not None else "",
         )
-        connection.answer(error.status, head + gate.head(), body)
+        connection.answer(error.status, head + quota_check.head(), body)
 
     def _begin(
         self,
@@ -226,7 +244,7 @@ class FastPath:
         route: FastPathRoute,
         headers: dict[bytes, bytes],
         body: bytes,
-        admission: Admission | None,
+        admission: Admission,
         *,
         began_ns: int,
     ) -> bool:
@@ -262,7 +280,7 @@ class FastPath:
             extra_headers=route.line,
             admission=admission,
             rank=rank,
-            caller=route.entry.foreign,
+            caller=route.entry.calling_tenant,
             choice=route.choice,
             began_ns=began_ns,
             accepts_pickle=route.entry.accepts_pickle,
@@ -270,10 +288,12 @@ class FastPath:
         call.reserved_ns = call.received_ns
         try:
             record = open_fast_record(call, reservation)
-        except errors.PilotlightError:
+        except BaseException as e:
             connections.release(worker, began_ns / 1e9)
             reservation.release_unused()
-            return False
+            if isinstance(e, errors.PilotlightError):
+                return False
+            raise
         tally = route.tally
         if tally is None:
             tally = route.tally = self.runner.retries.budgets.for_caller(
@@ -288,22 +308,10 @@ class FastPath:
             reservation=reservation,
             record=record,
             worker=worker,
-            admission=admission,
         )
         connection.on_gone = warm.abandon
-        lines = (
-            call.extra_headers
-            if not call.accept
-            else b"\r\naccept: " + call.accept + call.extra_headers
-        )
-        if content_type is PICKLE:
-            lines = TRUSTED_LINE + lines
-        if target.batched:
-            lines += priority_lines(target, rank)
-        if call.trace is not None:
-            lines += worker_lines(call)
         warm.steps = self.clocks.watch(warm, connection.loop, route.execution_s)
-        worker.send(route.template % (call.id.encode(), content_type, lines, len(body), body), warm)
+        worker.send(route.request(call), warm)
         return True
 
 
@@ -311,7 +319,7 @@ class FastPathCall(Attempt):
     """One warm call at its worker, and the `ResponseSink` of its response. The first of
     `set_result`, `set_exception` and `abandon` ends its time on the fast path."""
 
-    __slots__ = ("_admission", "_calls", "_client", "_is_done", "steps")
+    __slots__ = ("_calls", "_client", "_is_done", "steps")
 
     def __init__(
         self,
@@ -322,14 +330,12 @@ class FastPathCall(Attempt):
         reservation: Reservation,
         record: OpenRecord,
         worker: WorkerConnection,
-        admission: Admission | None,
     ) -> None:
         super().__init__(call, reservation)
         self.record = record
         self.connection = worker
         self.dispatched_ns = time.monotonic_ns()
         reservation.instance.running[call.id] = self
-        self._admission = admission
         self._calls = calls
         self._client = client
         self._is_done = False
@@ -372,8 +378,8 @@ class FastPathCall(Attempt):
             self._continue_in_task(_raise(e))  # the caller is still answered
             raise
         finally:
-            if self._admission is not None:
-                self._admission.release()
+            if call.admission is not UNCOUNTED:
+                call.admission.release()
         ended_ns = self.dispatched_ns + int(self.exec_ms * 1e6)
         self._calls.metrics.count_fast_path(
             call, answer, dispatched_ns=self.dispatched_ns, ended_ns=ended_ns, picos=self.picos
@@ -416,25 +422,22 @@ class FastPathCall(Attempt):
         """The caller disconnected."""
         if not self._is_done:
             self._leave()
-            self._release_quotas()
-            self.fail(asyncio.CancelledError(), is_noted=False)
+            self.call.admission.release()
+            self.fail(asyncio.CancelledError())
             choice = self.call.choice
             self._calls.metrics.count_aborted(
                 499, self.call.target, choice.arm if choice is not None else ""
             )
+            self._calls.tracer.failed(self.call, "cancelled", 499)
 
     def _leave(self) -> None:
         self._is_done = True
         self._client.on_gone = None
         self.steps.discard(self)
 
-    def _release_quotas(self) -> None:
-        if self._admission is not None:
-            self._admission.release()
-
-    def _continue_in_task(self, step: Coroutine[Any, Any, Attempt]) -> None:
+    def _continue_in_task(self, step: Coroutine[Any, Any, AnsweredCall]) -> None:
         """Continue in a task, as an ordinary request whose body was already read."""
-        call, continue_in_task, admission = self.call, self._calls.continue_in_task, self._admission
+        call, continue_in_task = self.call, self._calls.continue_in_task
 
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
             request = Request(scope, receive, send)
@@ -443,21 +446,21 @@ class FastPathCall(Attempt):
                 call.caller or call.target.tenant,
                 call.choice,
             )
-            request.gate, request.target = admission, call.target
+            request.rate_limits, request.target = call.admission, call.target
             request.on_failed = partial(self._calls.tracer.failed, call)
             try:
                 await continue_in_task(request, call, step)
             finally:
-                self._release_quotas()
+                call.admission.release()
 
         self._client.continue_in_task(application)
 
 
-async def _return(attempt: Attempt) -> Attempt:
+async def _return(attempt: AnsweredCall) -> AnsweredCall:
     return attempt
 
 
-async def _raise(error: BaseException) -> Attempt:
+async def _raise(error: BaseException) -> AnsweredCall:
     raise error
 
 

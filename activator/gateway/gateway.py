@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -20,12 +20,10 @@ from activator.arguments.checker import ArgumentChecker
 from activator.async_calls.api import methods_of
 from activator.async_calls.service import AsyncCalls
 from activator.autoscaler.autoscaler_loop import AutoscalerLoop
-from activator.calls.attempt import Attempt
-from activator.calls.call import Call
+from activator.calls.call import AnsweredCall, Call
 from activator.calls.runner import CallRunner
 from activator.control_plane.proxy import ControlPlaneProxy
 from activator.coordination.peers import CALLING_FUNCTION, HEALTH, PASSED_ON, PLATFORM_TOKEN
-from activator.gateway.cors import ORIGIN, CrossOrigin
 from activator.gateway.fast_path import FastPath, FastPathRoute
 from activator.gateway.health import READY, Health
 from activator.gateway.http_proxy import HttpProxy
@@ -36,7 +34,7 @@ from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.gateway.verbs import SubmitAndWarmup
 from activator.http.bodies import Bodies
 from activator.http.dashboard_host import DashboardHost
-from activator.http.request import CALLING, Receive, Request, Scope, Send
+from activator.http.request import CALLING, Handle, Receive, Request, Scope, Send
 from activator.http.trusted_proxies import TrustedProxies
 from activator.llm.openai.api import OpenAI, is_one_model, is_openai_path
 from activator.llm.token_admission import TokenAdmission
@@ -54,7 +52,6 @@ log = logging.getLogger(__name__)
 CALLS = "/v1/calls/"
 RAW_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 """Methods of a web application: not TRACE, which would return a request's key to a script."""
-Handle = Callable[[Request], Coroutine[Any, Any, None]]
 
 
 class Middleware(Protocol):
@@ -114,7 +111,6 @@ class Gateway:
         self._runner = runner
         self._calls = calls
         self._resolver = resolver
-        self._cross_origin = CrossOrigin(table)
         self._variations = SubmitAndWarmup(
             settings=settings,
             resolver=self._resolver,
@@ -191,16 +187,6 @@ class Gateway:
             request = Request(scope, receive, send)
             if CALLING_FUNCTION in request.headers:
                 self._believe(request)
-            if self._dashboard is not None and self._dashboard.misplaced(request):
-                await self._answer(request, self._dashboard.answer(request))
-                return
-            if ORIGIN in request.headers and (
-                cross_origin := self._cross_origin.find(request, receive, send)
-            ):
-                if cross_origin.is_preflight:
-                    await cross_origin.answer_preflight()
-                    return
-                request = cross_origin
             await self._answer(request, self._handle(request))
         elif scope["type"] == "websocket":
             await self._http_proxy.websocket(
@@ -234,11 +220,11 @@ class Gateway:
         )
 
     async def respond(self, request: Request, inner: Handle) -> None:
-        """Answer a request by `inner` of a middleware, errors included."""
+        """Answer a request that a middleware made, by its `inner`, errors included."""
         await self._answer(request, inner(request))
 
     async def _continue_in_task(
-        self, request: Request, call: Call, step: Coroutine[Any, Any, Attempt]
+        self, request: Request, call: Call, step: Coroutine[Any, Any, AnsweredCall]
     ) -> None:
         """Continue a fast path call in a task."""
         await self._answer(request, self._pipeline.writer.answer(request, call, step))

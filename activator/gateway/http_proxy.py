@@ -70,16 +70,12 @@ class HttpProxy:
             expect_web(target)
         _expect_small(request, entry.raw_body_bytes)
         call = call_of(request, entry)
-        admission = call.admission = await entry.admit()
-        self._tracer.begin(call, request.headers)
-        request.on_failed = partial(self._tracer.failed, call)
-        try:
+        with await entry.admit() as call.admission:
+            self._tracer.begin(call, request.headers)
+            request.on_failed = partial(self._tracer.failed, call)
             self._runner.check(call)
             body = await self._begun_body(request, call)
             await self._run(request, call, entry, body)
-        finally:
-            if admission is not None:
-                admission.release()
 
     async def _run(
         self, request: Request, call: Call, entry: AccessGrant, body: _Body | None
@@ -218,9 +214,8 @@ class _ProxyExchange:
         attempt = self.attempt
         is_stream = attempt.answer.body is None
         metrics.answered_raw(
-            attempt.call,
+            attempt,
             status,
-            picos=attempt.picos,
             is_stream=is_stream,
             first_byte_ms=self._first_byte_ms,
             completed=completed,

@@ -53,35 +53,27 @@ class CallPipeline:
     async def invoke(self, request: Request, entry: AccessGrant, method: str) -> None:
         """Run a call and send its response. Raises what `admit`, the runner and the writer
         raise."""
-        admission = await entry.admit()
-        try:
+        with await entry.admit() as admission:
             call = await self.admit(request, entry, method, admission)
             await self.writer.answer(request, call, self._runner.begin(call))
-        finally:
-            if admission is not None:
-                admission.release()
 
     async def run_whole(
         self, request: Request, entry: AccessGrant, method: str, read_arguments: ReadArguments
     ) -> tuple[int, bytes, bytes]:
         """Run a call for an adapter that translates its arguments and its whole response. Returns
         status, header lines and body."""
-        admission = await entry.admit()
-        try:
+        with await entry.admit() as admission:
             call = await self.admit(
                 request, entry, method, admission, read_arguments=read_arguments
             )
             return await self.writer.collect(request, await self._runner.begin(call))
-        finally:
-            if admission is not None:
-                admission.release()
 
     async def admit(
         self,
         request: Request,
         entry: AccessGrant,
         method: str,
-        admission: Admission | None,
+        admission: Admission,
         *,
         read_arguments: ReadArguments | None = None,
     ) -> Call:
@@ -118,7 +110,7 @@ class CallPipeline:
             deadline_s=request.deadline_s(),
             admission=admission,
             rank=rank,
-            caller=entry.foreign,
+            caller=entry.calling_tenant,
             choice=choice,
             extra_headers=choice.line if choice is not None else b"",
             origin=request.origin,

@@ -7,7 +7,7 @@ from activator.access.grants import AccessGrant
 from activator.calls.call import Call
 from activator.calls.response import weights_timing
 from activator.calls.trace_context import worker_lines
-from activator.http.request import Headers, Request, Scope, subpath, tenant_prefix
+from activator.http.request import HOP_BY_HOP, Headers, Request, Scope, subpath, tenant_prefix
 from activator.routing.call_target import CallTarget
 from pilotlight import errors
 from pilotlight.protocol import (
@@ -19,17 +19,7 @@ from pilotlight.protocol import (
 )
 from pilotlight.spec.function import FunctionKind
 
-_HOP_BY_HOP = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"transfer-encoding",
-        b"te",
-        b"trailer",
-        b"upgrade",
-        b"proxy-connection",
-    }
-)
+_HOP_BY_HOP = HOP_BY_HOP - {b"host"}  # which the application sees
 _UNDER = WORKER_ASGI.encode()
 _OURS = b"pilotlight-"
 """Prefix of headers between the activator and its workers; a caller's headers with it are dropped,
@@ -173,7 +163,7 @@ def call_of(request: Request, entry: AccessGrant) -> Call:
         key_id=entry.caller.key_id,
         body=b"",
         rank=entry.rank(request.headers),
-        caller=entry.foreign,
+        caller=entry.calling_tenant,
         choice=request.choice,
     )
     call.began_ns, call.routed_ns = request.began_ns, request.routed_ns

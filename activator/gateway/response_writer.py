@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, Protocol
 
-from activator.calls.attempt import Attempt, worker_crash_error
-from activator.calls.call import Call
+from activator.calls.call import AnsweredCall, Call
 from activator.calls.response import (
     ResponseReader,
     complete_headers,
@@ -44,7 +43,7 @@ class CallObserver(Protocol):
     """A feature that sees calls at their end (`activator.app` lists them)."""
 
     def answered(
-        self, attempt: Attempt, status: int, *, body: bytes | None, first_byte_ms: float | None
+        self, attempt: AnsweredCall, status: int, *, body: bytes | None, first_byte_ms: float | None
     ) -> None:
         """An attempt was answered and has ended. `body`: the response as its caller got it, None
         for a stream. `first_byte_ms`: of a stream (`ResponseReader`), None for others."""
@@ -78,7 +77,7 @@ class ResponseWriter:
         self,
         request: Request,
         call: Call,
-        step: Coroutine[Any, Any, Attempt],
+        step: Coroutine[Any, Any, AnsweredCall],
         form: ResponseFormat = AS_WRITTEN,
     ) -> None:
         """Send the caller the result of `step`, which runs `call`.
@@ -105,7 +104,7 @@ class ResponseWriter:
             else:
                 await self._send(request, attempt, form)
 
-    async def collect(self, request: Request, attempt: Attempt) -> tuple[int, bytes, bytes]:
+    async def collect(self, request: Request, attempt: AnsweredCall) -> tuple[int, bytes, bytes]:
         """Read the whole response for an adapter that translates it. Returns status, header lines
         and body.
 
@@ -116,12 +115,12 @@ class ResponseWriter:
             with ResponseReader(attempt) as response:
                 body = response.whole(await _collected(request, attempt, response))
         except WorkerConnectionLost as e:
-            raise attempt.cut_by or await worker_crash_error(attempt.reservation) from e
+            raise attempt.cut_by or await attempt.crash_error() from e
         self._count(request, attempt, response)
         self._observe(attempt, response, body)
         return response.status, complete_headers(attempt), body
 
-    async def _send(self, request: Request, attempt: Attempt, form: ResponseFormat) -> None:
+    async def _send(self, request: Request, attempt: AnsweredCall, form: ResponseFormat) -> None:
         """Send a response as it is: whole, or its pieces as they arrive."""
         self._waited(attempt.call)
         answer = attempt.answer
@@ -141,7 +140,7 @@ class ResponseWriter:
         await request.chunk(b"", more=False)
 
     async def _send_events(
-        self, request: Request, attempt: Attempt, form: ResponseFormat, stream: SseResponse
+        self, request: Request, attempt: AnsweredCall, form: ResponseFormat, stream: SseResponse
     ) -> None:
         """Send a response as events, and end them."""
         self._waited(attempt.call)
@@ -166,14 +165,12 @@ class ResponseWriter:
                 response.is_inside
             ):  # part of an event was sent: only a broken connection can signal the error
                 raise
-            last = form.error(
-                attempt.cut_by or await worker_crash_error(attempt.reservation), request.id
-            )
+            last = form.error(attempt.cut_by or await attempt.crash_error(), request.id)
         await stream.close(last + form.end(attempt, response.finish))
 
     # -- the end of an attempt ---------------------------------------------------------------------
     def _read(
-        self, request: Request, attempt: Attempt, form: ResponseFormat, *, is_events: bool
+        self, request: Request, attempt: AnsweredCall, form: ResponseFormat, *, is_events: bool
     ) -> tuple[ResponseReader, bytes]:
         """Read a response that was received whole; ends the attempt."""
         with ResponseReader(attempt, form.filter(attempt, is_events=is_events)) as response:
@@ -183,7 +180,7 @@ class ResponseWriter:
 
     @contextmanager
     def _streaming(
-        self, request: Request, attempt: Attempt, form: ResponseFormat, *, is_events: bool
+        self, request: Request, attempt: AnsweredCall, form: ResponseFormat, *, is_events: bool
     ) -> Iterator[ResponseReader]:
         """Return the reader of a response that its caller gets as it arrives; ends the attempt,
         however much of it the caller got."""
@@ -196,7 +193,7 @@ class ResponseWriter:
             self._count(request, attempt, response)
             self._observe(attempt, response)
 
-    def _count(self, request: Request, attempt: Attempt, response: ResponseReader) -> None:
+    def _count(self, request: Request, attempt: AnsweredCall, response: ResponseReader) -> None:
         """Count an attempt that has ended in metrics, once."""
         self._metrics.answered(
             attempt,
@@ -207,7 +204,7 @@ class ResponseWriter:
         request.target = None
 
     def _observe(
-        self, attempt: Attempt, response: ResponseReader, body: bytes | None = None
+        self, attempt: AnsweredCall, response: ResponseReader, body: bytes | None = None
     ) -> None:
         is_stream = attempt.answer.body is None
         for observer in self._observers:
@@ -223,7 +220,7 @@ class ResponseWriter:
             self._metrics.waited(call.rank.priority.value, call.queued_ms / 1000)
 
 
-async def _collected(request: Request, attempt: Attempt, response: ResponseReader) -> bytes:
+async def _collected(request: Request, attempt: AnsweredCall, response: ResponseReader) -> bytes:
     """Return the whole body, within the memory limits of the request."""
     room, pieces = request.room, [attempt.answer.body or b""]
     if room is not None and pieces[0]:
@@ -241,5 +238,5 @@ async def _collected(request: Request, attempt: Attempt, response: ResponseReade
     return b"".join(pieces)
 
 
-def _headers(attempt: Attempt) -> Headers:
+def _headers(attempt: AnsweredCall) -> Headers:
     return header_list(streaming_headers(attempt))

@@ -120,7 +120,7 @@ def _fast_route(
     if choice.target.spec.engine is not None:
         return None  # its tokens must be counted
     entry = access.entry(caller, choice.target)
-    if entry.gate is not None and not entry.gate.is_immediate:
+    if entry.quota_check is not None and not entry.quota_check.is_immediate:
         return None
     return FastPathRoute(entry, method, choice if has_choice else None)
 

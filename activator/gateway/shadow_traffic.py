@@ -25,7 +25,7 @@ from activator.balancing.instance import Reservation
 from activator.balancing.throttler import Throttler
 from activator.billing.errors import JournalFull
 from activator.calls.attempt import Attempt
-from activator.calls.call import Call
+from activator.calls.call import AnsweredCall, Call
 from activator.http.payloads import JSON
 from activator.routing.call_target import CallTarget
 from activator.routing.traffic_split import RoutingDecision, ShadowTarget
@@ -213,7 +213,7 @@ class ShadowTraffic:
         task.add_done_callback(self._tasks.discard)
 
     def answered(
-        self, attempt: Attempt, status: int, *, body: bytes | None, first_byte_ms: float | None
+        self, attempt: AnsweredCall, status: int, *, body: bytes | None, first_byte_ms: float | None
     ) -> None:
         """Copy a call whose whole response was sent; a stream is not copied."""
         if attempt.call.choice is not None and body is not None:

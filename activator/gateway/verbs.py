@@ -87,7 +87,7 @@ class SubmitAndWarmup:
 
         `?snapshot=false` skips the snapshot; with `Accept: application/x-ndjson` the response
         streams the stages."""
-        if entry.foreign or not entry.caller.scope.reaches(KeyScope.DEPLOY):
+        if entry.calling_tenant or not entry.caller.scope.reaches(KeyScope.DEPLOY):
             raise errors.Forbidden(
                 "warming up needs an API key of scope 'deploy' of the function's own tenant"
             )

@@ -84,21 +84,17 @@ class WebSocketProxy:
             entry = raw_entry(request)
             expect_web(entry.target)
             call = call_of(request, entry)
-            admission = call.admission = await entry.admit()
-            self._tracer.begin(call, request.headers)
-            request.on_failed = partial(
-                self._tracer.failed, call, verb="GET", route=route_of(call.target)
-            )
-            try:
+            with await entry.admit() as call.admission:
+                self._tracer.begin(call, request.headers)
+                request.on_failed = partial(
+                    self._tracer.failed, call, verb="GET", route=route_of(call.target)
+                )
                 self._runner.check(call)
                 throttler = self._runner.throttler_of(entry.target)
                 reservation = await _reserve_unless_left(
                     throttler, receive, entry.target.spec.clocks.queue_s, call.rank
                 )
                 await self._hold(scope, receive, send, reservation, call, bodies=bodies)
-            finally:
-                if admission is not None:
-                    admission.release()
         except errors.PilotlightError as e:
             self._metrics.count_rejected(e, request.tenant, request.target, request.arm)
             await _deny(request, send, e)
@@ -128,15 +124,13 @@ class WebSocketProxy:
             raise
         attempt.close(status=101, outcome="ok", bytes_out=0)
         first_byte_ms = (call.reserved_ns - call.began_ns) / 1e6
-        self._metrics.answered_raw(
-            call, 101, is_stream=True, first_byte_ms=first_byte_ms, picos=attempt.picos
-        )
+        self._metrics.answered_raw(attempt, 101, is_stream=True, first_byte_ms=first_byte_ms)
         self._tracer.ended(
             call,
             reservation,
             None,
             status=101,
-            dispatched_ns=call.reserved_ns,
+            dispatched_ns=attempt.dispatched_ns,
             first_byte_ms=first_byte_ms,
             verb="GET",
             route=route_of(call.target),
@@ -222,7 +216,7 @@ async def _relay_frames(
 
 
 async def _accept(send: Send, worker: ClientConnection, call: Call) -> None:
-    quotas = header_list(call.admission.head()) if call.admission is not None else []
+    quotas = header_list(call.admission.head())
     try:
         await send(
             {"type": "websocket.accept", "subprotocol": worker.subprotocol, "headers": quotas}

@@ -14,9 +14,11 @@ the request's path and query reach the redirect, and its cookies are not read.""
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
+from typing import Any
 from urllib.parse import quote
 
-from activator.http.request import Request
+from activator.http.request import Handle, Request
 from pilotlight import errors
 from pilotlight.core.dashboard.dashboard_origin import (
     DASHBOARD_PATH,
@@ -31,7 +33,7 @@ digits."""
 
 
 class DashboardHost:
-    """Sends each request to the origin that serves it. Stateless."""
+    """Middleware that sends each request to the origin that serves it. Stateless."""
 
     def __init__(self, origin: DashboardOrigin) -> None:
         self._origin = origin
@@ -49,6 +51,12 @@ class DashboardHost:
         if path in _EVERYWHERE or path.startswith(DASHBOARD_STATIC_PATH):
             return False
         return (path == "/" or path.startswith(DASHBOARD_PATH)) != self.owns(request.headers)
+
+    def handle(
+        self, request: Request, *, inner: Handle, gateway: object
+    ) -> Coroutine[Any, Any, None]:
+        """Answer a misplaced request, and others by `inner`. Raises NotFound."""
+        return self.answer(request) if self.misplaced(request) else inner(request)
 
     async def answer(self, request: Request) -> None:
         """Answer a misplaced request. Raises NotFound."""

@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -70,6 +70,10 @@ UNREAD_S = 2.0
 """How long a caller may leave the rest of an interrupted response unread."""
 
 
+Handle = Callable[["Request"], Coroutine[Any, Any, None]]
+"""Answers a request, or raises the error that answers it."""
+
+
 class RateLimitHeaderSource(Protocol):
     """Provides the rate limit headers of a request."""
 
@@ -83,7 +87,7 @@ class Request:
     it, so a caller must not choose it.
 
     Attributes:
-        gate: the quotas that apply to it, once they are known; None = none.
+        rate_limits: the quotas that apply to it, once they are known; None = none.
         on_failed: called with type and status of the error that ends its call without a response;
             None before it is admitted, and without a call.
         tenant: its tenant, once known; "" before.
@@ -100,12 +104,12 @@ class Request:
         "_send",
         "began_ns",
         "choice",
-        "gate",
         "headers",
         "id",
         "is_answered",
         "on_failed",
         "path",
+        "rate_limits",
         "room",
         "routed_ns",
         "scope",
@@ -122,7 +126,7 @@ class Request:
         self._send = send
         self.id = new_call_id()
         self.is_answered = False
-        self.gate: RateLimitHeaderSource | None = None
+        self.rate_limits: RateLimitHeaderSource | None = None
         self.on_failed: Callable[[str, int], object] | None = None
         self.tenant = ""
         self.choice: RoutingDecision | None = None
@@ -323,7 +327,7 @@ class Request:
     def quota_headers(self) -> Headers:
         """Return `RateLimit` and `RateLimit-Policy` of the response; none where no quota
         applies."""
-        return header_list(self.gate.head()) if self.gate is not None else []
+        return header_list(self.rate_limits.head()) if self.rate_limits is not None else []
 
     def abort_if_unread(self) -> None:
         """The response was interrupted: disconnect the caller if it does not read the rest within

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from activator.access.grants import AccessGrant, parse_tenant_prefix
 from activator.access.resolver import FUNCTIONS, RequestResolver
 from activator.http.bodies import Bodies
-from activator.http.request import Headers, Receive, Request
+from activator.http.request import Handle, Headers, Receive, Request
 from activator.idempotency.store_protocol import LEASE_S, Claim, IdempotencyStore
 from activator.quotas.admission import counted
 from pilotlight import errors
@@ -39,7 +39,6 @@ _VERBS = (":invoke", ":warmup")
 _MODELS = ("/v1/models/", "/v2/models/")
 _FINGERPRINT_HEADERS = (b"accept", b"content-type", b"pilotlight-environment", b"pilotlight-tag")
 """Headers that affect a call and its response."""
-Handle = Callable[[Request], Coroutine[Any, Any, None]]
 
 
 class Calls(Protocol):
@@ -111,7 +110,7 @@ class Idempotency:
             )
         entry = gateway.entry_of(request)
         request.target = None  # not a call yet
-        async with counted(entry.gate, holds=0 if request.path.endswith(":warmup") else 1):
+        async with counted(entry.quota_check, holds=0 if request.path.endswith(":warmup") else 1):
             with self._bodies.room(request):  # after that it is counted where it runs
                 body = await request.body(
                     limit_bytes=entry.body_bytes, timeout_s=self._body_timeout_s

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from activator.balancing.instance import WARM, Instance, Reservation, slots_of
-from activator.balancing.load import EngineLoad
 from activator.balancing.throttler import Throttler
+from activator.balancing.wait_queue import EngineLoad
 from activator.llm.engine_metrics import EngineMetrics, Histogram
 from activator.llm.engine_state import KV_TARGET, EngineState, EngineTracker
 from activator.llm.prefix_affinity import LOAD, by_key, of_two

@@ -94,7 +94,7 @@ class TokenAdmission:
 
 async def _admitted(
     entry: AccessGrant, allowed: TokenGrant, *, holds: int
-) -> tuple[Admission | None, TokenGrant]:
+) -> tuple[Admission, TokenGrant]:
     """Reserve the granted tokens, or, if the quotas have too few left, the reduced amount for load
     peaks."""
     try:

@@ -15,8 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from activator.billing.shipping import Lag
 from activator.call_stats.observer import CallStats
-from activator.calls.attempt import Attempt
-from activator.calls.call import Call
+from activator.calls.call import AnsweredCall, Call
 from activator.coordination.state import SharedStatistics
 from activator.llm.engine_state import EngineState
 from activator.metrics.batching import Batches
@@ -122,7 +121,7 @@ class Metrics:
 
     def answered(
         self,
-        attempt: Attempt,
+        attempt: AnsweredCall,
         status: int,
         *,
         first_byte_ms: float = 0.0,
@@ -194,24 +193,24 @@ class Metrics:
 
     def answered_raw(
         self,
-        call: Call,
+        attempt: AnsweredCall,
         status: int,
         *,
         is_stream: bool,
         first_byte_ms: float,
         completed: bool = True,
-        picos: int = 0,
     ) -> None:
         """Count a raw HTTP request that was answered, or a WebSocket that has ended; the function
         chooses its own statuses."""
+        call = attempt.call
         self.observer.answered(
             call,
             status=status,
             outcome="ok" if completed else "",
             arm=call.choice.arm if call.choice is not None else "",
-            dispatched_ns=call.reserved_ns,
-            ended_ns=time.monotonic_ns(),
-            picos=picos,
+            dispatched_ns=attempt.dispatched_ns,
+            ended_ns=attempt.dispatched_ns + int(attempt.exec_ms * 1e6),
+            picos=attempt.picos,
             first_byte_ms=first_byte_ms if is_stream else 0.0,
             streamed=is_stream,
             completed=completed,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Self
 
 from activator.quotas.store_protocol import QuotaCheck
 from pilotlight import errors
@@ -19,20 +20,26 @@ class Admission:
     Attributes:
         head: returns the response header lines with the remaining quota, each ending in CRLF."""
 
-    __slots__ = ("_holds", "_requests", "_tokens", "gate", "head")
+    __slots__ = ("_holds", "_requests", "_tokens", "head", "quota_check")
 
     def __init__(
-        self, gate: QuotaCheck, *, requests: int = 1, holds: int = 1, tokens: int = 0
+        self, quota_check: QuotaCheck, *, requests: int = 1, holds: int = 1, tokens: int = 0
     ) -> None:
-        """The amounts were acquired from `gate` before."""
-        self.gate = gate
-        self.head: Callable[[], bytes] = gate.head
+        """The amounts were acquired from `quota_check` before."""
+        self.quota_check = quota_check
+        self.head: Callable[[], bytes] = quota_check.head
         self._requests = requests
         self._holds = holds
         self._tokens = tokens
 
     def __repr__(self) -> str:
         return f"<Admission {self._requests} requests, {self._holds} held, {self._tokens} tokens>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
 
     async def count_retry(self) -> None:
         """Count one more attempt. Raises OverQuota, Unavailable."""
@@ -47,53 +54,80 @@ class Admission:
             self._holds = 1
 
     async def _acquire(self, requests: int, holds: int) -> None:
-        refusal = await self.gate.try_acquire(requests, holds, 0)
+        refusal = await self.quota_check.try_acquire(requests, holds, 0)
         if refusal is not None:
             raise refusal.error()
 
     def settle_tokens(self, used: int) -> None:
         """Settle the reserved tokens with those used, in and out. Call once, at the end."""
-        self.gate.settle(self._tokens, used)
+        self.quota_check.settle(self._tokens, used)
         self._tokens = 0
 
     def release(self) -> None:
         """Release the concurrent call that has ended. Idempotent."""
         if self._holds:
             self._holds = 0
-            self.gate.release()
+            self.quota_check.release()
 
     def withdraw(self) -> None:
         """Refund everything, because the call is not made."""
-        self.gate.refund(self._requests, self._holds, self._tokens)
+        self.quota_check.refund(self._requests, self._holds, self._tokens)
         self._requests = self._holds = self._tokens = 0
 
 
-async def admit(gate: QuotaCheck | None, *, holds: int = 1, tokens: int = 0) -> Admission | None:
-    """Admit one call. Returns None when nothing is counted. Raises OverQuota with the time to wait,
+class _Uncounted(Admission):
+    """The admission of a call that no quota counts: all operations do nothing."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        self.head = bytes
+
+    def __repr__(self) -> str:
+        return "<Admission, nothing is counted>"
+
+    async def count_retry(self) -> None:
+        """Do nothing."""
+
+    async def acquire_slot(self) -> None:
+        """Do nothing."""
+
+    def settle_tokens(self, used: int) -> None:
+        """Do nothing."""
+
+    def release(self) -> None:
+        """Do nothing."""
+
+    def withdraw(self) -> None:
+        """Do nothing."""
+
+
+UNCOUNTED = _Uncounted()
+
+
+async def admit(quota_check: QuotaCheck | None, *, holds: int = 1, tokens: int = 0) -> Admission:
+    """Admit one call; UNCOUNTED where no quota applies. Raises OverQuota with the time to wait,
     Unavailable."""
-    if gate is None:
-        return None
+    if quota_check is None:
+        return UNCOUNTED
     refusal = (
-        gate.try_acquire_nowait(1, holds, tokens)
-        if gate.is_immediate
-        else await gate.try_acquire(1, holds, tokens)
+        quota_check.try_acquire_nowait(1, holds, tokens)
+        if quota_check.is_immediate
+        else await quota_check.try_acquire(1, holds, tokens)
     )
     if refusal is not None:
         raise refusal.error()
-    return Admission(gate, requests=1, holds=holds, tokens=tokens)
+    return Admission(quota_check, requests=1, holds=holds, tokens=tokens)
 
 
 @asynccontextmanager
-async def counted(gate: QuotaCheck | None, *, holds: int = 1) -> AsyncIterator[None]:
+async def counted(quota_check: QuotaCheck | None, *, holds: int = 1) -> AsyncIterator[None]:
     """Count a request while its body is read, then refund it, because the request is admitted again
     once its kind is known.
 
     A request that is refused because it is invalid stays counted. Raises OverQuota with the time to
     wait, Unavailable."""
-    admission = await admit(gate, holds=holds)
-    if admission is None:
-        yield
-        return
+    admission = await admit(quota_check, holds=holds)
     try:
         yield
     except errors.PilotlightError as e:

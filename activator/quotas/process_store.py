@@ -75,7 +75,7 @@ class ProcessQuotas:
             f"<ProcessQuotas {len(self._meters)} subjects, {self._meters.refused.total()} refused>"
         )
 
-    def gate(self, rules: Rules) -> ProcessQuotaCheck | None:
+    def quota_check(self, rules: Rules) -> ProcessQuotaCheck | None:
         """Return the check of these rules. None when they require no counting."""
         rules = counted(rules)
         if not rules:

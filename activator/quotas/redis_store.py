@@ -51,15 +51,15 @@ class _Request:
     """One call's request to the script, and the future of its answer (None when no caller waits for
     it)."""
 
-    __slots__ = ("answer", "gate", "numbers")
+    __slots__ = ("answer", "numbers", "quota_check")
 
     def __init__(
         self,
-        gate: RedisQuotaCheck,
+        quota_check: RedisQuotaCheck,
         numbers: tuple[int, int, int, int],
         answer: asyncio.Future[_Outcome | None] | None,
     ) -> None:
-        self.gate = gate
+        self.quota_check = quota_check
         self.numbers = numbers
         self.answer = answer
 
@@ -172,7 +172,7 @@ class RedisQuotas:
         )
 
     # -- quota checks ------------------------------------------------------------------------------
-    def gate(self, rules: Rules) -> RedisQuotaCheck | None:
+    def quota_check(self, rules: Rules) -> RedisQuotaCheck | None:
         """Return the check of these rules. None when they require no counting."""
         rules = counted(rules)
         if not rules:
@@ -183,7 +183,7 @@ class RedisQuotas:
         )
 
     async def request_decision(
-        self, gate: RedisQuotaCheck, requests: int, holds: int, tokens: int
+        self, quota_check: RedisQuotaCheck, requests: int, holds: int, tokens: int
     ) -> _Outcome | None:
         """Return the script's answer, or None while Redis is unreachable. If cancelled, nothing
         stays acquired. Raises Unavailable when too many requests wait."""
@@ -194,7 +194,7 @@ class RedisQuotas:
                 f"{MAX_PENDING} calls already wait for a quota decision", retry_after_s=1
             )
         answer: asyncio.Future[_Outcome | None] = asyncio.get_running_loop().create_future()
-        self._pending.append(_Request(gate, (_TAKE, requests, holds, tokens), answer))
+        self._pending.append(_Request(quota_check, (_TAKE, requests, holds, tokens), answer))
         self._wake()
         try:
             # a granted call is counted already: the pump counts in the order of the answers
@@ -206,11 +206,11 @@ class RedisQuotas:
                 and (outcome := answer.result()) is not None
                 and not outcome[0]
             ):
-                self.refund(gate, 0, holds, tokens)
+                self.refund(quota_check, 0, holds, tokens)
             raise
 
     def decide_locally(
-        self, gate: RedisQuotaCheck, rules: Rules, requests: int, holds: int, tokens: int
+        self, quota_check: RedisQuotaCheck, rules: Rules, requests: int, holds: int, tokens: int
     ) -> Refusal | None:
         """Decide without Redis. Raises Unavailable when a limit that applies must not be counted
         locally."""
@@ -219,28 +219,30 @@ class RedisQuotas:
             if (
                 count
                 and not self._is_open(kind)
-                and any(_bounds(meter, kind) for meter in gate.meters)
+                and any(_bounds(meter, kind) for meter in quota_check.meters)
             ):
                 raise errors.Unavailable(
                     "quotas cannot be counted while the platform's Redis does not answer "
                     "(activator.without_redis)",
                     retry_after_s=2,
                 )
-        self._mark_ended(gate)
-        refusal = token_bucket.take(gate.meters, rules, self._clock(), requests, holds, tokens)
+        self._mark_ended(quota_check)
+        refusal = token_bucket.take(
+            quota_check.meters, rules, self._clock(), requests, holds, tokens
+        )
         return None if refusal is None else self.count_refusal(refusal)
 
     def count_refusal(self, refusal: Refusal) -> Refusal:
         """Count a refusal."""
         return self._meters.count_refusal(refusal)
 
-    def refund(self, gate: RedisQuotaCheck, requests: int, holds: int, tokens: int) -> None:
+    def refund(self, quota_check: RedisQuotaCheck, requests: int, holds: int, tokens: int) -> None:
         """Refund what was acquired."""
-        token_bucket.give_back(gate.meters, requests, holds, tokens)
+        token_bucket.give_back(quota_check.meters, requests, holds, tokens)
         if requests or tokens:
-            self._enqueue(gate, (_GIVE_BACK, requests, 0, tokens))
+            self._enqueue(quota_check, (_GIVE_BACK, requests, 0, tokens))
         if holds:
-            self._mark_ended(gate)
+            self._mark_ended(quota_check)
             if (
                 self._ended
                 and not self._is_unreachable
@@ -249,20 +251,20 @@ class RedisQuotas:
             ):
                 self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._on_gather_timer)
 
-    def settle(self, gate: RedisQuotaCheck, reserved: int, used: int) -> None:
+    def settle(self, quota_check: RedisQuotaCheck, reserved: int, used: int) -> None:
         """Settle reserved tokens with those used."""
-        token_bucket.settle(gate.meters, reserved, used)
-        self._enqueue(gate, (_SETTLE, 0, reserved, used))
+        token_bucket.settle(quota_check.meters, reserved, used)
+        self._enqueue(quota_check, (_SETTLE, 0, reserved, used))
 
-    def _enqueue(self, gate: RedisQuotaCheck, numbers: tuple[int, int, int, int]) -> None:
+    def _enqueue(self, quota_check: RedisQuotaCheck, numbers: tuple[int, int, int, int]) -> None:
         if not self._is_unreachable and len(self._pending) < MAX_PENDING:
-            self._pending.append(_Request(gate, numbers, None))
+            self._pending.append(_Request(quota_check, numbers, None))
             self._wake()
 
-    def _mark_ended(self, gate: RedisQuotaCheck) -> None:
+    def _mark_ended(self, quota_check: RedisQuotaCheck) -> None:
         self._ended.update(
             (name, meter)
-            for name, meter in zip(gate.ids, gate.meters, strict=True)
+            for name, meter in zip(quota_check.ids, quota_check.meters, strict=True)
             if meter.concurrent != _INF
         )
 
@@ -296,7 +298,7 @@ class RedisQuotas:
         meters = {
             name: meter
             for request in requests
-            for name, meter in zip(request.gate.ids, request.gate.meters, strict=True)
+            for name, meter in zip(request.quota_check.ids, request.quota_check.meters, strict=True)
         }
         document = self._document(
             requests, meters, self._meters if is_full else ended.items(), is_full=is_full
@@ -332,7 +334,7 @@ class RedisQuotas:
                 },
                 "rules": [_rule_row(name, meter) for name, meter in meters.items()],
                 "calls": [
-                    [*request.numbers, *(places[name] for name in request.gate.ids)]
+                    [*request.numbers, *(places[name] for name in request.quota_check.ids)]
                     for request in requests
                 ],
             }
@@ -343,11 +345,11 @@ class RedisQuotas:
             return
         if not outcome[0]:
             holds = 0 if request.is_abandoned else request.numbers[2]
-            for meter in request.gate.meters:
+            for meter in request.quota_check.meters:
                 meter.held += holds
         if request.is_abandoned:
             # Redis counts it as running: the next script corrects that
-            self._mark_ended(request.gate)
+            self._mark_ended(request.quota_check)
         else:
             request.answer.set_result((outcome[0], outcome[1], outcome[2]))
 

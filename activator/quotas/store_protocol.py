@@ -71,7 +71,7 @@ class QuotaCheck(Protocol):
 class QuotaStore(Protocol):
     """Counts usage. Owner: the event loop."""
 
-    def gate(self, rules: Rules) -> QuotaCheck | None:
+    def quota_check(self, rules: Rules) -> QuotaCheck | None:
         """Return the check of these rules. None when they require no counting. The limits of a
         subject's newest check apply."""
         ...

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from activator.fairness.queue_priority import QueuePriority
-from activator.quotas.admission import Admission
+from activator.quotas.admission import UNCOUNTED, Admission
 from pilotlight.spec.engines import FINISH_REASONS
 from pilotlight.spec.observations import LATENCY_BOUNDS
 from pilotlight.spec.pricing import BUSY
@@ -72,7 +72,7 @@ class TokenReservation:
         expected: int | None = None,
         cap: int | None = None,
         degraded: str = "",
-        admission: Admission | None = None,
+        admission: Admission = UNCOUNTED,
         on_end: Callable[[TokenReservation], None] | None = None,
     ) -> None:
         """`expected`: None = all of `max_out`. `on_end`: called when the call has ended."""
@@ -189,10 +189,9 @@ class TokenReservation:
 
     def settle(self) -> None:
         """Settle and release the quotas of a call that has ended in any way. Idempotent."""
-        admission, self.admission = self.admission, None
-        if admission is not None:
-            admission.settle_tokens(self.used)
-            admission.release()
+        admission, self.admission = self.admission, UNCOUNTED
+        admission.settle_tokens(self.used)
+        admission.release()
         on_end, self._on_end = self._on_end, None
         if on_end is not None:
             on_end(self)

@@ -16,8 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from activator.balancing.instance import Reservation
-from activator.calls.attempt import Attempt
-from activator.calls.call import Call
+from activator.calls.call import AnsweredCall, Call
 from activator.calls.trace_context import (
     ASKED,
     COLD,
@@ -160,7 +159,7 @@ class Tracer:
 
     # -- end of a call -----------------------------------------------------------------------------
     def answered(
-        self, attempt: Attempt, status: int, *, body: bytes | None = None, **more: Any
+        self, attempt: AnsweredCall, status: int, *, body: bytes | None = None, **more: Any
     ) -> None:
         """Trace a call whose answer, or a part of it, went to the caller. `more`: fields of
         `FinishedCall`. `body` is not traced."""

@@ -31,6 +31,7 @@ from activator.calls.runner import CallRunner
 from activator.control_plane.proxy import ControlPlaneProxy
 from activator.coordination.state import InstanceLeases
 from activator.gateway.calls_by_functions import CallsByFunctions
+from activator.gateway.cors import CrossOrigin
 from activator.gateway.gateway import Gateway
 from activator.gateway.health import Health
 from activator.gateway.http_proxy import HttpProxy
@@ -193,7 +194,11 @@ class Edge:
             resolver=resolver,
             bodies=bodies,
             shadows=None,
-            middleware=(self.idempotency,),
+            middleware=(
+                *((dashboard,) if dashboard is not None else ()),
+                CrossOrigin(self.table),
+                self.idempotency,
+            ),
             observers=self.observers,
             runner=runner,
             calls=self.calls,

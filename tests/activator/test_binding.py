@@ -13,7 +13,7 @@ from activator.autoscaler.decider import DeciderSpec, DeciderState, ScaleDecisio
 from activator.autoscaler.llm_signals import SETTLE_S, FirstTokenTerms
 from activator.autoscaler.observation import RevisionObservation
 from activator.balancing.instance import slots_of
-from activator.balancing.load import EngineLoad
+from activator.balancing.wait_queue import EngineLoad
 from pilotlight.spec.function import MethodSpec, Scaling
 from pilotlight.spec.policies import BatchPolicy, Objectives
 from tests.activator.engines.worlds import engine_spec

@@ -288,6 +288,7 @@ async def test_what_a_dead_activator_had_accepted_is_run_by_the_next_one(short_t
     controller = await FakeController(short_tmp / "controller.sock").start()
     second = Edge(short_tmp, settings, echo)
     second.add(route_of(spec_of()))
+    second.tell("key", f"k-{KEY}", None)  # revoked meanwhile
     async with asyncio.TaskGroup() as group:
         books = group.create_task(second.books.run())
         (shipping,) = second.calls.start(group)
@@ -302,4 +303,5 @@ async def test_what_a_dead_activator_had_accepted_is_run_by_the_next_one(short_t
     await second.fleet.aclose()
     await controller.aclose()
 
+    assert second.quotas.statistics().subjects == 0, "no quota of callers without a key applies"
     assert base64.b64decode(controller.calls["req-1"]["result"]) == b'{"x":5}'

@@ -22,6 +22,8 @@ from pilotlight.core.tracing.trace_context import trace_id_for_call
 from pilotlight.core.transport.calls_socket import CALLS_DIRECTORY
 from pilotlight.protocol import HEADER_PARENT
 from pilotlight.spec.function import Clocks, Scaling
+from pilotlight.spec.policies import Fallback
+from snapshotter.errors import StartFailed
 from tests.activator.conftest import Edge
 from tests.activator.test_gateway import until
 from tests.fakes.fake_controller import FakeController
@@ -498,3 +500,13 @@ async def test_a_wait_for_a_result_ends_with_the_call_that_waits(
         await asyncio.wait_for(asked[0], 10)
     release.set()
     await until(lambda: not edge.calls.pending)
+
+
+async def test_the_fallback_of_a_called_function_answers_the_function_that_calls(
+    edge: Edge,
+) -> None:
+    place(edge, "outer", calls("shop/inner"))
+    place(edge, "inner", arguments, fallback=(Fallback(kind="function", function="spare"),))
+    place(edge, "spare", arguments)
+    edge.fleet.broken["inner"] = StartFailed("inner cannot be imported")
+    assert await called(edge) == [200, {"x": 1}]

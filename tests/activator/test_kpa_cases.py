@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from activator.autoscaler import bounds, kpa, target
+from activator.autoscaler import bounds, kpa
 from activator.autoscaler.windows import MaxWindow, TimeWindow
 from tests.activator import kpa_table as table
 
@@ -64,7 +64,7 @@ def assert_tick(decision: kpa.KpaDecision, state: kpa.KpaState, tick: dict[str, 
 
 @pytest.mark.parametrize("stable_s, percentage, want_s", table.PANIC_WINDOW)
 def test_panic_window_agrees(stable_s: float, percentage: float, want_s: int) -> None:
-    assert target.panic_window_s(stable_s, percentage) == want_s
+    assert kpa.panic_window_s(stable_s, percentage) == want_s
 
 
 @pytest.mark.parametrize(

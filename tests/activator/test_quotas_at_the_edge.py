@@ -367,7 +367,7 @@ async def test_every_bound_on_waiting_calls_goes_with_the_rank(shop: Edge) -> No
         ("function", HELLO, 9),
         ("key", "k-pl_q", 5),
     )
-    assert entry.gate is None  # counted where calls wait
+    assert entry.quota_check is None  # counted where calls wait
 
 
 async def test_health_and_the_control_plane_are_nobodys_quota(shop: Edge) -> None:

@@ -56,11 +56,11 @@ async def _shop(edge: Edge) -> Edge:
 def elsewhere(edge: Edge, other: RedisQuotas) -> QuotaCheck:
     """The same caller at the same function, at the other activator."""
     caller = edge.table.authenticate(f"Bearer {KEY}".encode(), 0.0)
-    gate = other.gate(
+    quota_check = other.quota_check(
         edge.entrance._rules(caller, edge.table.targets_of(f"{TENANT}/main/shop/hello")[0], "")
     )
-    assert gate is not None
-    return gate
+    assert quota_check is not None
+    return quota_check
 
 
 def take_away(edge: Edge) -> None:

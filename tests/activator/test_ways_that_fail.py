@@ -164,6 +164,24 @@ async def test_a_call_that_could_not_be_written_down_is_no_probe(
     assert one.in_flight == 0
 
 
+async def test_an_unexpected_error_of_a_warm_call_keeps_no_slot_and_no_quota(
+    edge: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edge.add(route_of(spec_of()))
+    edge.tell("quota", f"{TENANT}/main/shop/hello", {"concurrent": 1})
+    await edge.call(json={"x": 0})
+    (target,) = edge.table.targets_of(f"{TENANT}/main/shop/hello")
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a defect")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(edge.books.journal, "open_call", broken)
+        await edge.call(json={"x": 1})
+    assert edge.scaler.throttler_of(target).in_flight == 0
+    assert (await edge.call(json={"x": 1})).status_code == 200
+
+
 async def test_a_warm_call_without_a_connection_is_no_probe(edge: Edge) -> None:
     """It goes on as an ordinary call; were that one refused, nobody had probed."""
     edge.add(route_of(spec_of()))

@@ -46,11 +46,11 @@ class Stores:
             self._members[name] = self._make(name)
         return self._members[name]
 
-    def gate(self, *rules: Rule, member: str = "a-0") -> QuotaCheck:
-        """A gate that counts something."""
-        gate = self.member(member).gate(rules)
-        assert gate is not None
-        return gate
+    def quota_check(self, *rules: Rule, member: str = "a-0") -> QuotaCheck:
+        """A quota_check that counts something."""
+        quota_check = self.member(member).quota_check(rules)
+        assert quota_check is not None
+        return quota_check
 
     async def tell(self) -> None:
         """Everybody has said what it holds."""
@@ -91,45 +91,47 @@ async def _stores(request: pytest.FixtureRequest) -> AsyncIterator[Stores]:
         yield stores
 
 
-async def enter(gate: QuotaCheck, **more: int) -> Admission:
+async def enter(quota_check: QuotaCheck, **more: int) -> Admission:
     """Admitted, or the error that the caller sees."""
-    admission = await admit(gate, **more)
+    admission = await admit(quota_check, **more)
     assert admission is not None
     return admission
 
 
-async def refused(gate: QuotaCheck, **more: int) -> errors.OverQuota:
+async def refused(quota_check: QuotaCheck, **more: int) -> errors.OverQuota:
     """The error of a call that must not be admitted."""
     with pytest.raises(errors.OverQuota) as caught:
-        await admit(gate, **more)
+        await admit(quota_check, **more)
     return caught.value
 
 
 async def test_nothing_to_count_is_no_gate(stores: Stores) -> None:
-    assert stores.member().gate((rule(body_bytes=10, queued=3),)) is None
+    assert stores.member().quota_check((rule(body_bytes=10, queued=3),)) is None
     assert await admit(None) is None
 
 
 async def test_a_burst_passes_and_then_the_rate_does(stores: Stores) -> None:
-    gate = stores.gate(rule(requests_per_s=2, burst=3))
+    quota_check = stores.quota_check(rule(requests_per_s=2, burst=3))
     for _ in range(3):
-        await enter(gate)
-    assert (await refused(gate)).retry_after_s == pytest.approx(0.5)
+        await enter(quota_check)
+    assert (await refused(quota_check)).retry_after_s == pytest.approx(0.5)
 
     stores.clock.advance(0.4)
-    assert (await refused(gate)).retry_after_s == pytest.approx(0.1, abs=1e-4)
+    assert (await refused(quota_check)).retry_after_s == pytest.approx(0.1, abs=1e-4)
     stores.clock.advance(0.1)
-    await enter(gate)
+    await enter(quota_check)
     stores.clock.advance(60)
     for _ in range(3):
-        await enter(gate)
-    await refused(gate)
+        await enter(quota_check)
+    await refused(quota_check)
 
 
 async def test_a_refusal_says_which_quota_of_whom_and_when_to_come_back(stores: Stores) -> None:
-    gate = stores.gate(rule(requests_per_s=0.5, burst=1), rule("key", "k-1", concurrent=9))
-    await enter(gate)
-    error = await refused(gate)
+    quota_check = stores.quota_check(
+        rule(requests_per_s=0.5, burst=1), rule("key", "k-1", concurrent=9)
+    )
+    await enter(quota_check)
+    error = await refused(quota_check)
 
     assert (error.status, error.type) == (429, "over-quota")
     assert error.retry_after_s == pytest.approx(2.0)
@@ -138,26 +140,26 @@ async def test_a_refusal_says_which_quota_of_whom_and_when_to_come_back(stores: 
 
 
 async def test_the_longest_wait_of_all_that_refuse_is_told(stores: Stores) -> None:
-    gate = stores.gate(
+    quota_check = stores.quota_check(
         rule(requests_per_s=1, burst=1),
         rule("function", "f", requests_per_s=0.1, burst=1),
         rule("key", "k", concurrent=1),
     )
-    await enter(gate)
-    error = await refused(gate)
+    await enter(quota_check)
+    error = await refused(quota_check)
     assert error.detail["of"] == "function"
     assert error.retry_after_s == pytest.approx(10.0)
 
 
 async def test_so_many_run_at_once_and_each_end_lets_one_in(stores: Stores) -> None:
-    gate = stores.gate(rule(concurrent=2))
-    first, second = await enter(gate), await enter(gate)
-    assert (await refused(gate)).detail["quota"] == "concurrent"
+    quota_check = stores.quota_check(rule(concurrent=2))
+    first, second = await enter(quota_check), await enter(quota_check)
+    assert (await refused(quota_check)).detail["quota"] == "concurrent"
 
     first.release()
     first.release()  # ends once
-    third = await enter(gate)
-    await refused(gate)
+    third = await enter(quota_check)
+    await refused(quota_check)
     for held in (second, third):
         held.release()
     assert stores.member().held("tenant:t-1") == 0
@@ -166,7 +168,7 @@ async def test_so_many_run_at_once_and_each_end_lets_one_in(stores: Stores) -> N
 async def test_all_or_nothing_whichever_rule_refuses(stores: Stores) -> None:
     tight = rule("key", "k-1", requests_per_s=0.001, burst=1)
     wide = rule(requests_per_s=1, burst=5, concurrent=5, tokens_per_min=60)
-    both, alone = stores.gate(wide, tight), stores.gate(wide)
+    both, alone = stores.quota_check(wide, tight), stores.quota_check(wide)
     (await enter(both)).release()
     for _ in range(7):
         await refused(both, tokens=50)
@@ -179,12 +181,12 @@ async def test_all_or_nothing_whichever_rule_refuses(stores: Stores) -> None:
 
 
 async def test_a_quota_of_zero_lets_nobody_in(stores: Stores) -> None:
-    await refused(stores.gate(rule(concurrent=0)))
+    await refused(stores.quota_check(rule(concurrent=0)))
 
 
 async def test_each_further_attempt_is_one_more_request(stores: Stores) -> None:
-    gate = stores.gate(rule(requests_per_s=1, burst=2, concurrent=1))
-    admission = await enter(gate)
+    quota_check = stores.quota_check(rule(requests_per_s=1, burst=2, concurrent=1))
+    admission = await enter(quota_check)
     await admission.count_retry()
     with pytest.raises(errors.OverQuota):
         await admission.count_retry()
@@ -193,8 +195,8 @@ async def test_each_further_attempt_is_one_more_request(stores: Stores) -> None:
 
 
 async def test_a_call_that_waits_counts_as_a_request_and_holds_when_it_runs(stores: Stores) -> None:
-    gate = stores.gate(rule(requests_per_s=1, burst=2, concurrent=1))
-    one, two = await enter(gate, holds=0), await enter(gate, holds=0)
+    quota_check = stores.quota_check(rule(requests_per_s=1, burst=2, concurrent=1))
+    one, two = await enter(quota_check, holds=0), await enter(quota_check, holds=0)
     assert stores.member().held("tenant:t-1") == 0
 
     await one.acquire_slot()
@@ -206,86 +208,86 @@ async def test_a_call_that_waits_counts_as_a_request_and_holds_when_it_runs(stor
 
 
 async def test_what_was_withdrawn_was_never_taken(stores: Stores) -> None:
-    gate = stores.gate(rule(requests_per_s=0.001, burst=1, concurrent=1))
+    quota_check = stores.quota_check(rule(requests_per_s=0.001, burst=1, concurrent=1))
     for _ in range(3):
-        (await enter(gate)).withdraw()
-    await enter(gate)
-    await refused(gate)
+        (await enter(quota_check)).withdraw()
+    await enter(quota_check)
+    await refused(quota_check)
 
 
 async def test_tokens_are_reserved_and_settled(stores: Stores) -> None:
-    gate = stores.gate(rule(tokens_per_min=600))
-    call = await enter(gate, tokens=500)
-    assert (await refused(gate, tokens=200)).detail["quota"] == "tokens_per_min"
+    quota_check = stores.quota_check(rule(tokens_per_min=600))
+    call = await enter(quota_check, tokens=500)
+    assert (await refused(quota_check, tokens=200)).detail["quota"] == "tokens_per_min"
     call.settle_tokens(100)  # 400 come back
-    (await enter(gate, tokens=500)).settle_tokens(800)  # 300 more than there were: owed
-    error = await refused(gate, tokens=10)
+    (await enter(quota_check, tokens=500)).settle_tokens(800)  # 300 more than there were: owed
+    error = await refused(quota_check, tokens=10)
     assert error.retry_after_s == pytest.approx(31.0, abs=0.01)
     stores.clock.advance(31.0)
-    await enter(gate, tokens=10)
+    await enter(quota_check, tokens=10)
 
 
 async def test_a_call_larger_than_a_minutes_worth_takes_all_of_it(stores: Stores) -> None:
-    gate = stores.gate(rule(tokens_per_min=60))
-    await enter(gate, tokens=5000)
-    assert (await refused(gate, tokens=1)).retry_after_s == pytest.approx(1.0, abs=0.01)
+    quota_check = stores.quota_check(rule(tokens_per_min=60))
+    await enter(quota_check, tokens=5000)
+    assert (await refused(quota_check, tokens=1)).retry_after_s == pytest.approx(1.0, abs=0.01)
 
 
 async def test_of_a_call_larger_than_a_minutes_worth_what_it_did_not_use_comes_back(
     stores: Stores,
 ) -> None:
-    gate = stores.gate(rule(tokens_per_min=60))
-    (await enter(gate, tokens=5000)).settle_tokens(20)
-    await enter(gate, tokens=40)
-    await refused(gate, tokens=1)
+    quota_check = stores.quota_check(rule(tokens_per_min=60))
+    (await enter(quota_check, tokens=5000)).settle_tokens(20)
+    await enter(quota_check, tokens=40)
+    await refused(quota_check, tokens=1)
 
 
 async def test_what_is_owed_is_one_minutes_worth_at_most(stores: Stores) -> None:
-    gate = stores.gate(rule(tokens_per_min=60))
-    (await enter(gate, tokens=10)).settle_tokens(1_000_000)
-    assert (await refused(gate, tokens=1)).retry_after_s == pytest.approx(61.0, abs=0.01)
+    quota_check = stores.quota_check(rule(tokens_per_min=60))
+    (await enter(quota_check, tokens=10)).settle_tokens(1_000_000)
+    assert (await refused(quota_check, tokens=1)).retry_after_s == pytest.approx(61.0, abs=0.01)
 
 
 async def test_who_left_before_it_was_let_in_reserved_no_tokens(stores: Stores) -> None:
-    gate = stores.gate(rule(tokens_per_min=60))
-    leaving = asyncio.create_task(gate.try_acquire(0, 0, 60))
+    quota_check = stores.quota_check(rule(tokens_per_min=60))
+    leaving = asyncio.create_task(quota_check.try_acquire(0, 0, 60))
     await asyncio.sleep(0)
     if leaving.done():  # it never waits in a process
-        gate.refund(0, 0, 60)
+        quota_check.refund(0, 0, 60)
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
     await stores.tell()
-    await enter(gate, tokens=60)
+    await enter(quota_check, tokens=60)
 
 
 async def test_a_tenants_streams_are_refused_by_their_own_name(stores: Stores) -> None:
-    gate = stores.gate(rule("streams", "t-1/main/shop/hello@t-2", concurrent=1))
-    stream = await enter(gate)
-    error = await refused(gate)
+    quota_check = stores.quota_check(rule("streams", "t-1/main/shop/hello@t-2", concurrent=1))
+    stream = await enter(quota_check)
+    error = await refused(quota_check)
     assert error.detail == {"quota": "max_streams_per_tenant", "of": "streams", "limit": 1}
     assert "max_streams_per_tenant" in str(error)
     stream.release()
-    await enter(gate)
+    await enter(quota_check)
 
 
 async def test_a_clock_that_steps_back_neither_gives_nor_takes(stores: Stores) -> None:
-    gate = stores.gate(rule(requests_per_s=1, burst=2))
-    await enter(gate)
+    quota_check = stores.quota_check(rule(requests_per_s=1, burst=2))
+    await enter(quota_check)
     stores.clock.advance(-3600)
-    await enter(gate)
-    assert (await refused(gate)).retry_after_s == pytest.approx(1.0)
+    await enter(quota_check)
+    assert (await refused(quota_check)).retry_after_s == pytest.approx(1.0)
     stores.clock.advance(1.0)
-    await enter(gate)  # it goes on from where the clock is now
-    await refused(gate)
+    await enter(quota_check)  # it goes on from where the clock is now
+    await refused(quota_check)
 
 
 async def test_bounds_that_change_hold_at_once_and_what_was_used_stays_used(stores: Stores) -> None:
     wide, key = rule(requests_per_s=1, burst=10, concurrent=2), rule("key", "k-1", concurrent=5)
-    first = await enter(stores.gate(wide, key))
+    first = await enter(stores.quota_check(wide, key))
     for _ in range(8):
-        (await enter(stores.gate(wide))).release()
+        (await enter(stores.quota_check(wide))).release()
 
-    narrow = stores.gate(rule(requests_per_s=1, burst=2, concurrent=1), key)
+    narrow = stores.quota_check(rule(requests_per_s=1, burst=2, concurrent=1), key)
     await refused(narrow)  # one runs
     first.release()
     await enter(narrow)
@@ -294,13 +296,13 @@ async def test_bounds_that_change_hold_at_once_and_what_was_used_stays_used(stor
 
 async def test_subjects_of_different_kinds_and_the_owner_as_its_tenant(stores: Stores) -> None:
     tenant, key = (
-        stores.gate(rule("tenant", "x", concurrent=1)),
-        stores.gate(rule("key", "x", concurrent=1)),
+        stores.quota_check(rule("tenant", "x", concurrent=1)),
+        stores.quota_check(rule("key", "x", concurrent=1)),
     )
     await enter(tenant)
     await enter(key)
     error = await refused(
-        stores.gate(
+        stores.quota_check(
             Rule(of="owner", subject="x", quotas=Quotas(concurrent=1), tenant="x", is_shown=False)
         )
     )
@@ -309,13 +311,13 @@ async def test_subjects_of_different_kinds_and_the_owner_as_its_tenant(stores: S
 
 
 async def test_what_is_left_is_told_in_standard_headers(stores: Stores) -> None:
-    gate = stores.gate(
+    quota_check = stores.quota_check(
         rule(requests_per_s=100, burst=400, concurrent=200),
         rule("key", "k-1", requests_per_s=0.5, burst=2, tokens_per_min=60),
         Rule(of="owner", subject="t-2", quotas=Quotas(concurrent=7), tenant="t-2", is_shown=False),
     )
-    await enter(gate, tokens=30)
-    assert gate.head().decode().split("\r\n") == [
+    await enter(quota_check, tokens=30)
+    assert quota_check.head().decode().split("\r\n") == [
         (
             'ratelimit-policy: "tenant";q=400;w=4, '
             '"tenant-concurrent";q=200;qu="concurrent-requests", "key";q=2;w=4, '
@@ -332,9 +334,9 @@ async def test_what_is_left_is_told_in_standard_headers(stores: Stores) -> None:
 async def test_what_has_changed_while_a_call_ran_is_not_told_in_the_old_words(
     stores: Stores,
 ) -> None:
-    gate = stores.gate(rule(requests_per_s=1, burst=5))
-    admission = await enter(gate)
-    stores.gate(rule(concurrent=3))
+    quota_check = stores.quota_check(rule(requests_per_s=1, burst=5))
+    admission = await enter(quota_check)
+    stores.quota_check(rule(concurrent=3))
     assert admission.head() == b""
     admission.release()
 
@@ -343,13 +345,15 @@ async def test_what_has_changed_while_a_call_ran_is_not_told_in_the_old_words(
 async def test_ten_thousand_keys_are_counted_each_alone(stores: Stores) -> None:
     tenant = rule(concurrent=100_000)
     gates = [
-        stores.gate(tenant, rule("key", f"k-{n}", requests_per_s=0.001, burst=1))
+        stores.quota_check(tenant, rule("key", f"k-{n}", requests_per_s=0.001, burst=1))
         for n in range(10_000)
     ]
     began = time.process_time()
     for start in range(0, len(gates), 500):
-        await asyncio.gather(*(enter(gate) for gate in gates[start : start + 500]))
-    outcomes = await asyncio.gather(*(admit(gate) for gate in gates[::97]), return_exceptions=True)
+        await asyncio.gather(*(enter(quota_check) for quota_check in gates[start : start + 500]))
+    outcomes = await asyncio.gather(
+        *(admit(quota_check) for quota_check in gates[::97]), return_exceptions=True
+    )
 
     assert all(isinstance(o, errors.OverQuota) and o.detail["of"] == "key" for o in outcomes)
     assert stores.member().held("tenant:t-1") == 10_000
@@ -358,12 +362,12 @@ async def test_ten_thousand_keys_are_counted_each_alone(stores: Stores) -> None:
 
 
 async def test_subjects_that_say_nothing_any_more_are_forgotten(stores: Stores) -> None:
-    kept = stores.gate(rule("key", "kept", concurrent=1))
+    kept = stores.quota_check(rule("key", "kept", concurrent=1))
     await enter(kept)
     for n in range(20_000):
-        stores.gate(rule("address", f"10.0.{n >> 8}.{n & 255}", requests_per_s=1))
+        stores.quota_check(rule("address", f"10.0.{n >> 8}.{n & 255}", requests_per_s=1))
     assert stores.member().statistics().subjects < 10_000
-    await refused(stores.gate(rule("key", "kept", concurrent=1)))
+    await refused(stores.quota_check(rule("key", "kept", concurrent=1)))
 
 
 STEP = st.one_of(
@@ -389,7 +393,9 @@ async def play(stores: Stores, steps: list[tuple[Any, ...]], *, members: int) ->
         match step:
             case ("enter", way, tokens):
                 try:
-                    held.append(await enter(stores.gate(*ways[way], member=member), tokens=tokens))
+                    held.append(
+                        await enter(stores.quota_check(*ways[way], member=member), tokens=tokens)
+                    )
                     told.append("in")
                 except errors.OverQuota as e:
                     told.append(f"{e.detail['of']} {e.detail['quota']} {e.retry_after_s:.3f}")
@@ -450,7 +456,7 @@ def test_no_interleaving_admits_more_than_the_bound(
     async def run() -> None:
         async with opened(kind, redis_url) as stores:
             gates = [
-                stores.gate(
+                stores.quota_check(
                     rule(requests_per_s=rate, burst=burst, concurrent=concurrent), member=f"a-{n}"
                 )
                 for n in range(3)
@@ -461,7 +467,8 @@ def test_no_interleaving_admits_more_than_the_bound(
                 stores.clock.advance(wait_s)
                 elapsed += max(0.0, wait_s)
                 outcomes = await asyncio.gather(
-                    *(admit(gate) for gate in gates for _ in range(crowd)), return_exceptions=True
+                    *(admit(quota_check) for quota_check in gates for _ in range(crowd)),
+                    return_exceptions=True,
                 )
                 running += [o for o in outcomes if isinstance(o, Admission)]
                 passed.append((elapsed, sum(isinstance(o, Admission) for o in outcomes)))
@@ -494,9 +501,9 @@ def store_at(
 
 
 def gate_of(store: QuotaStore, *rules: Rule) -> QuotaCheck:
-    gate = store.gate(rules)
-    assert gate is not None
-    return gate
+    quota_check = store.quota_check(rules)
+    assert quota_check is not None
+    return quota_check
 
 
 @pytest.mark.parametrize("fault", ["killed", "slow"])
@@ -589,10 +596,10 @@ async def test_what_an_earlier_life_held_is_forgotten_with_the_first_word_of_the
 
 async def test_who_leaves_while_redis_is_asked_holds_nothing(mortal_redis: MortalRedis) -> None:
     store = store_at(mortal_redis.url)
-    gate = gate_of(store, rule(concurrent=1))
+    quota_check = gate_of(store, rule(concurrent=1))
     await store.flush()
     mortal_redis.freeze()
-    waiting = asyncio.create_task(enter(gate))
+    waiting = asyncio.create_task(enter(quota_check))
     while not store._is_pumping:
         await asyncio.sleep(0)
     waiting.cancel()
@@ -601,13 +608,13 @@ async def test_who_leaves_while_redis_is_asked_holds_nothing(mortal_redis: Morta
     await store.flush()
 
     assert store.held("tenant:t-1") == 0
-    await enter(gate)
+    await enter(quota_check)
     await store.aclose()
 
 
 async def test_a_decision_is_one_round_trip_and_many_at_once_share_it(redis_url: str) -> None:
     store = store_at(redis_url)
-    gate = gate_of(
+    quota_check = gate_of(
         store,
         rule(requests_per_s=1000, concurrent=1000),
         rule("key", "k", requests_per_s=1000),
@@ -619,9 +626,9 @@ async def test_a_decision_is_one_round_trip_and_many_at_once_share_it(redis_url:
         return int((await store._redis.info("commandstats"))["cmdstat_evalsha"]["calls"])
 
     before = await trips()
-    await asyncio.gather(*(enter(gate) for _ in range(50)))
+    await asyncio.gather(*(enter(quota_check) for _ in range(50)))
     assert await trips() - before <= 2
-    await enter(gate)
+    await enter(quota_check)
     assert await trips() - before <= 3
     await store.aclose()
 

@@ -91,7 +91,7 @@ class FakeFleet:
         path = self.directory / f"{instance_id}.sock"
         if target.function in self.sockets:
             path.symlink_to(self.sockets[target.function])
-        elif target.spec.engine is None:
+        elif target.spec.engine is None or target.function in self.behaviours:
             self.workers[instance_id] = await FakeWorker(
                 path, self.behaviours.get(target.function, self.behaviour)
             ).start()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from activator.autoscaler.target import MIN_ACTIVATORS
+from activator.autoscaler.kpa import MIN_ACTIVATORS
 from activator.knative.autoscaler.podautoscalers import Scalable
 from pilotlight.kubernetes.kinds import POD_AUTOSCALER, SERVERLESS_SERVICE
 

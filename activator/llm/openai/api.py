@@ -17,8 +17,7 @@ from typing import Any
 
 from activator.access.grants import AccessGrant
 from activator.access.resolver import RequestResolver
-from activator.calls.attempt import Attempt
-from activator.calls.call import Call
+from activator.calls.call import AnsweredCall, Call
 from activator.calls.runner import CallRunner
 from activator.http.request import Request, accept_of, subpath, too_large
 from activator.llm.openai import errors as shapes
@@ -30,7 +29,7 @@ from activator.llm.openai.responses import OpenAIFormat
 from activator.llm.prefix_affinity import key_of
 from activator.llm.request_size import CHAT, COMPLETIONS, EMBEDDINGS, write_cap
 from activator.llm.token_admission import TokenAdmission
-from activator.quotas.admission import admit, counted
+from activator.quotas.admission import UNCOUNTED, admit, counted
 from activator.quotas.token_reservation import TokenReservation
 from activator.routing.api_keys import Principal
 from activator.routing.route_table import RouteTable
@@ -50,7 +49,7 @@ MAX_VALUES = 100_000
 messages, at most 20 milliseconds of the event loop."""
 _JSON = CONTENT_JSON.encode()
 SendResponse = Callable[
-    [Request, Call, Coroutine[Any, Any, Attempt], OpenAIFormat], Awaitable[None]
+    [Request, Call, Coroutine[Any, Any, AnsweredCall], OpenAIFormat], Awaitable[None]
 ]
 """Sends the result of a call to its caller, and ends the attempt."""
 
@@ -110,9 +109,9 @@ class OpenAI:
             raise self._resolver.stranger(
                 request
             )  # do not read the body of an unauthenticated request without a target
-        gate, body_bytes = self._resolver.before(request, caller)
-        request.gate = gate
-        async with counted(gate):
+        quota_check, body_bytes = self._resolver.before(request, caller)
+        request.rate_limits = quota_check
+        async with counted(quota_check):
             data = await self._read(request, body_bytes)
             asked = OpenAIRequest(place, parsed(data))
             found = self._models.find(request, caller, owner, asked.model)
@@ -156,7 +155,7 @@ class OpenAI:
     ) -> OpenAIRequest:
         """Read the body and convert it with `made`, within the request quotas. Tokens are counted
         later, once their number is known."""
-        async with counted(entry.gate, holds=holds):
+        async with counted(entry.quota_check, holds=holds):
             asked = made(await self._read(request, entry.body_bytes))
             asked.check(entry.target)
             return asked
@@ -268,7 +267,7 @@ class OpenAI:
                 entry, asked.path, asked.body, began_ns=request.began_ns, holds=holds
             )
         except errors.InvalidInput:
-            await admit(entry.gate, holds=0)
+            await admit(entry.quota_check, holds=0)
             raise
 
     async def _call_uncounted(
@@ -276,15 +275,11 @@ class OpenAI:
     ) -> None:
         """Run a request that does not use the model, such as tokenization: only its time is
         billed."""
-        admission = await entry.admit()
-        use = uncounted(request.began_ns)
-        try:
+        with await entry.admit() as admission:
             call = self.call_of(request, entry, asked, None)
             call.admission = admission
-            await self._send(request, call, self._runner.begin(call), OpenAIFormat(asked, use))
-        finally:
-            if admission is not None:
-                admission.release()
+            form = OpenAIFormat(asked, uncounted(request.began_ns))
+            await self._send(request, call, self._runner.begin(call), form)
 
     def call_of(
         self,
@@ -310,9 +305,9 @@ class OpenAI:
             key_id=entry.caller.key_id,
             accept=accept_of(request.headers),
             deadline_s=request.deadline_s(),
-            admission=use.admission if use is not None else None,
+            admission=use.admission if use is not None else UNCOUNTED,
             rank=rank if use is None else use.rank(rank),
-            caller=entry.foreign,
+            caller=entry.calling_tenant,
             choice=choice,
             extra_headers=choice.line if choice is not None else b"",
             origin=request.origin,

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 
-from activator.calls.attempt import Attempt
-from activator.calls.call import Call, ResponseFilter
+from activator.calls.call import AnsweredCall, Call, ResponseFilter
 from activator.calls.response_format import ResponseFormat, end_of
 from activator.llm.openai.errors import error_event
 from activator.llm.openai.parser import DONE, BodyParser, StreamParser, uncounted
@@ -42,7 +41,7 @@ class OpenAIFormat(ResponseFormat):
         """A whole answer (a declared fallback) is sent as a stream, a refusal as it is."""
         return answer.body is None or answer.status < 400
 
-    def filter(self, attempt: Attempt, *, is_events: bool) -> ResponseFilter:
+    def filter(self, attempt: AnsweredCall, *, is_events: bool) -> ResponseFilter:
         """Count the tokens, and remove what was requested for accounting only. An answer that did
         not come from an engine uses no tokens."""
         if attempt.answer.body is not None:
@@ -63,7 +62,7 @@ class OpenAIFormat(ResponseFormat):
         self._reading = None
         return error_event(error)
 
-    def end(self, attempt: Attempt | None, finish: str) -> bytes:
+    def end(self, attempt: AnsweredCall | None, finish: str) -> bytes:
         """`[DONE]` or the engine's error, then the finish reason, usage and cost."""
         if attempt is None:
             return end_of(None, finish)
@@ -80,7 +79,7 @@ class OpenAIFormat(ResponseFormat):
             tokens_cached=use.tokens_cached,
         )
 
-    def rest(self, attempt: Attempt) -> bytes:
+    def rest(self, attempt: AnsweredCall) -> bytes:
         """Nothing follows a body."""
         return b""
 

@@ -9,6 +9,7 @@ import pytest
 
 from activator.llm.request_size import CHAT, COMPLETIONS, EMBEDDINGS, write_cap
 from activator.llm.token_admission import TokenAdmission, use_of_kept
+from activator.quotas.admission import UNCOUNTED
 from activator.quotas.process_store import ProcessQuotas
 from activator.quotas.token_reservation import TokenReservation
 from pilotlight import errors
@@ -62,7 +63,7 @@ async def test_an_answer_may_be_what_the_models_length_leaves(desk: TokenAdmissi
     use = await enter(desk, Door(model(max_model_len=1000)))
     assert use.max_out == 999
     assert use.cap is None
-    assert use.admission is None
+    assert use.admission is UNCOUNTED
 
 
 async def test_a_prompt_that_cannot_fit_is_refused_before_an_engine_wakes(
@@ -166,7 +167,7 @@ async def test_what_is_reserved_is_settled_to_what_was_used(desk: TokenAdmission
     use.settle()
     use.settle()
     again = await enter(desk, door, chat(max_tokens=500))
-    assert again.admission is not None
+    assert again.admission is not UNCOUNTED
     assert b"-tokens" in again.admission.head()
     assert b'"key-tokens";r=%d' % (550 - again.reserved) in again.admission.head()
 
@@ -290,7 +291,7 @@ async def test_what_no_engine_counted_teaches_nothing(desk: TokenAdmission) -> N
 def test_a_call_from_a_journal_sets_aside_what_it_may_take_and_no_quota_again() -> None:
     target = target_of(model(max_model_len=1000))
     use = use_of_kept(target, CHAT, chat("x" * 300, max_tokens=50, n=2), began_ns=0)
-    assert (use.estimated_in, use.max_out, use.admission) == (109, 100, None)
+    assert (use.estimated_in, use.max_out, use.admission) == (109, 100, UNCOUNTED)
     assert use_of_kept(target, CHAT, chat(), began_ns=0).max_out == 1000
     with pytest.raises(errors.InvalidInput, match="not a language model"):
         use_of_kept(target_of(spec_of()), CHAT, chat(), began_ns=0)
