@@ -16,7 +16,7 @@ import logging
 import socket
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,11 +78,19 @@ class _Pod:
 class PodCalls:
     """Connections of all pods of this node to their activators. Owner: the event loop."""
 
-    def __init__(self, activators: Endpoint) -> None:
+    def __init__(
+        self,
+        activators: Endpoint,
+        *,
+        identify: Callable[[socket.socket], str] = pod_of_peer,
+        resolve: Callable[[Endpoint], Awaitable[Sequence[str]]] | None = None,
+    ) -> None:
         """`activators`: `https://` name that resolves to all activators, and is in the certificate
-        of each."""
+        of each. `resolve`: None = with DNS."""
         assert activators.credentials is not None
         self._activators = activators
+        self._identify = identify
+        self._resolve = resolve or addresses_of
         self._context = activators.credentials.client_context()
         self._pods: dict[str, _Pod] = {}
         self._of_tenants: Counter[str] = Counter()
@@ -108,7 +116,7 @@ class PodCalls:
     def begin(self, end: _PodEnd) -> None:
         """Pass a new connection on, or answer why not."""
         try:
-            uid = pod_of_peer(end.socket)
+            uid = self._identify(end.socket)
             self._count(end, uid)
         except Unsupported as e:
             _log.warning("pods.calls_refused tenant=%s why=%s", end.tenant, e)
@@ -190,15 +198,12 @@ class PodCalls:
             f"{_WAY_OUT}",
         )
 
-    async def _addresses(self, failures: list[str]) -> list[str]:
+    async def _addresses(self, failures: list[str]) -> Sequence[str]:
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(
-                self._activators.host, self._activators.port, type=socket.SOCK_STREAM
-            )
+            return await self._resolve(self._activators)
         except OSError as e:
             failures.append(f"{self._activators.host} cannot be resolved: {e.strerror or e}")
-            return []
-        return list(dict.fromkeys(str(where[0]) for *_, where in found))
+            return ()
 
     async def _ask(
         self, address: str, statement: PodStatement, failures: list[str]
@@ -241,6 +246,14 @@ class PodCalls:
     async def aclose(self) -> None:
         """End the connections that are being opened."""
         await cancel_all(self._tasks)
+
+
+async def addresses_of(activators: Endpoint) -> Sequence[str]:
+    """The addresses that the name of an endpoint has now. Raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(
+        activators.host, activators.port, type=socket.SOCK_STREAM
+    )
+    return list(dict.fromkeys(str(where[0]) for *_, where in found))
 
 
 class _End(asyncio.Protocol):

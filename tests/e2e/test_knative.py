@@ -90,7 +90,6 @@ def test_functions_in_pods_call_others_and_the_records_name_them(
     wait_for(lambda: len(platform.usage("parent = ?", parent)) == 7, "records of its calls")
     made = platform.usage("parent = ?", parent)
     assert {row["key"].partition("/")[2] for row in made} == {"main/calling/Caller"}
-    (own,) = platform.usage("id = ?", parent)
     (pod,) = cluster.ready("Caller")
     assert answer.json()["instance"] == pod["metadata"]["name"][:63]
 
