@@ -15,20 +15,26 @@ import json
 import logging
 import socket
 import ssl
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pilotlight.core.background_tasks import cancel_all
 from pilotlight.core.transport.endpoint import HANDSHAKE_TIMEOUT_S, Endpoint
 from pilotlight.core.transport.pod_calls import (
+    END,
+    ENDING_S,
+    IDLE_S,
     MAX_LINE_BYTES,
     OPENING_TIMEOUT_S,
     Answer,
+    FrameReader,
     PodAnswer,
     PodStatement,
+    frame,
 )
 from pilotlight.core.transport.tls import explain_tls_error
 from snapshotter.errors import Unsupported
@@ -46,11 +52,21 @@ OPENED_AT_ONCE_BY_POD, OPENED_AT_ONCE = 8, 32
 millisecond of the event loop, and a pod that opens thousands waits behind itself."""
 BUFFER_BYTES = 64 * 1024
 """Bytes that wait for one end before the other is not read any further."""
+MAX_IDLE = 64
+"""Connections to one activator that are kept for the next pod: a handshake takes ten times the CPU
+time of what follows it."""
 MAX_REMEMBERED = 1024
 """Pods whose activator is remembered after their last connection: more than run on a node."""
+LOG_S = 1.0
+"""Interval of the log's lines about refusals of one tenant."""
 LAST_BYTES_S = 10.0
 """How long a pod may take to read the rest of an answer whose connection has ended."""
-_BACKLOG = 1024
+ACCEPTED_PER_S = 1000
+"""Connections of one tenant's pods that are accepted in a second, on average; MAX_OF_TENANT at
+once."""
+_BURST_S = MAX_OF_TENANT / ACCEPTED_PER_S
+_BACKLOG = 2 * MAX_OF_TENANT
+"""More than may be open, so that none is turned away unanswered."""
 _WAY_OUT = (
     "to call without it, use an API key: set PILOTLIGHT_API_KEY and PILOTLIGHT_URL in a secret of "
     "the function"
@@ -96,6 +112,9 @@ class PodCalls:
         self._of_tenants: Counter[str] = Counter()
         self._opening = asyncio.Semaphore(OPENED_AT_ONCE)
         self._claimed_by: dict[str, str] = {}
+        self._idle: dict[str, list[_ActivatorEnd]] = {}
+        self._ends: set[_ActivatorEnd] = set()
+        self._logged_at: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
@@ -104,14 +123,19 @@ class PodCalls:
             f"{len(self._pods)} pods>"
         )
 
-    async def listen(self, path: Path, tenant: str) -> asyncio.Server:
+    def listen(self, path: Path, tenant: str) -> CallsListener:
         """Serve the socket of a tenant, replacing that of an earlier agent. Raises OSError."""
         path.unlink(missing_ok=True)
-        server = await asyncio.get_running_loop().create_unix_server(
-            lambda: _PodEnd(self, tenant), path, backlog=_BACKLOG
-        )
-        path.chmod(0o666)  # the kernel identifies the peer
-        return server
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(str(path))
+            path.chmod(0o666)  # the kernel identifies the peer
+            listener.listen(_BACKLOG)
+            listener.setblocking(False)
+        except OSError:
+            listener.close()
+            raise
+        return CallsListener(self, listener, tenant)
 
     def begin(self, end: _PodEnd) -> None:
         """Pass a new connection on, or answer why not."""
@@ -119,9 +143,10 @@ class PodCalls:
             uid = self._identify(end.socket)
             self._count(end, uid)
         except Unsupported as e:
-            _log.warning("pods.calls_refused tenant=%s why=%s", end.tenant, e)
+            self._log_refusal(end, e)
             end.refuse(403, f"{e}; {_WAY_OUT}")
         except NotConnected as e:
+            self._log_refusal(end, e)
             end.refuse(e.status, str(e))
         else:
             task = asyncio.create_task(self._connect(end, uid), name=f"calls of {uid}")
@@ -162,7 +187,7 @@ class PodCalls:
                 if not end.is_closed:
                     end.join(await self._find(PodStatement(end.tenant, uid)))
         except NotConnected as e:
-            _log.warning("pods.calls_not_connected tenant=%s pod=%s why=%s", end.tenant, uid, e)
+            self._log_refusal(end, e)
             end.refuse(e.status, str(e))
         except BaseException:
             end.abort()
@@ -210,33 +235,55 @@ class PodCalls:
     ) -> _ActivatorEnd | None:
         """Ask one activator; None if it has not claimed the pod, or does not answer, which is added
         to `failures`. Raises NotConnected for a refusal."""
-        end: _ActivatorEnd | None = None
+        answer: PodAnswer | None = None
         try:
-            async with asyncio.timeout(OPENING_TIMEOUT_S):
-                _, end = await asyncio.get_running_loop().create_connection(
-                    _ActivatorEnd,
-                    address,
-                    self._activators.port,
-                    ssl=self._context,
-                    server_hostname=self._activators.host,
-                    ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S,
-                )
-                answer = PodAnswer.parse(await end.ask(statement.to_line()))
+            while answer is None and (end := self._take_idle(address)) is not None:
+                # one that was kept may be of an activator that has been restarted
+                with suppress(OSError, ValueError):
+                    answer = await end.ask(statement)
+            if answer is None:
+                end = await self._dial(address)
+                answer = await end.ask(statement)
         except ssl.SSLError as e:
             failures.append(explain_tls_error(e, f"the activator at {address}"))
+            return None
         except (OSError, ValueError) as e:  # TimeoutError is an OSError
             failures.append(f"the activator at {address} does not answer: {e or type(e).__name__}")
-        else:
-            if answer.answer is Answer.LEASED:
-                self._remember(statement.pod, address)
-                return end
-            end.abort()
-            if answer.answer is Answer.REFUSED:
-                raise NotConnected(403, answer.why)
             return None
-        if end is not None:
-            end.abort()
+        assert end is not None
+        if answer.answer is Answer.LEASED:
+            self._remember(statement.pod, address)
+            return end
+        end.keep()
+        if answer.answer is Answer.REFUSED:
+            raise NotConnected(403, answer.why)
         return None
+
+    async def _dial(self, address: str) -> _ActivatorEnd:
+        """Open a connection. Raises OSError."""
+        async with asyncio.timeout(OPENING_TIMEOUT_S):
+            _, end = await asyncio.get_running_loop().create_connection(
+                lambda: _ActivatorEnd(self._ends, self._idle.setdefault(address, [])),
+                address,
+                self._activators.port,
+                ssl=self._context,
+                server_hostname=self._activators.host,
+                ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S,
+            )
+        return end
+
+    def _take_idle(self, address: str) -> _ActivatorEnd | None:
+        idle = self._idle.get(address)
+        return idle.pop() if idle else None
+
+    def _log_refusal(self, end: _PodEnd, why: Exception) -> None:
+        """Log at most one refusal of a tenant in LOG_S: pods cause them as often as they like."""
+        now = time.monotonic()
+        if now - self._logged_at.get(end.tenant, -LOG_S) >= LOG_S:
+            self._logged_at[end.tenant] = now
+            _log.warning(
+                "pods.calls_refused tenant=%s pod=%s why=%s", end.tenant, end.pod or "-", why
+            )
 
     def _remember(self, pod: str, activator: str) -> None:
         self._claimed_by[pod] = activator
@@ -244,8 +291,45 @@ class PodCalls:
             del self._claimed_by[next(iter(self._claimed_by))]
 
     async def aclose(self) -> None:
-        """End the connections that are being opened."""
+        """End all connections."""
         await cancel_all(self._tasks)
+        ends = list(self._ends)
+        for end in ends:
+            end.abort()
+        await asyncio.gather(*(end.closed for end in ends))
+
+
+class CallsListener:
+    """The socket of one tenant. Owner: the event loop."""
+
+    def __init__(self, calls: PodCalls, listener: socket.socket, tenant: str) -> None:
+        self._calls = calls
+        self._listener = listener
+        self._tenant = tenant
+        self._task = asyncio.create_task(self._accept(), name=f"calls of {tenant}")
+
+    async def _accept(self) -> None:
+        """Accept at a bounded rate: a connection costs the event loop, which all tenants share,
+        more than it costs the pod."""
+        loop = asyncio.get_running_loop()
+        next_at = 0.0
+        while True:
+            next_at = max(loop.time(), next_at) + 1 / ACCEPTED_PER_S
+            if (ahead_s := next_at - loop.time() - _BURST_S) > 0:
+                await asyncio.sleep(ahead_s)
+            try:
+                connection, _ = await loop.sock_accept(self._listener)
+                await loop.connect_accepted_socket(
+                    lambda: _PodEnd(self._calls, self._tenant), connection
+                )
+            except OSError as e:  # too many open files, for example
+                _log.error("pods.calls_not_accepted tenant=%s error=%s", self._tenant, e)
+                await asyncio.sleep(1)
+
+    def close(self) -> None:
+        """Stop accepting. Connections go on."""
+        self._task.cancel()
+        self._listener.close()
 
 
 async def addresses_of(activators: Endpoint) -> Sequence[str]:
@@ -256,50 +340,17 @@ async def addresses_of(activators: Endpoint) -> Sequence[str]:
     return list(dict.fromkeys(str(where[0]) for *_, where in found))
 
 
-class _End(asyncio.Protocol):
-    """One end of a passed-on connection. Owner: the event loop."""
+class _PodEnd(asyncio.Protocol):
+    """A pod's connection. It is read once an activator takes it. Owner: the event loop."""
 
     transport: asyncio.Transport
-    other: _End | None = None
-    is_closed = False
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self.transport = transport
-        transport.set_write_buffer_limits(BUFFER_BYTES)
-
-    def data_received(self, data: bytes) -> None:
-        if self.other is not None:
-            self.other.transport.write(data)
-
-    def pause_writing(self) -> None:
-        if self.other is not None and not self.other.is_closed:
-            self.other.transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        if self.other is not None and not self.other.is_closed:
-            self.other.transport.resume_reading()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.is_closed = True
-        if self.other is not None:
-            self.other.finish()
-
-    def finish(self) -> None:
-        """End the connection because the other end has ended."""
-        self.abort()
-
-    def abort(self) -> None:
-        """End the connection at once."""
-        self.transport.abort()
-
-
-class _PodEnd(_End):
-    """A pod's connection. It is read once an activator takes it."""
 
     def __init__(self, calls: PodCalls, tenant: str) -> None:
         self._calls = calls
+        self._activator: _ActivatorEnd | None = None
         self.tenant = tenant
         self.pod: str | None = None
+        self.is_closed = False
 
     @property
     def socket(self) -> socket.socket:
@@ -308,34 +359,53 @@ class _PodEnd(_End):
         return found
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        self.transport = transport
+        transport.set_write_buffer_limits(BUFFER_BYTES)
         transport.pause_reading()
         self._calls.begin(self)
 
+    def data_received(self, data: bytes) -> None:
+        if self._activator is not None:
+            self._activator.send(data)
+
+    def pause_writing(self) -> None:
+        if self._activator is not None:
+            self._activator.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._activator is not None:
+            self._activator.resume_reading()
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self.is_closed = True
         self._calls.end(self)
-        super().connection_lost(exc)
+        if self._activator is not None:
+            self._activator.hang_up()
 
     def join(self, activator: _ActivatorEnd) -> None:
         """Pass bytes on in both directions from now on."""
-        if self.is_closed or activator.is_closed:
-            activator.abort()
+        if activator.transport.is_closing():
             self.abort()
             return
-        self.other, activator.other = activator, self
-        if rest := activator.take_rest():
-            self.transport.write(rest)
-        self.transport.resume_reading()
+        self._activator = activator
+        activator.begin(self)
+        if self.is_closed:
+            activator.hang_up()
+        else:
+            self.transport.resume_reading()
 
     def finish(self) -> None:
-        """Send what the pod has not read yet, for a limited time."""
+        """The activator has ended the connection: send what the pod has not read yet, for a limited
+        time."""
+        self._activator = None
         if not self.is_closed:
             self.transport.close()
-            asyncio.get_running_loop().call_later(LAST_BYTES_S, self._abort_if_open)
+            asyncio.get_running_loop().call_later(LAST_BYTES_S, self.abort)
 
-    def _abort_if_open(self) -> None:
+    def abort(self) -> None:
+        """End the connection at once."""
         if not self.is_closed:
-            self.abort()
+            self.transport.abort()
 
     def refuse(self, status: int, message: str) -> None:
         """Answer the request, which is not read, with a problem document (RFC 9457)."""
@@ -350,43 +420,153 @@ class _PodEnd(_End):
         self.finish()
 
 
-class _ActivatorEnd(_End):
-    """A connection to an activator. Before it is joined it reads one line."""
+class _ActivatorEnd(asyncio.Protocol):
+    """A connection to an activator: it waits for an answer, carries a pod's connection, or is kept
+    for the next one. Owner: the event loop."""
 
-    def __init__(self) -> None:
-        self._received = b""
-        self._line: asyncio.Future[bytes] | None = None
+    transport: asyncio.Transport
 
-    async def ask(self, statement: bytes) -> bytes:
-        """Send a line and return the one that answers it. Raises ConnectionError, ValueError."""
-        self._line = asyncio.get_running_loop().create_future()
-        self.transport.write(statement)
-        self._look()
-        return await self._line
+    def __init__(self, ends: set[_ActivatorEnd], idle: list[_ActivatorEnd]) -> None:
+        """`ends`: all of the agent; `idle`: where it is kept."""
+        self._ends = ends
+        self._idle = idle
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._line = b""
+        self._answered: asyncio.Future[PodAnswer] | None = None
+        self._pod: _PodEnd | None = None
+        self._frames: FrameReader | None = None
+        self._has_ended = False
+        self._bound: asyncio.TimerHandle | None = None
 
-    def take_rest(self) -> bytes:
-        """What came after the answer."""
-        rest, self._received = self._received, b""
-        return rest
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.transport = transport
+        self._ends.add(self)
+        transport.set_write_buffer_limits(BUFFER_BYTES)
+
+    async def ask(self, statement: PodStatement) -> PodAnswer:
+        """Send a statement, and return the answer. Where there is none the connection is aborted.
+        Raises OSError, ValueError."""
+        self._abort_after(None)
+        self._answered = asyncio.get_running_loop().create_future()
+        try:
+            if self.transport.is_closing():
+                raise ConnectionResetError("it closed the connection")
+            self.transport.write(statement.to_line())
+            async with asyncio.timeout(OPENING_TIMEOUT_S):
+                return await self._answered
+        except BaseException:
+            self.transport.abort()
+            raise
+        finally:
+            self._answered = None
+
+    def begin(self, pod: _PodEnd) -> None:
+        """Carry the connection of a pod."""
+        self._pod, self._frames, self._has_ended = pod, FrameReader(), False
+
+    def send(self, data: bytes) -> None:
+        """Send bytes of the pod."""
+        if not self._has_ended:
+            self.transport.write(frame(data))
+
+    def hang_up(self) -> None:
+        """The pod has ended its connection: wait for the activator's end, and keep this one."""
+        self._pod = None
+        if not self._has_ended and not self.transport.is_closing():
+            self._has_ended = True
+            self.transport.write(END)
+            self.resume_reading()
+            self._abort_after(ENDING_S)
+
+    def keep(self) -> None:
+        """Keep it for the next statement, for a while."""
+        if self.transport.is_closing():
+            return
+        if len(self._idle) >= MAX_IDLE:
+            self.transport.abort()
+            return
+        self._idle.append(self)
+        self._abort_after(IDLE_S)
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        self.transport.abort()
+
+    def pause_reading(self) -> None:
+        """The pod does not read."""
+        if not self._has_ended:
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """The pod reads again, or is gone."""
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        if self.other is not None:
-            super().data_received(data)
-            return
-        self._received += data
-        self._look()
+        try:
+            if self._frames is None:
+                self._read_line(data)
+            else:
+                self._read_frames(self._frames, data)
+        except ValueError as e:
+            _log.warning("pods.activator_not_understood error=%s", e)
+            if self._answered is not None and not self._answered.done():
+                self._answered.set_exception(e)
+            self.transport.abort()
 
-    def _look(self) -> None:
-        if self._line is None or self._line.done():
-            return
-        line, end, rest = self._received.partition(b"\n")
+    def _read_line(self, data: bytes) -> None:
+        self._line += data
+        line, end, rest = self._line.partition(b"\n")
         if len(line) > MAX_LINE_BYTES:
-            self._line.set_exception(ValueError("its answer is too long"))
-        elif end:
-            self._received = rest
-            self._line.set_result(line)
+            raise ValueError("its answer is too long")
+        if not end:
+            return
+        if rest or self._answered is None or self._answered.done():
+            raise ValueError("it sent what was not asked for")
+        self._line = b""
+        self._answered.set_result(PodAnswer.parse(line))
+
+    def _read_frames(self, frames: FrameReader, data: bytes) -> None:
+        payload, rest = frames.feed(data)
+        pod = self._pod
+        if payload and pod is not None:
+            pod.transport.write(payload)
+        if not frames.is_complete:
+            return
+        if rest:
+            raise ValueError("it sent what was not asked for")
+        self._pod = self._frames = None
+        if not self._has_ended:
+            self.transport.write(END)
+        if pod is not None:
+            pod.finish()
+        self.resume_reading()
+        self.keep()
+
+    def pause_writing(self) -> None:
+        if self._pod is not None:
+            self._pod.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._pod is not None:
+            self._pod.transport.resume_reading()
+
+    def _abort_after(self, seconds: float | None) -> None:
+        if self._bound is not None:
+            self._bound.cancel()
+        self._bound = (
+            None
+            if seconds is None
+            else asyncio.get_running_loop().call_later(seconds, self.transport.abort)
+        )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._line is not None and not self._line.done():
-            self._line.set_exception(exc or ConnectionResetError("it closed the connection"))
-        super().connection_lost(exc)
+        self._abort_after(None)
+        self.closed.set_result(None)
+        self._ends.discard(self)
+        if self in self._idle:
+            self._idle.remove(self)
+        if self._answered is not None and not self._answered.done():
+            self._answered.set_exception(exc or ConnectionResetError("it closed the connection"))
+        if self._pod is not None:
+            self._pod.finish()

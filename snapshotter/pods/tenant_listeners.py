@@ -21,7 +21,7 @@ from pilotlight.core.transport.calls_socket import AGENT_SOCKET, POD_CALLS_SOCKE
 from snapshotter.agent.launch_signature import LaunchSigner
 from snapshotter.cuda.memory import MemoryReader
 from snapshotter.linux.inotify import DirectoryWatch, watching
-from snapshotter.pods.pod_calls import PodCalls
+from snapshotter.pods.pod_calls import CallsListener, PodCalls
 from snapshotter.pods.pod_session import MAX_LINE_BYTES, PodSession
 from snapshotter.pods.restoring import PodRestores
 from snapshotter.pods.tenant_mounts import HOLDER_PREFIX, WEIGHTS, PodWeights, TenantMounts
@@ -178,7 +178,7 @@ class TenantListener:
         self._memory = memory
         self._tasks: dict[asyncio.Task[None], PodSession] = {}
         self._server: asyncio.Server | None = None
-        self._calls: asyncio.Server | None = None
+        self._calls: CallsListener | None = None
         self.holds = holds
 
     def __repr__(self) -> str:
@@ -198,7 +198,7 @@ class TenantListener:
         """Listen in the directory, replacing the sockets of an earlier agent. Raises OSError."""
         listener = cls(directory, holds, memory, restores, grants)
         if calls is not None:  # before a pod can announce itself, and serve
-            listener._calls = await calls.listen(directory / POD_CALLS_SOCKET, directory.name)
+            listener._calls = calls.listen(directory / POD_CALLS_SOCKET, directory.name)
         path = directory / AGENT_SOCKET
         path.unlink(missing_ok=True)
         listener._server = await asyncio.start_unix_server(

@@ -60,6 +60,7 @@ class Node:
     speaks: str | None = None
     addresses: list[str] = field(default_factory=lambda: [HOST])
     agent: PodCalls | None = None
+    served: PodConnections | None = None
     activator: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
 
     @contextlib.asynccontextmanager
@@ -71,11 +72,13 @@ class Node:
             site.edge.sockets, statements, listener=listener, credentials=self.credentials
         )
         task = asyncio.create_task(served.run())
+        self.served = self.served or served
         try:
             yield served.port
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+            await until(lambda: repr(served) == "<PodConnections 0 open>")
 
     @contextlib.asynccontextmanager
     async def serving(self, *tenants: str) -> AsyncIterator[PodCalls]:
@@ -85,7 +88,7 @@ class Node:
         servers = []
         for tenant in tenants or (TENANT,):
             (self.directory / tenant).mkdir(exist_ok=True)
-            servers.append(await agent.listen(self.directory / tenant / "calls.sock", tenant))
+            servers.append(agent.listen(self.directory / tenant / "calls.sock", tenant))
         try:
             self.agent = self.agent or agent
             yield agent
@@ -192,6 +195,17 @@ async def test_a_function_in_a_pod_calls_another_and_the_record_names_it(node: N
     (inner,) = [record for record in records if record.function == "inner"]
     (own,) = [record for record in records if record.function == "outer"]
     assert (inner.key, inner.parent) == (f"function:{TENANT}/main/shop/outer", own.id)
+
+
+async def test_calls_one_after_the_other_share_a_connection(node: Node) -> None:
+    await node.pod("inner")
+    outer = await node.pod("outer")
+
+    async def several(call: str) -> Any:
+        return [(await called_inner(node, call))[0] for _ in range(5)]
+
+    assert await node.from_pod(outer, several) == [200] * 5
+    assert repr(node.served) == "<PodConnections 1 open>"
 
 
 async def test_only_a_running_call_of_the_pod_may_be_named(node: Node) -> None:
@@ -395,6 +409,7 @@ async def test_a_call_ends_when_the_pod_hangs_up(node: Node) -> None:
         return "left"
 
     assert await node.from_pod(outer, leave) == "left"
+    assert repr(node.served) == "<PodConnections 1 open>", "kept for the next one"
 
 
 # -- the activator's listener ----------------------------------------------------------------------
