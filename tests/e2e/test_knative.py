@@ -99,6 +99,12 @@ def test_functions_in_pods_call_others_and_the_records_name_them(
         record = client.call(route.text, wait_s=20)
     assert (record.state, record.labels["caller"]) == ("SUCCEEDED", "calling/web")
 
+    for process in ("snapshotter", "activator"):
+        platform.wait_restarted(process, platform.kill(process))
+        answer = platform.post("calling/Caller.everything", {"n": N})
+        assert answer.status_code == 200, answer.text
+        expect_everything(answer.json())
+
 
 def test_a_new_version_takes_over_and_the_old_one_ends(
     cluster: ClusterUnderTest, tmp_path: Path

@@ -1,5 +1,6 @@
-"""The control group of a pod, as a kubelet makes it: `kubepods/pod<uid>/<container>`. By it a node
-agent knows which pod a process is in.
+"""The control group of a pod, named as a kubelet names it: `…/pod<uid>/<container>`. By it a node
+agent knows which pod a process is in. Not below `kubepods`: a kubelet of this machine ends what it
+does not know there.
 
 Where this machine lets nobody make groups there is none."""
 
@@ -19,21 +20,26 @@ class PodGroup:
     def __init__(self, uid: str, *, root: Path = _ROOT) -> None:
         # with cgroup v1 one hierarchy is enough; that of systemd has no controller and costs nothing
         hierarchy = root if (root / "cgroup.procs").exists() else root / "systemd"
-        self._pod = hierarchy / "kubepods" / f"pod{uid}"
+        self._pod = hierarchy / "pilotlight-tests" / f"pod{uid}"
 
     def make(self) -> Path | None:
         """The file to which the container writes its pid; None where no group can be made."""
         group = self._pod / "user"
-        try:
-            group.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            return None
-        return group / "cgroup.procs"
+        for _ in range(3):
+            try:
+                group.mkdir(parents=True, exist_ok=True)
+            except FileNotFoundError:
+                continue  # the end of another pod removed what both are in
+            except OSError:
+                return None
+            return group / "cgroup.procs"
+        return None
 
     def remove(self) -> None:
         """Remove it, once its last process has ended."""
         until = time.monotonic() + _END_S
         while self._pod.exists() and time.monotonic() < until:
+            time.sleep(0.001)
             with contextlib.suppress(OSError):
                 (self._pod / "user").rmdir()
                 self._pod.rmdir()
