@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from activator.gateway.instance_sockets import InstanceSockets
 from activator.http.server import ClientConnection
@@ -110,8 +110,8 @@ class _AgentConnection(asyncio.Protocol):
         self._stream: _PodStream | None = None
         self._bound: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self.transport = transport
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
         self._open.add(self)
         self._abort_after(OPENING_TIMEOUT_S)
 

@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from pilotlight.core.background_tasks import cancel_all
 from pilotlight.core.transport.endpoint import HANDSHAKE_TIMEOUT_S, Endpoint
@@ -358,10 +359,10 @@ class _PodEnd(asyncio.Protocol):
         found: socket.socket = self.transport.get_extra_info("socket")
         return found
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self.transport = transport
-        transport.set_write_buffer_limits(BUFFER_BYTES)
-        transport.pause_reading()
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.set_write_buffer_limits(BUFFER_BYTES)
+        self.transport.pause_reading()
         self._calls.begin(self)
 
     def data_received(self, data: bytes) -> None:
@@ -438,10 +439,10 @@ class _ActivatorEnd(asyncio.Protocol):
         self._has_ended = False
         self._bound: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self.transport = transport
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
         self._ends.add(self)
-        transport.set_write_buffer_limits(BUFFER_BYTES)
+        self.transport.set_write_buffer_limits(BUFFER_BYTES)
 
     async def ask(self, statement: PodStatement) -> PodAnswer:
         """Send a statement, and return the answer. Where there is none the connection is aborted.
