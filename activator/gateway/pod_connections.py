@@ -132,7 +132,7 @@ class _AgentConnection(asyncio.Protocol):
             return b""
         self._line = b""
         answer, served = self._connections.decide(line, self._peer)
-        if answer.answer is Answer.REFUSED:  # the agent logs it too, at a bounded rate
+        if answer.why:  # the agent logs it, at a bounded rate
             log.debug("calls of a pod refused agent=%s why=%s", self._peer, answer.why)
         self.transport.write(answer.to_line())
         if served is None:

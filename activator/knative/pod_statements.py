@@ -35,7 +35,7 @@ class PodStatements:
             )
         if not self._agents.is_agent_of(address, pod):
             return PodAnswer(
-                Answer.REFUSED,
+                Answer.UNCONFIRMED,
                 f"pod {pod.name} runs on node {pod.node or '(none)'}, and {address} is not an "
                 f"address of the node agent there",
             )

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import cast
 
 from pilotlight.core.background_tasks import cancel_all
-from pilotlight.core.transport.endpoint import HANDSHAKE_TIMEOUT_S, Endpoint
+from pilotlight.core.transport.endpoint import Endpoint
 from pilotlight.core.transport.pod_calls import (
     END,
     ENDING_S,
@@ -53,6 +53,10 @@ OPENED_AT_ONCE_BY_POD, OPENED_AT_ONCE = 8, 32
 millisecond of the event loop, and a pod that opens thousands waits behind itself."""
 BUFFER_BYTES = 64 * 1024
 """Bytes that wait for one end before the other is not read any further."""
+DIAL_TIMEOUT_S = 3.0
+"""Limit of a connection and its handshake: the turn of another pod waits for it."""
+LAST_S = 10.0
+"""How long an activator that did not answer is asked after the others."""
 MAX_IDLE = 64
 """Connections to one activator that are kept for the next pod: a handshake takes ten times the CPU
 time of what follows it."""
@@ -115,6 +119,7 @@ class PodCalls:
         self._claimed_by: dict[str, str] = {}
         self._idle: dict[str, list[_ActivatorEnd]] = {}
         self._ends: set[_ActivatorEnd] = set()
+        self._failed_at: dict[str, float] = {}
         self._logged_at: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -208,7 +213,7 @@ class PodCalls:
         known = self._claimed_by.pop(statement.pod, None)
         if known is not None and (end := await self._ask(known, statement, failures)) is not None:
             return end
-        for address in await self._addresses(failures):
+        for address in sorted(await self._addresses(failures), key=self._has_failed):
             if address == known:
                 continue
             if (end := await self._ask(address, statement, failures)) is not None:
@@ -245,31 +250,40 @@ class PodCalls:
             if answer is None:
                 end = await self._dial(address)
                 answer = await end.ask(statement)
-        except ssl.SSLError as e:
-            failures.append(explain_tls_error(e, f"the activator at {address}"))
+        except (OSError, ValueError) as e:  # TimeoutError and ssl.SSLError are OSErrors
+            self._failed_at[address] = time.monotonic()
+            name = f"the activator at {address}"
+            failures.append(
+                explain_tls_error(e, name)
+                if isinstance(e, ssl.SSLError)
+                else f"{name} does not answer: {e or type(e).__name__}"
+            )
             return None
-        except (OSError, ValueError) as e:  # TimeoutError is an OSError
-            failures.append(f"the activator at {address} does not answer: {e or type(e).__name__}")
-            return None
+        self._failed_at.pop(address, None)
         assert end is not None
         if answer.answer is Answer.LEASED:
             self._remember(statement.pod, address)
             return end
         end.keep()
-        if answer.answer is Answer.REFUSED:
-            raise NotConnected(403, answer.why)
-        return None
+        if answer.answer is Answer.NOT_LEASED:
+            return None
+        raise NotConnected(403 if answer.answer is Answer.REFUSED else 503, answer.why)
+
+    def _has_failed(self, address: str) -> bool:
+        """Whether an activator did not answer a moment ago: such a one is asked last."""
+        failed_at = self._failed_at.get(address)
+        return failed_at is not None and time.monotonic() - failed_at < LAST_S
 
     async def _dial(self, address: str) -> _ActivatorEnd:
         """Open a connection. Raises OSError."""
-        async with asyncio.timeout(OPENING_TIMEOUT_S):
+        async with asyncio.timeout(DIAL_TIMEOUT_S):
             _, end = await asyncio.get_running_loop().create_connection(
                 lambda: _ActivatorEnd(self._ends, self._idle.setdefault(address, [])),
                 address,
                 self._activators.port,
                 ssl=self._context,
                 server_hostname=self._activators.host,
-                ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S,
+                ssl_handshake_timeout=DIAL_TIMEOUT_S,
             )
         return end
 

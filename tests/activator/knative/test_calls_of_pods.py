@@ -255,7 +255,7 @@ async def test_an_agent_does_not_speak_for_pods_of_another_node(
     (pod,) = node.site.fleet.pods.of(outer.body["metadata"]["annotations"]["pilotlight.dev/key"])
     await until(lambda: not node.agents.is_agent_of(HOST, pod))
     status, text = await node.from_pod(outer, lambda call: refused(node, call))
-    assert status == 403
+    assert status == 503, "it may be known in a moment"
     assert f"runs on node {NODE}, and {HOST} is not an address of the node agent there" in text
 
 

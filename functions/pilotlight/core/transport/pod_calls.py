@@ -2,7 +2,7 @@
 that claimed the pod, over mutual TLS. One connection serves one pod after another:
 
     agent → activator   {"tenant": "t-…", "pod": "<uid>"}
-    activator → agent   {"answer": "leased" | "not_leased" | "refused", "why": "…"}
+    activator → agent   {"answer": "leased" | "not_leased" | "unconfirmed" | "refused", "why": "…"}
     after `leased`, both ways: the pod's HTTP/1.1 in frames (length in 4 bytes, then the bytes);
     a frame of length 0 is the end. A side that receives one answers with its own
 
@@ -70,10 +70,12 @@ class PodStatement:
 
 
 class Answer(StrEnum):
-    """An activator's answer. `NOT_LEASED`: another activator may have claimed the pod."""
+    """An activator's answer. `NOT_LEASED`: another activator may have claimed the pod.
+    `UNCONFIRMED`: it does not know the agent as that of the pod's node, or not yet."""
 
     LEASED = "leased"
     NOT_LEASED = "not_leased"
+    UNCONFIRMED = "unconfirmed"
     REFUSED = "refused"
 
 
