@@ -40,6 +40,7 @@ from activator.gateway.gateway import Gateway
 from activator.gateway.health import Health
 from activator.gateway.http_proxy import HttpProxy
 from activator.gateway.instance_sockets import InstanceSockets
+from activator.gateway.pod_connections import PodConnections
 from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.http.bodies import Bodies
 from activator.http.dashboard_host import DashboardHost
@@ -47,11 +48,13 @@ from activator.http.server import ConnectionLimits
 from activator.idempotency.middleware import Idempotency
 from activator.idempotency.process_store import ProcessIdempotency
 from activator.idempotency.store_protocol import IdempotencyStore
+from activator.knative.agent_addresses import AgentAddresses
 from activator.knative.app import FleetContext, cluster_parts
 from activator.knative.autoscaler.load_report import Statement
 from activator.knative.autoscaler.load_reporter import loads_of
 from activator.knative.fleet import KnativeFleet
 from activator.knative.lazy_client import LazyCluster
+from activator.knative.pod_statements import PodStatements
 from activator.llm.engine_scraper import EngineScraper
 from activator.llm.engine_throttler import EngineTerms, EngineThrottler
 from activator.metrics.metrics import Metrics
@@ -151,6 +154,7 @@ class ActivatorApp:
         self.settings = settings
         self._cluster = cluster
         self._dashboard = dashboard
+        self._agents: AgentAddresses | None = None
         self.early: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = []
         self.site = site
         self.loops: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = []
@@ -317,6 +321,9 @@ class ActivatorApp:
         except ValueError as e:
             raise SettingsInvalid(str(e)) from e
         self.early.append(("cluster", parts.fleet.run))
+        if self.settings.agents_listen is not None:
+            self._agents = parts.agents
+            self.early.append(("node agents", lambda: parts.agents.follow(parts.cluster)))
         self.loops.append(("deletion costs", parts.costs.run))
         self.closing.append(parts.cluster.aclose)
         return parts.fleet
@@ -488,6 +495,23 @@ class ActivatorApp:
             head_timeout_s=settings.header_timeout_s,
         )
         self.loops.append(("slow heads of functions", self.sockets.limits.sweep))
+        if self.settings.agents_listen is not None and isinstance(self.fleet, KnativeFleet):
+            self.loops.append(("calls of pods", self._pod_connections(self.fleet).run))
+
+    def _pod_connections(self, fleet: KnativeFleet) -> PodConnections:
+        listen, credentials = self.settings.agents_listen, self.site.credentials
+        assert listen is not None
+        assert self._agents is not None
+        if credentials is None:
+            raise SettingsInvalid(
+                f"activator.agents_listen = {listen!r}: needs platform.tls_cert, tls_key and tls_ca"
+            )
+        return PodConnections(
+            self.sockets,
+            PodStatements(fleet.owned, self._agents),
+            listener=open_tcp_listener("activator.agents_listen", listen),
+            credentials=credentials,
+        )
 
 
 def _breaker_terms(settings: ActivatorSettings) -> BreakerTerms:

@@ -48,6 +48,8 @@ class ActivatorSettings:
             `platform.tls_*`.
         sibling_listen: host:port at which the other activators reach this one, with mutual TLS;
             None = only this machine.
+        agents_listen: host:port at which node agents of a cluster pass on the calls that functions
+            in pods make, with mutual TLS (`platform.tls_*`); None = such functions need a key.
         max_body_bytes: limit of a request's body; a larger one is answered 413 before any start.
         max_header_bytes: limit of request line and headers together; more closes the connection
             with 431.
@@ -122,6 +124,7 @@ class ActivatorSettings:
     redis_url_file: str | None = None
     sibling_url: str | None = None
     sibling_listen: str | None = None
+    agents_listen: str | None = None
     max_body_bytes: int = 10 * 1024 * 1024
     max_header_bytes: int = 64 * 1024
     header_timeout_s: float = 10.0
@@ -230,6 +233,8 @@ class ActivatorSettings:
             )
         if listen is not None and not listen.rpartition(":")[2].isdigit():
             raise ValueError(f"sibling_listen = {listen!r}: must be host:port, or null")
+        if (agents := self.agents_listen) is not None and not agents.rpartition(":")[2].isdigit():
+            raise ValueError(f"agents_listen = {agents!r}: must be host:port, or null")
         if url is not None and listen is None:
             raise ValueError(
                 f"sibling_url = {url!r}: needs sibling_listen, the address at which the other "

@@ -144,6 +144,7 @@ async def _serve(
             snapshots=agent.snapshots,
             runtime=parts.runtime,
             restores=settings.restore_into_pods,
+            activators=settings.activators,
             environ=os.environ,
         ),
     ):

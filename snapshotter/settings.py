@@ -58,6 +58,9 @@ class SnapshotterSettings:
             `cluster.restore_into_pods`).
         pods: directory that the agent shares with function pods of a cluster (`cluster.node_path`,
             on this node); None: no pods.
+        activators: `https://name:port` at which the agent passes the calls of functions in pods to
+            activators (`activator.agents_listen`); the name resolves to all of them, and is in
+            their certificates. None: such functions need a key.
     """
 
     metrics_listen: str | None = None
@@ -84,6 +87,7 @@ class SnapshotterSettings:
     dedicated_to: str | None = None
     pods: str | None = None
     restore_into_pods: bool = False
+    activators: str | None = None
 
     def __post_init__(self) -> None:
         bounds = {
@@ -125,6 +129,10 @@ class SnapshotterSettings:
         _check_names("engines", self.engines, check_environment_name)
         if self.pods is not None and not self.pods.startswith("/"):
             raise ValueError(f"pods = {self.pods!r}: must be an absolute path, or null")
+        if self.activators is not None and not self.activators.startswith("https://"):
+            raise ValueError(
+                f"activators = {self.activators!r}: must be https://name:port, or null"
+            )
         if self.metrics_listen is not None and not self.metrics_listen.rpartition(":")[2].isdigit():
             raise ValueError(
                 f"metrics_listen = {self.metrics_listen!r}: must be host:port, or null"

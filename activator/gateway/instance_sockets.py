@@ -1,5 +1,6 @@
-"""The Unix sockets by which functions call other functions: one for each instance on this machine,
-in its slot, served by the activator that leases the instance.
+"""The sockets by which functions call other functions: a Unix socket for each instance on this
+machine, in its slot, served by the activator that leases the instance. The connections of an
+instance in a pod are passed on by the node agent (`pod_connections`), and served alike.
 
 The node agent makes the directory in the slot (`snapshotter.slots.sockets.make_calls_directory`);
 only the slot and activators can enter it. The kernel's uid of each peer is checked as well.
@@ -38,27 +39,48 @@ _BACKLOG = 2 * MAX_CONNECTIONS
 unanswered."""
 
 
-class InstanceSocket:
-    """The socket of one instance. Owner: the event loop.
+class CallingInstance:
+    """An instance whose function may call others. Owner: the event loop.
 
     Attributes:
         caller: the function as a caller.
-        connections: number of open connections."""
+        connections: number of open connections.
+        bucket: under what its connections are counted with those of its tenant; "" = by the peer's
+            uid."""
 
-    def __init__(self, sockets: InstanceSockets, target: CallTarget, instance: Instance) -> None:
+    def __init__(
+        self, sockets: InstanceSockets, target: CallTarget, instance: Instance, *, bucket: str = ""
+    ) -> None:
         self.target = target
         self.instance = instance
         self.caller = FunctionPrincipal(f"{FUNCTION_KEY}{target.name}")
         self.connections = 0
+        self.bucket = bucket
         self._sockets = sockets
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.instance.id} {self.connections} connections>"
+
+    def is_peer(self, transport: asyncio.BaseTransport) -> bool:
+        """Return whether the peer of a connection is the instance: that of a pod was checked before
+        it was accepted."""
+        return True
+
+    def close(self) -> None:
+        """Stop accepting connections; requests in progress go on. Idempotent."""
+        self._sockets.forget(self)
+
+
+class InstanceSocket(CallingInstance):
+    """The socket of one instance in a slot. Owner: the event loop."""
+
+    def __init__(self, sockets: InstanceSockets, target: CallTarget, instance: Instance) -> None:
+        super().__init__(sockets, target, instance)
         self._path = calls_socket(Path(instance.info.socket).parent / CALLS_DIRECTORY, instance.id)
         self._listener: socket.socket | None = None
         self._server: asyncio.Server | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._is_closed = False
-
-    def __repr__(self) -> str:
-        return f"<InstanceSocket {self.instance.id} {self.connections} connections>"
 
     def open(self) -> None:
         """Listen. Connections queue until the server accepts them. Raises OSError."""
@@ -96,7 +118,7 @@ class InstanceSocket:
         if self._is_closed:
             return
         self._is_closed = True
-        self._sockets.forget(self)
+        super().close()
         if self._server is not None:
             self._server.close()
         elif self._accepting is not None and self._listener is not None:
@@ -137,34 +159,42 @@ class InstanceSockets:
         )
         self._config.load()
         self._state = ServerState()
-        self._open: dict[str, InstanceSocket] = {}
+        self._open: dict[str, CallingInstance] = {}
 
     def __repr__(self) -> str:
         return f"<InstanceSockets {len(self._open)} open>"
 
     def listen(self, target: CallTarget, instance: Instance) -> None:
-        """Serve the calls of an instance until it is gone; no effect for one in a pod, or without
+        """Serve the calls of an instance until it is gone; no effect for one in a slot without
         access to the platform."""
         where = instance.info.socket
-        if is_tcp(where) or not (Path(where).parent / CALLS_DIRECTORY).is_dir():
-            return
         if (before := self._open.get(instance.id)) is not None:
             before.close()
-        own = InstanceSocket(self, target, instance)
-        try:
-            own.open()
-        except OSError as e:
-            log.error("instance cannot call functions instance=%s error=%s", instance.id, e)
+        own: CallingInstance
+        if is_tcp(where):
+            own = CallingInstance(self, target, instance, bucket=f"tenant-{target.tenant}")
+        elif (Path(where).parent / CALLS_DIRECTORY).is_dir():
+            own = in_slot = InstanceSocket(self, target, instance)
+            try:
+                in_slot.open()
+            except OSError as e:
+                log.error("instance cannot call functions instance=%s error=%s", instance.id, e)
+                return
+        else:
             return
         self._open[instance.id] = own
         instance.on_gone = own.close
 
-    def forget(self, own: InstanceSocket) -> None:
+    def in_pod(self, instance_id: str) -> CallingInstance | None:
+        """Return the instance whose pod has opened a connection; None when it takes no calls."""
+        return self._open.get(instance_id)
+
+    def forget(self, own: CallingInstance) -> None:
         """Remove a socket that was closed."""
         if self._open.get(own.instance.id) is own:
             del self._open[own.instance.id]
 
-    def connection(self, own: InstanceSocket) -> ClientConnection:
+    def connection(self, own: CallingInstance) -> ClientConnection:
         """Return the protocol of a new connection."""
         protocol: Any = self._config.http_protocol_class
         connection: FunctionConnection = protocol(
@@ -192,7 +222,7 @@ class InstanceSockets:
 class FunctionConnection(ClientConnection):
     """One connection of an instance."""
 
-    own: InstanceSocket
+    own: CallingInstance
 
     @property
     def instance(self) -> Instance:
@@ -208,6 +238,10 @@ class FunctionConnection(ClientConnection):
     def caller(self) -> FunctionPrincipal:
         """Its function, as a caller."""
         return self.own.caller
+
+    def counted_as(self) -> str:
+        """The tenant: all pods of a node connect from the address of its agent."""
+        return self.own.bucket or super().counted_as()
 
     def admit(self) -> None:
         """Accept a connection of the instance, within its limit."""

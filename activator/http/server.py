@@ -221,7 +221,7 @@ class ClientConnection(HttpToolsProtocol):
         self.flow = _FlowControl(transport, self.pipeline)
         if self.client is None:
             self.client = user_behind(transport)
-        self._address = network_of(self.client[0]) if self.client else ""
+        self._address = self.counted_as()
         limits = self.limits
         limits.connections.add(self)
         limits.by_address[self._address] += 1
@@ -230,6 +230,10 @@ class ClientConnection(HttpToolsProtocol):
             limits.refused += 1
             self.refuse(b"503 Service Unavailable", b"too many connections from this address\n")
         self.admit()
+
+    def counted_as(self) -> str:
+        """Under what its connections are counted: the peer's address or network."""
+        return network_of(self.client[0]) if self.client else ""
 
     def admit(self) -> None:
         """Called once the connection is registered; a subclass may refuse it."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from activator.knative.activation_requests import ActivationRequests, Place
+from activator.knative.agent_addresses import AgentAddresses
 from activator.knative.deletion_cost import DeletionCosts
 from activator.knative.fleet import KnativeFleet
 from activator.knative.lazy_client import LazyCluster
@@ -45,6 +46,7 @@ class ClusterParts:
     fleet: KnativeFleet
     costs: DeletionCosts
     cluster: LazyCluster
+    agents: AgentAddresses
 
 
 def cluster_parts(settings: ClusterSettings, around: FleetContext) -> ClusterParts:
@@ -93,7 +95,9 @@ def cluster_parts(settings: ClusterSettings, around: FleetContext) -> ClusterPar
 
     costs = DeletionCosts(pods, cluster, load_of=loads)
     fleet.on_released = costs.on_released
-    return ClusterParts(fleet=fleet, costs=costs, cluster=cluster)
+    return ClusterParts(
+        fleet=fleet, costs=costs, cluster=cluster, agents=AgentAddresses(settings.namespace)
+    )
 
 
 def _claims(around: FleetContext) -> PodLeaseStore:

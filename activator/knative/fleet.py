@@ -551,6 +551,12 @@ class KnativeFleet(PodFleetLimits):
             pod.is_usable and (pod.is_ready or pod.life in self._held) for pod in self.pods.of(key)
         )
 
+    def owned(self, uid: str) -> OwnedPod | None:
+        """The pod with this uid, if it is ours."""
+        pod = self.pods.find(uid)
+        held = self._held.get(pod.life) if pod is not None else None
+        return held if held is not None and not held.is_lost else None
+
     def held(self) -> Mapping[str, tuple[str, str]]:
         """Instance and revision key of each of our pods, by its uid."""
         return {held.pod.uid: (held.instance, held.pod.key) for held in self._held.values()}

@@ -6,6 +6,7 @@ reference, core/v1 Pod, PodStatus)."""
 from __future__ import annotations
 
 import enum
+import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -212,3 +213,21 @@ def _words(terminated: Object) -> str:
     text = str(terminated.get("message") or "").strip()
     how = f"{terminated.get('reason') or 'ended'}, exit status {terminated.get('exitCode', '?')}"
     return f"{how}: {text}" if text else how
+
+
+def addresses_of(status: Object, field: str) -> frozenset[str]:
+    """The addresses `<field>` and `<field>s` of a pod's status: `podIP`, `podIPs`, `hostIP`,
+    `hostIPs`."""
+    several = (str(one.get("ip") or "") for one in status.get(f"{field}s") or ())
+    found = (str(status.get(field) or ""), *several)
+    return frozenset(canonical(address) for address in found if address)
+
+
+def canonical(address: str) -> str:
+    """An IP address in one notation: IPv4 addresses in IPv6 (RFC 4291, 2.5.5.2) as IPv4."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return str(mapped or parsed)

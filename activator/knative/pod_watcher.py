@@ -53,6 +53,8 @@ class Pod:
         life: identifies this life: `<uid>.<restarts>`.
         key: key of the revision: `<function id>@<revision>`.
         ip: None until it has an address.
+        node: the node that it runs on; "" until it has one.
+        node_addresses: those of that node.
         is_ending: it is being deleted, and gets no more calls.
         ending: how its worker ended; None while it lives.
         obstacle: why it does not start.
@@ -66,6 +68,8 @@ class Pod:
     name: str
     key: str
     ip: str | None
+    node: str
+    node_addresses: frozenset[str]
     is_ready: bool
     is_ending: bool
     ending: WorkerExit | None
@@ -130,6 +134,10 @@ class PodWatcher:
         """The pod in that life; None when the life is over."""
         pod = self._pods.get(life.rpartition(".")[0])
         return pod if pod is not None and pod.life == life and pod.ending is None else None
+
+    def find(self, uid: str) -> Pod | None:
+        """The pod with this uid, in its current life."""
+        return self._pods.get(uid)
 
     def failure(self, namespace: str, revision: str) -> tuple[str, float] | None:
         """Why no pod of a revision (its name in the cluster) could be created, and since when
@@ -239,6 +247,8 @@ class PodWatcher:
             ip=status.get("podIP")
             or (before.ip if before is not None else None)
             or self._ip_in_slices(uid),
+            node=str((body.get("spec") or {}).get("nodeName") or ""),
+            node_addresses=pod_status.addresses_of(status, "hostIP"),
             is_ready=pod_status.is_ready(body),
             is_ending=bool(metadata.get("deletionTimestamp")),
             ending=pod_status.worker_exit(body),

@@ -143,8 +143,8 @@ def _instance_url(environ: Mapping[str, str]) -> str | None:
         )
     if INSTANCE_VARIABLE in environ:
         raise Forbidden(
-            "this instance has no socket to call functions without a key: it runs in a cluster, or "
-            f"its function has network='none'. In a cluster, {_WAY_OUT}"
+            "this instance has no socket to call functions without a key: its function has "
+            f"network='none'. With a network, {_WAY_OUT}"
         )
     return None
 

@@ -1,5 +1,5 @@
-"""Identifies the process that announced a pod through the kernel, and checks whether its namespaces
-may be entered.
+"""Identifies the process at the other end of a socket through the kernel: the pod that it is in, and
+whether its namespaces may be entered.
 
 Entering a pod mounts file systems in it. So a pod is entered only if it has its own namespaces of
 every kind and its launcher is their first process; a process of the node itself never qualifies.
@@ -8,7 +8,9 @@ every kind and its launcher is their first process; a process of the node itself
 from __future__ import annotations
 
 import os
+import re
 import socket
+import struct
 from pathlib import Path
 
 from snapshotter.errors import Unsupported
@@ -18,6 +20,12 @@ _SO_PEERPIDFD = 77
 """unix(7); since Linux 6.5. A pid could be reused before it is inspected."""
 _OWN = ("mnt", "pid", "net", "ipc", "uts")
 _PROC = Path("/proc")
+_CREDENTIALS = struct.Struct("3i")
+_POD_GROUP = re.compile(
+    r"(?:^|[/-])pod([0-9a-f]{8}(?:([-_])[0-9a-f]{4})(?:\2[0-9a-f]{4}){2}\2[0-9a-f]{12})(?:\.slice)?(?:/|$)"
+)
+"""The kubelet's control group of a pod: `…/pod<uid>` or, with systemd, `…-pod<uid>.slice`, where the
+uid's hyphens are underscores (kubernetes, pkg/kubelet/cm)."""
 
 
 def pidfd_of_peer(connection: socket.socket) -> int:
@@ -30,6 +38,58 @@ def pidfd_of_peer(connection: socket.socket) -> int:
             f"({e.strerror}): Linux 6.5 or newer is required"
         ) from e
     return raw
+
+
+def pod_of_peer(connection: socket.socket, *, proc: Path = _PROC) -> str:
+    """The uid of the pod that the peer process is in, by its control group, which the process
+    cannot change. Raises Unsupported."""
+    try:
+        pidfd = _peer_pidfd(connection)
+    except ProcessLookupError:
+        raise Unsupported("the process that connected has exited") from None
+    try:
+        pid = processes.host_pid(pidfd)
+        groups = (proc / str(pid) / "cgroup").read_text() if pid else ""
+        # the pid belonged to the peer all the time if it still does
+        if not pid or processes.host_pid(pidfd) != pid:
+            raise Unsupported(
+                "the node agent cannot see the process that connected, or it has exited: set "
+                "node.hostPID of the chart"
+            )
+    except OSError as e:
+        raise Unsupported(f"the process that connected cannot be inspected: {e}") from e
+    finally:
+        os.close(pidfd)
+    return pod_of_groups(groups)
+
+
+def pod_of_groups(groups: str) -> str:
+    """The uid of the pod in the text of `/proc/<pid>/cgroup` (cgroups(7)). Raises Unsupported."""
+    found = {
+        match[1].replace("_", "-")
+        for line in groups.splitlines()
+        # the outermost: a container may name groups below its own as it likes
+        if (match := _POD_GROUP.search(line.split(":", 2)[-1])) is not None
+    }
+    if len(found) != 1:
+        raise Unsupported("the process that connected is in no pod of this node")
+    return found.pop()
+
+
+def _peer_pidfd(connection: socket.socket) -> int:
+    """As `pidfd_of_peer`; on older kernels by the pid that the peer had when it connected. Raises
+    Unsupported, ProcessLookupError."""
+    try:
+        return pidfd_of_peer(connection)
+    except Unsupported:
+        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid: int = _CREDENTIALS.unpack(raw)[0]
+        if not pid:
+            raise Unsupported(
+                "the node agent cannot see the process that connected: set node.hostPID of the "
+                "chart"
+            ) from None
+        return os.pidfd_open(pid)
 
 
 def demand_own_namespaces(pidfd: int, *, proc: Path = _PROC) -> int:

@@ -1,5 +1,5 @@
-"""Starts the agent's services for a cluster: serving function pods, and reporting the node to the
-controller."""
+"""Starts the agent's services for a cluster: serving function pods and passing on their calls, and
+reporting the node to the controller."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from pilotlight.core.background_tasks import cancel_all
-from pilotlight.core.settings import Paths, PlatformSettings
-from pilotlight.core.transport.endpoint import controller_endpoint
+from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid
+from pilotlight.core.transport.endpoint import Endpoint, TlsCredentials, controller_endpoint
 from snapshotter.agent import node_report
 from snapshotter.agent.launch_signature import LaunchSigner
 from snapshotter.checkpointing.api import SnapshotApi
 from snapshotter.cuda.gpu_usage import cuda_node
 from snapshotter.cuda.memory import NvidiaSmi
 from snapshotter.pods import tenant_listeners
+from snapshotter.pods.pod_calls import PodCalls
 from snapshotter.pods.restoring import PodRestores
 from snapshotter.pods.tenant_listeners import Tenants
 from snapshotter.slots.launch_plan import BundleStore
@@ -36,9 +37,10 @@ async def opened(
     runtime: Mapping[str, Path],
     environ: Mapping[str, str],
     restores: bool = False,
+    activators: str | None = None,
 ) -> AsyncIterator[Tenants | None]:
     """Serve while the context lasts; yields None without a cluster (`root`, `snapshotter.pods`, is
-    None). Raises SettingsInvalid, OSError."""
+    None). `activators`: `snapshotter.activators`. Raises SettingsInvalid, OSError."""
     if root is None:
         yield None
         return
@@ -53,6 +55,7 @@ async def opened(
     )
     async with (
         contextlib.aclosing(NvidiaSmi(environ)) as memory,
+        _calls(activators, platform) as calls,
         tenant_listeners.opened(
             Path(root),
             bundles=bundles,
@@ -60,6 +63,7 @@ async def opened(
             memory=memory,
             restores=into_pods,
             grants=grants,
+            calls=calls,
         ) as serving,
     ):
         reporter = node_report.Reporter(
@@ -78,3 +82,19 @@ async def opened(
                 yield serving
             finally:
                 await cancel_all([reporting])
+
+
+@contextlib.asynccontextmanager
+async def _calls(
+    activators: str | None, platform: PlatformSettings
+) -> AsyncIterator[PodCalls | None]:
+    """Connections for calls of functions in pods. Raises SettingsInvalid."""
+    if activators is None:
+        yield None
+        return
+    try:
+        endpoint = Endpoint.parse(activators, TlsCredentials.of(platform))
+    except ValueError as e:
+        raise SettingsInvalid(f"snapshotter.activators = {e}") from e
+    async with contextlib.aclosing(PodCalls(endpoint)) as calls:
+        yield calls

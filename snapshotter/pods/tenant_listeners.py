@@ -1,5 +1,5 @@
 """The directories of tenants on this node, each with a socket on which the tenant's pods announce
-themselves.
+themselves, and one by which their functions call others (`pod_calls`).
 
 The kubelet creates a directory for the first pod of a tenant; inotify reports it. After a restart
 of the agent the sockets are created again, and pods announce themselves again and keep what they
@@ -17,9 +17,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from pilotlight.core.background_tasks import BackgroundTasks, cancel_all
+from pilotlight.core.transport.calls_socket import AGENT_SOCKET, POD_CALLS_SOCKET
 from snapshotter.agent.launch_signature import LaunchSigner
 from snapshotter.cuda.memory import MemoryReader
 from snapshotter.linux.inotify import DirectoryWatch, watching
+from snapshotter.pods.pod_calls import CallsListener, PodCalls
 from snapshotter.pods.pod_session import MAX_LINE_BYTES, PodSession
 from snapshotter.pods.restoring import PodRestores
 from snapshotter.pods.tenant_mounts import HOLDER_PREFIX, WEIGHTS, PodWeights, TenantMounts
@@ -27,7 +29,6 @@ from snapshotter.slots.launch_plan import BundleStore
 from weight_cache.errors import WeightCacheError
 
 _log = logging.getLogger(__name__)
-SOCKET = "agent.sock"
 MAX_PODS = 256
 """Connections of one tenant at a time; a node has 110 pods by default, 250 at most."""
 SETTLE_S = 30.0
@@ -52,9 +53,11 @@ class Tenants:
         memory: MemoryReader,
         restores: PodRestores | None = None,
         grants: LaunchSigner | None = None,
+        calls: PodCalls | None = None,
     ) -> None:
         """`root`: `snapshotter.pods`. `restores` None: pods boot cold. `grants` None: launch
-        documents are not signed."""
+        documents are not signed. `calls` None: functions in pods need a key to call others."""
+        self._calls = calls
         self._restores = restores
         self._grants = grants
         self._root = root
@@ -95,7 +98,12 @@ class Tenants:
                 )
                 try:
                     self._listeners[name] = await TenantListener.open(
-                        directory, holds, self._memory, self._restores, self._grants
+                        directory,
+                        holds,
+                        self._memory,
+                        self._restores,
+                        self._grants,
+                        calls=self._calls,
                     )
                 except OSError as e:
                     _log.error("pods.no_door directory=%s error=%s", directory, e)
@@ -170,6 +178,7 @@ class TenantListener:
         self._memory = memory
         self._tasks: dict[asyncio.Task[None], PodSession] = {}
         self._server: asyncio.Server | None = None
+        self._calls: CallsListener | None = None
         self.holds = holds
 
     def __repr__(self) -> str:
@@ -183,10 +192,14 @@ class TenantListener:
         memory: MemoryReader,
         restores: PodRestores | None,
         grants: LaunchSigner | None,
+        *,
+        calls: PodCalls | None,
     ) -> TenantListener:
-        """Listen in the directory, replacing the socket of an earlier agent. Raises OSError."""
+        """Listen in the directory, replacing the sockets of an earlier agent. Raises OSError."""
         listener = cls(directory, holds, memory, restores, grants)
-        path = directory / SOCKET
+        if calls is not None:  # before a pod can announce itself, and serve
+            listener._calls = calls.listen(directory / POD_CALLS_SOCKET, directory.name)
+        path = directory / AGENT_SOCKET
         path.unlink(missing_ok=True)
         listener._server = await asyncio.start_unix_server(
             listener._on_pod, path, limit=MAX_LINE_BYTES
@@ -205,18 +218,20 @@ class TenantListener:
         try:
             return (
                 _identity(self._directory) == self._identity
-                and (self._directory / SOCKET).is_socket()
+                and (self._directory / AGENT_SOCKET).is_socket()
             )
         except FileNotFoundError:
             return False
 
     async def close(self) -> None:
-        """Close all connections, and stop listening."""
-        if self._server is not None:
-            self._server.close()
+        """Close the pods' connections, and stop listening. Calls of functions go on."""
+        for server in (self._server, self._calls):
+            if server is not None:
+                server.close()
         await cancel_all(self._tasks)
         if self.is_current():
-            (self._directory / SOCKET).unlink(missing_ok=True)
+            (self._directory / AGENT_SOCKET).unlink(missing_ok=True)
+            (self._directory / POD_CALLS_SOCKET).unlink(missing_ok=True)
 
     async def _on_pod(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -252,12 +267,19 @@ async def opened(
     memory: MemoryReader,
     restores: PodRestores | None = None,
     grants: LaunchSigner | None = None,
+    calls: PodCalls | None = None,
 ) -> AsyncIterator[Tenants]:
     """Serve while the context lasts. Raises OSError when `root` cannot be created or watched."""
     root.mkdir(parents=True, exist_ok=True)
     root.chmod(0o755)
     tenants = Tenants(
-        root, bundles=bundles, weights=weights, memory=memory, restores=restores, grants=grants
+        root,
+        bundles=bundles,
+        weights=weights,
+        memory=memory,
+        restores=restores,
+        grants=grants,
+        calls=calls,
     )
     with watching(root) as watch:
         await tenants.refresh()

@@ -492,6 +492,7 @@ def test_addresses_are_services_with_certificates_for_their_names(
         urlsplit(platform.controller_url),
         urlsplit((activator.sibling_url or "").replace("{index}", "1")),
     )
+    agents = urlsplit(load_section(SnapshotterSettings, "snapshotter", file).activators or "")
     names = {
         each["metadata"]["name"]: each["spec"].get("dnsNames", [])
         for each in default.of("Certificate")
@@ -499,6 +500,7 @@ def test_addresses_are_services_with_certificates_for_their_names(
     for component, host, port in (
         ("controller", controller.hostname, controller.port),
         ("activator", siblings.hostname, siblings.port),
+        ("activator", agents.hostname, agents.port),
         ("node", name, int(peer_port)),
     ):
         assert isinstance(host, str)
@@ -532,6 +534,7 @@ def test_listeners_are_the_ports_that_are_named(default: Rendering, tmp_path: Pa
         "control": settings["controller"]["listen"],
         "http": settings["activator"]["listen"],
         "siblings": settings["activator"]["sibling_listen"],
+        "agents": settings["activator"]["agents_listen"],
         "metrics-snap": settings["snapshotter"]["metrics_listen"],
         "metrics-weights": settings["weight_cache"]["metrics_listen"],
         "peers": settings["weight_cache"]["peer_listen"],
@@ -668,7 +671,10 @@ def test_journals_outlive_their_activators(chart: Rendering) -> None:
         ),
         ({"tls.mode": "none"}, "tls.mode|/tls/mode"),
         ({"node.hostPath": "relative"}, "node.hostPath|/node/hostPath"),
-        ({"config.cluster.restore_into_pods": True}, r"set node\.privileged and node\.hostPID"),
+        (
+            {"config.cluster.restore_into_pods": True, "node.hostPID": False},
+            r"set node\.privileged and node\.hostPID",
+        ),
         ({"tls.mode": "secrets"}, r"tls\.secrets\.\w+: name the secret"),
     ],
 )

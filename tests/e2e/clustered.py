@@ -24,8 +24,10 @@ from typing import Any
 import httpx
 
 from tests.e2e.harness import PATIENCE_S, STOP_S, PlatformUnderTest, platform_up, wait_for
+from tests.fakes.authority import Authority
 from tests.fakes.knative.kubelet import EVICT, MISSING_IMAGES
 from tests.fakes.plain_http import NO_TLS
+from tests.fakes.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = f"registry.example/pilotlight/runtime@sha256:{'0' * 64}"
@@ -167,13 +169,21 @@ def cluster_up(**settings: object) -> Iterator[ClusterUnderTest]:
                 "node_path": node_path,
                 "runtime_image": IMAGE,
             }
+            agents = f"127.0.0.1:{free_port()}"
+            tls = Authority().issue(directory / "tls", "127.0.0.1")
             os.environ["NODE_NAME"] = NODE  # what the chart's DaemonSet sets
             stack.callback(os.environ.pop, "NODE_NAME", None)
             platform = stack.enter_context(
                 platform_up(
-                    platform={"fleet": "knative"},
+                    platform={
+                        "fleet": "knative",
+                        "tls_cert": str(tls.cert),
+                        "tls_key": str(tls.key),
+                        "tls_ca": str(tls.ca),
+                    },
+                    activator={"agents_listen": agents},
                     cluster={**cluster, **settings},
-                    snapshotter={"pods": node_path},
+                    snapshotter={"pods": node_path, "activators": f"https://{agents}"},
                     prices={"gpu_s": {"H100": "0.001"}},
                 )
             )

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 
+from pilotlight.protocol import HEADER_REQUEST_ID
 from tests.e2e.clustered import ClusterUnderTest, cluster_up, pods_that_answer
 from tests.e2e.harness import wait_for
+from tests.e2e.test_calls_by_functions import N, expect_everything
 
 pytestmark = [pytest.mark.e2e, pytest.mark.root, pytest.mark.timeout(180)]
 
@@ -73,6 +76,34 @@ def test_what_ran_is_billed_and_its_logs_are_read(cluster: ClusterUnderTest) -> 
     (instance,) = platform.instances("podded", "stays")
     assert pod["metadata"]["name"] in str(instance)
     assert wait_for(lambda: platform.usage("function = ?", "stays"), "the call to be billed")
+
+
+def test_functions_in_pods_call_others_and_the_records_name_them(
+    cluster: ClusterUnderTest,
+) -> None:
+    platform = cluster.platform
+    platform.deploy("calling.py")
+    answer = platform.post("calling/Caller.everything", {"n": N})
+    assert answer.status_code == 200, answer.text
+    expect_everything(answer.json())
+    parent = f"{answer.headers[HEADER_REQUEST_ID]}/1"
+    wait_for(lambda: len(platform.usage("parent = ?", parent)) == 7, "records of its calls")
+    made = platform.usage("parent = ?", parent)
+    assert {row["key"].partition("/")[2] for row in made} == {"main/calling/Caller"}
+    (pod,) = cluster.ready("Caller")
+    assert answer.json()["instance"] == pod["metadata"]["name"][:63]
+
+    route = httpx.get(f"{platform.url}/fn/calling/web/", headers=platform.headers, timeout=60)
+    assert route.status_code == 202, route.text
+    with platform.client() as client:
+        record = client.call(route.text, wait_s=20)
+    assert (record.state, record.labels["caller"]) == ("SUCCEEDED", "calling/web")
+
+    for process in ("snapshotter", "activator"):
+        platform.wait_restarted(process, platform.kill(process))
+        answer = platform.post("calling/Caller.everything", {"n": N})
+        assert answer.status_code == 200, answer.text
+        expect_everything(answer.json())
 
 
 def test_a_new_version_takes_over_and_the_old_one_ends(

@@ -10,7 +10,14 @@ from typing import Any
 from activator.routing.route_table import CallTarget, RouteTable
 from pilotlight.core.crypto import ActivatorKey
 from pilotlight.protocol import FeedChange, FunctionRoute
-from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec, Scaling, to_json
+from pilotlight.spec.function import (
+    FunctionKind,
+    FunctionNetwork,
+    FunctionSpec,
+    MethodSpec,
+    Scaling,
+    to_json,
+)
 from pilotlight.spec.pricing import Rates
 from pilotlight.spec.traffic import TrafficDocument, with_weights
 from pilotlight.spec.traffic import to_json as document_to_json
@@ -77,6 +84,7 @@ def route_of(
         weights=tuple(WeightsMount(name=w.name, manifest=w.manifest) for w in spec.weights),
         gpu=next(iter(spec.resources.gpu), None),
         gpu_count=spec.resources.gpu_count,
+        offline=spec.network is FunctionNetwork.NONE,
     )
     return FunctionRoute(
         id=f"f-{app}-{spec.name}",

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import socket
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlencode
 
+from pilotlight.core.transport.calls_socket import AGENT_SOCKET, POD_CALLS_SOCKET
 from pilotlight.errors import Forbidden
 
 CONNECT_S = 10.0
@@ -34,9 +36,18 @@ class ConnectionFailed(Exception):
         self.was_sent = was_sent
 
 
-def no_socket() -> Forbidden:
+def no_socket(path: str) -> Forbidden | ConnectionFailed:
     """Return the error of an instance whose socket is not there: it does not serve yet, or any
-    more."""
+    more. In a pod its node's agent serves none, or is being restarted."""
+    directory, _, name = path.rpartition("/")
+    if name == POD_CALLS_SOCKET:
+        if not os.path.exists(f"{directory}/{AGENT_SOCKET}"):
+            return ConnectionFailed("the node agent is not listening", was_sent=False)
+        return Forbidden(
+            "the node agent serves no calls of functions (snapshotter.activators of platform.yaml "
+            "is not set): use an API key: set PILOTLIGHT_API_KEY and PILOTLIGHT_URL in a secret of "
+            "the function"
+        )
     return Forbidden(
         "this instance cannot call functions now: it can while it runs a call, and not in "
         "enter(snap=False), in the startup of a web application or in exit(). There, use an API "
@@ -196,7 +207,7 @@ class SocketClient(_Requests):
                 connection.settimeout(CONNECT_S)
                 connection.connect(self._path)
             except FileNotFoundError:
-                raise no_socket() from None
+                raise no_socket(self._path) from None
             except OSError as e:
                 raise ConnectionFailed(str(e), was_sent=False) from e
             connection.settimeout(None)  # the platform ends calls that take too long
@@ -256,7 +267,7 @@ class AsyncSocketClient(_Requests):
             async with asyncio.timeout(CONNECT_S):
                 source, writer = await asyncio.open_unix_connection(self._path)
         except FileNotFoundError:
-            raise no_socket() from None
+            raise no_socket(self._path) from None
         except OSError as e:  # TimeoutError, too
             raise ConnectionFailed(str(e), was_sent=False) from e
         try:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from pilotlight.core.transport.calls_socket import AGENT_SOCKET
 from pilotlight.launcher.agent_connection import AgentConnection
 from pilotlight.launcher.log import log_event
 from pilotlight.launcher.pod_environment import InvalidPod, PodEnvironment
@@ -47,7 +48,7 @@ class Launcher:
         self._began = began
         self._deadline = began + surroundings.launch.startup_timeout_s
         self._listener = _bound(surroundings.host, surroundings.port)
-        self._line = AgentConnection(surroundings.node / "agent.sock", self._announcement)
+        self._line = AgentConnection(surroundings.node / AGENT_SOCKET, self._announcement)
         self._worker: WorkerProcess | None = None
         self._state = "asking"
         self._phases_ms: dict[str, float] = {}
@@ -267,9 +268,9 @@ class Launcher:
             return
         start = {"kind": self._kind, "phases_ms": self._phases_ms}
         try:
-            self._worker.serve(
-                self._surroundings.pod, self._listener, self._surroundings.secrets, start=start
-            )
+            # with the socket of this pod: a restored worker has that of its snapshot
+            env = {**self._surroundings.secrets, **self._surroundings.calls_env()}
+            self._worker.serve(self._surroundings.pod, self._listener, env, start=start)
         except ConnectionError:
             return  # the worker has ended; its exit status says why
         except OSError as e:

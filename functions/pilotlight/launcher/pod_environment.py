@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pilotlight.core.transport.calls_socket import CALLS_VARIABLE, POD_CALLS_SOCKET
 from snapshotter.types import LaunchSpec
 
 LISTEN = "0.0.0.0:8080"
@@ -87,6 +88,13 @@ class PodEnvironment:
             secrets=secrets,
             gpus=_gpus(environ.get("NVIDIA_VISIBLE_DEVICES", "")),
         )
+
+    def calls_env(self) -> dict[str, str]:
+        """The variable by which the worker finds the socket to call other functions; none for a
+        function without a network."""
+        if self.launch.offline:
+            return {}
+        return {CALLS_VARIABLE: str(self.node / POD_CALLS_SOCKET)}
 
     def baked_code(self) -> Path | None:
         """The code in the image, if it is that of this launch; else None."""

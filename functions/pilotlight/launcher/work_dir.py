@@ -70,7 +70,7 @@ def prepare_work_dir(
             f"PILOTLIGHT_WORK = {str(surroundings.work)!r} cannot be written: {e.strerror or e}"
         ) from e
     env = {"PATH": os.defpath, "LANG": "C.UTF-8", **surroundings.env, **launch.env, **ONE_THREAD}
-    env.update(HOME=str(work), TMPDIR=str(temporary))
+    env.update(HOME=str(work), TMPDIR=str(temporary), **surroundings.calls_env())
     boot = os.path.join(_directory("pilotlight"), "worker", "boot.py")
     return WorkerCommand(
         argv=(sys.executable, "-I", "-S", "-B", boot, str(file)), env=env, work=work

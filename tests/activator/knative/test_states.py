@@ -181,6 +181,8 @@ def pod(
         "name": name,
         "key": "f@v1",
         "ip": None,
+        "node": "",
+        "node_addresses": frozenset(),
         "is_ready": False,
         "is_ending": False,
         "ending": None,

@@ -41,6 +41,9 @@ def main() -> None:
     """See the module."""
     with open(sys.argv[1], encoding="utf-8") as file:
         spec: Json = json.load(file)
+    if spec["group"]:
+        with open(spec["group"], "w", encoding="utf-8") as group:
+            group.write("0")
     _check(_libc.unshare(NEWNS | NEWUTS | NEWIPC | NEWPID), "unshare")
     _mount("none", "/", "", REC | PRIVATE)
     alive, held = os.pipe()  # `held` closes when this process ends, however it ends

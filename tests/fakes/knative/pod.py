@@ -19,6 +19,7 @@ from tests.fakes.knative import volumes
 from tests.fakes.knative.controllers import View, condition, now
 from tests.fakes.knative.images import Images
 from tests.fakes.knative.logs import ContainerLog
+from tests.fakes.knative.pod_group import PodGroup
 from tests.fakes.knative.queue_proxy import QueueProxy
 from tests.fakes.knative.revisions import QUEUE_PROXY
 
@@ -49,6 +50,7 @@ class PodRunner:
         self._beside = any(one["name"] == QUEUE_PROXY for one in pod["spec"]["containers"])
         self.log = ContainerLog(directory / "log")
         self._keeping: asyncio.Task[None] | None = None
+        self._group = PodGroup(pod["metadata"]["uid"])
         self.proxy = QueueProxy(ip, concurrency=_concurrency(pod))
         self._process: asyncio.subprocess.Process | None = None
         self._ending = asyncio.Event()
@@ -196,7 +198,9 @@ class PodRunner:
             *(self._user.get("command") or self._images.argv(self._user["image"])),
             *(self._user.get("args") or ()),
         ]
+        group = self._group.make()
         spec = {
+            "group": "" if group is None else str(group),
             "root": str(root),
             "volumes": mounted,
             "visible": self._images.visible(),
@@ -368,6 +372,7 @@ class PodRunner:
             self._again.cancel()
         for task in self._reports:
             task.cancel()
+        self._group.remove()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     # -- said --------------------------------------------------------------------------------------

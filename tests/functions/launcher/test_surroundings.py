@@ -12,7 +12,7 @@ from pilotlight.launcher.pod_environment import PodEnvironment
 from snapshotter.types import LaunchSpec, RevisionKey
 
 
-def surroundings(tmp_path: Path, **environ: str) -> PodEnvironment:
+def surroundings(tmp_path: Path, *, offline: bool = False, **environ: str) -> PodEnvironment:
     launch = LaunchSpec(
         revision=RevisionKey("f@v1"),
         trust_domain="t",
@@ -24,6 +24,7 @@ def surroundings(tmp_path: Path, **environ: str) -> PodEnvironment:
         cpu=1.0,
         startup_timeout_s=1.0,
         secret_variables=("TOKEN",),
+        offline=offline,
     )
     (tmp_path / "launch.json").write_text(json.dumps(launch.to_json()))
     places = {
@@ -67,6 +68,14 @@ def test_secrets_and_what_is_the_launchers_own_are_not_inherited(tmp_path: Path)
 
     assert found.env == {"CUDA_HOME": "/cuda"}
     assert found.secrets == {"TOKEN": "s3cret"}
+
+
+def test_a_worker_finds_the_nodes_socket_for_its_calls_unless_it_has_no_network(
+    tmp_path: Path,
+) -> None:
+    calls = {"PILOTLIGHT_CALLS": "/pilotlight/calls.sock"}
+    assert surroundings(tmp_path).calls_env() == calls
+    assert surroundings(tmp_path, offline=True).calls_env() == {}
 
 
 def test_a_line_is_one_line_whatever_is_in_it(capfd: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ import pytest
 import pilotlight
 from pilotlight import profile
 from pilotlight.client import sessions
+from pilotlight.client.socket_http import ConnectionFailed, SocketClient
 from pilotlight.errors import Conflict, Forbidden, Unavailable
 from pilotlight.profile import Profile
 from pilotlight.sdk.context import CURRENT_CALL, Context
@@ -145,6 +146,19 @@ def test_a_socket_that_is_not_there_is_no_reason_to_wait(tmp_path: Path) -> None
             list(called.map([1]))
 
 
+def test_a_pod_waits_for_its_node_agent_and_is_told_where_that_serves_no_calls(
+    tmp_path: Path,
+) -> None:
+    client = SocketClient(str(tmp_path / "calls.sock"), dict)
+    request = client.build_request("POST", "/v1/functions/shop/double:invoke")
+    with pytest.raises(ConnectionFailed, match="the node agent is not listening") as failed:
+        client.send(request, stream=True)
+    assert not failed.value.was_sent, "so that it is sent again"
+    (tmp_path / "agent.sock").touch()
+    with pytest.raises(Forbidden, match=r"snapshotter\.activators.* PILOTLIGHT_API_KEY"):
+        client.send(request, stream=True)
+
+
 @pytest.mark.parametrize(
     "environ, found",
     [
@@ -152,6 +166,10 @@ def test_a_socket_that_is_not_there_is_no_reason_to_wait(tmp_path: Path) -> None
         (
             {"PILOTLIGHT_CALLS": "/slot/calls", "PILOTLIGHT_INSTANCE": "i-1"},
             "calls:///slot/calls/i-1.sock",
+        ),
+        (
+            {"PILOTLIGHT_CALLS": "/pilotlight/calls.sock", "PILOTLIGHT_INSTANCE": "pod-1"},
+            "calls:///pilotlight/calls.sock",
         ),
         (
             {
@@ -171,7 +189,7 @@ def test_a_socket_that_is_not_there_is_no_reason_to_wait(tmp_path: Path) -> None
             "unix:///slot/platform/http.sock",
         ),
     ],
-    ids=["outside", "in an instance", "in a slot", "with a key of its own"],
+    ids=["outside", "in an instance", "in a pod", "in a slot", "with a key of its own"],
 )
 def test_an_instance_without_a_key_uses_its_own_socket(
     environ: dict[str, str], found: str, tmp_path: Path
@@ -185,7 +203,7 @@ def test_an_instance_without_a_key_uses_its_own_socket(
         ({"PILOTLIGHT_CALLS": "/slot/calls"}, r"not in enter\(\) before the snapshot"),
         ({"PILOTLIGHT_INSTANCE": "pod-1"}, "PILOTLIGHT_API_KEY, and PILOTLIGHT_URL"),
     ],
-    ids=["before the snapshot", "in a pod"],
+    ids=["before the snapshot", "without a network"],
 )
 def test_a_worker_that_cannot_call_says_why_and_what_to_do(
     environ: dict[str, str], says: str, tmp_path: Path

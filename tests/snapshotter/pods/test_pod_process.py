@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from snapshotter.errors import Unsupported
-from snapshotter.pods.pod_process import demand_own_namespaces, pidfd_of_peer
+from snapshotter.pods.pod_process import (
+    demand_own_namespaces,
+    pidfd_of_peer,
+    pod_of_groups,
+    pod_of_peer,
+)
+from tests.fakes.knative.pod_group import PodGroup
 
 OWN = {name: f"{name}:[2]" for name in ("mnt", "pid", "net", "ipc", "uts")}
 NODES = {name: f"{name}:[1]" for name in OWN}
@@ -74,3 +81,84 @@ def test_the_peer_is_known_for_certain_or_not_at_all() -> None:
         with open(f"/proc/self/fdinfo/{pidfd}") as f:
             assert f"Pid:\t{os.getpid()}\n" in f.read()
         os.close(pidfd)
+
+
+UID = "1b4e28ba-2fa1-41d2-883f-0016d3cca427"
+SYSTEMD = UID.replace("-", "_")
+INNER = "00000000-0000-4000-8000-000000000000"
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SYSTEMD}.slice/cri-containerd-0a.scope",
+        f"0::/kubepods.slice/kubepods-pod{SYSTEMD}.slice/crio-0a.scope",
+        f"0::/../../kubepods-besteffort-pod{SYSTEMD}.slice/cri-containerd-0a.scope",
+        f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{SYSTEMD}.slice/x.scope",
+        f"0::/kubepods/burstable/pod{UID}/0a",
+        f"0::/../pod{UID}/0a",
+        f"9:name=systemd:/kubepods/pod{UID}/0a\n4:memory:/kubepods/pod{UID}/0a\n0::/",
+        f"0::/kubepods/pod{UID}/0a/pod{INNER}/kubepods-pod{INNER.replace('-', '_')}.slice",
+    ],
+)
+def test_the_pod_of_a_process_is_that_of_its_outermost_group(groups: str) -> None:
+    assert pod_of_groups(groups + "\n") == UID
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        "0::/user.slice/user-1000.slice/session-1.scope",
+        f"0::/kubepods/notpod{UID}x/0a",
+        f"0::/kubepods/pod{UID[:-1]}/0a",
+        f"4:memory:/kubepods/pod{UID}/0a\n3:pids:/kubepods/pod{INNER}/0a",
+        "",
+    ],
+)
+def test_a_process_in_no_pod_or_in_two_has_none(groups: str) -> None:
+    with pytest.raises(Unsupported, match="in no pod of this node"):
+        pod_of_groups(groups)
+
+
+def test_a_peer_in_no_pod_and_one_that_is_not_visible_have_none(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with ours, theirs:
+        with pytest.raises(Unsupported, match="in no pod of this node"):
+            pod_of_peer(ours)
+        with pytest.raises(Unsupported, match="cannot be inspected"):
+            pod_of_peer(ours, proc=tmp_path)
+
+
+INSIDE = """
+import socket, sys
+
+with open(sys.argv[1], "w") as group:
+    group.write("0")
+connection = socket.socket(socket.AF_UNIX)
+connection.connect(sys.argv[2])
+connection.recv(1)
+"""
+
+
+@pytest.mark.root
+def test_a_peer_is_in_the_pod_whose_group_the_kubelet_put_it_in(tmp_path: Path) -> None:
+    group = PodGroup(UID)
+    file = group.make()
+    if file is None:
+        pytest.skip("no control groups can be made on this machine")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "calls.sock"))
+        listener.listen()
+        listener.settimeout(20)
+        argv = [sys.executable, "-c", INSIDE, str(file), str(tmp_path / "calls.sock")]
+        inside = subprocess.Popen(argv)
+        connection, _ = listener.accept()
+        try:
+            assert pod_of_peer(connection) == UID
+        finally:
+            inside.kill()
+            inside.wait()
+        with pytest.raises(Unsupported, match="or it has exited"):
+            pod_of_peer(connection)
+        connection.close()
+    group.remove()

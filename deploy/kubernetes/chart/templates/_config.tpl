@@ -36,7 +36,10 @@
 {{- $_ := set $activator "sibling_url" (printf "https://%s-activator-{index}.%s-activators.%s.svc:8710" $name $name $ns) -}}
 {{- $_ := set $activator "sibling_listen" "0.0.0.0:8710" -}}
 {{- end -}}
-{{- $snapshotter := dict "metrics_listen" "0.0.0.0:8703" "pods" (printf "%s/node" .Values.node.hostPath) -}}
+{{- if .Values.node.enabled -}}
+{{- $_ := set $activator "agents_listen" "0.0.0.0:8712" -}}
+{{- end -}}
+{{- $snapshotter := dict "metrics_listen" "0.0.0.0:8703" "pods" (printf "%s/node" .Values.node.hostPath) "activators" (printf "https://%s-activators.%s.svc:8712" $name $ns) -}}
 {{- if .Values.config.cluster.restore_into_pods -}}
 {{- if not (and .Values.node.privileged .Values.node.hostPID) -}}
 {{- fail "config.cluster.restore_into_pods: the node agent enters pods: set node.privileged and node.hostPID" -}}

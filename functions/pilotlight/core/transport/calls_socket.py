@@ -1,5 +1,5 @@
-"""Names that a worker's environment and its slot have in common: how an instance finds the socket
-by which it calls other functions. Standard library only: workers import it."""
+"""Names that a worker's environment has in common with its slot or pod: how an instance finds the
+socket by which it calls other functions. Standard library only: workers import it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ from pathlib import Path
 
 CALLS_DIRECTORY = "calls"
 """Directory of a slot in which the activator serves a socket for each instance."""
+AGENT_SOCKET = "agent.sock"
+"""Socket in a tenant's directory of a node, at which pods announce themselves to the node agent."""
+POD_CALLS_SOCKET = "calls.sock"
+"""Socket in a tenant's directory of a node, by which all the tenant's pods there call functions.
+The node agent serves it."""
 CALLS_VARIABLE = "PILOTLIGHT_CALLS"
-"""Environment variable of a worker: the path of CALLS_DIRECTORY as the worker sees it."""
+"""Environment variable of a worker: the path of CALLS_DIRECTORY, or in a pod of POD_CALLS_SOCKET,
+as the worker sees it."""
 INSTANCE_VARIABLE = "PILOTLIGHT_INSTANCE"
 """Environment variable of an instance: its id. Set when it begins to serve, never in the process
 that is snapshotted or forked."""
@@ -23,5 +29,7 @@ def calls_socket(directory: str | Path, instance: str) -> str:
 
 def calls_socket_here(environ: Mapping[str, str]) -> str | None:
     """The socket of this process; None outside an instance, or where instances have none."""
-    directory, instance = environ.get(CALLS_VARIABLE), environ.get(INSTANCE_VARIABLE)
-    return calls_socket(directory, instance) if directory and instance else None
+    place, instance = environ.get(CALLS_VARIABLE), environ.get(INSTANCE_VARIABLE)
+    if not place or not instance:
+        return None
+    return place if place.endswith(f"/{POD_CALLS_SOCKET}") else calls_socket(place, instance)
