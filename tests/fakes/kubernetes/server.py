@@ -13,7 +13,7 @@ from tests.fakes.kubernetes import kinds
 from tests.fakes.kubernetes.deleting import Deleter
 from tests.fakes.kubernetes.faults import ADMIN, Faults, Rights
 from tests.fakes.kubernetes.handling import Handling
-from tests.fakes.kubernetes.http import Answer, Connection, Request
+from tests.fakes.kubernetes.http import Answer, Connection, Request, drop_packets
 from tests.fakes.kubernetes.kinds import Resource, Target
 from tests.fakes.kubernetes.knative_settings import config_maps
 from tests.fakes.kubernetes.knative_webhook import KnativeWebhook
@@ -156,6 +156,12 @@ class ApiServer:
             await self.start()
 
         self._absence = asyncio.create_task(absence(), name="away")
+
+    def partition(self, *, is_cut: bool) -> None:
+        """Whether packets of clients, of present and of new connections, are dropped."""
+        assert self._server is not None
+        for one in (*self._server.sockets, *(link.socket for link in self._connections)):
+            drop_packets(one, drops=is_cut)
 
     def cut_connections(self) -> None:
         """Reset every connection, watches included."""
