@@ -67,7 +67,6 @@ class ApiServer:
         self.port = port
         self._connections: set[Connection] = set()
         self._server: asyncio.Server | None = None
-        self._absence: asyncio.Task[None] | None = None
         self._without = set(without_kinds)
         self._ready = ready
         self._resources: Mapping[tuple[str, str, str], Resource] = {}
@@ -141,21 +140,7 @@ class ApiServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._absence is not None:
-            self._absence.cancel()
-            await asyncio.gather(self._absence, return_exceptions=True)
         await self.stop()
-
-    def go_away(self, seconds: float) -> None:
-        """Away from the next turn of the event loop on, for so long."""
-
-        async def absence() -> None:
-            await asyncio.sleep(0.05)  # whoever asked for it gets an answer
-            await self.stop()
-            await asyncio.sleep(seconds)
-            await self.start()
-
-        self._absence = asyncio.create_task(absence(), name="away")
 
     def partition(self, *, is_cut: bool) -> None:
         """Whether packets of clients, of present and of new connections, are dropped."""
