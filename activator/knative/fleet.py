@@ -4,9 +4,9 @@ claims and releases them.
 A start claims a pod that is ready and unclaimed; otherwise it requests one
 (`scale_request.ScaleRequester`) and waits for it. Nothing on that path calls the API server: all
 state comes from watches. A stop releases the pod, for the next start or for the autoscaler to
-remove; a pod is deleted only if its calls do not end, or if its worker ended while it served. A pod
-that is being deleted is ended as soon as no call runs in it. While the API server is unreachable
-pods continue to serve: missing information never counts as a missing pod."""
+remove; a pod is deleted only if its calls do not end, or if its worker ended while it served. While
+the API server is unreachable pods continue to serve: missing information never counts as a missing
+pod."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from activator.knative.scale_request import ScaleRequester
 from activator.knative.unsupported import PodFleetLimits
 from activator.routing.route_table import CallTarget
 from activator.worker_client.address import tcp_address
-from pilotlight.core.background_tasks import cancel_all
 from pilotlight.errors import Unavailable
 from pilotlight.kubernetes.errors import ClusterError
 from pilotlight.kubernetes.kinds import POD
@@ -62,9 +61,8 @@ REPLACEMENTS, REPLACED_S = 6, 60.0
 """How many pods of a revision are deleted, within that many seconds, because their worker ended
 while it served. Beyond, the kubelet's own pauses between restarts protect the cluster."""
 ENDED_GRACE_S = 1
-"""Grace period of a pod in which no call runs and to which no call is sent. Knative's queue-proxy
-would hold the pod, and its GPUs, for 30 s after the last call, for the sake of load balancers that
-do not know yet; no calls come that way."""
+"""Grace period of a pod whose worker has ended: nothing in it has anything left to do. For a pod
+whose worker runs, a kubelet does not shorten the 30 s that Knative's queue-proxy takes."""
 ADOPT_S = 10.0
 """After a restart: how long to wait for the cluster's state before it is reported as
 unavailable."""
@@ -106,7 +104,6 @@ class KnativeFleet(PodFleetLimits):
         self._replaced: set[str] = set()
         self._replacements: dict[str, deque[float]] = {}
         self._waiting: dict[str, PendingStart] = {}
-        self._ending: dict[str, asyncio.Task[None]] = {}
         self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._are_claims_reachable = True
@@ -398,51 +395,14 @@ class KnativeFleet(PodFleetLimits):
 
     async def _delete_ended(self, pod: Pod) -> None:
         log.warning("pod deleted, its worker ended pod=%s/%s", pod.namespace, pod.name)
-        if not await self._end_now(pod):
-            self._replaced.discard(pod.uid)  # the kubelet restarts its worker
-            self.pods.notify(pod.key)
-
-    async def _end_now(self, pod: Pod) -> bool:
-        """Delete a pod without a pause for calls, or shorten the grace of one that is being
-        deleted; whether that succeeded."""
         try:
             await self._cluster.delete(
                 POD, pod.name, pod.namespace, uid=pod.uid, grace_s=ENDED_GRACE_S
             )
         except ClusterError as e:
             log.error("pod not deleted pod=%s/%s error=%s", pod.namespace, pod.name, e)
-            return False
-        return True
-
-    def _on_pod_ending(self, pod: Pod, *, was_ready: bool) -> None:
-        """Handle the beginning of a pod's deletion."""
-        task = asyncio.create_task(self._end_idle(pod, was_ready=was_ready), name=f"end {pod.name}")
-        self._ending[pod.uid] = task
-        task.add_done_callback(lambda _: self._ending.pop(pod.uid, None))
-
-    async def _end_idle(self, pod: Pod, *, was_ready: bool) -> None:
-        """End a pod that is being deleted once no call runs in it. The activator that has claimed it
-        does that; of an unclaimed one whoever claims it first, so that no other sends it a call."""
-        await asyncio.sleep(RUNNING_S)  # a call that was sent has arrived by then
-        while not self._is_restored:
-            await asyncio.sleep(RUNNING_S)
-        if pod.life not in self._held:
-            pods = sum(sibling.is_coming for sibling in self.pods.of(pod.key))
-            try:
-                if await self._claims.claim(pod.key, f"end-{pod.uid}", [pod.life], pods=pods) is None:
-                    return
-            except ClaimsUnreachable as e:
-                self._on_claims_unreachable(e)
-                return
-        try:
-            while self.pods.alive(pod.life) is not None:
-                if not was_ready or await self.readiness.running(pod) == 0:
-                    await self._end_now(pod)
-                    return
-                await asyncio.sleep(RUNNING_S)
-        finally:
-            if pod.life not in self._held:
-                await self._claims.release(pod.life)
+            self._replaced.discard(pod.uid)  # the kubelet restarts its worker
+            self.pods.notify(pod.key)
 
     async def _release(self, life: str) -> None:
         held = self._held.pop(life, None)
@@ -462,10 +422,6 @@ class KnativeFleet(PodFleetLimits):
                 self._served.discard(before.uid)
                 self._replaced.discard(before.uid)
             return
-        if after.is_ending and not (before is not None and before.is_ending):
-            was_ready = after.is_ready or self.readiness.of(after.life) is not None
-            if after.uid not in self._replaced:
-                self._on_pod_ending(after, was_ready=was_ready)
         held = self._held.get(after.life)
         if held is None:
             if self._waiting.get(after.key) and after.is_usable:
@@ -610,7 +566,6 @@ class KnativeFleet(PodFleetLimits):
         free."""
         await self._scale_requester.aclose()
         await self.readiness.aclose()
-        await cancel_all(self._ending.values())
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._claims.aclose()
 

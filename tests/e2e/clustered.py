@@ -309,6 +309,8 @@ def _cluster(directory: Path) -> Iterator[dict[str, str]]:
         "4",
         "--grace",
         "2",
+        "--quiet",
+        "4",
     ]
     env = {**os.environ, "PYTHONPATH": f"{ROOT / 'functions'}:{ROOT}"}
     with (directory / "cluster.log").open("wb") as log:

@@ -9,7 +9,6 @@ from typing import NoReturn
 
 import pytest
 
-from activator.knative import fleet as fleet_module
 from activator.knative.fleet import REPLACEMENTS, KnativeFleet
 from activator.knative.pod_leases import ClaimsUnreachable, InMemoryPodLeases, PodLeaseTable
 from activator.routing.route_table import CallTarget
@@ -241,39 +240,6 @@ async def test_a_pod_that_is_asked_to_go_is_told_of_and_then_gone(world: World) 
     assert (event.kind, event.subject, event.reason) == ("instance_gone", info.id, "deleted")
 
 
-def _grace_s(world: World, pod: FakePod) -> int | None:
-    stored = world.server.get("v1", "Pod", pod.name, pod.namespace)
-    assert stored is not None
-    grace_s: int | None = stored["metadata"].get("deletionGracePeriodSeconds")
-    return grace_s
-
-
-async def test_a_pod_that_is_being_deleted_ends_once_no_call_runs_in_it(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fleet_module, "RUNNING_S", 0.05)
-    board = PodLeaseTable(lambda: {"a-0", "a-1"})
-    one, two = [
-        await world.fleet(member, InMemoryPodLeases(board, member=member))
-        for member in ("a-0", "a-1")
-    ]
-    for fleet in (one, two):
-        await fleet.adopt()
-    target = world.target()
-    claimed, free = await world.maker.up(target), world.maker.made(target)
-    await world.start(one, target)
-    claimed.running, probes = 2, claimed.probes
-    for pod in (claimed, free):
-        await world.maker.asked_to_go(pod)
-    await world.until(lambda: _grace_s(world, free) == 1)
-    await world.until(lambda: claimed.probes > probes + 2)
-    assert _grace_s(world, claimed) == 30
-    claimed.running = 0
-    await world.until(lambda: _grace_s(world, claimed) == 1)
-    deletions = [asked for asked in world.server.requests if asked.verb == "delete"]
-    assert len(deletions) == 4, "one activator each ended them"
-
-
 async def test_an_evicted_pod_is_gone_with_that_word(world: World) -> None:
     target, fleet = world.target(), await world.fleet()
     pod = await world.maker.up(target)
@@ -429,6 +395,11 @@ async def test_what_was_ours_is_ours_again(world: World) -> None:
         (info.id, f"tcp:{pod.ip}:8012", target.launch.revision)
     ]
     assert replace(adopted[0], started_at=0.0).labels == target.launch.labels
+
+    await world.maker.asked_to_go(pod)
+    last = await world.fleet("a-0", InMemoryPodLeases(board, member="a-0"))
+    await world.until(lambda: [one.is_ending for one in last.pods.of(target.key)] == [True])
+    assert await last.adopt() == []
 
 
 async def test_what_nobody_routes_to_any_more_is_not_taken_back(world: World) -> None:

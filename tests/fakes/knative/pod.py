@@ -307,14 +307,16 @@ class PodRunner:
 
     async def _drain_and_stop(self, exited: asyncio.Task[int]) -> None:
         """As Knative ends a pod: not ready; SIGTERM once queue-proxy has had no request for its quiet
-        period, whatever runs; SIGKILL when the grace is over."""
+        period, whatever runs; SIGKILL when the grace is over. A second deletion with less grace
+        does not interrupt a kubelet that waits for queue-proxy (seen with 1.36)."""
         assert self._process is not None
         loop = asyncio.get_running_loop()
+        waits_until = self._ends_by
         self.is_ready = self.proxy.is_ready = False
         await self._report()
         draining = asyncio.create_task(self.proxy.drain(self._quiet_s), name="drain")
         try:
-            while loop.time() < self._ends_by and not (draining.done() or exited.done()):
+            while loop.time() < waits_until and not (draining.done() or exited.done()):
                 await asyncio.sleep(PROBE_S)
         finally:
             draining.cancel()
