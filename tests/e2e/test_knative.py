@@ -21,7 +21,7 @@ import pilotlight
 app = pilotlight.App("turning")
 
 
-@app.function(scaledown_window=2)
+@app.function(cpu=0.1, scaledown_window=2)
 def say() -> str:
     return "ANSWER"
 """
@@ -35,7 +35,7 @@ import pilotlight
 app = pilotlight.App("lasting")
 
 
-@app.function(max_instances=1, scaledown_window=60MORE)
+@app.function(cpu=0.1, max_instances=1, scaledown_window=60MORE)
 def say(ends: bool = False) -> int:
     if ends:
         os._exit(1)
