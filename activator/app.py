@@ -344,6 +344,7 @@ class ActivatorApp:
             pods_of=lambda key: (
                 self.fleet.pods.of(key) if isinstance(self.fleet, KnativeFleet) else ()
             ),
+            has_function=self.table.has_function,
             spec_of=self._spec_of,
         )
         autoscaler = Autoscaler(cluster, own, around)

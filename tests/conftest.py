@@ -59,8 +59,8 @@ def _require_or_skip(reason: str) -> NoReturn:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`pytest -m cluster --kubeconfig FILE`: the tests of the cluster against a real one (with
-    Knative Serving)."""
+    """`pytest -m cluster --kubeconfig FILE --cluster-config FILE`: the stories of the cluster on a
+    real one (docs/testing.md)."""
     parser.addoption(
         "--fuzz-seconds",
         type=float,
@@ -76,7 +76,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--kubeconfig",
         default=None,
-        help="run tests marked `cluster` against this cluster instead of the tests' own API server",
+        help="run tests marked `cluster` or `api_server` on this cluster instead of the tests' own",
+    )
+    parser.addoption(
+        "--cluster-config",
+        default=None,
+        help="a platform.yaml for tests marked `cluster` on a real one: section `cluster`",
     )
 
 

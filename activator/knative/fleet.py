@@ -61,7 +61,8 @@ REPLACEMENTS, REPLACED_S = 6, 60.0
 """How many pods of a revision are deleted, within that many seconds, because their worker ended
 while it served. Beyond, the kubelet's own pauses between restarts protect the cluster."""
 ENDED_GRACE_S = 1
-"""Grace period of a pod whose worker has ended: nothing in it has anything left to do."""
+"""Grace period of a pod whose worker has ended: nothing in it has anything left to do. For a pod
+whose worker runs, a kubelet does not shorten the 30 s that Knative's queue-proxy takes."""
 ADOPT_S = 10.0
 """After a restart: how long to wait for the cluster's state before it is reported as
 unavailable."""
@@ -539,7 +540,7 @@ class KnativeFleet(PodFleetLimits):
             if claim.life in self._held:
                 continue  # already claimed by a start
             pod = self.pods.alive(claim.life)
-            if pod is None or pod.ip is None:
+            if pod is None or not pod.is_usable:
                 await self._claims.release(claim.life)
             else:
                 self._held[claim.life] = OwnedPod(pod, InstanceId(claim.instance))

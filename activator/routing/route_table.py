@@ -381,6 +381,11 @@ class RouteTable:
         previous = self._previous[name].targets if name in self._previous else {}
         return tuple({**previous, **targets}.values())
 
+    def has_function(self, tenant: str, key: str) -> bool:
+        """Whether the function of a revision's platform-wide key is the tenant's, and has a route
+        here, be it to other revisions."""
+        return self._names.get(key.rpartition("@")[0], "").startswith(f"{tenant}/")
+
     def target_keyed(self, tenant: str, key: str) -> CallTarget | None:
         """Return the tenant's revision with that platform-wide key, while it can be called. Not for
         the hot path."""

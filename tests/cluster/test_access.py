@@ -28,7 +28,7 @@ from pilotlight.kubernetes.leader_election import LeaderElection, LeaseTerms
 from pilotlight.kubernetes.reflector import Reflector
 from pilotlight.kubernetes.settings import ClusterSettings
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.api_server
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from kubernetes import client, config, dynamic
 from tests.fakes.kubernetes.raw import JSON_PATCH, MERGE, STRATEGIC, RawClient
 from tests.fakes.kubernetes.thread import ThreadedApiServer
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.api_server
 
 
 def _config_map(name: str, **data: str) -> dict[str, object]:

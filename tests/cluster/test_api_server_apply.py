@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes.kubernetes.raw import MERGE, RawClient
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.api_server
 
 
 def _map(name: str, **data: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes.kubernetes.raw import MERGE, RawClient
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.api_server
 
 
 async def _until_gone(raw: RawClient, path: str) -> None:

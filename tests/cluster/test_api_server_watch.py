@@ -24,7 +24,7 @@ async def _next(events: AsyncIterator[dict[str, Any]]) -> tuple[str, str]:
     return event["type"], event["object"].get("metadata", {}).get("name", "")
 
 
-@pytest.mark.cluster
+@pytest.mark.api_server
 async def test_a_watch_goes_on_from_a_version(raw: RawClient, namespace: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/configmaps"
     start = await _make(raw, namespace, "before")
@@ -37,7 +37,7 @@ async def test_a_watch_goes_on_from_a_version(raw: RawClient, namespace: str) ->
         assert await _next(events) == ("DELETED", "a")
 
 
-@pytest.mark.cluster
+@pytest.mark.api_server
 async def test_an_object_that_leaves_the_selector_is_deleted_for_it(
     raw: RawClient, namespace: str
 ) -> None:
@@ -50,7 +50,7 @@ async def test_an_object_that_leaves_the_selector_is_deleted_for_it(
         assert await _next(events) == ("ADDED", "a")
 
 
-@pytest.mark.cluster
+@pytest.mark.api_server
 async def test_a_watch_ends_when_it_said(raw: RawClient, namespace: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/configmaps"
     start = await _make(raw, namespace, "a")

@@ -49,7 +49,7 @@ async def knative(short_tmp: Path, real_kubeconfig: Path | None) -> AsyncIterato
     """With one node."""
     if real_kubeconfig is not None:
         pytest.skip("tests of the tests' own Knative")
-    async with FakeKnative(short_tmp, speed=8, grace_s=1) as running:
+    async with FakeKnative(short_tmp, speed=8, grace_s=1, quiet_s=4) as running:
         running.api.add_namespace("t")
         running.kubelets[0].images.entrypoints["registry.example/a:1"] = [
             sys.executable,

@@ -6,28 +6,36 @@ only node."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import shutil
-import socket
+import ssl
 import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
+import yaml
 
+from pilotlight.kubernetes.credentials import find_credentials
+from pilotlight.kubernetes.names import manager_of
+from pilotlight.kubernetes.settings import DEFAULT_NAMESPACE, ClusterSettings
 from tests.e2e.harness import PATIENCE_S, STOP_S, PlatformUnderTest, platform_up, wait_for
 from tests.fakes.authority import Authority
 from tests.fakes.knative.kubelet import EVICT, MISSING_IMAGES
 from tests.fakes.plain_http import NO_TLS
 from tests.fakes.ports import free_port
+from tests.fakes.tcp_link import TcpLink, linked
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = f"registry.example/pilotlight/runtime@sha256:{'0' * 64}"
@@ -38,18 +46,38 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterUnderTest:
-    """A running cluster and its platform."""
+    """A running cluster and its platform.
+
+    Attributes:
+        api: its API server, past `link`.
+        link: between the platform and the API server.
+        manager: value of the label by which the platform's objects are known.
+        is_real: whether it is a real one, with its own pace and without faults to choose.
+    """
 
     directory: Path
     api: httpx.Client
+    link: TcpLink
+    manager: str
     platform: PlatformUnderTest
+    is_real: bool
+
+    @property
+    def patience_s(self) -> float:
+        """How long to look for something that is bound to happen: Knative scales to zero after a
+        window and a grace, a minute and a half together."""
+        return 240.0 if self.is_real else PATIENCE_S
+
+    def items(self, path: str, selector: str) -> list[Json]:
+        """Objects of the platform."""
+        labels = f"pilotlight.dev/managed-by={self.manager},{selector}"
+        answer = self.api.get(path, params={"labelSelector": labels}).raise_for_status()
+        return list(answer.json()["items"])
 
     def pods(self, function: str, *, ending: bool = False) -> list[Json]:
         """Pods of a function, ready or not; with `ending` those that are on their way out, too,
         which answer until they are gone."""
-        items: list[Json] = self.api.get(
-            "/api/v1/pods", params={"labelSelector": f"pilotlight.dev/function={function}"}
-        ).json()["items"]
+        items = self.items("/api/v1/pods", f"pilotlight.dev/function={function}")
         living = [pod for pod in items if pod["status"].get("phase") != "Failed"]
         return [pod for pod in living if ending or not pod["metadata"].get("deletionTimestamp")]
 
@@ -60,7 +88,11 @@ class ClusterUnderTest:
     def wait_zero(self, function: str) -> None:
         """Until its last pod is gone."""
         try:
-            wait_for(lambda: not self.pods(function, ending=True), f"{function} to be at zero")
+            wait_for(
+                lambda: not self.pods(function, ending=True),
+                f"{function} to be at zero",
+                timeout_s=self.patience_s,
+            )
         except AssertionError as e:
             raise AssertionError(f"{e}\n{self.story()}") from e
 
@@ -96,20 +128,20 @@ class ClusterUnderTest:
         finally:
             self.annotate(path, MISSING_IMAGES, "{}")
 
-    def go_away(self, seconds: float) -> None:
-        """The API server, with everything that is connected to it cut; returns when that has
-        begun."""
-        with socket.create_connection(
-            (self.api.base_url.host, self.api.base_url.port or 80), timeout=PATIENCE_S
-        ) as witness:
-            self.api.post("/-/away", json={"seconds": seconds}).raise_for_status()
-            with contextlib.suppress(ConnectionError):
-                assert witness.recv(1) == b""
+    @contextlib.contextmanager
+    def outage(self) -> Iterator[None]:
+        """The platform does not reach the API server; everything that is connected to it is cut."""
+        self.link.cut()
+        try:
+            yield
+        finally:
+            self.link.mend()
 
     def story(self) -> str:
         """What the cluster and its platform say of themselves, for a failure's message."""
+        log = self.directory / "cluster.log"
         lines = [
-            (self.directory / "cluster.log").read_text(errors="replace")[-3000:],
+            log.read_text(errors="replace")[-3000:] if log.exists() else "",
             self.platform.log_tails(),
         ]
         pods = self.api.get("/api/v1/pods").json()["items"]
@@ -119,13 +151,6 @@ class ClusterUnderTest:
             for file in self.directory.glob("node-*/*/log")
         ]
         return "\n".join(lines)
-
-    def is_up(self) -> bool:
-        """Whether the API server answers."""
-        try:
-            return self.api.get("/readyz").status_code == 200
-        except httpx.HTTPError:
-            return False
 
 
 def _is_ready(pod: Json) -> bool:
@@ -155,24 +180,57 @@ def pods_that_answer(platform: PlatformUnderTest, *, callers: int = 6) -> set[st
     return pods
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RealCluster:
+    """A cluster that somebody else runs, on whose node the tests run.
+
+    Attributes:
+        settings: section `cluster` of a platform.yaml: at least `wake_url` and `runtime_image`.
+        node: name of the node.
+    """
+
+    kubeconfig: Path
+    settings: Json
+    node: str
+
+    @classmethod
+    def given(cls, config: pytest.Config) -> RealCluster | None:
+        """By `--kubeconfig`, `--cluster-config` and $NODE_NAME; None: the tests bring theirs."""
+        kubeconfig, file = config.getoption("--kubeconfig"), config.getoption("--cluster-config")
+        if kubeconfig is None:
+            return None
+        if file is None:
+            pytest.fail("--kubeconfig: needs --cluster-config FILE as well (docs/testing.md)")
+        return cls(
+            kubeconfig=Path(kubeconfig).resolve(),
+            settings=yaml.safe_load(Path(file).read_text())["cluster"],
+            node=os.environ.get("NODE_NAME", NODE),
+        )
+
+
 @contextlib.contextmanager
-def cluster_up(**settings: object) -> Iterator[ClusterUnderTest]:
-    """A cluster and a platform on it; `settings`: of section `cluster`."""
+def cluster_up(real: RealCluster | None, **settings: object) -> Iterator[ClusterUnderTest]:
+    """A cluster and a platform on it, of the tests' own unless there is a `real` one; `settings`:
+    of section `cluster`."""
     directory = Path(tempfile.mkdtemp(prefix="plk"))
     directory.chmod(0o755)
     try:
-        with _cluster(directory) as said, contextlib.ExitStack() as stack:
-            node_path = str(directory / "node")
-            cluster = {
-                "kubeconfig": said["kubeconfig"],
-                "wake_url": said["wake_url"],
-                "node_path": node_path,
-                "runtime_image": IMAGE,
-            }
+        with contextlib.ExitStack() as stack:
+            if real is None:
+                given = stack.enter_context(_fake(directory))
+            else:
+                given = stack.enter_context(_of_its_own(real, directory))
+            link, text = stack.enter_context(
+                linked(given.kubeconfig.read_text(), str(given.kubeconfig.parent))
+            )
+            through = directory / "kubeconfig-linked"
+            through.touch(mode=0o600)
+            through.write_text(text)
             agents = f"127.0.0.1:{free_port()}"
             tls = Authority().issue(directory / "tls", "127.0.0.1")
-            os.environ["NODE_NAME"] = NODE  # what the chart's DaemonSet sets
+            os.environ["NODE_NAME"] = given.node  # what the chart's DaemonSet sets
             stack.callback(os.environ.pop, "NODE_NAME", None)
+            section = {**given.settings, **settings, "kubeconfig": str(through)}
             platform = stack.enter_context(
                 platform_up(
                     platform={
@@ -182,15 +240,74 @@ def cluster_up(**settings: object) -> Iterator[ClusterUnderTest]:
                         "tls_ca": str(tls.ca),
                     },
                     activator={"agents_listen": agents},
-                    cluster={**cluster, **settings},
-                    snapshotter={"pods": node_path, "activators": f"https://{agents}"},
+                    cluster=section,
+                    snapshotter={
+                        "pods": section["node_path"],
+                        "activators": f"https://{agents}",
+                    },
                     prices={"gpu_s": {"H100": "0.001"}},
                 )
             )
-            api = stack.enter_context(httpx.Client(base_url=said["api"], verify=NO_TLS, timeout=60))
-            yield ClusterUnderTest(directory=directory, api=api, platform=platform)
+            namespace = section.get("namespace", DEFAULT_NAMESPACE)
+            yield ClusterUnderTest(
+                directory=directory,
+                api=stack.enter_context(_api_client(given.kubeconfig)),
+                link=link,
+                manager=manager_of(ClusterSettings(namespace=namespace)),
+                platform=platform,
+                is_real=real is not None,
+            )
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _api_client(kubeconfig: Path) -> httpx.Client:
+    how, token = asyncio.run(_credentials(kubeconfig))
+    verify = NO_TLS
+    if how.host.startswith("https:"):
+        verify = ssl.create_default_context(cafile=how.ssl_ca_cert)
+        if how.cert_file:
+            verify.load_cert_chain(how.cert_file, how.key_file)
+    headers = {"authorization": token} if token else {}
+    return httpx.Client(base_url=how.host, verify=verify, headers=headers, timeout=60)
+
+
+async def _credentials(kubeconfig: Path) -> tuple[Any, str | None]:
+    found = await find_credentials(ClusterSettings(kubeconfig=str(kubeconfig)))
+    return found.configuration, await found.configuration.get_api_key_with_prefix("BearerToken")
+
+
+@contextlib.contextmanager
+def _of_its_own(real: RealCluster, directory: Path) -> Iterator[RealCluster]:
+    """The cluster for a platform that has its own namespace and those of its tenants, all deleted
+    at the end."""
+    name = f"pl-{uuid.uuid4().hex[:8]}"
+    settings = {
+        **real.settings,
+        "namespace": name,
+        "namespace_prefix": f"{name}-",
+        "node_path": str(directory / "node"),
+    }
+    with _api_client(real.kubeconfig) as api:
+        made = api.post("/api/v1/namespaces", json={"metadata": {"name": name}})
+        made.raise_for_status()
+        try:
+            yield replace(real, settings=settings)
+        finally:
+            for one in api.get("/api/v1/namespaces").json()["items"]:
+                if one["metadata"]["name"].startswith(name):
+                    api.delete(f"/api/v1/namespaces/{one['metadata']['name']}")
+
+
+@contextlib.contextmanager
+def _fake(directory: Path) -> Iterator[RealCluster]:
+    with _cluster(directory) as said:
+        settings = {
+            "wake_url": said["wake_url"],
+            "node_path": str(directory / "node"),
+            "runtime_image": IMAGE,
+        }
+        yield RealCluster(kubeconfig=Path(said["kubeconfig"]), settings=settings, node=NODE)
 
 
 @contextlib.contextmanager
@@ -205,6 +322,8 @@ def _cluster(directory: Path) -> Iterator[dict[str, str]]:
         "4",
         "--grace",
         "2",
+        "--quiet",
+        "4",
     ]
     env = {**os.environ, "PYTHONPATH": f"{ROOT / 'functions'}:{ROOT}"}
     with (directory / "cluster.log").open("wb") as log:

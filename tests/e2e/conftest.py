@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.e2e.clustered import RealCluster
 from tests.e2e.harness import PlatformUnderTest, platform_up
 
 
@@ -22,3 +23,16 @@ def mortal_platform() -> Iterator[PlatformUnderTest]:
     nothing of its own running."""
     with platform_up() as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def real_cluster(request: pytest.FixtureRequest) -> RealCluster | None:
+    """The cluster of `--kubeconfig`; None: each module brings its own."""
+    return RealCluster.given(request.config)
+
+
+@pytest.fixture
+def chooses_faults(real_cluster: RealCluster | None) -> None:
+    """For tests that have a kubelet do what no API asks for."""
+    if real_cluster is not None:
+        pytest.skip("chooses faults: not on a real cluster")

@@ -1,5 +1,5 @@
 """A whole platform on a cluster with Knative: deploy, call, scale up, down to zero, and call again;
-and what goes wrong in clusters."""
+and what goes wrong in clusters. Marked `cluster`: also on a real one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from pilotlight.protocol import HEADER_REQUEST_ID
-from tests.e2e.clustered import ClusterUnderTest, cluster_up, pods_that_answer
+from tests.e2e.clustered import ClusterUnderTest, RealCluster, cluster_up, pods_that_answer
 from tests.e2e.harness import wait_for
 from tests.e2e.test_calls_by_functions import N, expect_everything
 
@@ -24,7 +24,7 @@ import pilotlight
 app = pilotlight.App("turning")
 
 
-@app.function(scaledown_window=2)
+@app.function(cpu=0.1, scaledown_window=2)
 def say() -> str:
     return "ANSWER"
 """
@@ -38,7 +38,7 @@ import pilotlight
 app = pilotlight.App("lasting")
 
 
-@app.function(max_instances=1, scaledown_window=60MORE)
+@app.function(cpu=0.1, max_instances=1, scaledown_window=60MORE)
 def say(ends: bool = False) -> int:
     if ends:
         os._exit(1)
@@ -47,13 +47,14 @@ def say(ends: bool = False) -> int:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[ClusterUnderTest]:
+def cluster(real_cluster: RealCluster | None) -> Iterator[ClusterUnderTest]:
     """One cluster, autoscaled by Knative's own class, with the app deployed."""
-    with cluster_up(unschedulable_grace_s=1.0) as running:
+    with cluster_up(real_cluster, unschedulable_grace_s=1.0) as running:
         running.platform.deploy("podded.py")
         yield running
 
 
+@pytest.mark.cluster
 def test_from_zero_up_down_to_zero_and_up_again(cluster: ClusterUnderTest) -> None:
     platform = cluster.platform
     assert not cluster.pods("where")
@@ -67,6 +68,7 @@ def test_from_zero_up_down_to_zero_and_up_again(cluster: ClusterUnderTest) -> No
     assert again.json() not in pods
 
 
+@pytest.mark.cluster
 def test_what_ran_is_billed_and_its_logs_are_read(cluster: ClusterUnderTest) -> None:
     platform = cluster.platform
     name = platform.result("podded/stays", {"seconds": 0.25})
@@ -106,17 +108,23 @@ def test_functions_in_pods_call_others_and_the_records_name_them(
         expect_everything(answer.json())
 
 
-def test_a_new_version_takes_over_and_the_old_one_ends(
+@pytest.mark.cluster
+def test_a_new_version_takes_over_a_rollback_brings_the_old_one_back_and_a_delete_leaves_nothing(
     cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
-    app = tmp_path / "turning.py"
+    platform, app = cluster.platform, tmp_path / "turning.py"
+
+    def said(answer: str) -> None:
+        wait_for(
+            lambda: platform.result("turning/say") == answer,
+            f"{answer} to be said",
+            timeout_s=cluster.patience_s,
+        )
+
     for answer in ("one", "two"):
         app.write_text(TURNING.replace("ANSWER", answer))
-        cluster.platform.cli("deploy", str(app), "--no-wait")
-        wait_for(
-            lambda answer=answer: cluster.platform.result("turning/say") == answer,  # type: ignore[misc]
-            f"{answer} to be said",
-        )
+        platform.cli("deploy", str(app), "--no-wait")
+        said(answer)
 
     def revisions() -> set[str]:
         return {
@@ -124,9 +132,24 @@ def test_a_new_version_takes_over_and_the_old_one_ends(
             for pod in cluster.pods("say")
         }
 
-    wait_for(lambda: "v1" not in revisions(), "the first version's pods to be gone")
+    wait_for(
+        lambda: "v1" not in revisions(),
+        "the first version's pods to be gone",
+        timeout_s=cluster.patience_s,
+    )
+    platform.cli("app", "rollback", "turning/say", "--yes")
+    said("one")
+    platform.cli("app", "delete", "turning", "--yes")
+    assert platform.post("turning/say").status_code == 404
+    path = "/apis/serving.knative.dev/v1/services"
+    wait_for(
+        lambda: not cluster.items(path, "pilotlight.dev/app=turning") and not cluster.pods("say"),
+        "its objects and pods to be gone",
+        timeout_s=cluster.patience_s,
+    )
 
 
+@pytest.mark.cluster
 def test_a_restarted_activator_goes_on_with_a_cutover_and_a_crash_fails_no_other_call(
     cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
@@ -145,12 +168,14 @@ def test_a_restarted_activator_goes_on_with_a_cutover_and_a_crash_fails_no_other
     platform.cli("app", "delete", "lasting", "--yes")
 
 
+@pytest.mark.cluster
 def test_a_function_that_no_node_can_take_says_so(cluster: ClusterUnderTest) -> None:
     answer = cluster.platform.post("podded/on_a_gpu")
     assert answer.status_code == 503
     assert "no node" in answer.text
 
 
+@pytest.mark.usefixtures("chooses_faults")
 def test_an_image_that_cannot_be_pulled_ends_the_call_with_the_reason(
     cluster: ClusterUnderTest,
 ) -> None:
@@ -165,16 +190,28 @@ def test_an_image_that_cannot_be_pulled_ends_the_call_with_the_reason(
     )
 
 
-def test_calls_go_on_while_the_api_server_is_away(cluster: ClusterUnderTest) -> None:
+@pytest.mark.cluster
+def test_while_the_api_server_is_away_pods_serve_and_calls_that_need_one_are_told_why(
+    cluster: ClusterUnderTest,
+) -> None:
     platform = cluster.platform
+    cluster.wait_zero("where")
     assert platform.result("podded/add", {"a": 1, "b": 2}) == 3
-    cluster.go_away(3.0)
-    assert [platform.post("podded/add", {"a": n, "b": n}).json() for n in range(20)] == [
-        2 * n for n in range(20)
-    ]
-    wait_for(cluster.is_up, "the API server to be back")
+    with cluster.outage():
+        answers = [platform.post("podded/add", {"a": n, "b": n}).json() for n in range(20)]
+        refused = platform.post("podded/where")
+    assert answers == [2 * n for n in range(20)]
+    assert refused.status_code == 503, refused.text
+    assert "API server has not answered" in refused.text
+    assert int(refused.headers["retry-after"]) > 0
+    wait_for(
+        lambda: platform.post("podded/where").status_code == 200,
+        "pods to be made again",
+        timeout_s=cluster.patience_s,
+    )
 
 
+@pytest.mark.usefixtures("chooses_faults")
 def test_a_pod_that_is_evicted_with_a_call_in_it(cluster: ClusterUnderTest) -> None:
     platform = cluster.platform
     platform.result("podded/stays")

@@ -4,11 +4,10 @@ believes it."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from tests.e2e.clustered import ClusterUnderTest, cluster_up, pods_that_answer
+from tests.e2e.clustered import ClusterUnderTest, RealCluster, cluster_up, pods_that_answer
 from tests.e2e.harness import wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.root, pytest.mark.timeout(180)]
@@ -17,21 +16,17 @@ REVISIONS = "/apis/serving.knative.dev/v1/revisions"
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[ClusterUnderTest]:
+def cluster(real_cluster: RealCluster | None) -> Iterator[ClusterUnderTest]:
     """One cluster, autoscaled by us, with the app deployed."""
-    with cluster_up(autoscaler="pilotlight", unschedulable_grace_s=1.0) as running:
+    with cluster_up(real_cluster, autoscaler="pilotlight", unschedulable_grace_s=1.0) as running:
         running.platform.deploy("podded.py")
         yield running
 
 
 def states(cluster: ClusterUnderTest, kind: str, function: str = "") -> set[str]:
     """That condition of all revisions, or of one function's; "" where one has not said."""
-    found: list[dict[str, Any]] = cluster.api.get(REVISIONS).json()["items"]
-    items = [
-        item
-        for item in found
-        if function in ("", item["metadata"]["labels"]["pilotlight.dev/function"])
-    ]
+    which = "pilotlight.dev/function"
+    items = cluster.items(REVISIONS, f"{which}={function}" if function else which)
     said = [
         {one["type"]: one["status"] for one in (item.get("status") or {}).get("conditions", ())}
         for item in items
@@ -39,10 +34,13 @@ def states(cluster: ClusterUnderTest, kind: str, function: str = "") -> set[str]
     return {str(one.get(kind, "")) for one in said}
 
 
+@pytest.mark.cluster
 def test_from_zero_up_down_to_zero_and_up_again(cluster: ClusterUnderTest) -> None:
     platform = cluster.platform
     wait_for(
-        lambda: states(cluster, "Ready") == {"True"}, "all revisions to be ready, without a pod"
+        lambda: states(cluster, "Ready") == {"True"},
+        "all revisions to be ready, without a pod",
+        timeout_s=cluster.patience_s,
     )
     assert not cluster.pods("where")
     first = platform.post("podded/where")

@@ -45,6 +45,7 @@ class Around:
         loads: its load report.
         is_known: set once its claims are restored; nothing is reported before.
         pods_of: the pods of a revision, by its key.
+        has_function: whether a tenant's function has a route here, by its revision's key.
         spec_of: the spec of a function, by its tenant and its revision's key; None = it has no
             route here."""
 
@@ -54,6 +55,7 @@ class Around:
     loads: Callable[[], Statement]
     is_known: Callable[[], asyncio.Event]
     pods_of: Callable[[str], Iterable[Pod]]
+    has_function: Callable[[str, str], bool]
     spec_of: Callable[[str, str], FunctionSpec | None]
 
 
@@ -127,6 +129,7 @@ class Autoscaler:
                     election,
                     selector=function_selector(self._settings),
                     pods_of=self._around.pods_of,
+                    has_function=self._around.has_function,
                     spec_of_function=self._around.spec_of,
                 )
                 try:

@@ -76,19 +76,20 @@ class Leader:
         *,
         selector: str,
         pods_of: Callable[[str], Iterable[Pod]],
+        has_function: Callable[[str, str], bool],
         spec_of_function: Callable[[str, str], FunctionSpec | None],
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         settle_s: float = GONE_S,
         tick_s: float = TICK_S,
     ) -> None:
-        """`selector`: of our functions' objects. `spec_of_function`: by tenant and key. `settle_s`:
-        time before anything shrinks."""
+        """`selector`: of our functions' objects. `has_function`, `spec_of_function`: by tenant and
+        key. `settle_s`: time before anything shrinks."""
         self._cluster = cluster
         self._board = board
         self._election = election
         self._pods_of = pods_of
-        self._spec_of = spec_of_function
+        self._has_function, self._spec_of = has_function, spec_of_function
         self._clock, self._wall = clock, wall
         self._tick_s = tick_s
         self._settle_s = settle_s
@@ -189,7 +190,15 @@ class Leader:
             await self.reconcile(place)
 
     def _places(self) -> list[Place]:
-        return [_place(item) for item in self.autoscalers.items() if podautoscalers.is_ours(item)]
+        return [_place(item) for item in self.autoscalers.items() if self._is_ours(item)]
+
+    def _is_ours(self, item: Object) -> bool:
+        """Whether to scale it: it has our class, and this platform has its function. Another
+        platform under the same name, whose database is elsewhere, may have made it."""
+        if not podautoscalers.is_ours(item):
+            return False
+        scalable = podautoscalers.parsed(item)
+        return self._has_function(scalable.tenant, scalable.key)
 
     def _delete(self, place: Place) -> None:
         self._scales.pop(place, None)
@@ -229,7 +238,7 @@ class Leader:
         async with self._locks.setdefault(place, asyncio.Lock()):
             self._scheduled.discard(place)
             item = self._latest.get(POD_AUTOSCALER, place, self.autoscalers.get(place[1], place[0]))
-            if item is None or not podautoscalers.is_ours(item) or not self._election.is_leader:
+            if item is None or not self._is_ours(item) or not self._election.is_leader:
                 return
             try:
                 async with asyncio.timeout(WRITE_S):

@@ -31,8 +31,7 @@ class Scalable:
     """One revision to scale.
 
     Attributes:
-        key: the platform's key, `<function id>@<revision>`; "" where its object has none (it is
-            then only kept within its bounds).
+        key: the platform's key, `<function id>@<revision>`; "" where its object has none.
         tenant: id, for its function's spec.
         target: name of its Deployment.
         max_scale: 0 = none.

@@ -30,6 +30,8 @@ class CallDeadlines:
         call_s: of one call, including all attempts.
         attempt_s: of one attempt.
         silence_s: longest silence of a watch; API servers send a bookmark each minute.
+        lost_s: after how long a stream's connection is broken whose other end acknowledges nothing,
+            in whole seconds of at least 3 (TCP keepalive).
         watch_s: duration of a watch, limited so that load spreads over API servers.
         pauses: between attempts of a call.
         watch_pauses: between attempts to open a watch.
@@ -38,6 +40,7 @@ class CallDeadlines:
     call_s: float = 30.0
     attempt_s: float = 10.0
     silence_s: float = 100.0
+    lost_s: float = 15.0
     watch_s: float = 300.0
     pauses: RetryDelays = field(default_factory=RetryDelays)
     watch_pauses: RetryDelays = field(default_factory=lambda: RetryDelays(first_s=0.2, most_s=10.0))

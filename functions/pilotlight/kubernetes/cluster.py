@@ -207,10 +207,14 @@ class Cluster:
             "timeoutSeconds": str(max(1, round(wait_s))),
             **_selectors(selector, fields),
         }
-        open_s, silence_s = self.patience.attempt_s, self.patience.silence_s
+        patience = self.patience
         try:
             async with self._transport.stream(
-                deed, query=query, open_s=open_s, silence_s=silence_s
+                deed,
+                query=query,
+                open_s=patience.attempt_s,
+                silence_s=patience.silence_s,
+                lost_s=patience.lost_s,
             ) as (answer, pieces):
                 await self._calls.check(deed, answer)
                 async for piece in pieces:
@@ -251,9 +255,13 @@ class Cluster:
             "limitBytes": limit_bytes,
         }
         query = {key: str(value) for key, value in wanted.items() if value is not None}
-        silence_s = None if follow else self.patience.call_s
+        patience = self.patience
         async with self._transport.stream(
-            deed, query=query, open_s=self.patience.attempt_s, silence_s=silence_s
+            deed,
+            query=query,
+            open_s=patience.attempt_s,
+            silence_s=None if follow else patience.call_s,
+            lost_s=patience.lost_s,
         ) as (answer, pieces):
             await self._calls.check(deed, answer)
             async for piece in pieces:

@@ -11,6 +11,8 @@ import asyncio
 import contextlib
 import copy
 import re
+import socket
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -81,13 +83,20 @@ class Transport:
 
     @contextlib.asynccontextmanager
     async def stream(
-        self, deed: ApiRequest, *, query: Mapping[str, str], open_s: float, silence_s: float | None
+        self,
+        deed: ApiRequest,
+        *,
+        query: Mapping[str, str],
+        open_s: float,
+        silence_s: float | None,
+        lost_s: float,
     ) -> AsyncIterator[tuple[ApiResponse, AsyncIterator[bytes]]]:
         """Send a GET and stream its response. `ApiResponse.body` is filled only for refusals.
 
         Args:
             open_s: timeout of the response's head.
             silence_s: timeout between two pieces of its body; None = unlimited.
+            lost_s: timeout of a connection whose other end no longer acknowledges anything.
         """
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=min(_CONNECT_S, open_s), sock_read=silence_s
@@ -95,6 +104,7 @@ class Transport:
         with _translated(deed, self.host, open_s):
             async with asyncio.timeout(open_s):
                 response = await _request(self._streams, _Asked("GET", deed.path, query), timeout)
+        _probe_connection(response, lost_s)
         try:
             with _translated(deed, self.host, silence_s or open_s):
                 body = b"" if response.status == 200 else await _read_all(response, deed)
@@ -189,6 +199,23 @@ async def _request(
         _request_timeout=timeout,
     )
     return response
+
+
+def _probe_connection(response: aiohttp.ClientResponse, lost_s: float) -> None:
+    """Have the kernel probe the connection while it is silent: packets that are dropped on the way
+    reset nothing, and a watch sends nothing that could fail."""
+    if response.connection is None or response.connection.transport is None:
+        return  # the whole response has arrived
+    found = response.connection.transport.get_extra_info("socket")
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        each_s = max(1, round(lost_s / 3))  # silence, then two probes
+        for option, value in (
+            (socket.TCP_KEEPIDLE, each_s),
+            (socket.TCP_KEEPINTVL, each_s),
+            (socket.TCP_KEEPCNT, 2),
+        ):
+            found.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _client(configuration: Any, connections: int) -> Any:

@@ -396,6 +396,11 @@ async def test_what_was_ours_is_ours_again(world: World) -> None:
     ]
     assert replace(adopted[0], started_at=0.0).labels == target.launch.labels
 
+    await world.maker.asked_to_go(pod)
+    last = await world.fleet("a-0", InMemoryPodLeases(board, member="a-0"))
+    await world.until(lambda: [one.is_ending for one in last.pods.of(target.key)] == [True])
+    assert await last.adopt() == []
+
 
 async def test_what_nobody_routes_to_any_more_is_not_taken_back(world: World) -> None:
     target, fleet = world.target(), await world.fleet()

@@ -18,7 +18,7 @@ from pilotlight.controller.kubernetes.ownership import ClusterOwnership
 from pilotlight.controller.kubernetes.reconciler import Reconciler
 from pilotlight.kubernetes import names
 from pilotlight.kubernetes.cluster import Cluster
-from pilotlight.kubernetes.kinds import NAMESPACE, REVISION, SECRET, SERVICE
+from pilotlight.kubernetes.kinds import NAMESPACE, POD, REVISION, SECRET, SERVICE
 from pilotlight.kubernetes.leader_election import LeaderElection, LeaseTerms
 from pilotlight.kubernetes.settings import ClusterSettings
 from tests.cluster.reconciler.conftest import RUNTIME, Bench
@@ -293,8 +293,16 @@ async def test_a_new_database_changes_nothing_in_the_cluster_until_it_adopts_it(
     old = bench.platform
     bench.platform = new = FedPlatform(home, notifier=ChangeNotifier())
     new.renewed(OTHER_ID)
-    new.tenant(replace(ACME, id="t-9876543210ab", name="globex"))
-    other = new.function(spec("other"), tenant=replace(ACME, id="t-9876543210ab", name="globex"))
+    acme = replace(ACME, id="t-9876543210ab")
+    new.tenant(acme)
+    other = new.function(spec("other"), tenant=acme)
+    pod: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "ending", "namespace": "fn-acme"},
+        "spec": {"nodeName": "n", "containers": [{"name": "user", "image": "registry.example/a"}]},
+    }
+    bench.server.put(pod)
     bench.server.requests.clear()
     async with bench.running(bench.renewed_statuses()):
         status = await bench.until_phase("failed", other)
@@ -306,9 +314,21 @@ async def test_a_new_database_changes_nothing_in_the_cluster_until_it_adopts_it(
             platform=OTHER_ID, foreign={old.identity().id: ("fn-acme",)}
         )
         new.adopt(old.identity().id)
+        # what it does not know is deleted: the function, and the namespace, which has the name of
+        # its own tenant's; that ends with its last pod
+        await bench.until(lambda: traffic_of(bench) == [])
+        await bench.until(
+            lambda: (
+                (now := bench.statuses.known()[other]).reason == "NamespaceEnding"
+                and now.phase == "pending"
+            )
+        )
+        async with await Cluster.connect(bench.settings) as kubelet:
+            await kubelet.delete(POD, "ending", "fn-acme", grace_s=0)
         await bench.until_phase("ready", other)
-        await bench.until(lambda: traffic_of(bench) == [])  # a function that it does not know
-        await bench.until(lambda: bench.server.get("v1", "Namespace", "fn-acme") is None)
+        made = bench.server.get("v1", "Namespace", "fn-acme")
+        assert made is not None
+        assert made["metadata"]["labels"][names.TENANT] == acme.id
     # and the controller of the old database finds that the cluster is no longer its own
     bench.platform = old
     bench.server.requests.clear()

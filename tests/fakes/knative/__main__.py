@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.fakes.knative.cluster import FakeKnative
+from tests.fakes.knative.cluster import DRAIN_S, FakeKnative
 
 IMAGE = f"registry.example/pilotlight/runtime@sha256:{'0' * 64}"
 
@@ -34,11 +34,15 @@ def platform_yaml(kubeconfig: Path, wake_url: str, node_path: Path, home: Path) 
     return json.dumps(document, indent=2)
 
 
-async def _serve(directory: Path, *, nodes: int, speed: float, grace_s: float) -> None:
+async def _serve(
+    directory: Path, *, nodes: int, speed: float, grace_s: float, quiet_s: float
+) -> None:
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
-    async with FakeKnative(directory, nodes=nodes, speed=speed, grace_s=grace_s) as cluster:
+    async with FakeKnative(
+        directory, nodes=nodes, speed=speed, grace_s=grace_s, quiet_s=quiet_s
+    ) as cluster:
         settings = directory / "platform.yaml"
         settings.write_text(
             platform_yaml(
@@ -64,13 +68,25 @@ def main() -> None:
     parser.add_argument(
         "--grace", type=float, default=30.0, help="scale-to-zero grace period, seconds of its time"
     )
+    parser.add_argument(
+        "--quiet",
+        type=float,
+        default=DRAIN_S,
+        help="how long queue-proxy holds the end of a pod, seconds of that time",
+    )
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="plk", ignore_cleanup_errors=True) as name:
         directory = arguments.directory or Path(name)
         directory.chmod(0o755)
         asyncio.run(
-            _serve(directory, nodes=arguments.nodes, speed=arguments.speed, grace_s=arguments.grace)
+            _serve(
+                directory,
+                nodes=arguments.nodes,
+                speed=arguments.speed,
+                grace_s=arguments.grace,
+                quiet_s=arguments.quiet,
+            )
         )
 
 

@@ -31,6 +31,9 @@ Json = dict[str, Any]
 log = logging.getLogger(__name__)
 PLATFORM = "pilotlight"
 """The namespace into which the platform itself would be installed."""
+DRAIN_S = 30.0
+"""How long queue-proxy holds the end of a pod after its last request (knative/serving
+pkg/queue/sharedmain, drainSleepDuration)."""
 _KINDS = (
     kinds.SERVICE,
     kinds.CONFIGURATION,
@@ -65,16 +68,17 @@ class FakeKnative:
         capacity: Mapping[str, str] | None = None,
         speed: float = 1.0,
         grace_s: float = 30.0,
+        quiet_s: float = DRAIN_S,
         port: int = 0,
     ) -> None:
         """`directory`: of the pods' files, with a path that every uid may enter; `speed`,
-        `grace_s`: see Autoscaler; `labels`, `capacity`: of each node."""
+        `grace_s`: see Autoscaler; `quiet_s`: see PodRunner; `labels`, `capacity`: of each node."""
         self.directory = directory
         self.api = ApiServer(port=port)
         self.kubelets: list[Kubelet] = []
         self._nodes = nodes
         self._labels, self._capacity = dict(labels or {}), dict(capacity or {})
-        self._speed, self._grace_s = speed, grace_s
+        self._speed, self._grace_s, self._quiet_s = speed, grace_s, quiet_s
         self._stack = contextlib.AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -140,7 +144,12 @@ class FakeKnative:
         directory = self.directory / name
         directory.mkdir(mode=0o755)
         kubelet = Kubelet(
-            self.view, name=name, directory=directory, labels=self._labels, capacity=self._capacity
+            self.view,
+            name=name,
+            directory=directory,
+            labels=self._labels,
+            capacity=self._capacity,
+            quiet_s=self._quiet_s / self._speed,
         )
         await kubelet.start()
         self.kubelets.append(kubelet)

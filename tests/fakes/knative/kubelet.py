@@ -44,7 +44,9 @@ class Kubelet:
         directory: Path,
         labels: Mapping[str, str],
         capacity: Mapping[str, str],
+        quiet_s: float,
     ) -> None:
+        self._quiet_s = quiet_s
         self._view = view
         self.name = name
         self._directory = directory
@@ -161,6 +163,7 @@ class Kubelet:
             ip=next(self._addresses),
             directory=self._directory / uid,
             images=self.images,
+            quiet_s=self._quiet_s,
         )
         self.pods[uid] = runner
         task = asyncio.create_task(runner.run(), name=f"pod {pod['metadata']['name']}")

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -29,6 +30,8 @@ PROBE_S = 0.05
 RETRY_S = 0.3
 """Between attempts to pull an image, or to find a volume (a real kubelet backs off to minutes)."""
 BACK_OFF_S = (0.2, 1.0, 3.0, 10.0)
+LEAST_GRACE_S = 2.0
+"""Between SIGTERM and SIGKILL, however short the grace is (the kubelet's minimum)."""
 KILLED = 137
 
 
@@ -40,7 +43,17 @@ class PodRunner:
         is_ready: what the kubelet says of it.
     """
 
-    def __init__(self, view: View, pod: Json, *, ip: str, directory: Path, images: Images) -> None:
+    def __init__(
+        self,
+        view: View,
+        pod: Json,
+        *,
+        ip: str,
+        directory: Path,
+        images: Images,
+        quiet_s: float,
+    ) -> None:
+        """`quiet_s`: how long queue-proxy holds the end of a pod after its last request."""
         self._view = view
         self.pod = pod
         self.ip = ip
@@ -54,7 +67,8 @@ class PodRunner:
         self.proxy = QueueProxy(ip, concurrency=_concurrency(pod))
         self._process: asyncio.subprocess.Process | None = None
         self._ending = asyncio.Event()
-        self._grace_s = 30.0
+        self._quiet_s = quiet_s
+        self._ends_by = math.inf
         self._phase = "Pending"
         self._state: Json = {"waiting": {"reason": "ContainerCreating"}}
         self._last: Json = {}
@@ -88,8 +102,8 @@ class PodRunner:
 
     # -- told --------------------------------------------------------------------------------------
     def end(self, grace_s: float) -> None:
-        """It was deleted."""
-        self._grace_s = min(self._grace_s, grace_s) if self._ending.is_set() else grace_s
+        """It was deleted; or again, with less grace."""
+        self._ends_by = min(self._ends_by, asyncio.get_running_loop().time() + grace_s)
         self._ending.set()
 
     def evict(self, message: str) -> None:
@@ -296,16 +310,25 @@ class PodRunner:
             writer.close()
 
     async def _drain_and_stop(self, exited: asyncio.Task[int]) -> None:
-        """As Knative ends a pod: not ready, until nothing is in it; then SIGTERM; SIGKILL when the
-        grace is over."""
+        """As Knative ends a pod: not ready; SIGTERM once queue-proxy has had no request for its quiet
+        period, whatever runs; SIGKILL when the grace is over. A second deletion with less grace
+        does not interrupt a kubelet that waits for queue-proxy (seen with 1.36)."""
         assert self._process is not None
-        until = asyncio.get_running_loop().time() + self._grace_s
+        loop = asyncio.get_running_loop()
+        waits_until = self._ends_by
         self.is_ready = self.proxy.is_ready = False
         await self._report()
-        await _within(until, asyncio.shield(asyncio.gather(self.proxy.idle.wait())))
+        draining = asyncio.create_task(self.proxy.drain(self._quiet_s), name="drain")
+        try:
+            while loop.time() < waits_until and not (draining.done() or exited.done()):
+                await asyncio.sleep(PROBE_S)
+        finally:
+            draining.cancel()
         if self._process.returncode is None:
             self._process.terminate()
-        await _within(until, asyncio.shield(exited))
+        least = loop.time() + LEAST_GRACE_S
+        while loop.time() < max(self._ends_by, least) and not exited.done():
+            await asyncio.wait([exited], timeout=PROBE_S)
         if self._process.returncode is None:
             self._process.kill()
         await exited
@@ -454,12 +477,6 @@ class PodRunner:
 
 class _Ended(Exception):
     """Raised inside when the pod was deleted before its container ran."""
-
-
-async def _within(until: float, work: asyncio.Future[Any]) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout_at(until):
-            await work
 
 
 def _concurrency(pod: Json) -> int:

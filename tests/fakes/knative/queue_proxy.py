@@ -63,8 +63,7 @@ class QueueProxy:
         self.worker_port = worker_port
         self.is_ready = False
         self.load, self.proxied = Load(), Load()
-        self.idle = asyncio.Event()
-        self.idle.set()
+        self._asked_at = 0.0
         self._running = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._server: asyncio.Server | None = None
@@ -132,10 +131,15 @@ class QueueProxy:
         self.load.add(change)
         if is_proxied:
             self.proxied.add(change)
-        if self.load.inside:
-            self.idle.clear()
-        else:
-            self.idle.set()
+        if change > 0:
+            self._asked_at = asyncio.get_running_loop().time()
+
+    async def drain(self, quiet_s: float) -> None:
+        """Until no request has come for so long; those that run are not waited for."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while (left_s := max(began, self._asked_at) + quiet_s - loop.time()) > 0:
+            await asyncio.sleep(left_s)
 
 
 class _Link(asyncio.Protocol):

@@ -18,7 +18,7 @@ Json = dict[str, Any]
 def answer(server: ApiServer, request: Request) -> Answer:
     """GET /-/requests (`{"total", "writes", "verbs"}`), DELETE /-/requests, POST /-/faults (fields
     of `Fault`; or of `Faults` in `{"settings": {…}}`), DELETE /-/faults, POST /-/cut, POST
-    /-/expire, POST /-/away (`{"seconds": 5}`)."""
+    /-/expire."""
     path, method = request.target, request.method
     body: Json = json.loads(request.body) if request.body else {}
     if path == "/-/requests" and method == "GET":
@@ -32,8 +32,6 @@ def answer(server: ApiServer, request: Request) -> Answer:
             server.faults.add(Fault(**body))
     elif path == "/-/faults" and method == "DELETE":
         server.faults.clear()
-    elif path == "/-/away":
-        server.go_away(float(body["seconds"]))
     elif path == "/-/cut":
         server.cut_connections()
     elif path == "/-/expire":

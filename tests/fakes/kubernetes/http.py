@@ -4,6 +4,7 @@ connections that are reset."""
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import socket
 import struct
 import time
@@ -11,9 +12,31 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import cast
+from typing import Protocol, cast
 
 import httptools
+
+_DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # classic BPF: return 0, nothing is let in
+_ATTACH_FILTER, _DETACH_FILTER = 26, 27
+
+
+class Socket(Protocol):
+    """A socket, or what asyncio shows of one."""
+
+    def setsockopt(self, level: int, name: int, value: int | bytes) -> None:
+        """Set an option."""
+
+
+def drop_packets(of: Socket, *, drops: bool) -> None:
+    """Whether the kernel drops, without a word to the sender, whatever arrives at a socket: as when
+    the network between two machines is gone."""
+    if not drops:
+        of.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER, 0)
+        return
+    code = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
+    of.setsockopt(
+        socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HxxxxxxP", 1, ctypes.addressof(code))
+    )
 
 
 @dataclass(kw_only=True)
@@ -181,6 +204,11 @@ class Connection(asyncio.Protocol):
         lines.append(f"Date: {formatdate(time.time() + self._skew_s(), usegmt=True)}")
         lines += [f"{name}: {value}" for name, value in answer.headers]
         return "\r\n".join([*lines, "", ""]).encode("latin-1", "replace")
+
+    @property
+    def socket(self) -> Socket:
+        """Of the client's connection."""
+        return cast(Socket, self._transport.get_extra_info("socket"))
 
     def abort(self) -> None:
         """Reset the connection: the client sees ECONNRESET, not an end."""

@@ -13,7 +13,7 @@ from tests.fakes.kubernetes import kinds
 from tests.fakes.kubernetes.deleting import Deleter
 from tests.fakes.kubernetes.faults import ADMIN, Faults, Rights
 from tests.fakes.kubernetes.handling import Handling
-from tests.fakes.kubernetes.http import Answer, Connection, Request
+from tests.fakes.kubernetes.http import Answer, Connection, Request, drop_packets
 from tests.fakes.kubernetes.kinds import Resource, Target
 from tests.fakes.kubernetes.knative_settings import config_maps
 from tests.fakes.kubernetes.knative_webhook import KnativeWebhook
@@ -67,7 +67,6 @@ class ApiServer:
         self.port = port
         self._connections: set[Connection] = set()
         self._server: asyncio.Server | None = None
-        self._absence: asyncio.Task[None] | None = None
         self._without = set(without_kinds)
         self._ready = ready
         self._resources: Mapping[tuple[str, str, str], Resource] = {}
@@ -141,21 +140,13 @@ class ApiServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._absence is not None:
-            self._absence.cancel()
-            await asyncio.gather(self._absence, return_exceptions=True)
         await self.stop()
 
-    def go_away(self, seconds: float) -> None:
-        """Away from the next turn of the event loop on, for so long."""
-
-        async def absence() -> None:
-            await asyncio.sleep(0.05)  # whoever asked for it gets an answer
-            await self.stop()
-            await asyncio.sleep(seconds)
-            await self.start()
-
-        self._absence = asyncio.create_task(absence(), name="away")
+    def partition(self, *, is_cut: bool) -> None:
+        """Whether packets of clients, of present and of new connections, are dropped."""
+        assert self._server is not None
+        for one in (*self._server.sockets, *(link.socket for link in self._connections)):
+            drop_packets(one, drops=is_cut)
 
     def cut_connections(self) -> None:
         """Reset every connection, watches included."""

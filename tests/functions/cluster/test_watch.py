@@ -255,6 +255,27 @@ async def test_a_connection_that_died_without_a_word_is_opened_anew(
         assert len(seen.store) == 1
 
 
+@pytest.mark.slow  # the kernel counts the time between its probes in seconds
+async def test_packets_that_are_dropped_on_the_way_are_noticed(
+    api_server: ApiServer, tmp_path: Path
+) -> None:
+    settings = ClusterSettings(kubeconfig=str(api_server.write_kubeconfig(tmp_path / "kubeconfig")))
+    hasty = dataclasses.replace(IMPATIENT, lost_s=3.0, attempt_s=0.2)
+    async with (
+        await Cluster.connect(settings, patience=hasty) as cluster,
+        watched(cluster) as (seen, told),
+    ):
+        await open_watch(api_server)
+        api_server.partition(is_cut=True)
+        async with asyncio.timeout(10):
+            while not cluster.away_s:
+                await asyncio.sleep(0.05)
+        api_server.partition(is_cut=False)
+        api_server.put(config_map("a"))
+        await told.until(lambda: told.count("ADDED") == 1)
+        assert (len(seen.store), cluster.away_s) == (1, 0.0)
+
+
 async def test_refusals_that_do_not_end_lead_to_a_new_listing(
     cluster: Cluster, api_server: ApiServer
 ) -> None:

@@ -94,11 +94,16 @@ class Applier:
             found = await self._cluster.get(kind, name, namespace)
         if found is None:
             return None
-        require_ownership(kind, found, metadata, manager=self._manager, owns=self._owns)
-        if kind == NAMESPACE and found["metadata"].get("deletionTimestamp"):
+        if (
+            kind == NAMESPACE
+            and found["metadata"].get("deletionTimestamp")
+            and self._is_ours(found)
+        ):  # also if it was another tenant's of that name
             raise NamespaceEnding(
-                f"namespace {name} is being deleted: it is created again after the deletion"
+                f"namespace {name} is being deleted: it is created again after the deletion, which "
+                f"can take half of the longest timeout of the functions that had pods in it"
             )
+        require_ownership(kind, found, metadata, manager=self._manager, owns=self._owns)
         return found
 
     async def label(self, kind: Kind, live: Object, labels: Mapping[str, str]) -> None:
@@ -121,8 +126,7 @@ class Applier:
     async def remove(self, kind: Kind, item: Object) -> None:
         """Delete a managed object, only if its uid still matches. Raises ClusterError."""
         metadata = item["metadata"]
-        is_ours = metadata.get("labels", {}).get(names.MANAGED_BY) == self._manager
-        if not is_ours or not self._owns(owner_of(item)) or metadata.get("deletionTimestamp"):
+        if not self._is_ours(item) or metadata.get("deletionTimestamp"):
             return
         self._demand_leading()
         try:
@@ -143,6 +147,10 @@ class Applier:
             metadata.get("namespace", ""),
             metadata["name"],
         )
+
+    def _is_ours(self, item: Object) -> bool:
+        is_managed = item["metadata"].get("labels", {}).get(names.MANAGED_BY) == self._manager
+        return is_managed and self._owns(owner_of(item))
 
     async def _is_ending(self, namespace: str | None) -> bool:
         found = await self._cluster.get(NAMESPACE, namespace) if namespace else None

@@ -220,18 +220,30 @@ class Reconciler:
             return
         if kind == kinds.NAMESPACE and not self._is_only_ours(change):
             self._check_ownership()
+        if kind == kinds.NAMESPACE and change.type == "DELETED":
+            self.work.add_all(self._named(metadata["name"]))
         if function := labels.get(names.FUNCTION_ID):
             self.work.add(function)
         elif labels.get(names.TENANT):
             place = f"{labels[names.TENANT]}/{labels.get(names.ENVIRONMENT, '')}"
             self.work.add(place)
-            if kind == kinds.SECRET or (kind == kinds.NAMESPACE and change.type == "DELETED"):
+            if kind == kinds.SECRET:
                 self.work.add_all(self._in(place))
 
     def _is_only_ours(self, change: WatchChange) -> bool:
         """Whether a change of a namespace leaves whose objects are in the cluster as it was."""
         ownership = self._statuses.ownership
         return self._owns(owner_of(change.object)) and not (ownership and ownership.foreign)
+
+    def _named(self, namespace: str) -> list[str]:
+        """The functions, and their tenant's environment, whose namespace has that name: the deleted
+        one may have been another tenant's."""
+        named: list[str] = []
+        for route in self.state.functions.values():
+            tenancy = self.state.tenancy(route.tenant, route.environment)
+            if tenancy is not None and tenancy.namespace == namespace:
+                named += [route.id, f"{route.tenant}/{route.environment}"]
+        return named
 
     def _in(self, place: str) -> list[str]:
         return [

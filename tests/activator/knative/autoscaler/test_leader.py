@@ -62,6 +62,7 @@ class Rig:
         self.election = Held()
         self.pods: dict[str, list[Pod]] = {}
         self.specs: dict[str, FunctionSpec] = {}
+        self.functions = {"f-1"}
         self._closing = closing
 
     async def leader(self, *, settle_s: float = 0.0) -> Leader:
@@ -72,6 +73,7 @@ class Rig:
             self.election,
             selector=function_selector(ClusterSettings()),
             pods_of=lambda key: self.pods.get(key, []),
+            has_function=lambda _, key: key.partition("@")[0] in self.functions,
             spec_of_function=lambda _, key: self.specs.get(key),
             clock=lambda: self.now,
             wall=lambda: 1_800_000_000.0,
@@ -224,6 +226,22 @@ async def test_its_serverless_service_is_its_own_and_leads_to_knatives_activator
     await told(rig, leader, revision, replicas=1, ready=1)
     await rig.passes(leader, revision, 1)
     await rig.until(lambda: (revision.sks or {})["spec"]["mode"] == "Serve")
+
+
+async def test_revisions_of_functions_that_the_platform_does_not_have_are_left_alone(
+    rig: Rig,
+) -> None:
+    theirs = ScaledRevision(rig.server, "search-embed-v1-bbbbbb", key="f-2@v1-bbbbbb").made(
+        replicas=3
+    )
+    leader = await led(rig, ScaledRevision(rig.server).made())
+    for _ in range(2):
+        await rig.passes(leader, theirs, 70)
+    assert (rig.writes(), theirs.replicas, theirs.sks) == ([], 3, None)
+    rig.functions.add("f-2")  # its route has arrived
+    for _ in range(2):
+        await rig.passes(leader, theirs, 70)
+    assert (theirs.replicas, theirs.sks is None) == (0, False)
 
 
 async def test_a_poke_at_zero_is_one_call_of_the_api_before_pods_are_made(rig: Rig) -> None:

@@ -73,6 +73,7 @@ class Activators:
             loads=lambda: NOTHING,
             is_known=lambda: known,
             pods_of=lambda _: (),
+            has_function=lambda _, key: bool(key),
             spec_of=lambda *_: None,
         )
         autoscaler = Autoscaler(ClusterSettings(), self.connection, around, terms=TERMS)
