@@ -40,6 +40,7 @@ pytest_plugins = (
     "tests.collecting",
     "tests.leftovers",
     "tests.parallel",
+    "tests.statements",
     "tests.tiers",
 )
 
