@@ -609,7 +609,10 @@ def member_in_the_middle(platform: Platform, *, is_open: bool = False) -> Member
 
 
 async def borrow(member: Member, worst: int) -> None:
-    await member.budgets.cover(Subject("t-1", "main", "app", "f", "USD")).borrow(worst)
+    """For a function one of whose calls ends in seven seconds at most."""
+    cover = member.budgets.cover(Subject("t-1", "main", "app", "f", "USD"))
+    cover.open["another"] = member.wall.now_ns + 7 * SECOND
+    await cover.borrow(worst)
 
 
 @pytest.mark.parametrize(
@@ -618,7 +621,7 @@ async def borrow(member: Member, worst: int) -> None:
         (10, 11, 64, 0),  # not enough: nothing, rather than a part
         (10, 10, 64, 10),
         (800, 1, 64, 64),
-        (800, 1, 640, 100),  # an eighth
+        (801, 1, 640, 100),  # an eighth, in whole micro-units
         (800, 200, 640, 200),
         (800, 100, 100, 100),
         (7, 1, 64, 1),
@@ -658,6 +661,7 @@ async def test_without_the_store_an_open_activator_takes_what_neither_the_ledger
         await borrow(one, worst)
     detail = refused.value.detail  # type: ignore[attr-defined]
     assert (to_picos(detail["spent"]), to_picos(detail["needed"])) == (5 * PICO, worst)
+    assert error is errors.OverBudget or refused.value.retry_after_s == 7  # type: ignore[attr-defined]
     assert (one.purse.left, one.purse.held) == (left, 3 * PICO + left)
 
 
@@ -679,6 +683,7 @@ async def test_a_refusal_of_the_store_says_whether_waiting_helps(
         await borrow(one, worst)
     detail = refused.value.detail
     assert (to_picos(detail["spent"]), to_picos(detail["needed"])) == (spent, worst)
+    assert error is errors.OverBudget or refused.value.retry_after_s == 7
 
 
 async def test_a_claim_states_what_is_held_and_asks_for_64_calls_rounded_up(
@@ -759,13 +764,49 @@ async def test_one_that_ends_returns_what_it_did_not_spend(
     assert list(board.held.values()) == [{"a-0": 3 * MICROS}]
 
 
+async def test_a_call_that_another_ones_loan_covers_asks_for_nothing(platform: Platform) -> None:
+    platform.make_store = lambda _: ScriptedStore()
+    one = member_in_the_middle(platform)
+    one.purse.grant(PICO)
+    cover = one.budgets.cover(Subject("t-1", "main", "app", "f", "USD"))
+    await one.borrower.borrow(cover, one.purse, PICO)
+    assert one.purse.left == PICO
+
+
+async def test_a_round_in_which_nothing_changed_states_one_claim(
+    platform: Platform, board: MoneyBoard
+) -> None:
+    [one] = await platform.start(1, budget("b-1", amount="100"))
+    one.budgets.apply("b-2", budget("b-2", amount="100"))
+    await one.open()
+    for _ in range(2):
+        await one.borrower.state_claims()
+    board.claims = 0
+    await one.borrower.state_claims()
+    assert board.claims == 1
+
+
 async def test_a_budget_that_was_deleted_is_stated_no_more(
     platform: Platform, board: MoneyBoard
 ) -> None:
     one = member_in_the_middle(platform)
+    assert repr(one.borrower) == "<BudgetLeaser 0 budgets>"
     await one.borrower.state_claims()
     assert repr(one.borrower) == "<BudgetLeaser 1 budgets>"
     one.budgets.apply("b-1", None)
     board.claims = 0
     await one.borrower.state_claims()
     assert (repr(one.borrower), board.claims) == ("<BudgetLeaser 0 budgets>", 0)
+
+
+async def test_a_budget_that_was_deleted_while_the_store_was_down_disturbs_no_round(
+    platform: Platform, board: MoneyBoard
+) -> None:
+    one = member_in_the_middle(platform)
+    board.is_down = True
+    await one.borrower.state_claims()
+    board.is_down = False
+    one.budgets.apply("b-1", None)
+    one.budgets.apply("b-2", budget("b-2", amount="10"))
+    await one.borrower.state_claims()
+    assert [name for name, _ in board.held] == ["b-2"]
