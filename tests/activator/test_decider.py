@@ -375,6 +375,18 @@ def test_one_that_starts_takes_no_ready_ones_place() -> None:
     assert once(seen, spec_of(**AUTO)).desired == 2
 
 
+def test_the_pauses_keep_what_exists_within_the_ceiling_and_start_nothing() -> None:
+    idle = load(0.0, ready=3, idle_s=(9.0,) * 3, kept=8)
+    assert once(idle, spec_of(**AUTO)).desired == 3
+    assert once(idle, spec_of(**AUTO, max_instances=2)).desired == 2, "the ceiling was lowered"
+
+
+def test_a_decision_that_the_pauses_do_not_change_keeps_its_signal() -> None:
+    seen = load(0.0, ready=3, idle_s=(9.0,) * 3, kept=1)
+    decision = once(seen, spec_of(**AUTO, min_instances=1))
+    assert (decision.desired, decision.signal) == (1, "stable")
+
+
 def test_without_pauses_to_go_by_the_longest_window_holds() -> None:
     assert once(load(0.0, ready=1, idle_s=(600.0,)), spec_of(**AUTO)).desired == 1
     assert once(load(0.0, ready=1, idle_s=(3600.0,)), spec_of(**AUTO)).desired == 0

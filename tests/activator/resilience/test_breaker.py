@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from activator.resilience.breaker import (
     JITTER,
@@ -144,5 +146,68 @@ def test_a_window_counts_exactly_the_last_ten_seconds(gap_s: int) -> None:
     assert window.counts(100 + gap_s) == ((2, 1) if gap_s < WINDOW_S else (1, 0))
 
 
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2 * WINDOW_S), st.sampled_from(["answered", "failed", "clear"])),
+        max_size=30,
+    )
+)
+def test_a_window_counts_what_a_list_of_all_calls_counts(steps: list[tuple[int, str]]) -> None:
+    window, now = Window(), 0
+    calls: list[tuple[int, bool]] = []
+    for pause_s, step in steps:
+        now += pause_s
+        if step == "clear":
+            window.clear()
+            calls.clear()
+        else:
+            window.add(now, failed=step == "failed")
+            calls.append((now, step == "failed"))
+        recent = [failed for second, failed in calls if second > now - WINDOW_S]
+        assert window.counts(now) == (len(recent), sum(recent))
+
+
+def test_a_probe_is_admitted_when_the_pause_ends_and_not_before() -> None:
+    breaker = open_at(0)
+    until = breaker.retry_after_s(0)
+    breaker.record_start(until - 0.001)
+    assert (breaker.state, breaker.admits(until - 0.001)) == (State.OPEN, False)
+    assert breaker.admits(until)
+    breaker.record_start(until)
+    assert breaker.state is State.HALF_OPEN
+
+
+def test_a_call_leaves_a_closed_breaker_closed() -> None:
+    breaker = make_breaker()
+    breaker.record_start(100)
+    assert (breaker.state, breaker.admits(100)) == (State.CLOSED, True)
+
+
+def test_after_it_closed_its_next_pause_is_the_first_one_again() -> None:
+    breaker = open_at(0)
+    breaker.record_start(100)
+    end(breaker, "x", 100)
+    breaker.record_start(200)
+    end(breaker, ".", 200)
+    end(breaker, "xxxx", 200)
+    assert 5 <= breaker.retry_after_s(200) <= 5 * (1 + JITTER)
+
+
+def test_a_caller_is_asked_to_wait_a_second_once_the_pause_has_ended() -> None:
+    assert open_at(0).retry_after_s(1000) == 1.0
+    assert make_breaker().retry_after_s(0) == 1.0
+
+
+def test_breakers_that_share_no_seed_pause_differently() -> None:
+    pauses = set()
+    for _ in range(8):
+        breaker = Breaker(TERMS)
+        end(breaker, "xxxx", 0)
+        pauses.add(breaker.retry_after_s(0))
+    assert len(pauses) > 1
+
+
 def test_its_repr_is_a_status_line() -> None:
     assert repr(open_at(100)) == "<Breaker open <Window 4 of 4 failed>>"
+    new = make_breaker()
+    assert (repr(new), new.error_ratio) == ("<Breaker closed <Window 0 of 0 failed>>", 0.0)
