@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+from activator.gateway.gateway import Gateway
+from activator.http.server import ConnectionLimits
 from pilotlight.core import import_gc
+from pilotlight.core.background_tasks import cancel_again
 
 # isort: split
 import argparse
@@ -94,7 +97,10 @@ class Activator:
 
     async def run(self, listeners: Sequence[socket.socket], ready_fd: int | None) -> None:
         """Serve until SIGTERM or SIGINT."""
-        server = _Server(self._uvicorn_config(), elsewhere=self._parts.elsewhere)
+        server = _Server(
+            server_config(self._parts.gateway, self._parts.limits, self._parts.settings),
+            elsewhere=self._parts.elsewhere,
+        )
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -191,7 +197,7 @@ class Activator:
         await self._parts.control.aclose()
         for close in self._parts.closing:
             await close()
-        await _cancel_again(background)
+        await cancel_again(background, after_s=LOOPS_END_S)
 
     def _refuse_waiting(self) -> None:
         refuse_waiting(
@@ -213,23 +219,27 @@ class Activator:
                 await self._parts.shared.leave()
             await self._parts.shared.aclose()
 
-    def _uvicorn_config(self) -> uvicorn.Config:
-        return uvicorn.Config(
-            self._parts.gateway,
-            loop="none",
-            http=self._parts.limits.protocol(),
-            ws=CallerSocket,
-            ws_max_size=MAX_MESSAGE_BYTES,
-            ws_per_message_deflate=False,  # one frame may expand to a thousand times its size
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            proxy_headers=False,
-            backlog=BACKLOG,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=math.ceil(self._parts.settings.shutdown_s),
-        )
+
+def server_config(
+    gateway: Gateway, limits: ConnectionLimits, settings: ActivatorSettings
+) -> uvicorn.Config:
+    """Return how the gateway is served."""
+    return uvicorn.Config(
+        gateway,
+        loop="none",
+        http=limits.protocol(),
+        ws=CallerSocket,
+        ws_max_size=MAX_MESSAGE_BYTES,
+        ws_per_message_deflate=False,  # one frame may expand to a thousand times its size
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=math.ceil(settings.shutdown_s),
+    )
 
 
 class _Server(uvicorn.Server):
@@ -260,15 +270,6 @@ class _Server(uvicorn.Server):
     async def wait_started(self) -> None:
         """Return once the server accepts connections."""
         await self._is_up.wait()
-
-
-async def _cancel_again(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Log the tasks that are still running after cancellation, and cancel them again: a library may
-    have swallowed the first one."""
-    _, running = await asyncio.wait(tasks, timeout=LOOPS_END_S)
-    for task in running:
-        log.error("background loop did not stop after cancellation name=%s", task.get_name())
-        task.cancel()
 
 
 def _calm_collector() -> None:

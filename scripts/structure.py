@@ -3,7 +3,8 @@
 Counts statements of product and test code, documented names, folders with many modules, classes of
 one name, private attributes of the product that tests touch, retired words, and comments that switch
 a tool off. `--check` fails for a retired class
-name or word, a folder with too many modules, and too many switches.
+name or word, a folder with too many modules, too many switches, and too many private attributes that
+tests touch.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ RETIRED = frozenset((ROOT / "scripts/retired-names.txt").read_text().split())
 """Class names that were replaced by the standard term."""
 _WORDS = re.compile(r"\b(told|whoever|any more|of late)\b|(?<!`)\bnobody\b(?![:`])", re.IGNORECASE)
 """Retired words; the user `nobody` of a system is not one of them."""
+_MOST_TOUCHED = 40
+"""Private attributes of the product that tests touch, at most."""
 _MOST_SWITCHES = {"fmt: skip": 0, "type: ignore": 25, "noqa": 25}
 _SWITCHES = {
     "fmt: skip": re.compile(r"# fmt: (?:skip|off)\b"),
@@ -93,6 +96,14 @@ def touched(tree: ast.Module, names: set[str]) -> int:
     )
 
 
+def touches(trees: Iterable[ast.Module]) -> Iterator[tuple[Path, int]]:
+    """Modules of the tests that reach for private attributes of these trees, and how often."""
+    names = private_names(trees)
+    for path in sources("tests"):
+        if count := touched(ast.parse(path.read_text()), names):
+            yield path, count
+
+
 def report() -> dict[str, Any]:
     """All counts."""
     product = {path: path.read_text() for path in sources(*PACKAGES)}
@@ -109,16 +120,13 @@ def report() -> dict[str, Any]:
             ) and not node.name.startswith("_"):
                 public, documented = public + 1, documented + is_documented(node)
     folders = Counter(str(path.parent.relative_to(ROOT)) for path in product)
-    tests, names = (
-        [ast.parse(p.read_text()) for p in sources("tests")],
-        private_names(trees.values()),
-    )
+    tests = [ast.parse(path.read_text()) for path in sources("tests")]
     return {
         "statements": {
             "product": sum(map(statements, trees.values())),
             "tests": sum(map(statements, tests)),
         },
-        "private attributes that tests touch": sum(touched(tree, names) for tree in tests),
+        "private attributes that tests touch": sum(n for _, n in touches(trees.values())),
         "documented": {"public": public, "with a docstring of their own": documented},
         "folders above 20 modules": {
             name: count for name, count in folders.most_common() if count > 20
@@ -139,8 +147,10 @@ def faults() -> list[str]:
     found = []
     counts: dict[str, int] = defaultdict(int)
     switches: dict[str, int] = defaultdict(int)
+    trees = []
     for path in sources(*PACKAGES):
         name = str(path.relative_to(ROOT))
+        trees.append(ast.parse(path.read_text()))
         counts[str(path.parent.relative_to(ROOT))] += 1
         for number, line in enumerate(path.read_text().splitlines(), 1):
             found += [
@@ -159,6 +169,10 @@ def faults() -> list[str]:
         for folder, count in counts.items()
         if count > MOST
     ]
+    reached = dict(touches(trees))
+    if (total := sum(reached.values())) > _MOST_TOUCHED:
+        where = ", ".join(f"{path.relative_to(ROOT)} {n}" for path, n in reached.items())
+        found.append(f"tests touch {total} private attributes: at most {_MOST_TOUCHED}; in {where}")
     return found + [
         f"{count} comments {switch!r}: at most {_MOST_SWITCHES[switch]}"
         for switch, count in switches.items()

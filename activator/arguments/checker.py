@@ -50,7 +50,8 @@ class ArgumentChecker:
 
     def __repr__(self) -> str:
         return (
-            f"<ArgumentChecker {len(self._tasks)} checks running, {len(self._idle)} processes "
+            f"<ArgumentChecker {len(self._tasks)} checks running, "
+            f"{self._waiting.total() - len(self._tasks)} waiting, {len(self._idle)} processes "
             f"idle, {self.overruns} overruns>"
         )
 

@@ -41,7 +41,10 @@ class RevisionHealth:
         self._quiet_from = 0.0
 
     def __repr__(self) -> str:
-        return f"<Health {self.breaker!r} {len(self._ejections)} ejected>"
+        return (
+            f"<Health {self.breaker!r} {len(self._instances)} instances, "
+            f"{len(self._ejections)} ejected>"
+        )
 
     def record_outcome(self, instance_id: str, ending: Outcome, now: float) -> None:
         """Record the outcome of a call; `instance_id`: "" where it reached none, because no

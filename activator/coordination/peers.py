@@ -85,7 +85,12 @@ class ActivatorPeers:
         self._of_tenants: Counter[str] = Counter()
 
     def __repr__(self) -> str:
-        return f"<ActivatorPeers of {self._index}: {len(self._others())}>"
+        return f"<ActivatorPeers of {self._index}: {len(self._others())}, {self.held} requests>"
+
+    @property
+    def held(self) -> int:
+        """Number of requests in progress at other activators."""
+        return self._of_tenants.total()
 
     def _others(self) -> list[int]:
         numbers = {number for number in map(_number, self._members()) if number is not None}

@@ -174,6 +174,9 @@ class Gateway:
             self._resolutions.find_warm if dashboard is None else self._find_warm_elsewhere
         )
 
+    def __repr__(self) -> str:
+        return f"<Gateway {self._resolutions!r}>"
+
     def _find_warm_elsewhere(self, url: bytes, headers: dict[bytes, bytes]) -> FastPathRoute | None:
         """Find none at the dashboard's host, which serves no calls."""
         if self._dashboard is not None and self._dashboard.owns(headers):

@@ -162,7 +162,7 @@ class InstanceSockets:
         self._open: dict[str, CallingInstance] = {}
 
     def __repr__(self) -> str:
-        return f"<InstanceSockets {len(self._open)} open>"
+        return f"<InstanceSockets {len(self._open)} open, {len(self._state.tasks)} requests>"
 
     def listen(self, target: CallTarget, instance: Instance) -> None:
         """Serve the calls of an instance until it is gone; no effect for one in a slot without

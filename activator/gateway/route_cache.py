@@ -145,7 +145,7 @@ class RouteCache:
         self._known_at = -1
 
     def __repr__(self) -> str:
-        return f"<RouteCache {len(self._known)}>"
+        return f"<RouteCache {len(self._known)} routes>"
 
     def find_warm(self, url: bytes, headers: dict[bytes, bytes]) -> FastPathRoute | None:
         """Return the fast path route of a call; None when it needs a task, or was not resolved

@@ -173,7 +173,9 @@ class ShadowTraffic:
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random.random,
         tracer: Tracer | None = None,
+        make_budget: Callable[[], ShadowBudget] = ShadowBudget,
     ) -> None:
+        self._make_budget = make_budget
         self._throttler_of = throttler_of
         self._observer = observer
         self._is_crowded = is_crowded
@@ -236,7 +238,7 @@ class ShadowTraffic:
                 self._computes = {
                     key: kept for key, kept in self._computes.items() if kept.reserved
                 }
-            compute = self._computes[target.function_id] = ShadowBudget()
+            compute = self._computes[target.function_id] = self._make_budget()
         return compute
 
     async def _run(self, copy: _Copy) -> None:

@@ -81,7 +81,7 @@ class RouteTable:
     def __repr__(self) -> str:
         return (
             f"<RouteTable version {self.version}: {len(self._functions)} functions, "
-            f"{len(self._keys)} keys, {self.refused} refused>"
+            f"{self._keys!r}, {self.refused} refused>"
         )
 
     # -- changes from the feed ---------------------------------------------------------------------

@@ -197,8 +197,10 @@ class FunctionRouter:
         self.handover: Cutover | None = None
 
     def __repr__(self) -> str:
+        cached = len(self._weights.units) + (len(self._arms.units) if self._arms is not None else 0)
         return (
-            f"<FunctionRouter {dict(self.document.weights)} generation {self.document.generation}>"
+            f"<FunctionRouter {dict(self.document.weights)} generation "
+            f"{self.document.generation}, {cached} units cached>"
         )
 
     @property
@@ -294,6 +296,9 @@ class _Units:
         self._find = find
         self._known: dict[str | bytes, RoutingDecision | None] = {}
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     def name(self, caller: Principal, headers: Mapping[bytes, bytes]) -> str | bytes:
         """Return the name of a call's unit; empty without one."""
         if self._header:
@@ -318,13 +323,13 @@ class _Units:
 class _Weights:
     """The weights: maps points to revisions."""
 
-    __slots__ = ("_ends", "_units", "choices")
+    __slots__ = ("_ends", "choices", "units")
 
     def __init__(self, document: TrafficDocument, by_name: Mapping[str, RoutingDecision]) -> None:
         self._ends = [segment.end for segment in document.segments]
         self._ends[-1] = float(WHOLE)  # rounding may leave it slightly below
         self.choices = [by_name[segment.revision] for segment in document.segments]
-        self._units = _Units(
+        self.units = _Units(
             document.sticky,
             salt=document.salt,
             find=lambda digest: self.at(traffic.point_from_hash(digest)),
@@ -336,14 +341,14 @@ class _Weights:
 
     def of(self, caller: Principal, headers: Mapping[bytes, bytes]) -> RoutingDecision:
         """Return the decision for a call."""
-        name = self._units.name(caller, headers)
-        return (self._units.choice(name) if name else None) or self.at(random.random() * WHOLE)
+        name = self.units.name(caller, headers)
+        return (self.units.choice(name) if name else None) or self.at(random.random() * WHOLE)
 
 
 class _Arms:
     """An experiment: assigns units to arms."""
 
-    __slots__ = ("_ends", "_experiment", "_plain", "_shadow", "_targets", "_units")
+    __slots__ = ("_ends", "_experiment", "_plain", "_shadow", "_targets", "units")
 
     def __init__(
         self,
@@ -357,13 +362,13 @@ class _Arms:
         self._ends = list(accumulate(arm.share for arm in experiment.arms))
         self._ends[-1] = float(WHOLE)
         self._plain = [self._choice(arm, "") for arm in experiment.arms]
-        self._units = _Units(experiment.unit, salt=experiment.salt, find=self._found)
+        self.units = _Units(experiment.unit, salt=experiment.salt, find=self._found)
 
     def of(self, caller: Principal, headers: Mapping[bytes, bytes]) -> RoutingDecision | None:
         """Return the decision for a call; None when it is not in the experiment."""
-        name = self._units.name(caller, headers)
+        name = self.units.name(caller, headers)
         if name:
-            return self._units.choice(name)
+            return self.units.choice(name)
         if random.random() * WHOLE >= self._experiment.percent:
             return None
         return self._plain[bisect_right(self._ends, random.random() * WHOLE)]

@@ -7,7 +7,7 @@ import asyncio
 import hashlib
 import json
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import httpx
 import pytest
 import uvicorn
 
+from activator.__main__ import server_config
 from activator.access.grants import AccessCache
 from activator.access.resolver import RequestResolver
 from activator.arguments.checker import ArgumentChecker
@@ -28,7 +29,7 @@ from activator.balancing.throttler import Throttler
 from activator.billing.service import BillingService
 from activator.calls.fallback import FallbackChain
 from activator.calls.runner import CallRunner
-from activator.control_plane.proxy import ControlPlaneProxy
+from activator.control_plane.proxy import UNREAD_S, ControlPlaneProxy
 from activator.coordination.state import InstanceLeases
 from activator.gateway.calls_by_functions import CallsByFunctions
 from activator.gateway.cors import CrossOrigin
@@ -38,8 +39,6 @@ from activator.gateway.http_proxy import HttpProxy
 from activator.gateway.instance_sockets import InstanceSockets
 from activator.gateway.response_writer import CallObserver
 from activator.gateway.shadow_traffic import ShadowTraffic
-from activator.gateway.websocket_frames import CallerSocket
-from activator.gateway.websocket_proxy import MAX_MESSAGE_BYTES
 from activator.http.bodies import Bodies
 from activator.http.dashboard_host import DashboardHost
 from activator.http.server import ConnectionLimits
@@ -50,6 +49,7 @@ from activator.metrics.metrics import Metrics
 from activator.quotas.process_store import ProcessQuotas
 from activator.quotas.store_protocol import QuotaStore
 from activator.quotas.unauthenticated_limit import UnauthenticatedRateLimiter
+from activator.resilience.breaker import BreakerTerms
 from activator.routing.route_table import CallTarget
 from activator.settings import ActivatorSettings
 from activator.tracing.trace_builder import Json
@@ -108,8 +108,15 @@ class Edge:
         allowance: InstanceLeases | None = None,
         health: Health | None = None,
         dashboard: DashboardHost | None = None,
+        controller: Endpoint | None = None,
+        token: str = "",
+        unread_s: float = UNREAD_S,
     ) -> None:
-        """`fleet`: another than the fake one; then that has nothing to do."""
+        """`fleet`: another than the fake one; then that has nothing to do.
+
+        Attributes:
+            breaker: the terms of throttlers that are made from now on."""
+        self.breaker = BreakerTerms()
         self.directory = directory
         self.table = empty_table()
         self.fleet = FakeFleet(directory, behaviour)
@@ -140,21 +147,26 @@ class Edge:
             routes=self.table, throttler_of=self.scaler.throttler_of, arguments=self.arguments
         )
         self.table.on_budget = self.books.budgets.apply
-        nobody = Endpoint.at(directory / "controller.sock")
+        controller = controller or Endpoint.at(directory / "controller.sock")
         self.control = ControlPlaneProxy(
-            nobody,
+            controller,
             table=self.table,
             visitors=TEST_KEY.visitors,
             unauthenticated=self.strangers,
             catch_up=_nothing_to_catch_up,
             body_pause_s=settings.body_timeout_s,
             stranger_connections=settings.stranger_connections,
+            unread_s=unread_s,
         )
         self.quotas = quotas or ProcessQuotas()
         self.entrance = AccessCache(table=self.table, store=self.quotas, settings=settings)
         self.traces: list[Json] = []
+        self.keep: Callable[[Json], None] = self.traces.append
         self.tracer = Tracer(
-            share=settings.traces_sampled, keep=self.keep, exemplars=self.metrics, activator="a-0"
+            share=settings.traces_sampled,
+            keep=self._kept,
+            exemplars=self.metrics,
+            activator="a-0",
         )
         self.calls = AsyncCalls(
             billing=self.books,
@@ -164,7 +176,7 @@ class Edge:
             control=self.control,
             settings=settings,
             metrics=self.metrics,
-            controller=nobody,
+            controller=controller,
             token="t",
             tracer=self.tracer,
         )
@@ -215,6 +227,7 @@ class Edge:
             health=health,
             arguments=self.arguments,
             dashboard=dashboard,
+            token=token,
         )
         self.sockets = InstanceSockets(
             CallsByFunctions(self.gateway, max_depth=settings.max_call_depth),
@@ -238,9 +251,8 @@ class Edge:
         self.gateway.warm.shadows = shadows
         self.observers.append(shadows)
 
-    def keep(self, trace: Json) -> None:
-        """A trace that was kept."""
-        self.traces.append(trace)
+    def _kept(self, trace: Json) -> None:
+        self.keep(trace)
 
     def _throttler(self, target: CallTarget) -> Throttler:
         make = Throttler if target.spec.engine is None else EngineThrottler
@@ -253,6 +265,7 @@ class Edge:
             observer=CutoverStartObserver(self.metrics, self.handovers),
             allowance=self._allowance,
             listen=self.sockets.listen,
+            terms=self.breaker,
         )
 
     def tell(self, kind: str, key: str, value: object) -> None:
@@ -357,11 +370,31 @@ def _quota_store() -> QuotaStore:
     return ProcessQuotas()
 
 
+@pytest.fixture(name="token")
+def _token() -> str:
+    """The platform's, which other activators send; "" = there is none."""
+    return ""
+
+
+@pytest.fixture(name="unread_s")
+def _unread_s() -> float:
+    """How long a caller may leave an answer of the controller unread."""
+    return UNREAD_S
+
+
 @pytest.fixture(name="edge")
 async def _edge(
-    short_tmp: Path, settings: ActivatorSettings, behaviour: Behaviour, quota_store: QuotaStore
+    short_tmp: Path,
+    settings: ActivatorSettings,
+    behaviour: Behaviour,
+    quota_store: QuotaStore,
+    *,
+    token: str,
+    unread_s: float,
 ) -> AsyncIterator[Edge]:
-    async with served(Edge(short_tmp, settings, behaviour, quota_store)) as edge:
+    async with served(
+        Edge(short_tmp, settings, behaviour, quota_store, token=token, unread_s=unread_s)
+    ) as edge:
         yield edge
 
 
@@ -373,20 +406,7 @@ async def served(edge: Edge) -> AsyncIterator[Edge]:
         open_functions_socket(edge.directory / "http.sock"),
     )
     edge.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    config = uvicorn.Config(
-        edge.gateway,
-        loop="none",
-        http=edge.limits.protocol(),
-        ws=CallerSocket,
-        ws_max_size=MAX_MESSAGE_BYTES,
-        ws_per_message_deflate=False,
-        lifespan="off",
-        log_config=None,
-        server_header=False,
-        proxy_headers=False,
-        access_log=False,
-        timeout_graceful_shutdown=1,
-    )
+    config = server_config(edge.gateway, edge.limits, ActivatorSettings(shutdown_s=1.0))
     server = uvicorn.Server(config)
     config.load()
     server.lifespan = config.lifespan_class(config)

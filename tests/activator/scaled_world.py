@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -70,7 +70,9 @@ class ScaledWorld:
         yield world
         await world.aclose()
 
-    def make_throttler(self, target: CallTarget, kind: type[Throttler] = Throttler) -> Throttler:
+    def make_throttler(
+        self, target: CallTarget, kind: Callable[..., Throttler] = Throttler
+    ) -> Throttler:
         """The throttler of a revision."""
         return kind(
             target,

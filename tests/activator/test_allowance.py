@@ -14,6 +14,7 @@ import pytest
 import redis
 
 from activator.billing.budget_leases import (
+    PICOS_PER_MICRO,
     UNREACHABLE_PAUSE_S,
     BudgetClaim,
     BudgetGrant,
@@ -313,9 +314,12 @@ async def test_a_new_life_finds_what_the_last_one_spent_and_frees_what_it_had_bo
     again = platform.member("a-0")
     await again.start(record)
     assert (again.purse.own, again.purse.left) == (one.cost, 0)
-    assert (
-        await two.borrower._claim(two.purse, need=500_000 - 1, want=500_000)
-    ).granted == 500_000 - 1, "all but its micro-unit"
+    cover = two.budgets.cover(Subject("t-1", "main", "search", "Embedder", "USD"))
+    left = (500_000 - 1) * PICOS_PER_MICRO
+    with pytest.raises(errors.BudgetReserved):
+        await two.borrower.borrow(cover, two.purse, left + PICOS_PER_MICRO)
+    await two.borrower.borrow(cover, two.purse, left)
+    assert two.purse.left == left, "all but its micro-unit"
 
 
 async def test_a_lost_answer_is_mended_by_the_next_statement(

@@ -170,7 +170,7 @@ async def test_a_caller_that_leaves_does_not_end_the_process_of_its_check(edge: 
     )
     body = {"x": [1] * INLINE_COST}
     leaving = [asyncio.create_task(edge.call("shop/numbers:invoke", json=body)) for _ in range(3)]
-    await until(lambda: bool(edge.arguments._tasks))
+    await until(lambda: "1 checks running" in repr(edge.arguments))
     for task in leaving:
         task.cancel()
     await asyncio.gather(*leaving, return_exceptions=True)
@@ -198,16 +198,14 @@ async def test_one_tenant_has_one_expensive_check_at_a_time(edge: Edge) -> None:
         )
         for _ in range(4)
     ]
-    await until(
-        lambda: edge.arguments._waiting[TENANT] == len(slow) and bool(edge.arguments._tasks)
-    )
+    await until(lambda: "1 checks running, 3 waiting" in repr(edge.arguments))
     answer = await edge.call("shop/numbers:invoke", key="pl_other", content=body)
 
     assert (answer.status_code, sum(task.done() for task in slow)) == (200, 0)
-    assert len(edge.arguments._tasks) == 1
+    assert "1 checks running" in repr(edge.arguments)
     for task in slow:
         task.cancel()
     await asyncio.gather(*slow, return_exceptions=True)
     # those that waited for their turn have left
-    await until(lambda: edge.arguments._waiting[TENANT] == 1)
+    await until(lambda: "1 checks running, 0 waiting" in repr(edge.arguments))
     await edge.arguments.aclose()

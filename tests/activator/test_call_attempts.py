@@ -11,6 +11,8 @@ import httpx
 import pytest
 
 from activator.async_calls.records import payload, queued
+from activator.billing.journal import Recovered
+from activator.billing.recovery import HeldCall
 from activator.calls.call import Call
 from activator.routing.traffic_split import RoutingDecision
 from pilotlight.protocol import HEADER_REPLAYED
@@ -224,23 +226,27 @@ async def test_a_key_with_other_arguments_is_a_conflict_and_with_another_caller_
     assert first.json()["id"] != second.json()["id"]
 
 
+async def resume(edge: Edge, call: Call, attempts: int) -> None:
+    """A call that the process before had begun so many times, in its journal."""
+    caller = edge.table.authenticate(f"Bearer {KEY}".encode(), 0.0)
+    kept = payload(queued(caller, call, fingerprint="", webhook=""), call)
+    await edge.books.journal.submit(call.id, kept)
+    left = HeldCall(id=call.id, segment=0, offset=0, length=0, attempts=attempts)
+    edge.books.recovered = Recovered(lost=(), unfinished=(left,), undelivered=())
+    async with asyncio.TaskGroup() as tasks:
+        for shipping in edge.calls.start(tasks):
+            shipping.cancel()
+
+
 @pytest.mark.parametrize("attempts, expected", [(1, 0), (3, 2)])
 async def test_an_attempt_that_our_own_end_cut_off_is_not_counted_against_a_call(
     edge: Edge, controller: FakeController, attempts: int, expected: int
 ) -> None:
     edge.add(route_of(spec_of(retries=AT_ONCE)))
-    caller = edge.table.authenticate(f"Bearer {KEY}".encode(), 0.0)
-    call = Call(
-        id="req-1",
-        target=target_of(spec_of(retries=AT_ONCE)),
-        method="",
-        key_id=caller.key_id,
-        body=b'{"x":1}',
-    )
-    kept = payload(queued(caller, call, fingerprint="", webhook=""), call)
-    await edge.books.journal.submit("req-1", kept)
+    target = target_of(spec_of(retries=AT_ONCE))
+    call = Call(id="req-1", target=target, method="", key_id=f"k-{KEY}", body=b'{"x":1}')
     flaky = edge.fleet.behaviour = Flaky(99)
-    edge.calls._resume(kept, attempts)
+    await resume(edge, call, attempts)
     record = await finished(edge, "req-1")
 
     assert flaky.attempts[0] == str(attempts + 1)
@@ -309,15 +315,12 @@ async def test_a_call_that_is_run_by_the_next_life_stays_in_its_arm(
     edge.add(
         split_route(spec_of(), {"v1-aaaaaa": 100}, named=("v2-bbbbbb",), experiment=experiment)
     )
-    caller = edge.table.authenticate(f"Bearer {KEY}".encode(), 0.0)
     target = edge.table.targets_of(f"{TENANT}/main/shop/hello")[1]
     choice = RoutingDecision(target, experiment="x-1", arm="b", unit="0123456789abcdef")
     call = Call(
-        id="req-1", target=target, method="", key_id=caller.key_id, body=b'{"x":1}', choice=choice
+        id="req-1", target=target, method="", key_id=f"k-{KEY}", body=b'{"x":1}', choice=choice
     )
-    kept = payload(queued(caller, call, fingerprint="", webhook=""), call)
-    await edge.books.journal.submit("req-1", kept)
-    edge.calls._resume(kept, 1)
+    await resume(edge, call, 1)
     await finished(edge, "req-1")
     (record,) = (await edge.settle()).values()
     (request,) = (request for worker in edge.fleet.workers.values() for request in worker.requests)
@@ -335,19 +338,16 @@ async def test_a_call_whose_arm_is_gone_is_in_no_experiment(
     edge: Edge, controller: FakeController
 ) -> None:
     edge.add(route_of(spec_of(), revision="v1-aaaaaa"))
-    caller = edge.table.authenticate(f"Bearer {KEY}".encode(), 0.0)
     gone = target_of(spec_of(), revision="v2-bbbbbb")
     call = Call(
         id="req-1",
         target=gone,
         method="",
-        key_id=caller.key_id,
+        key_id=f"k-{KEY}",
         body=b'{"x":1}',
         choice=RoutingDecision(gone, experiment="x-1", arm="b", unit="0123456789abcdef"),
     )
-    kept = payload(queued(caller, call, fingerprint="", webhook=""), call)
-    await edge.books.journal.submit("req-1", kept)
-    edge.calls._resume(kept, 1)
+    await resume(edge, call, 1)
     await finished(edge, "req-1")
     (record,) = (await edge.settle()).values()
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from activator.control_plane.proxy import (
@@ -21,7 +22,8 @@ from pilotlight.core.dashboard import visitor_cookie
 from tests.activator.conftest import KEY, PATIENCE_S, Edge
 from tests.activator.test_gateway import until
 from tests.fakes.fake_worker import FakeWorker, WorkerAnswer, WorkerRequest
-from tests.fakes.routes import TENANT, TEST_KEY
+from tests.fakes.plain_http import NO_TLS
+from tests.fakes.routes import TEST_KEY
 
 SHARE = 8
 FOREVER = 1e12
@@ -264,7 +266,6 @@ async def _now_and_then() -> AsyncIterator[bytes]:
 
 @pytest.fixture(name="generous")
 async def _generous(edge: Edge, short_tmp: Path) -> AsyncIterator[_LargeOrLong]:
-    edge.control._unread_s = UNREAD_S
     generous = _LargeOrLong()
     controller = FakeWorker(short_tmp / "controller.sock", generous)
     await controller.start()
@@ -284,6 +285,7 @@ async def _deaf(edge: Edge, head: bytes, *, buffer_bytes: int = 4096) -> socket.
     return connection
 
 
+@pytest.mark.parametrize("unread_s", [UNREAD_S])
 @pytest.mark.parametrize("authorization", [b"", f"authorization: Bearer {KEY}\r\n".encode()])
 async def test_who_does_not_read_answers_holds_no_connection(
     edge: Edge, generous: _LargeOrLong, authorization: bytes
@@ -305,6 +307,7 @@ async def test_who_does_not_read_answers_holds_no_connection(
             connection.close()
 
 
+@pytest.mark.parametrize("unread_s", [UNREAD_S])
 async def test_a_stream_to_somebody_who_reads_goes_on(edge: Edge, generous: _LargeOrLong) -> None:
     answer = await edge.client.get(f"{edge.url}/dashboard/stream")
 
@@ -313,8 +316,9 @@ async def test_a_stream_to_somebody_who_reads_goes_on(edge: Edge, generous: _Lar
 
 @pytest.mark.slow  # reads slowly
 @pytest.mark.usefixtures("generous")
-async def test_somebody_who_reads_slowly_gets_all_of_it(edge: Edge) -> None:
-    edge.control._unread_s = unread_s = 5 * UNREAD_S  # also where the machine pauses meanwhile
+# also where the machine pauses meanwhile
+@pytest.mark.parametrize("unread_s", [5 * UNREAD_S])
+async def test_somebody_who_reads_slowly_gets_all_of_it(edge: Edge, unread_s: float) -> None:
     deaf = await _deaf(edge, b"GET /dashboard HTTP/1.1\r\nhost: x\r\n\r\n", buffer_bytes=2**17)
     loop, size = asyncio.get_running_loop(), 0
     try:
@@ -335,16 +339,14 @@ async def test_questions_about_calls_count_in_the_share_of_their_tenant(
 
     controller = await FakeWorker(short_tmp / "controller.sock", never).start()
     url = f"{edge.url}/v1/calls/unknown"
-    asking = [
-        asyncio.create_task(edge.client.get(url, headers=OWN)) for _ in range(MAX_OF_TENANT // 2)
-    ]
+    many = httpx.AsyncClient(verify=NO_TLS, limits=httpx.Limits(), timeout=PATIENCE_S)
+    asking = [asyncio.create_task(many.get(url, headers=OWN)) for _ in range(MAX_OF_TENANT)]
     try:
-        await until(lambda: edge.control.held == MAX_OF_TENANT // 2)
-        edge.control._of_tenants[TENANT] = MAX_OF_TENANT
-
+        await until(lambda: edge.control.held == MAX_OF_TENANT)
         assert (await edge.client.get(url, headers=OWN)).status_code == 429
     finally:
         for task in asking:
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
+        await many.aclose()
         await controller.aclose()

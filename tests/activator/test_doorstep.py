@@ -58,15 +58,22 @@ async def test_both_kinds_are_asked_alike(short_tmp: Path) -> None:
     await far.aclose()
 
 
+class _Opened(WorkerConnection):
+    """Shows its socket."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.socket: socket.socket = transport.get_extra_info("socket")
+
+
 async def test_a_pods_connection_sends_small_pieces_at_once_and_notices_a_node_that_vanished() -> (
     None
 ):
     worker = await TcpWorker("127.0.0.1", 0).start()
     connection = await connect(
-        asyncio.get_running_loop(), WorkerConnection, tcp_address("127.0.0.1", worker.port)
+        asyncio.get_running_loop(), _Opened, tcp_address("127.0.0.1", worker.port)
     )
-    assert connection._transport is not None
-    own = connection._transport.get_extra_info("socket")
+    own = connection.socket
     assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     assert own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == SILENT_MS

@@ -119,7 +119,9 @@ class Life:
     def __init__(
         self, directory: Path, desk: ControlDesk, behaviour: Behaviour, name: str = "a-0"
     ) -> None:
-        self.edge = Edge(directory, ActivatorSettings(), behaviour)
+        self.edge = Edge(
+            directory, ActivatorSettings(), behaviour, controller=Endpoint.at(desk.server.path)
+        )
         self.edge.add(route_of(spec_of()))
         self.due = SchedulePoller(
             self.edge.calls,
@@ -127,10 +129,6 @@ class Life:
             token="t",
             activator=name,
             wait_s=0,
-        )
-        self.edge.calls._results._client = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=str(desk.server.path)),
-            base_url="http://controller",
         )
         self._tasks = [asyncio.create_task(self.edge.books.run())]
         self._group = asyncio.TaskGroup()

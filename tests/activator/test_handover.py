@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from activator.balancing.preemptible_instances import PreemptibleInstances
 from activator.balancing.throttler import Throttler
 from activator.quotas.store_protocol import QuotaStore
 from activator.settings import ActivatorSettings
@@ -147,10 +148,8 @@ async def test_a_start_that_fails_is_made_again_and_nobody_notices(site: Edge) -
 async def test_a_revision_that_does_not_come_up_in_time_gets_its_traffic_all_the_same(
     site: Edge,
 ) -> None:
-    split(site, {V2: 100}, spec={"clocks": Clocks(startup_s=300.0)})
-    handover = site.handovers.running[NAME]
-    assert handover.timer is not None
-    site.handovers._on_timeout(NAME)  # as its timer will
+    split(site, {V2: 100}, spec={"clocks": Clocks(startup_s=0.05)})
+    await until(lambda: not site.handovers.running)
     call = asyncio.create_task(revision(site))
     await until(lambda: throttler(site, V2).waiting == 1)
     site.fleet.gate.set()
@@ -226,31 +225,32 @@ async def test_a_process_that_was_restarted_goes_on_with_the_cutover_of_the_one_
 
 
 async def test_who_answered_before_is_left_where_nobody_is_awaited_or_it_has_no_instance(
-    edge: Edge,
+    short_tmp: Path, settings: ActivatorSettings, behaviour: Behaviour
 ) -> None:
+    edge = Edge(short_tmp, settings, behaviour)
     edge.table.handovers = edge.handovers
     left = target_of(spec_of(), revision=V1)
     await edge.fleet.start(left, InstanceId("i-left"), {})
-    edge.table._has_resumed = False  # as in a process that has just started
     split(edge, {V2: 100}, awaited=(V2,))  # it never ran, and neither did another
     assert edge.table.refused == 0
-    await edge.scaler.reconcile()
-    assert [name for name, _ in edge.fleet.stopped] == ["i-left"]
-    split(edge, {V3: 100}, named=(V2,), previous={V2: 100}, awaited=(V3,))
-    assert await revision(edge) == V3  # a change while it runs is no restart
+    async with served(edge):
+        await until(lambda: [name for name, _ in edge.fleet.stopped] == ["i-left"])
+        await edge.scaler.reconciled.wait()
+        split(edge, {V3: 100}, named=(V2,), previous={V2: 100}, awaited=(V3,))
+        assert await revision(edge) == V3  # a change while it runs is no restart
 
 
 def terms(strategy: RolloutStrategy, keep_s: float = 0.0) -> dict[str, Any]:
     return {"rollout": RolloutTerms(strategy=strategy, keep_previous_s=keep_s)}
 
 
-async def refuse_once(site: Edge, strategy: RolloutStrategy) -> None:
+async def refuse_once(site: Edge, strategy: RolloutStrategy, **spec: Any) -> None:
     """The second revision is deployed; its first start finds no room, the next ones wait until they
     are let go."""
     site.handovers.again_s = 0.05
     site.fleet.failures.append(NO_ROOM)
     site.fleet.gate.set()
-    split(site, {V2: 100}, spec=terms(strategy))
+    split(site, {V2: 100}, spec={**terms(strategy), **spec})
     await until(lambda: bool(site.handovers.running[NAME].lacking))
     site.fleet.gate.clear()
 
@@ -285,9 +285,12 @@ async def test_swap_goes_back_to_the_old_one_while_the_new_one_does_not_start(si
     assert await revision(site) == V1  # a start of its own
 
 
-async def test_wait_leaves_the_old_one_alone_for_as_long_as_there_is_no_room(site: Edge) -> None:
-    await refuse_once(site, RolloutStrategy.WAIT)
-    site.handovers._on_timeout(NAME)  # as its timer will
+async def test_wait_leaves_the_old_one_alone_for_as_long_as_there_is_no_room(
+    site: Edge, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    await refuse_once(site, RolloutStrategy.WAIT, clocks=Clocks(startup_s=0.5))
+    await until(lambda: "cutover waits for capacity" in caplog.text)
     assert await revision(site) == V1
     assert site.fleet.stopped == []
     site.fleet.gate.set()
@@ -301,9 +304,8 @@ async def test_the_revision_before_keeps_one_instance_for_the_way_back(site: Edg
     await until(lambda: not site.handovers.running)
     assert await revision(site) == V2
     assert (len(list(throttler(site, V1).live())), site.fleet.stopped) == (1, [])
-    assert next(iter(site.scaler._holdings.tenures())).is_spare, (
-        "the first to go when somebody needs its room"
-    )
+    candidates = PreemptibleInstances(site.scaler.throttlers).tenures()
+    assert next(candidates).is_spare, "the first to go when somebody needs its room"
     split(site, {V1: 100}, at_once=True)
     started = len(site.fleet.started)
     assert await revision(site) == V1

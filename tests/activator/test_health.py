@@ -16,6 +16,7 @@ from activator.gateway.health import Health
 from activator.settings import ActivatorSettings
 from pilotlight import errors
 from tests.activator.conftest import Edge, served
+from tests.activator.test_money_at_the_edge import full_disk
 from tests.fakes.fake_worker import echo
 from tests.fakes.plain_http import NO_TLS
 
@@ -62,12 +63,13 @@ async def test_on_its_way_out_it_is_alive_and_not_ready(journal: Journal) -> Non
 
 async def test_a_journal_that_takes_no_lines_is_no_life(journal: Journal) -> None:
     health = Health(journal=journal)
-    journal._log._deferred.append(b"no room for this\n")
-    with pytest.raises(errors.Unavailable, match="its disk is full") as refused:
-        await health.require_alive()
-    assert refused.value.detail["missing"] == ["journal"]
-    await Health(journal=journal, is_served_unbilled=True).require_alive()
-    journal._log._deferred.clear()
+    with full_disk(journal):
+        journal.append_record(b"no room for this", at_ns=0)
+        with pytest.raises(errors.Unavailable, match="its disk is full") as refused:
+            await health.require_alive()
+        assert refused.value.detail["missing"] == ["journal"]
+        await Health(journal=journal, is_served_unbilled=True).require_alive()
+    journal.append_record(b"there is room again", at_ns=0)
     await health.require_alive()
 
 

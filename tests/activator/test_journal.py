@@ -4,6 +4,7 @@ be."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import resource
@@ -308,10 +309,14 @@ async def test_a_call_that_stays_open_for_ever_does_not_keep_all_segments(tmp_pa
     assert [h.id for h in recovered.unfinished] == ["held"]
 
 
-async def test_a_disk_that_fails_to_sync_is_told_to_who_waits(tmp_path: Path) -> None:
+async def test_a_disk_that_fails_to_sync_is_told_to_who_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_descriptor: int) -> None:
+        raise OSError(errno.EIO, "I/O error")
+
     journal = journal_at(tmp_path)
-    reader, writer = os.pipe()  # takes writes, and cannot be synced
-    healthy, journal._log._file.fd = journal._log._file.fd, writer
+    monkeypatch.setattr(os, "fdatasync", fails)
     task = asyncio.create_task(journal.submit("c", {"x": 1}))
     await asyncio.sleep(0)
     assert not await journal.sync()
@@ -319,10 +324,8 @@ async def test_a_disk_that_fails_to_sync_is_told_to_who_waits(tmp_path: Path) ->
         await task
     assert journal.statistics().sync_errors == 1
     assert journal.statistics().held_calls == 0, "who was not told 202 has nothing here"
-    journal._log._file.fd = healthy
+    monkeypatch.undo()
     assert await journal.sync()
-    for descriptor in (reader, writer):
-        os.close(descriptor)
     journal.close()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from activator.billing.budgets import Budgets
 from activator.billing.instance_meter import InstanceAccount
 from activator.billing.journal import Journal
+from activator.billing.segments import Cursor, segment_numbers
 from activator.billing.usage_pricing import encode_optional_fields
 from activator.quotas.token_reservation import TokenReservation
 from pilotlight.protocol import UsageRecord
@@ -87,17 +88,26 @@ def test_the_arm_is_on_the_record_of_a_call_that_ended_and_of_one_that_was_lost(
     assert records["plain"]["arm"] == ""
 
 
-def test_what_is_carried_over_to_a_new_segment_keeps_its_mark(tmp_path: Path) -> None:
-    journal = Journal.open(tmp_path, activator="a-1", sync_s=0.0, wall_ns=Wall(SECOND))[0]
+async def test_what_is_carried_over_to_a_new_segment_keeps_its_mark(tmp_path: Path) -> None:
+    wall = Wall(SECOND)
+    journal = Journal.open(tmp_path, activator="a-1", segment_bytes=2000, sync_s=0.0, wall_ns=wall)[
+        0
+    ]
     books = account(journal)
     opened(books, "long", mark=ARM)
-    line = journal._copy_open_line(journal._open["long/1"])
-    assert json.loads(journal._read(line))["m"] == {
-        "experiment": "x-1",
-        "arm": 'bold"',
-        "unit": "00ff" * 4,
-    }
+    first = journal.current_segment
+    for n in range(40):
+        closed(books, opened(books, f"c{n}"))
+        await journal.sync()
+        journal.mark_shipped(
+            Cursor(segment=journal.current_segment), count=1, oldest_unshipped_ns=None
+        )
+    assert first not in segment_numbers(tmp_path)
     journal.abandon()
+    journal, recovered = Journal.open(tmp_path, activator="a-1", wall_ns=wall)
+    journal.abandon()
+    (lost,) = recovered.lost
+    assert (lost.call, lost.experiment, lost.arm, lost.unit) == ("long", "x-1", 'bold"', "00ff" * 4)
 
 
 def test_a_copy_costs_nothing_asks_no_budget_and_its_price_can_be_checked(tmp_path: Path) -> None:

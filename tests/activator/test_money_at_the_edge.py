@@ -11,7 +11,7 @@ from decimal import Decimal
 import httpx
 import pytest
 
-from activator.billing.service import BillingService
+from activator.billing.journal import Journal
 from activator.settings import ActivatorSettings
 from pilotlight.protocol import FeedChange
 from pilotlight.spec.function import Clocks, FunctionKind, Scaling
@@ -152,10 +152,10 @@ async def test_every_record_costs_what_its_price_list_says(edge: Edge) -> None:
 
 
 @contextmanager
-def full_disk(books: BillingService) -> Iterator[None]:
+def full_disk(journal: Journal) -> Iterator[None]:
     """No file of this process may grow beyond what the journal has."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (books.journal.end.offset, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (journal.end.offset, before[1]))
     try:
         yield
     finally:
@@ -165,7 +165,7 @@ def full_disk(books: BillingService) -> Iterator[None]:
 async def test_a_full_journal_refuses_with_503_and_the_reason_and_nothing_runs(edge: Edge) -> None:
     edge.add(route_of(spec_of()))
     assert (await edge.call(json={"x": 1})).status_code == 200
-    with full_disk(edge.books):
+    with full_disk(edge.books.journal):
         refused = await edge.call(json={"x": 2})
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
     assert "journal" in str(problem_of(refused)["detail"])
@@ -187,7 +187,7 @@ class TestWithJournalFullServe:
         set_budget(edge, "1")
         assert (await edge.call(json={"x": 1})).status_code == 200
         spent = edge.books.budgets.balances["b-1"].spent
-        with full_disk(edge.books):
+        with full_disk(edge.books.journal):
             answers = [await edge.call(json={"x": n}) for n in range(3)]
         assert [(a.status_code, a.headers["pilotlight-cost"]) for a in answers] == [(200, "0")] * 3
         assert (

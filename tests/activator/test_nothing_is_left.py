@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,6 +14,7 @@ import httpx
 import pytest
 
 from activator.gateway.shadow_traffic import ShadowTraffic
+from activator.resilience.breaker import State
 from pilotlight.spec.function import Clocks, Scaling
 from pilotlight.spec.identifiers import Priority
 from pilotlight.spec.observations import SHADOW_ARM, sum_observations
@@ -159,16 +161,16 @@ async def test_nothing_is_left_of_calls_that_end_in_any_way(
     await asyncio.gather(*(one(edge, rng, seen) for _ in range(CALLS)))
     await until(lambda: all(held.record.finished_at for held in edge.calls.pending))
     await until(lambda: not edge.idempotency.running)
-    await until(lambda: not shadows._tasks)
-    await until(lambda: in_flight(edge) == 0 and len(edge.queue._all) == 0)
+    await until(lambda: repr(shadows) == "<ShadowTraffic 0 copies running>")
+    await until(lambda: in_flight(edge) == 0 and edge.queue.waiting == 0)
     records = list((await edge.settle()).values())
 
     assert sum(seen.values()) == CALLS
-    assert not edge.gateway.warm.clocks._steps or not any(edge.gateway.warm.clocks._steps.values())
+    assert repr(edge.gateway.warm.clocks).startswith("<DeadlineWheel 0 calls ")
     of_calls = [f"{r.call}/{r.attempt}" for r in records if r.kind in ("CALL", "SHADOW")]
     assert Counter(behaviour.begun).most_common(1)[0][1] == 1, "no two attempts under one number"
     assert set(behaviour.begun) <= set(of_calls), "what reached a worker has a record"
-    assert not edge.books.journal._open
+    assert edge.books.journal.statistics().open_calls == 0
     counted = sum_observations(
         o
         for o in edge.metrics.observer.drain(1)
@@ -182,7 +184,8 @@ async def test_nothing_is_left_of_calls_that_end_in_any_way(
     for scaled in edge.scaler.revisions.values():
         assert scaled.throttler.waiting == 0
         if scaled.throttler.health is not None:
-            assert not scaled.throttler.health.breaker._is_probing
+            breaker = scaled.throttler.health.breaker
+            assert breaker.state is not State.HALF_OPEN or breaker.admits(time.monotonic())
     assert unfinished() == []
 
 

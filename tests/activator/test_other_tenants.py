@@ -3,6 +3,7 @@ tenants that are suspended."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -15,11 +16,11 @@ from activator.quotas.store_protocol import QuotaStore
 from activator.routing.api_keys import ANONYMOUS
 from activator.settings import ActivatorSettings
 from pilotlight import errors
-from pilotlight.spec.function import FunctionKind, MethodSpec
+from pilotlight.spec.function import FunctionKind, MethodSpec, Scaling
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import problem_of, until
 from tests.fakes.fake_controller import FakeController
-from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
+from tests.fakes.fake_worker import Script, WorkerAnswer, WorkerRequest
 from tests.fakes.routes import TENANT, route_of, spec_of
 
 OTHER, THIRD = "t-000000000002", "t-000000000003"
@@ -388,22 +389,24 @@ async def test_a_suspended_caller_is_refused_at_functions_that_are_shared_with_i
 
 
 async def test_a_call_that_was_submitted_before_does_not_run_while_its_tenant_is_suspended(
-    street: Edge, controller: FakeController, shipping: object
+    street: Edge, script: Script, controller: FakeController, shipping: object
 ) -> None:
-    deploy(street)
-    entry = street.entrance.entry(
-        street.table.authenticate(f"Bearer {KEY}".encode(), 0.0),
-        street.table.targets_of(f"{TENANT}/main/shop/hello")[0],
-    )
-    gate = street.calls._attempts._gates.for_revision(entry.target)
-    while not gate.locked():
-        await gate.acquire()  # the function is busy
-    call_id = (await street.call("shop/hello:submit", json={"x": 1})).json()["id"]
+    deploy(street, scaling=Scaling(max_instances=1))
+    may_end = asyncio.Event()
+
+    async def waits(request: WorkerRequest) -> WorkerAnswer:
+        await may_end.wait()
+        return WorkerAnswer(body=request.body)
+
+    script.now = waits
+    for _ in range(2):  # the first one occupies the function
+        call_id = (await street.call("shop/hello:submit", json={"x": 1})).json()["id"]
+    await until(lambda: any(worker.requests for worker in street.fleet.workers.values()))
     street.add_tenant("acme", suspended=True)
-    gate.release()
+    may_end.set()
     await until(lambda: controller.calls.get(call_id, {}).get("state") == "FAILED")
     assert controller.calls[call_id]["status"] == 403
-    assert not street.fleet.started
+    assert [len(worker.requests) for worker in street.fleet.workers.values()] == [1]
 
 
 def test_a_caller_shows_who_it_is_and_never_a_key(street: Edge) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import pytest
-import redis
 
+from activator.access.grants import AccessCache
 from activator.quotas.redis_store import RedisQuotas
 from activator.quotas.store_protocol import QuotaCheck, QuotaStore
 from activator.settings import ActivatorSettings
@@ -17,6 +18,7 @@ from pilotlight.spec.function import Scaling
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import forever, problem_of, until
 from tests.fakes.fake_worker import Script
+from tests.fakes.redis_server import RedisLink, scripts_run
 from tests.fakes.routes import TENANT, route_of, spec_of
 
 
@@ -27,10 +29,17 @@ def _settings() -> ActivatorSettings:
     )
 
 
+@pytest.fixture(name="redis_link")
+def _redis_link(short_tmp: Path, redis_url: str) -> RedisLink:
+    return RedisLink(short_tmp, redis_url)
+
+
 @pytest.fixture(name="quota_store")
-async def _quota_store(settings: ActivatorSettings, redis_url: str) -> AsyncIterator[QuotaStore]:
+async def _quota_store(
+    settings: ActivatorSettings, redis_link: RedisLink
+) -> AsyncIterator[QuotaStore]:
     store = RedisQuotas(
-        redis_url, platform="p", member="a-0", is_open=settings.is_open_without_redis
+        redis_link.url, platform="p", member="a-0", is_open=settings.is_open_without_redis
     )
     yield store
     await store.aclose()
@@ -56,18 +65,10 @@ async def _shop(edge: Edge) -> Edge:
 def elsewhere(edge: Edge, other: RedisQuotas) -> QuotaCheck:
     """The same caller at the same function, at the other activator."""
     caller = edge.table.authenticate(f"Bearer {KEY}".encode(), 0.0)
-    quota_check = other.quota_check(
-        edge.entrance._rules(caller, edge.table.targets_of(f"{TENANT}/main/shop/hello")[0], "")
-    )
+    access = AccessCache(table=edge.table, store=other, settings=ActivatorSettings())
+    quota_check = access.entry(caller, edge.table.targets_of(f"{TENANT}/main/shop/hello")[0]).quota_check
     assert quota_check is not None
     return quota_check
-
-
-def take_away(edge: Edge) -> None:
-    """Redis does not answer this activator any more."""
-    assert isinstance(edge.quotas, RedisQuotas)
-    edge.quotas._redis.connection_pool.connection_kwargs["path"] = "/nowhere/r.sock"
-    edge.quotas._redis.connection_pool.reset()
 
 
 async def test_both_activators_grant_the_quota_together_and_say_so(
@@ -109,28 +110,25 @@ async def test_so_many_run_at_once_over_all_activators(
 async def test_without_a_rule_a_call_stays_warm_and_redis_is_not_asked(
     shop: Edge, redis_url: str
 ) -> None:
-    def trips() -> int:
-        with redis.Redis.from_url(redis_url) as client:
-            stats = client.info("commandstats")
-            return int(stats.get("cmdstat_evalsha", {"calls": 0})["calls"])
+    def is_warm() -> bool:
+        path, key = b"/v1/functions/shop/hello:invoke", f"Bearer {KEY}".encode()
+        return shop.gateway.find_warm(path, {b"authorization": key}) is not None
 
-    before = trips()
+    before = scripts_run(redis_url)
     assert (await shop.call(json={"x": 1})).headers["pilotlight-start"] == "WARM"
-    resolved = next(iter(shop.gateway._resolutions._known.values()))
-    assert resolved.fast_route is not None
-    assert trips() == before
+    assert is_warm()
+    assert scripts_run(redis_url) == before
 
     shop.add_tenant("acme", requests_per_s=5)
     assert (await shop.call(json={"x": 1})).status_code == 200
-    resolved = next(iter(shop.gateway._resolutions._known.values()))
-    assert resolved.fast_route is None
+    assert not is_warm()
 
 
 async def test_while_redis_is_away_what_is_open_goes_on_and_what_is_closed_is_503(
-    shop: Edge,
+    shop: Edge, redis_link: RedisLink
 ) -> None:
     shop.add_tenant("acme", requests_per_s=0.001, burst=2)
-    take_away(shop)
+    redis_link.cut()
     open_ = [await shop.call(json={"x": 1}) for _ in range(3)]
     assert [a.status_code for a in open_] == [200, 200, 429]  # counted here
 

@@ -155,7 +155,7 @@ def test_a_key_that_is_written_in_a_thousand_ways_is_remembered_in_one() -> None
     for spaces in range(1, 1000):
         assert table.authenticate(b"Bearer" + b" " * spaces + b"pl_secret", 0.0).tenant == TENANT
         table.authenticate(b"bEaReR pl_secret" + b" " * spaces, 0.0)
-    assert repr(table._keys) == "<ApiKeyIndex 1, 1 in use>"
+    assert "<ApiKeyIndex 1, 1 in use>" in repr(table)
 
 
 def test_a_key_is_known_by_its_hash_and_forgotten_when_revoked() -> None:

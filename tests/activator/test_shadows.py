@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from itertools import repeat
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from activator.billing.errors import JournalFull
 from activator.gateway.shadow_traffic import WINDOW_S, ShadowBudget, ShadowTraffic, is_same
 from activator.routing.call_target import CallTarget
+from activator.tracing.tracer import Tracer
 from pilotlight.protocol import UsageRecord
 from pilotlight.spec.observations import SHADOW_ARM
 from pilotlight.spec.traffic import Shadow
@@ -50,18 +52,27 @@ class Seen:
 class World:
     """An edge with a function, its shadow with an instance of its own, and ways to play both."""
 
-    def __init__(self, edge: Edge, script: Script) -> None:
+    def __init__(self, edge: Edge, script: Script, *, tracer: Tracer | None = None) -> None:
         self.edge = edge
         self.script = script
         self.seen = Seen()
         self.is_crowded = False
+        self.draws: Iterator[float] = repeat(0.0)
+        self.budget: type[ShadowBudget] = ShadowBudget
+        self.budgets: list[ShadowBudget] = []
         self.shadows = ShadowTraffic(
             throttler_of=edge.scaler.throttler_of,
             observer=self.seen,
             is_crowded=lambda: self.is_crowded,
-            draw=lambda: 0.0,
+            draw=lambda: next(self.draws),
+            tracer=tracer,
+            make_budget=self.make_budget,
         )
         edge.copy_calls(self.shadows)
+
+    def make_budget(self) -> ShadowBudget:
+        self.budgets.append(self.budget())
+        return self.budgets[-1]
 
     def deploy(self, **shadow: Any) -> None:
         members = {"percent": 100.0, "max_compute": 1.0, **shadow}
@@ -90,11 +101,16 @@ class World:
         shadow = next(t for t in self.edge.table.targets_of(NAME) if t.revision == V2)
         await until(lambda: bool(self.edge.scaler.throttler_of(shadow).instances))
         await self.quiet()
-        for compute in self.shadows._computes.values():
-            compute.add(time.monotonic(), own=60_000.0)
+        for budget in self.budgets:
+            budget.add(time.monotonic(), own=60_000.0)
 
     async def quiet(self) -> None:
-        await until(lambda: not self.shadows._tasks and in_flight(self.edge) == 0)
+        await until(
+            lambda: (
+                repr(self.shadows) == "<ShadowTraffic 0 copies running>"
+                and in_flight(self.edge) == 0
+            )
+        )
 
 
 NAME = "t-000000000001/main/shop/hello"
@@ -194,18 +210,13 @@ async def test_an_instance_of_a_shadow_is_billed_from_the_first_call_that_asks_f
     (shadow,) = (t for t in world.edge.table.targets_of(NAME) if t.revision == V2)
     (instance,) = world.edge.scaler.throttler_of(shadow).instances.values()
     hour_ns = 3600 * 10**9
-    assert (
-        instance.account.settle_idle(now_ns=instance.account.meter._last + hour_ns, at_ns=10**18)
-        == 0
-    )
+    in_an_hour = time.monotonic_ns() + hour_ns
+    assert instance.account.settle_idle(now_ns=in_an_hour, at_ns=10**18) == 0
     tagged = await world.edge.call(f"shop/hello@{V2}:invoke", json={"x": 1})
     assert tagged.headers["pilotlight-revision"] == V2
     assert tagged.headers["pilotlight-cost"] != ""
     await world.quiet()
-    assert (
-        instance.account.settle_idle(now_ns=instance.account.meter._last + hour_ns, at_ns=10**18)
-        == 1
-    )
+    assert instance.account.settle_idle(now_ns=in_an_hour + hour_ns, at_ns=10**18) == 1
     assert (
         len(
             [
@@ -248,20 +259,18 @@ class Even(ShadowBudget):
 
 
 async def test_copies_keep_to_their_share_of_the_execution_time(world: World) -> None:
+    world.budget = Even
     world.deploy(max_compute=0.15)
-    world.shadows._computes[world.edge.table.targets_of(NAME)[0].function_id] = Even()
     for _ in range(40):
         await world.call()
         await world.quiet()
-    compute = next(iter(world.shadows._computes.values()))
-    assert compute._copied <= 0.15 * compute._own
-    assert 0 < len(world.copies) <= 6
+    assert 0 < len(world.copies) <= 0.15 * 40
+    (compute,) = world.budgets
     assert compute.reserved == pytest.approx(0)
 
 
 async def test_only_the_percent_that_was_asked_for_is_copied(world: World) -> None:
-    draws = iter([0.0, 0.5, 0.1, 0.9])
-    world.shadows._draw = lambda: next(draws)
+    world.draws = iter([0.0, 0.5, 0.1, 0.9])
     world.deploy(percent=20)
     await world.call()  # brings the instance up
     await world.ready()

@@ -7,14 +7,12 @@ import contextlib
 
 import pytest
 
-from activator import __main__ as process
+from pilotlight.core.background_tasks import cancel_again
 
 
 async def test_a_loop_that_lost_its_cancellation_is_named_and_ends_with_the_next(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(process, "LOOPS_END_S", 0.05)
-
     async def loses_one() -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(60)
@@ -27,7 +25,7 @@ async def test_a_loop_that_lost_its_cancellation_is_named_and_ends_with_the_next
     await asyncio.sleep(0)
     for task in tasks:
         task.cancel()
-    await process._cancel_again(tasks)
+    await cancel_again(tasks, after_s=0.05)
     await asyncio.wait(tasks, timeout=10)
     assert [task.cancelled() for task in tasks] == [True, True]
     assert "name=deaf" in caplog.text

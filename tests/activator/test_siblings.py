@@ -29,7 +29,7 @@ from tests.activator.test_gateway import until
 from tests.fakes.authority import Authority
 from tests.fakes.fake_controller import FakeController
 from tests.fakes.fake_worker import FakeWorker, WorkerAnswer, WorkerRequest
-from tests.fakes.routes import TENANT, route_of, spec_of
+from tests.fakes.routes import route_of, spec_of
 
 AUTHORIZED = {"authorization": f"Bearer {KEY}"}
 HELD_THERE = "req-there"
@@ -166,7 +166,7 @@ async def test_members_beyond_the_number_that_is_meant_to_be_are_asked_too(
         members=lambda: ["a-0", "a-2", "pod-of-another-machine"],
     )
     edge.calls.api.siblings = siblings
-    assert repr(siblings) == "<ActivatorPeers of 0: 2>"
+    assert repr(siblings) == "<ActivatorPeers of 0: 2, 0 requests>"
     answer = await edge.client.get(f"{edge.url}/v1/calls/{HELD_THERE}", headers=AUTHORIZED)
     assert answer.status_code == 200
     await siblings.aclose()
@@ -270,7 +270,7 @@ async def test_streams_of_one_tenant_leave_connections_to_others(
         assert "retry-after" in refused.headers
         # nothing is deployed here
         assert {(await put(edge, f"mine-{n}")).status_code for n in range(8)} == {404, 429}
-    await until(lambda: not few._of_tenants)
+    await until(lambda: not few.held)
 
 
 async def test_a_change_is_told_though_callers_hold_all_connections(
@@ -297,7 +297,7 @@ async def test_who_does_not_read_a_stream_holds_no_connection(
             f"GET /v1/calls/{ENDLESS}-large/stream HTTP/1.1\r\nhost: x\r\nauthorization: Bearer "
             f"{KEY}\r\n\r\n".encode()
         )
-        await until(lambda: few._of_tenants[TENANT] == 1)
-        await until(lambda: not few._of_tenants)
+        await until(lambda: few.held == 1)
+        await until(lambda: not few.held)
     finally:
         connection.close()

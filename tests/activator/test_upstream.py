@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -160,8 +162,12 @@ async def test_a_large_answer_streams_even_when_its_length_is_known(short_tmp: P
 
 
 async def test_reading_pauses_while_the_caller_does_not_read(short_tmp: Path) -> None:
+    sent = 0
+
     async def pieces() -> AsyncIterator[bytes]:
+        nonlocal sent
         for _ in range(64):
+            sent += 1
             yield b"x" * 65536
             await asyncio.sleep(0)
 
@@ -175,8 +181,7 @@ async def test_reading_pauses_while_the_caller_does_not_read(short_tmp: Path) ->
         for _ in range(200):
             await asyncio.sleep(0)
 
-        assert connection._buffered < 64 * 65536
-        assert connection._paused
+        assert 0 < sent < 64
         assert sum([len(chunk) async for chunk in answer.chunks()]) == 64 * 65536
 
 
@@ -316,9 +321,19 @@ async def test_what_follows_a_streamed_answer_is_cut_off_and_not_kept(
         with pytest.raises(WorkerConnectionLost):
             await anext(answer.chunks())
         assert flooding.sent < 4 << 20
-        assert connection._headers == [] or connection._headers is answer.headers
         assert len(answer.headers) == 1
         assert not connection.is_usable
+
+
+def _held_bytes(thing: object) -> int:
+    """The bytes that it and its containers refer to."""
+    if isinstance(thing, bytes):
+        return len(thing)
+    return sum(
+        _held_bytes(part)
+        for part in gc.get_referents(thing)
+        if isinstance(part, bytes | list | tuple | deque)
+    )
 
 
 async def test_a_connection_in_the_pool_keeps_no_headers(short_tmp: Path) -> None:
@@ -342,7 +357,7 @@ async def test_a_connection_in_the_pool_keeps_no_headers(short_tmp: Path) -> Non
                 (b"transfer-encoding", b"chunked"),
                 (b"pilotlight-finish", b"error"),
             ]
-            assert connection._headers == []
+            assert _held_bytes(connection) < MAX_HEAD_BYTES // 8
             pool.release(connection, now=1.0)
             assert pool.acquire_nowait(1.0) is connection
         connection.close()

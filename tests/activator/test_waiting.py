@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import math
 import tempfile
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -157,7 +158,7 @@ async def test_the_one_that_waits_longest_is_told_to_the_autoscaler_whoever_is_n
         await asyncio.sleep(0.01)
         urgent = world.call(rank_of("a", Priority.REALTIME))
         await until(lambda: world.throttler.waiting == 2)
-        oldest = world.throttler.oldest_wait_s(world.throttler._clock())
+        oldest = world.throttler.oldest_wait_s(time.monotonic())
         assert oldest is not None
         assert oldest >= 0.01
         busy.release()
@@ -263,9 +264,9 @@ class Story:
         if waiting:
             waiting[n % len(waiting)].cancel()
 
-    def expire(self, _n: int, _rank: QueuePriority) -> None:
-        for waiter in list(self.world.throttler._wait_queue._waiters)[:1]:
-            self.world.throttler._expire(waiter, 1.0)
+    def expire(self, _n: int, rank: QueuePriority) -> None:
+        """A call whose time ends while it waits."""
+        self.calls.append(self.world.call(rank, timeout_s=0.0))
 
     def kill(self, _n: int, _rank: QueuePriority) -> None:
         for instance in list(self.world.throttler.instances)[:1]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection
 from websockets.frames import Frame, Opcode
 
-from activator.__main__ import Activator
+from activator.__main__ import server_config
 from activator.gateway import websocket_frames
 from activator.gateway.websocket_frames import PIECE_BYTES, CallerSocket, Pieces, WorkerSocket
 from activator.settings import ActivatorSettings
@@ -163,10 +162,7 @@ async def test_messages_that_come_in_one_read_are_passed_on_in_order_both_ways(
 async def test_an_activator_serves_websockets_that_are_parsed_in_pieces_bounded_and_not_compressed(
     edge: Edge,
 ) -> None:
-    parts: Any = SimpleNamespace(
-        gateway=edge.gateway, limits=edge.limits, settings=ActivatorSettings()
-    )
-    config = Activator(parts)._uvicorn_config()
+    config = server_config(edge.gateway, edge.limits, ActivatorSettings())
     config.load()
 
     assert (config.ws_protocol_class, config.ws_max_size, config.ws_per_message_deflate) == (

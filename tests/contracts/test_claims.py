@@ -78,7 +78,7 @@ def _redis_store(url: str, closing: AsyncExitStack) -> Store:
         state = RedisState(url, platform=platform, member=name)
         await state.join()
         await state.beat()
-        await state._redis.aclose()  # what follows of its life is the test's matter
+        closing.push_async_callback(state.aclose)  # what follows of its life is the test's matter
 
     async def lapse(name: str) -> None:
         await raw.zadd(members, {name: 1})  # its time to live ended long ago

@@ -250,7 +250,8 @@ def test_what_budgets_look_at_is_told_of_new_records_and_of_the_whole_batch(stor
     one = usage("req-1/1", cost="0.5", started_at=NOVEMBER_1)
     other = usage("req-2/1", cost="0.25", started_at=NOVEMBER_1 - 1)
     here = SpendKey("t-1", "main", "search", "embed", int(NOVEMBER_1 // DAY), "2026-11", "USD")
-    before = here._replace(day=here.day - 1, month="2026-10")
+    day = int(NOVEMBER_1 // DAY) - 1
+    before = SpendKey("t-1", "main", "search", "embed", day, "2026-10", "USD")
     first, again = add(store, one), add(store, one, other, other)
     assert first.spent == first.batch == {here: 500_000_000_000}
     assert (again.new, again.spent) == (1, {before: 250_000_000_000})

@@ -39,6 +39,7 @@ from snapshotter.types import InstanceId, InstanceInfo, StartKind, TemplateInfo
 from tests.fakes import demo_books, demo_observations, demo_traces
 from tests.fakes.databases import empty_sqlite
 from tests.fakes.plain_http import NO_TLS
+from tests.fakes.quiet_server import QuietServer
 from tests.fakes.small_cache import SmallCache
 from tests.functions.controller.parts import (
     BUNDLE,
@@ -213,13 +214,12 @@ async def demo(
         clock=clock,
     )
     listener = socket.create_server(("127.0.0.1", port))
-    server = uvicorn.Server(
+    server = QuietServer(
         uvicorn.Config(
             http_app.build_app(context), lifespan="off", log_config=None, access_log=False
         )
     )
-    # `serve` would take the test's signals
-    serving = asyncio.create_task(server._serve([listener]), name="demo controller")
+    serving = asyncio.create_task(server.serve([listener]), name="demo controller")
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
         async with httpx.AsyncClient(

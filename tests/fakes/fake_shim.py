@@ -98,8 +98,8 @@ class FakeShim:
             (self._code / name).write_text(textwrap.dedent(text))
         for name, data in (files or {}).items():
             (self._code / name).write_bytes(data)
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control.settimeout(WAIT_S)
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control.settimeout(WAIT_S)
         launch = {
             "entry": to_json(spec),
             "revision": "f-0000000000000001@v1-test",
@@ -123,16 +123,16 @@ class FakeShim:
         ]
         self._stderr = (self.root / "stderr").open("wb")
         out = self._stderr
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=out, stderr=out
         )
         theirs.close()
         self._backlog: list[dict[str, Any]] = []
-        self._open: list[int] = []
-        self._pids: list[int] = []
+        self.descriptors: list[int] = []
+        self.pids: list[int] = []
 
     def __repr__(self) -> str:
-        return f"<FakeShim worker={self._process.pid} children={self._pids}>"
+        return f"<FakeShim worker={self.process.pid} children={self.pids}>"
 
     def __enter__(self) -> Self:
         return self
@@ -145,15 +145,15 @@ class FakeShim:
     ) -> None:
         # Whole trees, before any of their processes ends: one that stands still for a snapshot does
         # not end with its parent, and is in no tree any longer once its parent is gone.
-        kill_tree(self._process.pid)
-        for pidfd in self._pids:  # forks of a worker that had ended
+        kill_tree(self.process.pid)
+        for pidfd in self.pids:  # forks of a worker that had ended
             with contextlib.suppress(ProcessLookupError):
                 kill_tree(pid_of(pidfd))
             os.close(pidfd)
-        self._process.wait(WAIT_S)
-        self._control.close()
+        self.process.wait(WAIT_S)
+        self.control.close()
         self._stderr.close()
-        for descriptor in self._open:
+        for descriptor in self.descriptors:
             os.close(descriptor)
         shutil.rmtree(self.root)
 
@@ -164,7 +164,7 @@ class FakeShim:
     @property
     def pid(self) -> int:
         """The worker's process."""
-        return self._process.pid
+        return self.process.pid
 
     def wait_event(self, event: str, *, instance: str | None = None) -> dict[str, Any]:
         """The next event of that name (and of that instance); others are kept. Raises ShimTimeout,
@@ -175,7 +175,7 @@ class FakeShim:
             ):
                 return self._backlog.pop(i)
         while True:
-            message = self._receive()
+            message = self.receive()
             if message["event"] == event and (
                 instance is None or message.get("instance") == instance
             ):
@@ -186,14 +186,14 @@ class FakeShim:
                 )
             self._backlog.append(message)
 
-    def _receive(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._control, 256 * 1024, 4)
+            data, descriptors, _, _ = socket.recv_fds(self.control, 256 * 1024, 4)
         except TimeoutError as e:
             raise ShimTimeout(
                 f"nothing came in {WAIT_S} s; the worker wrote: {self.worker_output()}"
             ) from e
-        self._pids += descriptors
+        self.pids += descriptors
         if not data:
             raise ShimTimeout(f"the worker closed its channel; it wrote: {self.worker_output()}")
         message: dict[str, Any] = json.loads(data)
@@ -205,7 +205,7 @@ class FakeShim:
         go_theirs, go_ours = os.pipe()
         with theirs:
             body = json.dumps({"op": "park", "instance": name, "env": {}}).encode()
-            socket.send_fds(self._control, [body], [theirs.fileno(), go_theirs, *entry_files])
+            socket.send_fds(self.control, [body], [theirs.fileno(), go_theirs, *entry_files])
         os.close(go_theirs)
         os.write(go_ours, b"g")
         os.close(go_ours)
@@ -247,11 +247,11 @@ class FakeShim:
             ).encode()
             descriptors = [listener.fileno(), stdout_theirs, stderr_theirs, go_theirs, *entry_files]
             socket.send_fds(
-                to or self._control, [body], descriptors[:3] if op == "assign" else descriptors
+                to or self.control, [body], descriptors[:3] if op == "assign" else descriptors
             )
             for descriptor in (stdout_theirs, stderr_theirs, go_theirs):
                 os.close(descriptor)
-        self._open += [stdout, stderr, go_ours]
+        self.descriptors += [stdout, stderr, go_ours]
         ordered = FakeInstance(id=instance, path=path, stdout=stdout, stderr=stderr, go=go_ours)
         if go:
             self.let_wake(ordered, env)
@@ -276,11 +276,11 @@ class FakeShim:
 
     def wait_exit(self) -> int:
         """The worker's exit status."""
-        return self._process.wait(WAIT_S)
+        return self.process.wait(WAIT_S)
 
     def hang_up(self) -> None:
         """Close the control channel, as a dying shim does."""
-        self._control.close()
+        self.control.close()
 
 
 def signal_pidfd(pidfd: int, number: int) -> None:

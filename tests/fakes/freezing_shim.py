@@ -56,7 +56,7 @@ class FreezingShim(FakeShim):
             listener.listen(1)
             body = json.dumps({"op": op, "instance": name, "env": {}}).encode()
             descriptors = [listener.fileno(), theirs.fileno()] + ([] if in_place else [go_theirs])
-            socket.send_fds(self._control, [body], descriptors)
+            socket.send_fds(self.control, [body], descriptors)
             theirs.close()
             os.write(go_ours, b"g")
             os.close(go_theirs)
@@ -77,8 +77,8 @@ class FreezingShim(FakeShim):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.settimeout(WAIT_S)
         connection.connect(frozen.path)
-        self._control.close()
-        self._control = connection
+        self.control.close()
+        self.control = connection
 
     def freeze(self, name: str = "c-1", *, in_place: bool = False) -> Frozen:
         """Checkpoint it, expect that nothing was in the way, and revive it."""
@@ -92,5 +92,5 @@ class FreezingShim(FakeShim):
 
     def prove(self) -> dict[str, Any]:
         """Have the examples answered again; the process leaves after it."""
-        self._control.send(json.dumps({"op": "prove", "instance": "proof", "env": {}}).encode())
+        self.control.send(json.dumps({"op": "prove", "instance": "proof", "env": {}}).encode())
         return self.wait_event("proved", instance="proof")

@@ -93,8 +93,6 @@ class Street:
     async def join(self, address: str) -> None:
         """Everybody hears of an address."""
         self.peers.append(address)
-        for node in self.nodes:
-            node.station.membership._members._last = tuple(self.peers)
         await self.refresh()
 
     async def refresh(self) -> None:

@@ -1,4 +1,4 @@
-"""A Redis that the test may stop, slow down, and start again."""
+"""A Redis that the test may stop, slow down, and start again, or cut off from one client."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 from subprocess import DEVNULL, Popen
+from urllib.parse import urlsplit
 
 import redis
 
@@ -46,3 +47,25 @@ class MortalRedis:
     def thaw(self) -> None:
         """It answers again."""
         self._server.send_signal(signal.SIGCONT)
+
+
+class RedisLink:
+    """Another path to a Redis behind a Unix socket: `url`, until `cut`."""
+
+    def __init__(self, directory: Path, redis_url: str) -> None:
+        self._redis_url = redis_url
+        self._path = directory / "link.sock"
+        self._path.symlink_to(urlsplit(redis_url).path)
+        self.url = f"unix://{self._path}"
+
+    def cut(self) -> None:
+        """Nobody connects by it again, and those who did are disconnected, as all clients are."""
+        self._path.unlink()
+        with redis.Redis.from_url(self._redis_url) as client:
+            client.client_kill_filter(_type="normal", skipme=True)
+
+
+def scripts_run(redis_url: str) -> int:
+    """How many scripts this Redis has run."""
+    with redis.Redis.from_url(redis_url) as client:
+        return int(client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"])

@@ -114,10 +114,12 @@ def change(seq: int, route: FunctionRoute) -> FeedChange:
 
 
 def empty_table() -> RouteTable:
-    """A RouteTable that knows nothing yet."""
-    return RouteTable(
-        {"test": Rates(version="test", gpu_s={"L4": Decimal("0.0002")})}, TEST_KEY.secrets
+    """A RouteTable that knows nothing but its price lists: the platform's own, and `tokens`."""
+    lists = (
+        Rates(version="test", gpu_s={"L4": Decimal("0.0002")}),
+        Rates(version="tokens", token_in=Decimal("0.001"), token_out=Decimal("0.01")),
     )
+    return RouteTable({rates.version: rates for rates in lists}, TEST_KEY.secrets)
 
 
 def split_route(

@@ -47,7 +47,7 @@ class PeerDiscovery:
 
     def __init__(self, peers: Sequence[str] | str) -> None:
         self._peers = peers
-        self._last: tuple[str, ...] = () if isinstance(peers, str) else tuple(dict.fromkeys(peers))
+        self._last: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"<PeerDiscovery {self._peers!r} {len(self._last)} addresses>"
@@ -77,6 +77,8 @@ class PeerDiscovery:
                 self._last = tuple(
                     sorted({_format_address(str(where[0]), port) for *_, where in found})
                 )
+        else:
+            self._last = tuple(dict.fromkeys(self._peers))
         return self._last
 
 

@@ -69,7 +69,10 @@ class PeerService:
         self._looking: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<PeerService {self.membership!r} {self.server!r} port={self.port}>"
+        return (
+            f"<PeerService {self.membership!r} {self._under_way!r} {self.server!r} "
+            f"port={self.port}>"
+        )
 
     @classmethod
     def of(

@@ -25,9 +25,10 @@ class EngineCall(Call):
 
     Attributes:
         wanted: the request to the model.
-        is_kept: it was submitted, and runs until its end, which is also that of its `tokens`."""
+        is_kept: it was submitted, and runs until its end, which is also that of its `tokens`.
+        is_wrapped: its body in the journal is that of a schedule, `{"path", "body"}`."""
 
-    __slots__ = ("affinity", "is_kept", "tokens", "wanted")
+    __slots__ = ("affinity", "is_kept", "is_wrapped", "tokens", "wanted")
 
     def __init__(
         self,
@@ -43,6 +44,7 @@ class EngineCall(Call):
         self.tokens: TokenReservation | None = tokens
         self.affinity: int | None = affinity
         self.is_kept = False
+        self.is_wrapped = False
 
     @property
     def place(self) -> str:
@@ -73,9 +75,13 @@ class EngineCall(Call):
             self.tokens.drop_prompt()
 
     def load(self, body: bytes) -> None:
-        """Restore the body."""
-        super().load(body)
-        self.wanted.body = parsed(body)
+        """Restore the body from the journal."""
+        if self.is_wrapped:
+            self.wanted.body = parsed(body)["body"]
+            super().load(self.wanted.written_for(self.target))
+        else:
+            super().load(body)
+            self.wanted.body = parsed(body)
 
     def kept(self) -> dict[str, Any]:
         """What is stored in addition to an ordinary call to recreate it (`call_of_kept`)."""
@@ -137,7 +143,9 @@ def call_of_kept(
     else:
         wanted = wrapped(body, target)
     tokens = use_of_kept(target, wanted.path, wanted.body, began_ns=time.monotonic_ns())
-    return EngineCall(wanted, tokens=tokens, target=target, **call)
+    made = EngineCall(wanted, tokens=tokens, target=target, **call)
+    made.is_wrapped = "path" not in kept
+    return made
 
 
 def wrapped(data: bytes, target: CallTarget) -> OpenAIRequest:

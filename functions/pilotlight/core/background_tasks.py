@@ -43,3 +43,12 @@ async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
     for task in ending:
         task.cancel()
     await asyncio.gather(*ending, return_exceptions=True)
+
+
+async def cancel_again(tasks: Iterable[asyncio.Task[Any]], *, after_s: float) -> None:
+    """Log the cancelled tasks that are still running `after_s` seconds later, and cancel them
+    again: a library may have swallowed the first cancellation."""
+    _, running = await asyncio.wait(list(tasks), timeout=after_s)
+    for task in running:
+        _log.error("background loop did not stop after cancellation name=%s", task.get_name())
+        task.cancel()

@@ -74,6 +74,7 @@ class Cluster:
         credentials: Credentials | None = None,
         patience: CallDeadlines | None = None,
         tolerated: Collection[str] = (),
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> Cluster:
         """Find credentials, without sending a request.
 
@@ -82,7 +83,9 @@ class Cluster:
         """
         found = credentials or await find_credentials(settings)
         transport = Transport(found, knative_namespace=settings.knative_namespace)
-        return cls(transport, settings=settings, patience=patience, tolerated=tolerated)
+        return cls(
+            transport, settings=settings, patience=patience, tolerated=tolerated, sleep=sleep
+        )
 
     def __repr__(self) -> str:
         return f"<Cluster {self._transport.host}>"

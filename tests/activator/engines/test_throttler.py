@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from activator.balancing.start_estimates import StartTimeEstimator
 from activator.balancing.throttler import Throttler
 from activator.llm.engine_state import MAX_MISSED
 from pilotlight.spec.function import Scaling
 from pilotlight.spec.policies import Objectives
+from snapshotter.types import StartKind
 from tests.activator.engines.samples import histogram, reading
 from tests.activator.engines.worlds import World, started
 from tests.activator.test_gateway import until
@@ -217,11 +219,17 @@ async def test_other_functions_go_by_load_alone(world: World) -> None:
     assert throttler.engine_load(world.clock()) is None
 
 
+def starts_take(throttler: Throttler, seconds: float) -> None:
+    """As measured so far."""
+    throttler.start_times = StartTimeEstimator()
+    throttler.start_times.observe(StartKind.COLD, seconds, ())
+
+
 # -- what the autoscaler is told -------------------------------------------------------------------
 async def test_a_burst_that_is_over_before_another_instance_came_starts_none(world: World) -> None:
     throttler = world.engine(max_num_seqs=2, scaling=MANY)
     await started(throttler, 1)
-    throttler.start_times._average_s = dict.fromkeys(throttler.start_times._average_s, 20.0)
+    starts_take(throttler, 20.0)
     for _ in range(4):
         reservation = throttler.reserve_nowait()
         assert reservation is not None
@@ -260,7 +268,7 @@ async def test_late_first_tokens_are_those_since_the_newest_instance_came(world:
 async def test_memory_that_binds_starts_instances_and_says_so(world: World) -> None:
     throttler = world.engine(max_num_seqs=8, scaling=MANY)
     (instance,) = await started(throttler, 1)
-    throttler.start_times._average_s = dict.fromkeys(throttler.start_times._average_s, 1000.0)
+    starts_take(throttler, 1000.0)
     # calls of one second: a queue would be gone long before another instance came
     for _ in range(3):
         reservation = throttler.reserve_nowait()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from functools import partial
 
 from activator.balancing.instance import Instance
 from activator.balancing.throttler import Throttler
@@ -33,9 +35,14 @@ def engine_spec(
 class World(ScaledWorld):
     """Its scaler."""
 
-    def make_throttler(self, target: CallTarget, kind: type[Throttler] = Throttler) -> Throttler:
+    def make_throttler(
+        self, target: CallTarget, kind: Callable[..., Throttler] = Throttler
+    ) -> Throttler:
         return super().make_throttler(
-            target, kind if target.spec.engine is None else EngineThrottler
+            target,
+            kind
+            if target.spec.engine is None
+            else partial(EngineThrottler, chance=random.Random(1)),
         )
 
     def deploy(self, spec: FunctionSpec) -> Throttler:
@@ -48,7 +55,6 @@ class World(ScaledWorld):
         """A language model's throttler."""
         throttler = self.deploy(engine_spec(**spec))  # type: ignore[arg-type]
         assert isinstance(throttler, EngineThrottler)
-        throttler._chance = random.Random(1)
         return throttler
 
 

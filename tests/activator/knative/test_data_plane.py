@@ -407,6 +407,5 @@ async def test_when_an_activator_is_gone_the_others_take_its_pods(
             await world.maker.up(target)
             assert (await one.call(x=1)).json() == {"x": 1}
             state = RedisState(redis_url, platform=platform, member="a-0")
-            await state.leave()  # as its time to live would
-            await state._redis.aclose()
+            await state.aclose()  # leaves, as its time to live would
             assert (await two.call(x=2)).json() == {"x": 2}

@@ -11,8 +11,6 @@ import httpx
 import openai
 import pytest
 
-from activator.llm.openai.call import EngineCall
-from pilotlight import errors
 from pilotlight.protocol import CallRecord
 from pilotlight.spec.engines import TokenLimits
 from pilotlight.spec.function import Scaling
@@ -135,6 +133,14 @@ async def test_what_a_submitted_call_reserved_of_its_quotas_is_settled_once(shop
     assert len(await shop.edge.settle()) == 1
 
 
+async def run_again(shop: Shop, kept: dict[str, Any]) -> CallRecord:
+    """What comes of this entry of a journal, as a call that became due."""
+    name = f"again-{kept['record']['id']}-{len(kept['body'])}"
+    await shop.edge.calls.store({**kept, "due": name, "record": {**kept["record"], "id": name}})
+    shop.edge.calls.begin_stored([name], [name])
+    return await result_of(shop, name)
+
+
 async def test_a_submitted_call_outlives_its_activator(shop: Shop) -> None:
     shop.edge.fleet.gate.clear()
     receipt = (
@@ -143,15 +149,14 @@ async def test_a_submitted_call_outlives_its_activator(shop: Shop) -> None:
         )
     ).json()
     kept = shop.edge.books.journal.payload(receipt["id"])
-    call = shop.edge.calls._call(CallRecord.from_json(kept["record"]), kept)
-    head = call.request_head(1.0)
-
-    assert isinstance(call, EngineCall)
-    assert (call.wanted.shows_usage, call.wanted.model) == (False, "pirate")
-    assert head.startswith(b"POST /v1/chat/completions HTTP/1.1\r\n")
-    assert json.loads(call.body)["model"] == "pirate"
     shop.edge.fleet.gate.set()
-    assert (await result_of(shop, receipt["id"])).state == "SUCCEEDED"
+    await result_of(shop, receipt["id"])
+    record = await run_again(shop, kept)
+
+    events = events_of(body_of(record))
+    assert (record.state, "usage" in body_of(record)) == ("SUCCEEDED", False)
+    assert json.loads(events[0].removeprefix("data: "))["object"] == "chat.completion.chunk"
+    assert [body["model"] for body in shop.served.bodies] == ["pirate"] * 2
 
 
 async def test_a_schedule_calls_an_engine_with_a_path_and_a_body(shop: Shop) -> None:
@@ -166,17 +171,21 @@ async def test_a_schedule_calls_an_engine_with_a_path_and_a_body(shop: Shop) -> 
         for key, value in kept.items()
         if key not in ("path", "adapter", "model", "shows_usage")
     }
-    record = CallRecord.from_json(kept["record"])
-    with pytest.raises(errors.InvalidInput, match="is a language model: write"):
-        shop.edge.calls._call(record, kept)
-
-    body = {"path": "/v1/completions", "body": {"prompt": "x", "model": "pirate"}}
-    call = shop.edge.calls._call(
-        record, {**kept, "body": base64.b64encode(json.dumps(body).encode()).decode()}
-    )
-    assert call.request_head(1.0).startswith(b"POST /v1/completions HTTP/1.1\r\n")
-    assert json.loads(call.body) == {"prompt": "x", "model": "pirate"}
     shop.edge.fleet.gate.set()
+    await result_of(shop, receipt["id"])
+    record = await run_again(shop, kept)
+    assert (record.state, record.status) == ("FAILED", 400)
+    assert "is a language model: write" in body_of(record)
+
+    body = {"path": "/v1/completions", "body": {"prompt": "x", "model": "pirate", "max_tokens": 1}}
+    record = await run_again(
+        shop, {**kept, "body": base64.b64encode(json.dumps(body).encode()).decode()}
+    )
+    assert (record.state, "text" in json.loads(body_of(record))["choices"][0]) == (
+        "SUCCEEDED",
+        True,
+    )
+    assert shop.served.bodies[-1]["model"] == "pirate"
 
 
 # -- in another's place ----------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from decimal import Decimal
 from typing import Any
 
 import httpx
@@ -12,7 +11,6 @@ import openai
 import pytest
 
 from pilotlight.spec.engines import Task, TokenLimits
-from pilotlight.spec.pricing import Rates
 from pilotlight.spec.traffic import Arm, ExperimentTraffic
 from tests.activator.conftest import KEY, PATIENCE_S
 from tests.activator.openai.conftest import Shop, chat, events_of, llm
@@ -344,9 +342,7 @@ async def test_what_one_tenant_asked_is_not_told_by_the_clock_to_another(shop: S
 
 
 async def test_tokens_are_priced(shop: Shop) -> None:
-    shop.edge.table._own_rates = Rates(
-        version="test", token_in=Decimal("0.001"), token_out=Decimal("0.01")
-    )
+    shop.edge.add_tenant("acme", prices="tokens")
     shop.edge.add(route_of(llm()))
     answer = await shop.post(chat(max_tokens=5, stream=True))
 

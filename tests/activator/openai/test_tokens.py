@@ -4,6 +4,7 @@ by the bound that they broke."""
 from __future__ import annotations
 
 import asyncio
+import re
 from decimal import Decimal
 
 import openai
@@ -31,9 +32,14 @@ async def record_of(shop: Shop) -> UsageRecord:
 
 
 def tokens_left(shop: Shop) -> float:
-    """In the bucket of the test's key."""
-    meter = shop.edge.quotas._meters.get(f"key:k-{KEY}")  # type: ignore[attr-defined]
-    return float(meter.tokens)
+    """In the bucket of the test's key, as its callers read it."""
+    edge = shop.edge
+    caller = edge.table.authenticate(f"Bearer {KEY}".encode(), 0.0)
+    gate = edge.entrance.entry(caller, throttler_of(shop).target).gate
+    assert gate is not None
+    left = re.search(rb'"key-tokens";r=(\d+)', gate.head())
+    assert left is not None, gate.head()
+    return float(left[1])
 
 
 def throttler_of(shop: Shop) -> Throttler:

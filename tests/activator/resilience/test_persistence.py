@@ -192,9 +192,8 @@ class TestBreaker:
     async def test_calls_are_kept_from_a_revision_that_crashes(
         self, edge: Edge, script: Script
     ) -> None:
+        edge.breaker = BreakerTerms(open_s=60)  # longer than this takes
         await warmed(edge, None)
-        (scaled,) = edge.scaler.revisions.values()
-        scaled.throttler._terms = BreakerTerms(open_s=60)  # longer than this takes
         script.now = Crashing(edge)
         statuses = [(await edge.call(json={"x": 1})).status_code for _ in range(20)]
         refused = await edge.call(json={"x": 1})

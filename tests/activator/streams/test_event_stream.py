@@ -22,11 +22,11 @@ class Callers:
         self.sent: list[bytes] = []
         self.request = Request(
             {"type": "http", "method": "POST", "path": "/", "headers": []},
-            self._receive,
+            self.receive,
             self._send,
         )
 
-    async def _receive(self) -> dict[str, object]:
+    async def receive(self) -> dict[str, object]:
         return {}
 
     async def _send(self, message: Any) -> None:
@@ -75,7 +75,7 @@ async def test_what_came_is_not_lost_to_a_caller_who_leaves_in_that_moment() -> 
 
     caller = Callers()
     request = Request(
-        {"type": "http", "method": "POST", "path": "/", "headers": []}, caller._receive, send
+        {"type": "http", "method": "POST", "path": "/", "headers": []}, caller.receive, send
     )
 
     async def run() -> None:

@@ -27,8 +27,7 @@ def _settings() -> ActivatorSettings:
 
 @pytest.fixture(name="world")
 async def _world(edge: Edge, script: Script) -> AsyncIterator[World]:
-    world = World(edge, script)
-    world.shadows._tracer = edge.tracer
+    world = World(edge, script, tracer=edge.tracer)
     world.deploy()
     await world.call()
     await world.ready()

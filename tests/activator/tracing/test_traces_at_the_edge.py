@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from activator.calls.trace_context import ASKED, Trace
 from activator.settings import ActivatorSettings
 from activator.tracing.trace_builder import Json
-from activator.tracing.tracer import BURST_S, RATES
+from activator.tracing.tracer import BURST_S, RATES, Sampling
 from pilotlight.core.tracing.trace_context import (
     attempt_span_id,
     parse_traceparent,
@@ -161,11 +161,12 @@ async def test_a_broken_context_is_none(warm: Edge, broken: str) -> None:
 async def test_a_flood_of_calls_that_ask_is_not_a_flood_of_traces(
     warm: Edge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = warm.tracer._sampling.try_acquire
-    # no time passes
-    monkeypatch.setattr(
-        warm.tracer._sampling, "try_acquire", lambda tenant, reason, _: take(tenant, reason, 1.0)
-    )
+    take = Sampling.try_acquire
+
+    def at_once(sampling: Sampling, tenant: str, reason: str, _now: float) -> bool:
+        return take(sampling, tenant, reason, 1.0)  # no time passes
+
+    monkeypatch.setattr(Sampling, "try_acquire", at_once)
     bound = int(RATES[ASKED] * BURST_S)
     for _ in range(bound + 20):
         await warm.call(json={"x": 1}, headers=SAMPLED)

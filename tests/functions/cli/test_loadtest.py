@@ -131,7 +131,7 @@ def test_nothing_is_sent_where_the_report_could_not_be_written(
 def test_a_test_that_is_interrupted_tells_what_came_back(
     platform: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    noted, is_over, send = threading.Semaphore(0), threading.Event(), runner._LoadTest._send
+    noted, is_over, send = threading.Semaphore(0), threading.Event(), runner._LoadTest.send
 
     async def sending(test: Any, *one: Any) -> None:
         await send(test, *one)
@@ -146,7 +146,7 @@ def test_a_test_that_is_interrupted_tells_what_came_back(
         if count >= 3:
             is_over.wait(PATIENCE_S)
 
-    monkeypatch.setattr(runner._LoadTest, "_send", sending)
+    monkeypatch.setattr(runner._LoadTest, "send", sending)
     platform.on_call = on_call
     words = (
         "--rate",

@@ -323,7 +323,7 @@ async def test_what_needs_somebody_to_act_is_said_at_once(
 
 
 async def test_a_reflector_waits_for_a_right_and_says_what_it_waits_for(
-    cluster: Cluster, api_server: ApiServer
+    api_server: ApiServer, tmp_path: Path
 ) -> None:
     denied = api_server.rights.deny("list", "configmaps")
     waits: list[float] = []
@@ -333,8 +333,11 @@ async def test_a_reflector_waits_for_a_right_and_says_what_it_waits_for(
         waits.append(seconds)
         await granted.wait()
 
-    cluster._calls.sleep = wait
-    async with Reflector(cluster, CONFIG_MAP) as seen:
+    settings = ClusterSettings(kubeconfig=str(api_server.write_kubeconfig(tmp_path / "kubeconfig")))
+    async with (
+        await Cluster.connect(settings, patience=IMPATIENT, sleep=wait) as cluster,
+        Reflector(cluster, CONFIG_MAP) as seen,
+    ):
         while not waits:
             await asyncio.sleep(0.001)
         with pytest.raises(Forbidden, match="configmaps"):

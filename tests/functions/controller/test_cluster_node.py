@@ -40,9 +40,7 @@ async def hastily(settings: ClusterSettings) -> Cluster:
     async def soon(seconds: float) -> None:
         await asyncio.sleep(min(seconds, 0.005))
 
-    cluster = await Cluster.connect(settings, patience=HASTY)
-    cluster._calls.sleep = soon
-    return cluster
+    return await Cluster.connect(settings, patience=HASTY, sleep=soon)
 
 
 @asynccontextmanager

@@ -100,10 +100,19 @@ async def test_a_stream_that_the_node_refuses_says_why(controller: Controller) -
     hub.remove(place, viewer)
 
 
+class _Hub(live_events.EventHub):
+    """Shows who joined."""
+
+    def join(self, place: Any, viewer: live_events.Viewer) -> None:
+        self.viewer = viewer
+        super().join(place, viewer)
+
+
 async def _streaming(controller: Controller) -> tuple[Any, Any, Any, Any]:
     """The body of a stream, as the application makes it, with its place in the hub."""
     session = (await sign_in(controller, controller.key))["cookie"]
-    app = SimpleNamespace(state=SimpleNamespace())
+    hub = _Hub(controller.context)
+    app = SimpleNamespace(state=SimpleNamespace(live=hub))
     scope = {
         "type": "http",
         "method": "GET",
@@ -122,6 +131,4 @@ async def _streaming(controller: Controller) -> tuple[Any, Any, Any, Any]:
         form=await form_cookie(controller.context, request),
     )
     answer: Any = await logs.events(visit, request)
-    hub = app.state.live
-    (viewer,) = hub._viewers[visit.place]
-    return answer.body_iterator, hub, visit.place, viewer
+    return answer.body_iterator, hub, visit.place, hub.viewer

@@ -86,8 +86,9 @@ class Post:
             )
 
     def outcomes(self) -> dict[str, float]:
+        value = self.metrics.registry.get_sample_value
         return {
-            end: self.metrics.alerts.labels(end)._value.get()
+            end: value("pilotlight_controller_alerts_total", {"outcome": end}) or 0.0
             for end in ("delivered", "retried", "given-up")
         }
 

@@ -12,7 +12,8 @@ from tests.functions.controller.parts import spec
 
 async def _waits(controller: Controller) -> None:
     """Return once a follower waits for the bell."""
-    while not controller.context.notifier._event._waiters:
+    registry = controller.context.metrics.registry
+    while not registry.get_sample_value("pilotlight_controller_feed_followers"):
         await asyncio.sleep(0.001)
 
 

@@ -129,7 +129,7 @@ def test_a_revived_fork_leaves_with_its_shim() -> None:
     with FreezingShim({"app.py": SERVICE}, service()) as shim:
         frozen = shim.checkpoint()
         shim.wait_event("forked", instance="c-1")
-        pidfd = shim._pids[-1]
+        pidfd = shim.pids[-1]
         shim.revive(frozen)
         shim.hang_up()
         assert select.select([pidfd], [], [], 30)[0]
@@ -138,7 +138,7 @@ def test_a_revived_fork_leaves_with_its_shim() -> None:
 def test_a_fork_ends_with_its_shim_though_its_worker_went_first_and_it_stands_still() -> None:
     with FreezingShim({"app.py": SERVICE}, service()) as shim:
         shim.freeze()
-        [pidfd] = map(os.dup, shim._pids)
+        [pidfd] = map(os.dup, shim.pids)
         shim.wait_exit()
         signal_pidfd(pidfd, signal.SIGSTOP)
     assert select.select([pidfd], [], [], 5)[0]
@@ -380,7 +380,7 @@ def test_a_web_application_with_an_example_is_built_before_the_snapshot_and_prov
 
 def test_a_web_application_whose_example_fails_does_not_start() -> None:
     with server_shim("example='/broken'") as shim:
-        failed = shim._receive()
+        failed = shim.receive()
         assert (failed["event"], failed["phase"], failed["error"]["type"]) == (
             "failed",
             "warmup",

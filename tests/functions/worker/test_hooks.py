@@ -64,7 +64,7 @@ def spec(**clocks: float) -> FunctionSpec:
 
 def failure(shim: FakeShim) -> dict[str, object]:
     while True:
-        message = shim._receive()
+        message = shim.receive()
         if message["event"] == "failed":
             error = message["error"]
             assert isinstance(error, dict)

@@ -239,7 +239,7 @@ def test_methods_of_every_kind_are_proven_and_the_process_leaves() -> None:
         proved = shim.prove()
         assert (proved["ok"], proved["error"], proved["notes"]) == (True, None, [])
         assert proved["phases_ms"]["first_answer"] > 0
-        assert shim._control.recv(10) == b""  # it is gone
+        assert shim.control.recv(10) == b""  # it is gone
 
 
 def test_a_copy_that_answers_otherwise_says_which_method_and_how() -> None:

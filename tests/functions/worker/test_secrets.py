@@ -131,7 +131,7 @@ def test_a_start_fails_with_the_name_of_the_secret(place: str, phase: str) -> No
         qualname="Service", kind=FunctionKind.CLASS, methods=[MethodSpec(name="ask")]
     )
     with FreezingShim({"app.py": code}, spec, secret_variables=["API_KEY"]) as shim:
-        failed = shim._receive()
+        failed = shim.receive()
         assert (failed["event"], failed["phase"]) == ("failed", phase)
         assert failed["error"]["message"].startswith("app.py:5 reads the secret API_KEY")
 

@@ -131,7 +131,7 @@ def test_a_fork_that_is_given_up_before_go_leaves_quietly() -> None:
         parked = shim.order("fork", "i-1", {"SECRET": ""}, go=False)
         shim.wait_event("forked")
         os.close(parked.go)
-        shim._open.remove(parked.go)
+        shim.descriptors.remove(parked.go)
         assert shim.wait_event("exited")["status"] == 0
         assert "wake i-1 " not in diary(shim)
 
@@ -238,7 +238,7 @@ def test_sigterm_refuses_new_connections_and_lets_running_calls_finish() -> None
 
 def failure(shim: FakeShim) -> dict[str, object]:
     while True:
-        message = shim._receive()
+        message = shim.receive()
         if message["event"] == "failed":
             return message
 
@@ -442,7 +442,7 @@ def test_what_the_sdk_declares_runs() -> None:
 def test_an_instance_is_not_hurt_by_the_death_of_its_template() -> None:
     with FakeShim({"app.py": "def f(): return 1"}, function_spec()) as shim:
         instance = shim.start()
-        shim._process.kill()
+        shim.process.kill()
         assert call(instance) == 1
 
 
@@ -450,7 +450,7 @@ def test_descriptors_of_one_fork_are_not_held_by_the_next() -> None:
     with FakeShim({"app.py": "def f(): return 1"}, function_spec()) as shim:
         first = shim.start("i-1")
         shim.start("i-2")
-        signal_pidfd(shim._pids[0], signal.SIGKILL)
+        signal_pidfd(shim.pids[0], signal.SIGKILL)
         shim.wait_event("exited", instance="i-1")
         assert read_until(first.stdout, b"never") == b""
         with socket.socket(socket.AF_UNIX) as client, pytest.raises(ConnectionRefusedError):

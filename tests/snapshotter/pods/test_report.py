@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from pilotlight.core.transport.endpoint import Endpoint
 from snapshotter.agent.node_report import Reporter, memory_of_node, node_name, platform_token
 from snapshotter.types import NODES_PATH, NodeReport, SnapshotInfo, SnapshotState
 from tests.fakes.gpu_memory import FakeGpuMemory, gpu
+from tests.fakes.quiet_server import QuietServer
 from weight_cache.errors import WeightCacheUnavailable
 from weight_cache.types import ModelInfo
 
@@ -53,7 +54,7 @@ class Taker:
     async def serving(self, path: Path) -> AsyncIterator[None]:
         """On a Unix socket."""
         app = Starlette(routes=[Route(NODES_PATH, self.take, methods=["POST"])])
-        server = _Quiet(
+        server = QuietServer(
             uvicorn.Config(app, uds=str(path), lifespan="off", log_config=None, access_log=False)
         )
         task = asyncio.create_task(server.serve())
@@ -65,13 +66,6 @@ class Taker:
         finally:
             server.should_exit = True
             await task
-
-
-class _Quiet(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals are pytest's."""
-        yield
 
 
 class Models:

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -120,6 +120,12 @@ class Node:
             for path in (self.tenant / kind).glob("*")
         )
 
+    async def wait_released(self, *, but: Sequence[str] = ()) -> None:
+        """Until weights are held for pods that use these models alone."""
+        async with asyncio.timeout(PATIENCE_S):
+            while [lease.manifest for lease in self.weights.held.values()] != list(but):
+                await asyncio.sleep(0.01)
+
     async def wait_shown(self, *wanted: str) -> None:
         """Until that is all that is there."""
         async with asyncio.timeout(PATIENCE_S):
@@ -176,23 +182,20 @@ async def test_what_a_pod_held_is_gone_when_it_is_evicted(node: Node) -> None:
         await pod.leave()
 
         await node.wait_shown()
-        await agent._background_tasks.aclose()
-        assert not node.weights.held
+        await node.wait_released()
         assert agent.sessions() == []
         assert (node.weights.model(MODEL) / "model.safetensors").exists()
 
 
 async def test_pods_of_one_tenant_share_and_the_last_one_takes_it_away(node: Node) -> None:
-    async with node.agent() as agent:
+    async with node.agent():
         first = await node.announce(with_model(node, MODEL))
         second = await node.announce(with_model(node, MODEL, OTHER))
         for pod in (first, second):
             assert (await pod.hear_last())["op"] == "cold"
         await second.leave()
         await node.wait_shown(f"bundles/{node.bundle}", f"weights/{MODEL}")
-        await agent._background_tasks.aclose()
-
-        assert [lease.manifest for lease in node.weights.held.values()] == [MODEL]
+        await node.wait_released(but=(MODEL,))
         third = await node.announce(with_model(node, MODEL))
         await first.leave()
         assert (await third.hear_last())["op"] == "cold"
@@ -272,7 +275,7 @@ async def test_the_way_of_weights_is_told_while_a_pod_waits(
 
 async def test_a_pod_that_dies_while_it_waits_is_waited_for_by_nobody(node: Node) -> None:
     node.weights.arriving[MODEL] = asyncio.Event()
-    async with node.agent() as agent:
+    async with node.agent():
         pod, other = (
             await node.announce(with_model(node, MODEL)),
             await node.announce(with_model(node, MODEL)),
@@ -284,8 +287,7 @@ async def test_a_pod_that_dies_while_it_waits_is_waited_for_by_nobody(node: Node
         assert (await other.hear_last())["op"] == "cold"
         await other.leave()
         await node.wait_shown()
-        await agent._background_tasks.aclose()
-        assert not node.weights.held
+        await node.wait_released()
 
 
 async def test_a_bundle_that_is_nowhere_is_refused_by_name(node: Node) -> None:

@@ -339,12 +339,12 @@ async def test_what_is_no_request_is_cut_off(nodes: Street, raw: bytes) -> None:
 
 
 async def test_uploads_beyond_the_limit_are_sent_away(nodes: Street) -> None:
-    first, second = await nodes.node(uploads_at_once=1), await nodes.node()
+    # as if it served its most
+    first, second = await nodes.node(uploads_at_once=0), await nodes.node()
     name = put_model(nodes.origin, SMALL)
     await hold(first, name)
+    assert content(await hold(second, name)) == SMALL
     assert first.station.server is not None
-    async with first.station.server._turns:  # somebody slow is being served
-        assert content(await hold(second, name)) == SMALL
     assert first.station.server.served.busy > 0
     assert second.station.membership.failures[PeerFailure.BUSY] > 0
 
@@ -377,11 +377,8 @@ async def test_cancelling_a_lease_leaves_nothing_on_its_way(nodes: Street) -> No
     for task in arriving:
         task.cancel()
     await asyncio.wait(arriving)
-    assert (
-        repr(first.station._under_way)
-        == repr(second.station._under_way)
-        == "<InFlightChunks 0 pieces>"
-    )
+    for node in (first, second):
+        assert "<InFlightChunks 0 pieces>" in repr(node.station)
     nodes.origin.gate = None
     assert content(await hold(second, name)) == SMALL
 

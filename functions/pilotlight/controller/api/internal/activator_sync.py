@@ -40,8 +40,7 @@ async def follow(
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = DEFAULT_PAGE,
 ) -> Response:
     """Return changes after a position, waiting up to `wait_s` seconds for the first one."""
-    with context.metrics.feed_followers.track_inprogress():
-        page = await _next_page(context, after=after, wait_s=wait_s, limit=limit)
+    page = await _next_page(context, after=after, wait_s=wait_s, limit=limit)
     context.metrics.feed_changes.inc(len(page.changes))
     return Response(page.to_bytes(), media_type=CONTENT_JSON)
 
@@ -60,7 +59,8 @@ async def _next_page(context: Context, *, after: int, wait_s: float, limit: int)
                 if page.changes or page.reset or context.notifier.closed or wait_s == 0:
                     timer.reschedule(None)
                     return page
-                await change.wait()
+                with context.metrics.feed_followers.track_inprogress():
+                    await change.wait()
     except TimeoutError:
         return await anyio.to_thread.run_sync(read)
 
