@@ -30,6 +30,8 @@ from hypothesis import strategies as st
 from tests import hypothesis_profiles
 from tests.fakes import postgres_server as postgres_server_module
 from tests.fakes import s3_server
+from tests.fakes.image_registry import ImageRegistry
+from tests.fakes.image_registry import image_registry as serve_images
 from tests.fakes.postgres_server import PostgresServer
 from tests.fakes.redis_server import MortalRedis
 from tests.fakes.trees import remove_tree
@@ -204,6 +206,15 @@ def migrated_postgres(postgres_server: str) -> Iterator[str]:
 
     with empty_postgres(postgres_server) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def image_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImageRegistry]:
+    """A registry of container images on loopback that requires a login."""
+    if shutil.which("docker-registry") is None:
+        _require_or_skip("docker-registry is not installed (scripts/install-system-packages test)")
+    with serve_images(tmp_path_factory.mktemp("registry")) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")
