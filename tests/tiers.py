@@ -34,6 +34,8 @@ FIXTURES = {
     "redis_server",
     "postgres_server",
     "s3_address",
+    "seaweedfs_address",
+    "image_registry",
     "controller",
     "api_server",
 }

@@ -24,15 +24,22 @@ PART_BYTES = 5 * 1024 * 1024
 """The least that S3 takes as a part, except for the last."""
 
 
-@pytest.fixture(params=["directory", "boto3", "obstore"])
+@pytest.fixture(
+    params=[
+        "directory",
+        "boto3",
+        "obstore",
+        pytest.param("boto3, seaweedfs", marks=pytest.mark.soak),
+        pytest.param("obstore, seaweedfs", marks=pytest.mark.soak),
+    ]
+)
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ObjectStore]:
-    if request.param == "directory":
+    client, _, server = request.param.partition(", ")
+    if client == "directory":
         store = open_store(str(tmp_path / "store"), setting="blobs")
     else:
-        bucket = request.getfixturevalue("s3_bucket")
-        store = S3Store(
-            bucket=bucket, prefix="some/prefix", client=request.param, part_bytes=PART_BYTES
-        )
+        bucket = request.getfixturevalue(f"{server or 's3'}_bucket")
+        store = S3Store(bucket=bucket, prefix="some/prefix", client=client, part_bytes=PART_BYTES)
     yield store
     await store.aclose()
 

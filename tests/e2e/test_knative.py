@@ -3,20 +3,26 @@ and what goes wrong in clusters. Marked `cluster`: also on a real one."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from pathlib import Path
 
 import httpx
 import pytest
 
 from pilotlight.protocol import HEADER_REQUEST_ID
+from snapshotter.images.images import RUNTIME_PACKAGES
 from tests.e2e.clustered import ClusterUnderTest, RealCluster, cluster_up, pods_that_answer
 from tests.e2e.harness import wait_for
 from tests.e2e.test_calls_by_functions import N, expect_everything
+from tests.fakes.image_registry import ImageRegistry, make_layout
+from tests.fakes.wheels import make_wheel
 
 pytestmark = [pytest.mark.e2e, pytest.mark.root, pytest.mark.timeout(180)]
 
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 TURNING = """
 import pilotlight
@@ -46,10 +52,28 @@ def say(ends: bool = False) -> int:
 """
 
 
+PACKED = """
+import pilotlight
+
+image = pilotlight.Image.python("VERSION").pip_install("plmodel==1.0").env({"MODEL": "small"})
+app = pilotlight.App("packed")
+
+
+@app.function(image=image)
+def model() -> str:
+    import os
+
+    return os.environ["MODEL"]
+"""
+
+
 @pytest.fixture(scope="module")
-def cluster(real_cluster: RealCluster | None) -> Iterator[ClusterUnderTest]:
+def cluster(
+    real_cluster: RealCluster | None, image_registry: ImageRegistry
+) -> Iterator[ClusterUnderTest]:
     """One cluster, autoscaled by Knative's own class, with the app deployed."""
-    with cluster_up(real_cluster, unschedulable_grace_s=1.0) as running:
+    registry = f"{image_registry.host}/functions"
+    with cluster_up(real_cluster, unschedulable_grace_s=1.0, registry=registry) as running:
         running.platform.deploy("podded.py")
         yield running
 
@@ -147,6 +171,57 @@ def test_a_new_version_takes_over_a_rollback_brings_the_old_one_back_and_a_delet
         "its objects and pods to be gone",
         timeout_s=cluster.patience_s,
     )
+
+
+@pytest.mark.slow  # compiles and compresses an interpreter's library
+@pytest.mark.timeout(400)
+def test_an_image_is_pushed_by_the_deploy_and_its_pods_are_made_of_it(
+    cluster: ClusterUnderTest,
+    image_registry: ImageRegistry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in RUNTIME_PACKAGES:
+        make_wheel(tmp_path, name, metadata.version(name))
+    make_wheel(tmp_path, "plmodel", "1.0")
+    (app := tmp_path / "packed.py").write_text(PACKED.replace("VERSION", PYTHON))
+    user = {
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(tmp_path),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+    for name, value in user.items():
+        monkeypatch.setenv(name, value)
+    refused = cluster.platform.cli("deploy", str(app), "--no-wait", check=False)
+    assert f"not logged in to registry {image_registry.host}" in refused.stderr
+
+    monkeypatch.setenv("DOCKER_CONFIG", str(image_registry.login))
+    cluster.platform.cli("deploy", str(app), "--no-wait")
+    assert cluster.platform.result("packed/model") == "small"
+    (pod,) = cluster.ready("model")
+    reference = pod["spec"]["containers"][0]["image"]
+    assert reference.startswith(f"{image_registry.host}/functions/default@sha256:")
+    layers = image_registry.manifest(reference)["layers"]
+    assert isinstance(layers, list)
+    assert len(layers) == 4  # libraries, interpreter, packages, runtime
+    sent = image_registry.uploads("functions/default")
+    app.write_text(app.read_text().replace('["MODEL"]', '["MODEL"] + "er"'))
+    cluster.platform.cli("deploy", str(app), "--no-wait")  # a change of code pushes nothing
+    wait_for(lambda: cluster.platform.result("packed/model") == "smaller", "the new code")
+    assert image_registry.uploads("functions/default") == sent
+
+    make_layout(tmp_path / "base", "", name=f"usr/local/bin/python{PYTHON}")
+    said = cluster.platform.cli("image", "push", str(app), "--base", str(tmp_path / "base"))
+    (pushed,) = said.stdout.split()[1:]
+    assert pushed != reference
+    cluster.platform.cli("deploy", str(app), "--no-wait")
+    wait_for(
+        lambda: any(
+            pod["spec"]["containers"][0]["image"] == pushed for pod in cluster.pods("model")
+        ),
+        "a pod of the image that was pushed last",
+    )
+    cluster.platform.cli("app", "delete", "packed", "--yes")
 
 
 @pytest.mark.cluster

@@ -234,6 +234,9 @@ class FakePlatform:
         self.images[spec.digest()] = spec
         return _ndjson([*lines, {"image": spec.digest()}])
 
+    def show_container_image(self, asked: Asked, app: str, digest: str) -> Answer:
+        return _json({"repository": None, "reference": None})
+
     # -- apps --------------------------------------------------------------------------------------
     def deploy(self, asked: Asked, name: str) -> Answer:
         body = asked.json()
@@ -675,6 +678,7 @@ _ROUTES: list[tuple[str, str, Route]] = [
     ),
     ("POST", r"/v1/weights/([^/:]+)/(verify|prefetch|pin|unpin)", FakePlatform.weights_named),
     ("POST", r"/v1/images", FakePlatform.build_image),
+    ("GET", r"/v1/apps/([^/:]+)/images/([0-9a-f]{64})", FakePlatform.show_container_image),
     ("POST", r"/v1/apps/([^/:]+)/deploy", FakePlatform.deploy),
     ("GET", r"/v1/apps", FakePlatform.list_apps),
     ("GET", r"/v1/apps/([^/:]+)", FakePlatform.show_app),

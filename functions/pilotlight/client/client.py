@@ -337,6 +337,17 @@ class Client(
         ) as response:
             yield from iter_json_objects(response)
 
+    def container_image(self, app: str, digest: str) -> Json:
+        """Where the container image of an app's Image is: `repository` to push it to (None: the
+        platform builds images itself), and `reference` if it is there."""
+        return dict(self._transport.request("GET", _image_path(app, digest)).json())
+
+    def record_container_image(self, app: str, spec: ImageSpec, reference: str) -> None:
+        """Record the container image, by digest, of which the app's next revisions with that Image
+        consist."""
+        body = {"image": to_json(spec), "reference": reference}
+        self._transport.request("PUT", _image_path(app, spec.digest()), json=body)
+
     def images(self) -> list[Json]:
         """List the images that this tenant has built: digest, size, and the functions that use
         them."""
@@ -524,6 +535,10 @@ def _record(response: httpx.Response) -> CallRecord:
 
 def _call_path(call_id: str) -> str:
     return f"/v1/calls/{path_segment(call_id)}"
+
+
+def _image_path(app: str, digest: str) -> str:
+    return f"/v1/apps/{path_segment(app)}/images/{path_segment(digest)}"
 
 
 def _resume(after: str) -> dict[str, str]:

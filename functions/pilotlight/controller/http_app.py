@@ -40,7 +40,14 @@ from pilotlight.controller.api.apps import (
     schedules,
     traffic,
 )
-from pilotlight.controller.api.artifacts import blobs, images, snapshots, storage, weights
+from pilotlight.controller.api.artifacts import (
+    blobs,
+    container_images,
+    images,
+    snapshots,
+    storage,
+    weights,
+)
 from pilotlight.controller.api.calls import calls, feedback, traces
 from pilotlight.controller.api.internal import (
     activator_sync,
@@ -125,6 +132,7 @@ _ROUTERS = (
     deployments.router,
     blobs.router,
     images.router,
+    container_images.router,
     storage.router,
     identity.router,
     api_keys.router,

@@ -78,6 +78,12 @@ def tenant_namespace(settings: ClusterSettings, tenant_name: str, environment: s
     )
 
 
+def tenant_repository(registry: str, tenant_name: str) -> str:
+    """Repository of a tenant's container images below `registry`: `<registry>/acme`."""
+    is_plain = bool(_KEBAB.match(tenant_name))
+    return f"{registry}/{_named(tenant_name, (tenant_name,), is_plain=is_plain, most=MAX_NAME)}"
+
+
 def service_name(app: str, function: str) -> str:
     """Name of a function's Knative Service and other objects, such as `search-embed`."""
     is_plain = bool(_KEBAB.match(app) and _WORD.match(function))

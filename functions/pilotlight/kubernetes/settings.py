@@ -7,10 +7,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pilotlight.spec.image_reference import MAX_REPOSITORY_CHARACTERS, parse_repository
+
 DEFAULT_NAMESPACE = "pilotlight"
 UNLABELLED = "unlabelled"
 """Stands for the platform's id that objects of earlier versions lack."""
 PLATFORM_ID = re.compile(r"p-[0-9a-f]{16}\Z")
+MAX_REGISTRY_CHARACTERS = MAX_REPOSITORY_CHARACTERS - 64
+"""Leaves room for `/` and the name of a tenant."""
 _PREFIX = re.compile(r"[a-z]([a-z0-9-]{0,19})?\Z")
 _ACCOUNT = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?\Z")
 _DIGEST = re.compile(r".+@sha256:[0-9a-f]{64}\Z")
@@ -33,9 +37,10 @@ class ClusterSettings:
         autoscaler: `kpa`, Knative's own class, or `pilotlight`, ours (experimental).
         runtime_image: image, by digest, of functions without their own; None = such functions
             cannot be deployed.
-        images: images, by digest, of functions with their own environment; the key is the digest of
-            its description, its first characters (12 or more), or the name of an engine's
+        images: images, by digest, of language models; the key is the name of the engine's
             environment (`vllm`).
+        registry: `host/name` below which `pilotlight deploy` pushes the images of functions with an
+            Image of their own, one repository per tenant; None = such functions cannot be deployed.
         image_pull_secrets: names of secrets in tenants' namespaces.
         egress_cidrs: private addresses that functions may reach besides the public internet.
         node_path: directory on each node in which the agent provides files to function pods, with
@@ -67,6 +72,7 @@ class ClusterSettings:
     autoscaler: str = "kpa"
     runtime_image: str | None = None
     images: Mapping[str, str] = field(default_factory=dict)
+    registry: str | None = None
     image_pull_secrets: list[str] = field(default_factory=list)
     egress_cidrs: list[str] = field(default_factory=list)
     node_path: str = "/var/lib/pilotlight/node"
@@ -104,6 +110,7 @@ class ClusterSettings:
                     f"images.{name} = {image!r}: must be referenced by digest: "
                     f"image@sha256:<64 hex digits>"
                 )
+        _check_registry(self.registry)
         _check_networks(self.egress_cidrs)
         if not self.node_path.startswith("/"):
             raise ValueError(f"node_path = {self.node_path!r}: must be an absolute path")
@@ -136,6 +143,17 @@ def _check_platforms(adopt: list[str]) -> None:
                 f"adopt: {platform!r}: must be a platform's id, `p-` and 16 hex digits, or "
                 f"{UNLABELLED!r}"
             )
+
+
+def _check_registry(registry: str | None) -> None:
+    try:
+        found = parse_repository(registry) if registry is not None else None
+    except ValueError as e:
+        raise ValueError(f"registry: {e}") from e
+    if found is not None and len(str(found)) > MAX_REGISTRY_CHARACTERS:
+        raise ValueError(
+            f"registry = {registry!r}: must have at most {MAX_REGISTRY_CHARACTERS} characters"
+        )
 
 
 def _check_networks(cidrs: list[str]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -150,6 +150,26 @@ def pack_function(
     bundle = builder._bundle(find_source_tree(declaration))
     image = builder.images[digest] if digest is not None else None
     return Packed(bundle=bundle.data, bundle_digest=bundle.digest, image=image, image_digest=digest)
+
+
+def pack_images(
+    app: App, declarations: Iterable[Declaration]
+) -> tuple[Mapping[str, ImageSpec], Mapping[str, Blob]]:
+    """Package the images of these functions: descriptions by digest, and the archives of their copy
+    steps. Raises InvalidInput or TooLarge."""
+    builder = _Builder(app, app.name, DEFAULT_LIMIT_BYTES, None, None, None)
+    for declaration in declarations:
+        if declaration.image is not None:
+            builder._image(declaration.image)
+    return builder.images, builder.blobs
+
+
+def copies_of(spec: ImageSpec, blobs: Mapping[str, Blob]) -> dict[str, bytes]:
+    """Return the archives of an image's copy steps, by digest."""
+    found = {
+        str(step["blob"]): blobs[str(step["blob"])] for step in spec.steps if step["op"] == "copy"
+    }
+    return {digest: blob for digest, blob in found.items() if isinstance(blob, bytes)}
 
 
 @dataclass(slots=True)

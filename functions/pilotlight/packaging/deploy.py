@@ -3,6 +3,7 @@ single request, changes what callers see."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from pilotlight.client.resources.releases import ReleaseOptions
 from pilotlight.errors import PilotlightError
 from pilotlight.packaging import git_provenance
 from pilotlight.packaging.archive import DEFAULT_LIMIT_BYTES
-from pilotlight.packaging.build import build
+from pilotlight.packaging.build import Build, build, copies_of
 from pilotlight.packaging.progress import (
     DEPLOY,
     IMAGE,
@@ -64,7 +65,7 @@ def deploy(
             report(ProgressEvent(stage=NOTICE, text=text))
         upload_blobs(client, built.blobs, report=report)
     for digest, spec in built.images.items():
-        _build_image(client, digest, spec, report)
+        _provide_image(client, built, digest, spec, report)
     for secret, values in built.secrets.items():
         client.put_secret(secret, values)
     report(
@@ -74,6 +75,28 @@ def deploy(
     known = git_provenance.read_provenance(list(app.declarations.values()))
     wanted: ReleaseOptions = {**given, "meta": {**known, **given.get("meta", {})}}
     return client.deploy(built.app, built.functions, message=message, labels=labels, **wanted)
+
+
+def _provide_image(
+    client: Client, built: Build, digest: str, spec: ImageSpec, report: Progress
+) -> None:
+    """Have the platform build an image, or push it to the registry of its cluster, unless it is
+    there."""
+    there = client.container_image(built.app, digest)
+    if there["repository"] is None:
+        _build_image(client, digest, spec, report)
+    elif there["reference"] is None:
+        from pilotlight.packaging.container_images import push_image  # loads the builder of images
+
+        push_image(
+            client,
+            built.app,
+            spec,
+            repository=there["repository"],
+            copies=copies_of(spec, built.blobs),
+            report=report,
+            environ=os.environ,
+        )
 
 
 def _build_image(client: Client, digest: str, spec: ImageSpec, report: Progress) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-PACKAGE, IMAGE, UPLOAD, DEPLOY = "package", "image", "upload", "deploy"
+PACKAGE, IMAGE, PUSH, UPLOAD, DEPLOY = "package", "image", "push", "upload", "deploy"
 """The stages, in order."""
 NOTICE = "notice"
 """Stage of a remark that people have to see, not of an activity."""
@@ -16,7 +16,7 @@ class ProgressEvent:
     """One step of progress.
 
     Attributes:
-        stage: `package`, `image`, `upload`, `deploy` or `notice`.
+        stage: `package`, `image`, `push`, `upload`, `deploy` or `notice`.
         text: current activity, or a line of build output.
         done_bytes, total_bytes: bytes of the stage; 0 if it has no size."""
 

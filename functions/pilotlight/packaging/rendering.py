@@ -21,6 +21,8 @@ UNKNOWN_TENANT = "t-000000000000"
 """Placeholder for the id of a tenant, which only the platform knows."""
 UNKNOWN_PLATFORM = "p-0000000000000000"
 """Placeholder for the platform's own id."""
+UNKNOWN_DIGEST = f"sha256:{'0' * 64}"
+"""Placeholder for the digest of an image that was not made."""
 _DIGITS = 6
 
 

@@ -198,6 +198,8 @@ class FunctionSpec:
             notebook; unpickled only in the worker.
         bundle: sha256 of the source archive.
         image: digest of the image; None for the interpreter of the platform.
+        container_image: reference, by digest, of the container image that was made of `image`, on a
+            cluster; set by the platform.
         secrets: names of secrets, injected as environment variables after every start.
         env: plain environment variables.
         snapshot: False forbids templates and snapshots.
@@ -230,6 +232,7 @@ class FunctionSpec:
     pickled: str | None = None
     bundle: str
     image: str | None = None
+    container_image: str | None = None
     methods: tuple[MethodSpec, ...] = ()
     resources: Resources = field(default_factory=Resources)
     scaling: Scaling = field(default_factory=Scaling)

@@ -323,7 +323,7 @@ def test_the_newest_revision_is_the_one_with_the_highest_number() -> None:
     "broken, part",
     [
         (lambda: route(spec(clocks=Clocks(execution_s=700))), "max-revision-timeout-seconds"),
-        (lambda: route(spec(image="d" * 64)), "pilotlight image export"),
+        (lambda: route(spec(image="d" * 64)), "cluster.registry"),
     ],
 )
 def test_what_the_cluster_cannot_run_is_refused_with_the_way_out(
@@ -350,10 +350,10 @@ def test_without_a_runtime_image_nothing_is_rendered() -> None:
         function_manifests(route(ASSISTANT), tenancy)
 
 
-def test_an_exported_image_is_found_by_the_beginning_of_its_digest() -> None:
-    settings = replace(SETTINGS, images={"d" * 12: VLLM})
-    made = function_manifests(route(spec(image="d" * 64)), replace(TENANCY, settings=settings))
-    assert made[-1]["spec"]["template"]["spec"]["containers"][0]["image"] == VLLM
+def test_a_pod_is_made_of_the_container_image_of_its_revision() -> None:
+    pushed = f"registry.example/functions/acme@sha256:{'2' * 64}"
+    made = function_manifests(route(spec(image="d" * 64, container_image=pushed)), TENANCY)
+    assert made[-1]["spec"]["template"]["spec"]["containers"][0]["image"] == pushed
 
 
 def test_an_image_without_a_digest_is_refused_by_the_settings() -> None:
@@ -363,6 +363,9 @@ def test_an_image_without_a_digest_is_refused_by_the_settings() -> None:
         ClusterSettings(images={"vllm": "registry.example/vllm"})
     with pytest.raises(ValueError, match="egress_cidrs"):
         ClusterSettings(egress_cidrs=["10.0.0.1/8"])
+    for registry in ("acme", "https://registry.example/x", f"registry.example/{'x' * 175}"):
+        with pytest.raises(ValueError, match="registry"):
+            ClusterSettings(registry=registry)
 
 
 def test_a_tenant_without_a_uid_has_no_pods() -> None:

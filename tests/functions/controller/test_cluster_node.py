@@ -372,7 +372,7 @@ async def test_what_a_cluster_has_not_is_said(node: ClusterBackend) -> None:
     ) == ([], [], 0)
     with pytest.raises(SnapshotUnknown):
         await node.prove_snapshot("sn-1")
-    with pytest.raises(Unsupported, match="image export"):
+    with pytest.raises(Unsupported, match="pilotlight deploy"):
         await anext(node.build_image({}, uid=None))
     told = await node.capabilities()
     assert {one["name"]: one["on"] for one in told["features"]} == {

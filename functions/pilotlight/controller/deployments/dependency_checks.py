@@ -241,6 +241,11 @@ def _check(spec: FunctionSpec) -> None:
     blobs.check_digest(spec.bundle, f"{where}: bundle")
     if spec.image is not None:
         blobs.check_digest(spec.image, f"{where}: image")
+    if spec.container_image is not None:
+        raise InvalidInput(
+            f"{where}: container_image is set by the platform: remove it",
+            parameter="container_image",
+        )
     if spec.engine is not None:
         try:
             check_environment_name(spec.engine.environment)

@@ -336,7 +336,14 @@ def _delete_rows(write: Write, *, tenant: str, name: str) -> None:
         functions.c.tenant == tenant, functions.c.environment == name
     )
     retention.delete_functions(sql, sql.execute(ids).scalars().all())
-    for owned in (tables.deployments, tables.apps, tables.weights, tables.webhooks, tables.traces):
+    for owned in (
+        tables.deployments,
+        tables.apps,
+        tables.container_images,
+        tables.weights,
+        tables.webhooks,
+        tables.traces,
+    ):
         sql.execute(sa.delete(owned).where(owned.c.tenant == tenant, owned.c.environment == name))
     sql.execute(
         sa.delete(tables.environments).where(

@@ -212,8 +212,8 @@ class ClusterBackend:
     ) -> AsyncGenerator[Mapping[str, Any], None]:
         """Raise Unsupported: a cluster does not build images."""
         raise Unsupported(
-            "images are not built in a cluster: export one with `pilotlight image export`, push "
-            "it, and name it in cluster.images"
+            "images are not built in a cluster: `pilotlight deploy` makes them on your machine and "
+            "pushes them to its registry"
         )
         yield {}
 

@@ -86,6 +86,8 @@ def delete(write: Write, *, tenant: str, digest: str) -> tuple[set[str], bool]:
             f"image {digest[:12]} is used by {', '.join(used[:10])}", functions=used[:100], hint=how
         )
     write.sql.execute(sa.delete(table).where(*mine))
+    pushed = tables.container_images
+    write.sql.execute(sa.delete(pushed).where(pushed.c.tenant == tenant, pushed.c.digest == digest))
     left = write.sql.execute(
         sa.select(table.c.tenant).where(table.c.digest == digest).limit(1)
     ).first()

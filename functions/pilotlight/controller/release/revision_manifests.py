@@ -121,7 +121,12 @@ def diff(
 def environment_digest(spec: FunctionSpec) -> str:
     """Return the sha256 (hex) of the environment of a revision's code: its image, its plain
     variables, and the names of its secrets."""
-    environment = {"image": spec.image, "env": dict(spec.env), "secrets": sorted(spec.secrets)}
+    environment = {
+        "image": spec.image,
+        "container_image": spec.container_image,
+        "env": dict(spec.env),
+        "secrets": sorted(spec.secrets),
+    }
     return hashlib.sha256(canonical_json(environment)).hexdigest()
 
 
@@ -154,12 +159,13 @@ def _lock(sql: sa.Connection, place: AppRef, spec: FunctionSpec) -> dict[str, An
     """Return the image's digest and build steps. Without an image, the platform's interpreter runs
     the code."""
     if spec.image is None:
-        return {"image": None, "steps": []}
+        return {"image": None, "container_image": None, "steps": []}
     table = tables.images
     text = sql.execute(
         sa.select(table.c.spec).where(table.c.tenant == place.tenant, table.c.digest == spec.image)
     ).scalar()
-    return {"image": spec.image, **(json.loads(text) if text else {"steps": []})}
+    description = json.loads(text) if text else {"steps": []}
+    return {"image": spec.image, "container_image": spec.container_image, **description}
 
 
 def _schemas(method: Mapping[str, Any]) -> dict[str, Any]:

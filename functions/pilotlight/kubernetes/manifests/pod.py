@@ -84,36 +84,34 @@ def timeout(clocks: Clocks, settings: ClusterSettings) -> int:
     return min(math.ceil(clocks.startup_s + clocks.execution_s), settings.max_timeout_s)
 
 
-def image_of(launch: LaunchSpec, settings: ClusterSettings) -> str:
-    """The image reference of a launch. Raises InvalidInput with a hint if there is none."""
-    wanted = launch.image or launch.engine
-    if wanted is None:
-        if settings.runtime_image is None:
-            raise InvalidInput(
-                "this cluster has no image for functions without their own",
-                parameter="image",
-                hint="Set cluster.runtime_image of platform.yaml to the runtime image, by digest "
-                "(docs/kubernetes.md).",
-            )
-        return settings.runtime_image
-    for name, reference in settings.images.items():
-        if name == wanted or (
-            launch.image is not None and len(name) >= 12 and wanted.startswith(name)
-        ):
-            return reference
-    if launch.image is None:
+def image_of(spec: FunctionSpec, launch: LaunchSpec, settings: ClusterSettings) -> str:
+    """The image reference of a revision. Raises InvalidInput with a hint if there is none."""
+    if spec.image is not None and spec.container_image is not None:
+        return spec.container_image
+    if spec.image is not None:
         raise InvalidInput(
-            f"this cluster has no image for engines of environment {wanted!r}",
+            f"its image {spec.image[:12]} is not in a registry",
             parameter="image",
-            hint=f"Set cluster.images.{wanted} of platform.yaml to an image that contains the "
-            f"engine, by digest (docs/kubernetes.md).",
+            hint="Set cluster.registry of platform.yaml and deploy it again: `pilotlight deploy` "
+            "makes the image and pushes it.",
         )
-    raise InvalidInput(
-        f"its image {wanted[:12]} was not exported: pods need it in a registry",
-        parameter="image",
-        hint=f"Run `pilotlight image export`, push the result, and set "
-        f"cluster.images.{wanted[:12]} of platform.yaml to its digest.",
-    )
+    if launch.engine is not None:
+        if (reference := settings.images.get(launch.engine)) is not None:
+            return reference
+        raise InvalidInput(
+            f"this cluster has no image for engines of environment {launch.engine!r}",
+            parameter="image",
+            hint=f"Set cluster.images.{launch.engine} of platform.yaml to an image that contains "
+            f"the engine, by digest (docs/kubernetes.md).",
+        )
+    if settings.runtime_image is None:
+        raise InvalidInput(
+            "this cluster has no image for functions without their own",
+            parameter="image",
+            hint="Set cluster.runtime_image of platform.yaml to the runtime image, by digest "
+            "(docs/kubernetes.md).",
+        )
+    return settings.runtime_image
 
 
 def _container(spec: FunctionSpec, launch: LaunchSpec, tenancy: Tenancy) -> dict[str, Any]:
@@ -124,7 +122,7 @@ def _container(spec: FunctionSpec, launch: LaunchSpec, tenancy: Tenancy) -> dict
         limits[settings.gpu_resource] = str(resources.gpu_count)
     out: dict[str, Any] = {
         "name": CONTAINER,
-        "image": image_of(launch, settings),
+        "image": image_of(spec, launch, settings),
         "ports": [{"name": "http1", "containerPort": WORKER_PORT}],
         "env": [{"name": name, "value": value} for name, value in _environment().items()],
     }

@@ -75,7 +75,7 @@ class ExportResult:
 
 
 def export_image(
-    code: FunctionCode,
+    code: FunctionCode | None,
     environment: Environment,
     output: Path,
     *,
@@ -84,7 +84,10 @@ def export_image(
     epoch_s: int,
     say: MessageCallback = lambda _: None,
 ) -> ExportResult:
-    """Write the image as an OCI layout to `output`. Raises InvalidInput."""
+    """Write the image as an OCI layout to `output`. Raises InvalidInput.
+
+    `code`: None for an image of the environment alone, in which the node agent provides the code.
+    """
     architecture = _ARCHITECTURES.get(platform.machine())
     if architecture is None:
         raise InvalidInput(
@@ -116,16 +119,9 @@ def export_image(
         ):
             say(title)
             layers.append(_layer(title, fill, environment, blobs, epoch_s))
-        say("code")
-        layers.append(
-            _layer(
-                f"code of {code.app}/{code.function}",
-                lambda contents, _: _add_code(contents, code),
-                environment,
-                blobs,
-                epoch_s,
-            )
-        )
+        if code is not None:
+            say("code")
+            layers.append(_code_layer(code, environment, blobs, epoch_s))
         config = _configuration(
             code,
             environment,
@@ -163,6 +159,13 @@ def _system_layers(
         write_layer(system, blobs, title="system libraries", epoch_s=epoch_s),
         _layer("interpreter", places.add_interpreter, environment, blobs, epoch_s),
     ]
+
+
+def _code_layer(code: FunctionCode, environment: Environment, blobs: Path, epoch_s: int) -> Layer:
+    def fill(contents: LayerContents, _: Environment) -> None:
+        _add_code(contents, code)
+
+    return _layer(f"code of {code.app}/{code.function}", fill, environment, blobs, epoch_s)
 
 
 def _layer(
@@ -219,7 +222,7 @@ def _python_of(base: BaseImage, version: str) -> str:
 
 
 def _configuration(
-    code: FunctionCode,
+    code: FunctionCode | None,
     environment: Environment,
     base: BaseImage,
     layers: Sequence[Layer],
@@ -246,9 +249,7 @@ def _configuration(
     }
     labels = {
         **(before.get("Labels") or {}),
-        "dev.pilotlight.app": code.app,
-        "dev.pilotlight.function": code.function,
-        "dev.pilotlight.bundle": code.digest,
+        **(_labels(code) if code is not None else {}),
         "dev.pilotlight.version": metadata.version("pilotlight"),
     }
     known = list(base.config.get("history") or [])
@@ -269,6 +270,14 @@ def _configuration(
         },
         "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
         "history": known + new,
+    }
+
+
+def _labels(code: FunctionCode) -> dict[str, str]:
+    return {
+        "dev.pilotlight.app": code.app,
+        "dev.pilotlight.function": code.function,
+        "dev.pilotlight.bundle": code.digest,
     }
 
 

@@ -104,6 +104,20 @@ def read_base(directory: Path, *, architecture: str) -> BaseImage:
     return BaseImage(layers=layers, config=config, blobs=blobs)
 
 
+def read_manifest(directory: Path) -> tuple[str, bytes]:
+    """Return the digest (`sha256:…`) and the bytes of the manifest of a layout with one image.
+    Raises InvalidInput."""
+    try:
+        (entry,) = _load(directory / "index.json")["manifests"]
+        digest = _checked(entry["digest"])
+        blobs = directory / "blobs" / "sha256"
+        if _document(blobs, digest).get("mediaType") != MANIFEST:
+            raise ValueError(f"{digest} is not an image manifest")
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise InvalidInput(f"{directory} is not an OCI layout with one image: {e!r}") from e
+    return digest, (blobs / digest.removeprefix("sha256:")).read_bytes()
+
+
 def copy_base_layers(base: BaseImage, blobs: Path) -> None:
     """Copy the layers of a base to another layout. Raises InvalidInput."""
     for layer in base.layers:

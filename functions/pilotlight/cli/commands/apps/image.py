@@ -1,7 +1,5 @@
-"""`pilotlight image …`: manage built environments, and export functions as container images.
-
-`image export` writes to a directory. It needs no container engine, registry or privileges.
-"""
+"""`pilotlight image …`: manage built environments, and make container images of functions: for the
+registry of a cluster, or in a directory. Neither needs a container engine or privileges."""
 
 from __future__ import annotations
 
@@ -25,13 +23,23 @@ if TYPE_CHECKING:
     from pilotlight.sdk.declaration import Declaration
 
 
+Base = Annotated[
+    Path | None,
+    typer.Option(help="OCI layout of a base image that provides the system and interpreter."),
+]
+Venv = Annotated[
+    Path | None,
+    typer.Option(help="Virtual environment to use instead of the function's Image."),
+]
+
+
 def register(root: typer.Typer) -> None:
     """Add the command group."""
     command_group(
         root,
         "image",
         "Manage the built environments of functions, and export functions as container images.",
-        {"list": list_, "delete": delete, "export": export},
+        {"list": list_, "delete": delete, "push": push, "export": export},
     )
 
 
@@ -85,6 +93,66 @@ def delete(
     session.show({"digest": found[0], "deleted": True}, lambda: f"image {found[0][:12]} is deleted")
 
 
+def push(
+    session: Session,
+    *,
+    file: File,
+    name: Annotated[
+        str | None, typer.Option(help="Name that the app is deployed under, if not its own.")
+    ] = None,
+    function: Annotated[
+        str | None, typer.Option(help="Push the image of this function only. Default: of all.")
+    ] = None,
+    base: Base = None,
+    venv: Venv = None,
+) -> None:
+    """Make the images of an app's functions and push them to the registry of the cluster.
+
+    `pilotlight deploy` does it for images that are not there yet. Use this command to make one
+    anew: with a base image, from a virtual environment, or when the registry has lost it. Your own
+    login to the registry is used. The next deploy takes what was pushed last."""
+    from pilotlight.cli.commands.apps.deploy_progress import Deployer
+    from pilotlight.packaging.build import copies_of, pack_images
+    from pilotlight.packaging.container_images import push_image
+
+    app = load_user_app(file)
+    chosen = [find_function(app, function)] if function else list(app.declarations.values())
+    images, blobs = pack_images(app, chosen)
+    if venv is not None and len(images) > 1:
+        raise InvalidInput(
+            f"{app.name} has {len(images)} images, and --venv is the content of one",
+            hint="Name the function with --function.",
+            parameter="venv",
+        )
+    pushed = {}
+    with session.client() as client, Deployer(session, client).progress() as report:
+        for digest, spec in images.items():
+            repository = client.container_image(name or app.name, digest)["repository"]
+            if repository is None:
+                raise InvalidInput(
+                    f"{client.profile.url} builds images itself: it has no registry",
+                    hint="Run `pilotlight deploy`.",
+                )
+            pushed[digest] = push_image(
+                client,
+                name or app.name,
+                spec,
+                repository=repository,
+                copies=copies_of(spec, blobs),
+                report=report,
+                environ=session.environ,
+                base=base,
+                venv=venv,
+            )
+    session.show(
+        {"images": pushed},
+        lambda: (
+            "\n".join(f"{digest[:12]}  {reference}" for digest, reference in pushed.items())
+            or f"{app.name} has no functions with an Image"
+        ),
+    )
+
+
 def export(
     session: Session,
     *,
@@ -98,14 +166,8 @@ def export(
     function: Annotated[
         str | None, typer.Option(help="Function to export, if the app has several.")
     ] = None,
-    base: Annotated[
-        Path | None,
-        typer.Option(help="OCI layout of a base image that provides the system and interpreter."),
-    ] = None,
-    venv: Annotated[
-        Path | None,
-        typer.Option(help="Virtual environment to use instead of the function's Image."),
-    ] = None,
+    base: Base = None,
+    venv: Venv = None,
     tag: Annotated[
         str, typer.Option(help="Tag of the image in the layout, for the copying tool.")
     ] = "latest",
@@ -114,9 +176,9 @@ def export(
 
     The output is reproducible. Without --base, the image contains the interpreter and all shared
     libraries of this machine. A function's Image must already be built on this machine: `pilotlight
-    deploy` builds it. Copy the layout to a registry with skopeo, crane or oras, and set
-    cluster.images (or cluster.runtime_image) of platform.yaml to the image, by the printed
-    digest."""
+    deploy` builds it. The image runs also where no node agent is, since it contains the code.
+    skopeo, crane and oras copy the layout to a registry, such as that of cluster.runtime_image; the
+    image of a function with an Image comes to its cluster by `pilotlight deploy`."""
     from pilotlight.packaging.build import pack_function
     from pilotlight.packaging.oci.export import FunctionCode, source_date_epoch
     from pilotlight.packaging.oci.export import export_image as write
@@ -159,13 +221,14 @@ def find_function(app: App, name: str | None) -> Declaration:
 
 
 def report(done: ExportResult, packed: Packed) -> dict[str, Any]:
-    """Format the result as JSON. `setting`: the key of platform.yaml for the image."""
+    """Format the result as JSON. `setting`: the key of platform.yaml for the image of a function
+    without an Image."""
     return {
         "digest": done.digest,
         "output": str(done.output),
         "bundle": packed.bundle_digest,
         "image": packed.image_digest,
-        "setting": _setting(packed),
+        "setting": "cluster.runtime_image" if packed.image_digest is None else None,
         "size_bytes": done.size_bytes,
         "layers": [
             {"title": layer.title, "digest": layer.digest, "size_bytes": layer.size_bytes}
@@ -187,34 +250,16 @@ def _check_outside(output: Path, source: Path | None) -> None:
 def _environment(
     session: Session, packed: Packed, venv: Path | None, *, has_base: bool
 ) -> Environment:
+    from pilotlight.packaging.container_images import check_packages
     from pilotlight.packaging.oci import environment as places
 
-    apt = [
-        name
-        for step in (packed.image.steps if packed.image else ())
-        if step["op"] == "apt"
-        for name in step["packages"]
-    ]
-    if apt and not has_base:
-        raise InvalidInput(
-            f"the Image installs Debian packages ({', '.join(apt)}), which only a base image can "
-            f"provide",
-            hint="Pass --base with an OCI layout that contains them.",
-            parameter="base",
-        )
+    if packed.image is not None:
+        check_packages(packed.image, has_base=has_base)
     if venv is not None:
         return places.virtual_environment(venv)
     if packed.image_digest is None:
         return places.own_environment()
     return places.built_environment(session.platform().paths.home, packed.image_digest)
-
-
-def _setting(packed: Packed) -> str:
-    return (
-        "cluster.runtime_image"
-        if packed.image_digest is None
-        else f"cluster.images.{packed.image_digest}"
-    )
 
 
 def _told(done: ExportResult, packed: Packed) -> str:
@@ -226,8 +271,9 @@ def _told(done: ExportResult, packed: Packed) -> str:
         f"  library {name}, required by {by}, is not on this machine"
         for name, by in done.missing.items()
     ]
-    lines.append(
-        f"Copy the image to your registry, and set {_setting(packed)} of platform.yaml to "
-        f"<registry>/<name>@{done.digest}"
-    )
+    if packed.image_digest is None:
+        lines.append(
+            f"Copy the image to your registry, and set cluster.runtime_image of platform.yaml to "
+            f"<registry>/<name>@{done.digest}"
+        )
     return "\n".join(lines)

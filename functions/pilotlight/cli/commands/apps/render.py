@@ -105,7 +105,8 @@ def render(
     settings = _settings(session, image)
     sheaf = _Sheaf()
     tenancy = _tenancy(session, settings, tenant=tenant, namespace=namespace, sheaf=sheaf)
-    _collect(app, tenancy, _specs(session, app, sheaf), sheaf)
+    specs = _with_images(_specs(session, app, sheaf), tenancy, image=image, sheaf=sheaf)
+    _collect(app, tenancy, specs, sheaf)
     if cluster:
         _dry_run(sheaf, settings)
     elif check or strict:
@@ -198,15 +199,27 @@ def _specs(session: Session, app: App, sheaf: _Sheaf) -> tuple[FunctionSpec, ...
 
     try:
         with build(app, named=named, unread=stand_in) as built:
-            if built.images:
-                sheaf.notes.append(
-                    "images are not built by this command: export them with `pilotlight image "
-                    "export` and set cluster.images"
-                )
             return built.functions
     finally:
         for client in asked:
             client.close()
+
+
+def _with_images(
+    specs: Sequence[FunctionSpec], tenancy: Tenancy, *, image: str | None, sheaf: _Sheaf
+) -> list[FunctionSpec]:
+    """`specs` with the container images that a deploy would push, whose digests are not known."""
+    from pilotlight.kubernetes.names import tenant_repository
+    from pilotlight.packaging.rendering import UNKNOWN_DIGEST
+
+    registry = tenancy.settings.registry
+    if image is None and registry is not None:
+        image = f"{tenant_repository(registry, tenancy.name)}@{UNKNOWN_DIGEST}"
+        if any(spec.image is not None for spec in specs):
+            sheaf.notes.append(
+                "placeholders: digests of images, which `pilotlight deploy` makes and pushes"
+            )
+    return [spec if spec.image is None else replace(spec, container_image=image) for spec in specs]
 
 
 def _collect(app: App, tenancy: Tenancy, specs: Sequence[FunctionSpec], sheaf: _Sheaf) -> None:

@@ -11,6 +11,7 @@ from fastapi import Path, Query, Response
 from pydantic import Field
 
 from pilotlight.controller.api import schemas
+from pilotlight.controller.api.artifacts.container_images import repository_of
 from pilotlight.controller.api.schemas import Body
 from pilotlight.controller.billing import price_lists
 from pilotlight.controller.context import (
@@ -27,7 +28,7 @@ from pilotlight.controller.deployments.releases import ReleaseOptions
 from pilotlight.controller.identity import tenants
 from pilotlight.controller.identity.access_control import Principal
 from pilotlight.controller.lazy_routes import APIRouter
-from pilotlight.controller.registry import feed_publisher, snapshot_gc
+from pilotlight.controller.registry import container_images, feed_publisher, snapshot_gc
 from pilotlight.controller.registry.revisions import RevisionMetadata
 from pilotlight.controller.release import app_history as histories
 from pilotlight.controller.release import release_gates
@@ -108,11 +109,18 @@ def _deploy(
         unpinned = weight_names.note_deployed(
             write, where, specs=specs, manifests=manifests, is_bound=is_bound
         )
+        complete = (
+            specs
+            if context.config.platform.fleet == "local"
+            else container_images.with_references(
+                write.sql, where, specs, repository=repository_of(context, caller)
+            )
+        )
         with storage_usage.enforce_deploy_limits(write, context.config.plans, tenant=caller.tenant):
             done = app_registry.deploy(
                 write,
                 where,
-                specs=specs,
+                specs=complete,
                 message=body.message,
                 labels=body.labels,
                 terms=_terms(body),

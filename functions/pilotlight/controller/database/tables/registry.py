@@ -204,6 +204,20 @@ images = sa.Table(
     sa.Column("build_cpu_ns", sa.BigInteger, nullable=False, server_default="0"),
 )
 
+container_images = sa.Table(
+    "container_images",
+    metadata,
+    text("tenant", sa.ForeignKey("tenants.id"), key=True),
+    text("environment", key=True),
+    text("app", key=True),
+    text("digest", key=True),
+    text("reference"),
+    time("pushed_at"),
+    text("pushed_by"),
+)
+"""Of which container image in the registry an app's next revisions with the Image `digest` consist;
+a revision keeps the reference that it was made with."""
+
 blobs = sa.Table(
     "blobs",
     metadata,

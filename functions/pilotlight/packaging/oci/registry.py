@@ -1,0 +1,345 @@
+"""Push of an OCI image layout to a registry: blobs that it lacks, then the manifest.
+
+A blob that was cut off is sent again from its beginning, after a pause; those that arrived are not
+sent again, also by the next push. Plain HTTP is used for a registry on this machine only.
+
+Sources: OCI Distribution Specification 1.1, "Push"; token authentication: distribution.github.io,
+"Token Authentication Specification" and "Oauth2 Token Authentication"."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import ssl
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self, TypeVar
+
+import httpx
+
+from pilotlight.core.backoff import Backoff
+from pilotlight.errors import Forbidden, InvalidInput, PilotlightError, Unauthenticated, Unavailable
+from pilotlight.packaging.oci.layout import MANIFEST, read_manifest
+from pilotlight.packaging.oci.registry_login import DOCKER_HUB, Login
+from pilotlight.spec.image_reference import Repository
+
+T = TypeVar("T")
+Sent = Callable[[int, int], None]
+"""Callback for progress: bytes that the registry has, bytes of the image."""
+
+ATTEMPTS = 6
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
+"""Pauses between attempts: 15 s in all."""
+_PIECE_BYTES = 256 * 1024
+_TIMEOUT = httpx.Timeout(connect=10.0, read=300.0, write=120.0, pool=None)
+"""A registry with a remote store verifies and stores a layer before it answers."""
+_MAX_RESPONSE_BYTES = 1024 * 1024
+_HUB_HOST = "registry-1.docker.io"
+_PARAMETER = re.compile(r'([a-z_]+)="([^"]*)"')
+_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+class _Retry(Exception):
+    """An attempt failed in a way that another may not."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Blob:
+    digest: str
+    size_bytes: int
+
+
+class Registry:
+    """One repository of a registry, as one user sees it. A context manager. Owner: one thread."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        login: Login | None,
+        *,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.repository = repository
+        self._login = login
+        self._pause = pause
+        host = _HUB_HOST if repository.host == DOCKER_HUB else repository.host
+        scheme = "http" if repository.is_loopback else "https"
+        self._origin = httpx.URL(f"{scheme}://{host}")
+        self._base = f"{self._origin}/v2/{repository.name}"
+        # reading the trusted certificates of the system takes time: only for https
+        verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if repository.is_loopback else True
+        self._http = httpx.Client(
+            timeout=_TIMEOUT, verify=verify, headers={"user-agent": "pilotlight"}
+        )
+        self._authorization = ""
+
+    def __repr__(self) -> str:
+        return f"<Registry {self.repository}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._http.close()
+
+    def check_login(self) -> None:
+        """Raise PilotlightError unless the registry answers and accepts the login: before an image
+        is made, which takes longer."""
+
+        def look() -> None:
+            response = self._send("GET", f"{self._origin}/v2/")
+            if not response.is_success:
+                raise self._refused(response, "answer as a registry")
+
+        self._attempts(look)
+
+    def has_image(self, digest: str) -> bool:
+        """Whether the registry has the image (`sha256:…`). Raises PilotlightError."""
+        return self._is_there("manifests", digest)
+
+    def push(self, layout: Path, *, tag: str, sent: Sent = lambda *_: None) -> str:
+        """Push the image of a layout, and return its digest (`sha256:…`). Raises PilotlightError.
+
+        The tag only keeps registries that delete untagged images from deleting it."""
+        digest, raw = read_manifest(layout)
+        if self.has_image(digest):
+            return digest
+        document = json.loads(raw)
+        blobs = list(
+            dict.fromkeys(
+                _Blob(str(one["digest"]), int(one["size"]))
+                for one in (document["config"], *document["layers"])
+            )
+        )
+        total, done = sum(blob.size_bytes for blob in blobs), 0
+        for blob in blobs:
+            before = done
+            if not self._is_there("blobs", blob.digest):
+                path = layout / "blobs" / "sha256" / blob.digest.removeprefix("sha256:")
+                self._upload(
+                    blob,
+                    path,
+                    lambda size, before=before: sent(before + size, total),  # type: ignore[misc]
+                )
+            done += blob.size_bytes
+            sent(done, total)
+        self._put_manifest(raw, tag=tag, digest=digest)
+        return digest
+
+    # -- requests ----------------------------------------------------------------------------------
+    def _is_there(self, kind: str, digest: str) -> bool:
+        def look() -> bool:
+            response = self._send("HEAD", f"{self._base}/{kind}/{digest}", accept=MANIFEST)
+            if response.status_code == 404:
+                return False
+            # a redirect leads to the blob's bytes in the registry's own store
+            if response.is_success or response.is_redirect:
+                return True
+            raise self._refused(response, "read")
+
+        return self._attempts(look)
+
+    def _upload(self, blob: _Blob, path: Path, sent: Callable[[int], None]) -> None:
+        def attempt() -> None:
+            begun = self._send("POST", f"{self._base}/blobs/uploads/")
+            if begun.status_code != 202:
+                raise self._refused(begun, "accept blobs")
+            target = self._target(begun).copy_merge_params({"digest": blob.digest})
+            with path.open("rb") as file:
+                done = self._send(
+                    "PUT",
+                    str(target),
+                    content=_pieces(file, sent),
+                    headers={
+                        "content-length": str(blob.size_bytes),
+                        "content-type": "application/octet-stream",
+                    },
+                )
+            if done.status_code != 201:
+                raise self._refused(done, f"accept blob {blob.digest[:19]}")
+
+        self._attempts(attempt)
+
+    def _put_manifest(self, raw: bytes, *, tag: str, digest: str) -> None:
+        def attempt() -> None:
+            response = self._send(
+                "PUT",
+                f"{self._base}/manifests/{tag}",
+                content=raw,
+                headers={"content-type": MANIFEST},
+            )
+            if not response.is_success:
+                raise self._refused(response, "accept the image")
+
+        self._attempts(attempt)
+        if not self.has_image(digest):
+            raise PilotlightError(
+                f"{self.repository} accepted an image, but does not have {digest}: it changes "
+                f"what is pushed, which no digest survives; use a registry that keeps images"
+            )
+
+    def _target(self, response: httpx.Response) -> httpx.URL:
+        """Where the registry wants the bytes of an upload."""
+        target = self._origin.join(response.headers.get("location", ""))
+        if target.scheme != "https" and target.host != self._origin.host:
+            raise InvalidInput(
+                f"{self.repository} wants blobs to be sent to {target.host} without TLS",
+                hint="Ask its operator to use https.",
+            )
+        return target
+
+    def _attempts(self, attempt: Callable[[], T]) -> T:
+        backoff = Backoff(first_s=_FIRST_PAUSE_S, max_s=_LONGEST_PAUSE_S)
+        while True:
+            try:
+                return attempt()
+            except (_Retry, httpx.TransportError) as e:
+                if backoff.failures == ATTEMPTS - 1:
+                    raise Unavailable(
+                        f"registry {self.repository.host} does not answer: {e}. Deploy again: "
+                        f"what has arrived is not sent again"
+                    ) from e
+                self._pause(backoff.next_s())
+
+    def _send(
+        self,
+        method: str,
+        url: str,
+        *,
+        accept: str = "*/*",
+        content: bytes | Iterator[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
+        """Send a request, with a new access token if the registry requires one. Raises _Retry,
+        httpx.TransportError."""
+        is_own = httpx.URL(url).netloc == self._origin.netloc  # others get no login
+        fixed = {"accept": accept, **(headers or {})}
+        for _ in range(2):
+            known = {"authorization": self._authorization} if self._authorization else {}
+            response = self._exchange(method, url, content, {**fixed, **(known if is_own else {})})
+            if response.status_code in _AGAIN:
+                raise _Retry(f"it answered {response.status_code}")
+            if response.status_code != 401 or not is_own:
+                break
+            self._authorization = self._authorize(response)
+            if content is not None and not isinstance(content, bytes):
+                raise _Retry("the access token has expired")
+        return response
+
+    def _exchange(
+        self,
+        method: str,
+        url: str,
+        content: bytes | Iterator[bytes] | None,
+        headers: Mapping[str, str],
+    ) -> httpx.Response:
+        request = self._http.build_request(method, url, content=content, headers=headers)
+        response = self._http.send(request, stream=True, follow_redirects=False)
+        try:
+            body = bytearray()
+            for piece in response.iter_bytes():
+                body += piece
+                if len(body) > _MAX_RESPONSE_BYTES:
+                    raise PilotlightError(f"{self.repository.host} sent more than a document")
+            return httpx.Response(
+                response.status_code, headers=_plain(response.headers), content=bytes(body)
+            )
+        finally:
+            response.close()
+
+    # -- authentication ----------------------------------------------------------------------------
+    def _authorize(self, response: httpx.Response) -> str:
+        """Return the header that a 401 asks for. Raises Unauthenticated without a login."""
+        challenge = response.headers.get("www-authenticate", "")
+        scheme, _, rest = challenge.partition(" ")
+        if scheme.lower() == "basic":
+            if self._login is None or not self._login.user:
+                raise self._not_logged_in()
+            pair = f"{self._login.user}:{self._login.password}".encode()
+            return f"Basic {base64.b64encode(pair).decode()}"
+        if scheme.lower() == "bearer":
+            return f"Bearer {self._token(dict(_PARAMETER.findall(rest)))}"
+        raise Unauthenticated(
+            f"registry {self.repository.host} requires an unknown authentication: "
+            f"{challenge[:80]!r}"
+        )
+
+    def _token(self, challenge: Mapping[str, str]) -> str:
+        realm = httpx.URL(challenge.get("realm", ""))
+        if realm.scheme != "https" and not (
+            self.repository.is_loopback and realm.host == self._origin.host
+        ):
+            raise Unauthenticated(
+                f"registry {self.repository.host} wants the login to be sent to {realm} without "
+                f"TLS: ask its operator to use https"
+            )
+        scope = f"repository:{self.repository.name}:pull,push"
+        asked = {"service": challenge.get("service", ""), "scope": scope}
+        login = self._login
+        if login is not None and login.identity_token:
+            form = {
+                **asked,
+                "grant_type": "refresh_token",
+                "client_id": "pilotlight",
+                "refresh_token": login.identity_token,
+            }
+            answer = self._http.post(realm, data=form)
+        else:
+            auth = httpx.BasicAuth(login.user, login.password) if login is not None else None
+            answer = self._http.get(realm.copy_merge_params(asked), auth=auth)
+        if answer.status_code in _AGAIN:
+            raise _Retry(f"{realm.host} answered {answer.status_code}")
+        if answer.status_code in (401, 403):
+            raise self._not_logged_in()
+        try:
+            body: Any = answer.json()
+            return str(body.get("token") or body["access_token"])
+        except (ValueError, KeyError, AttributeError) as e:
+            raise Unauthenticated(f"{realm.host} returned no access token: {e!r}") from e
+
+    def _not_logged_in(self) -> Unauthenticated:
+        host = self.repository.host
+        return Unauthenticated(
+            f"you are not logged in to registry {host}"
+            if self._login is None
+            else f"registry {host} does not accept the login of {self._login.user or 'its token'}",
+            hint=f"Run `docker login {host}`, or `podman login {host}`.",
+        )
+
+    def _refused(self, response: httpx.Response, what: str) -> PilotlightError:
+        has_token = self._login is not None and self._authorization.startswith("Bearer ")
+        if response.status_code == 401 and not has_token:
+            return self._not_logged_in()
+        try:
+            errors = response.json()["errors"]
+            reason = "; ".join(str(one.get("message") or one.get("code")) for one in errors)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            reason = response.text[:200]
+        said = f"registry {self.repository.host} does not {what}: {response.status_code} {reason}"
+        if response.status_code in (401, 403):
+            hint = f"Ask its operator for the right to push to {self.repository}."
+            return Forbidden(said[:500], hint=hint)
+        return InvalidInput(said[:500], hint=f"The image goes to {self.repository}.")
+
+
+def _plain(headers: httpx.Headers) -> dict[str, str]:
+    """The headers without those about the encoding of a body that was decoded."""
+    skipped = ("content-encoding", "content-length", "transfer-encoding")
+    return {name: value for name, value in headers.items() if name.lower() not in skipped}
+
+
+def _pieces(file: IO[bytes], sent: Callable[[int], None]) -> Iterator[bytes]:
+    done = 0
+    while piece := file.read(_PIECE_BYTES):
+        yield piece
+        done += len(piece)
+        sent(done)
