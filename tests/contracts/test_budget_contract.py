@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from pilotlight.controller.billing import budget_alerts, budgets, ledger
-from pilotlight.controller.billing.budget_alerts import BudgetAlert
 from pilotlight.controller.billing.budget_definition import parse_definition
 from pilotlight.controller.billing.budgets import Budget
 from pilotlight.controller.database import delivery_retry, tables
@@ -72,7 +71,8 @@ def test_an_alert_is_claimed_by_one_of_many(store: Store, budget: Budget) -> Non
 
     def claim() -> None:
         with store.write() as write:
-            found = delivery_retry.claim(write, tables.budget_alerts, BudgetAlert, limit=2)
+            due = budget_alerts.due(write, limit=2)
+            found = delivery_retry.claim(write, tables.budget_alerts, due)
             claimed.extend(alert.id for alert in found)
 
     threads = [threading.Thread(target=claim) for _ in range(4)]

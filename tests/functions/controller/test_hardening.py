@@ -216,7 +216,8 @@ def test_a_tenant_with_many_alerts_leaves_places_for_those_of_others(
 
     def claimed() -> list[BudgetAlert]:
         with store.write() as write:
-            return delivery_retry.claim(write, tables.budget_alerts, BudgetAlert, limit=32)
+            due = budget_alerts.due(write, limit=32)
+            return delivery_retry.claim(write, tables.budget_alerts, due)
 
     first = claimed()
     assert tenant in {alert.tenant for alert in first}
@@ -448,7 +449,7 @@ def test_a_webhook_that_comes_late_is_told_what_is_reached_already(
     assert waiting() == [80, 50]
     with store.write() as write:
         table = tables.budget_alerts
-        for alert in delivery_retry.claim(write, table, BudgetAlert, limit=10):
+        for alert in delivery_retry.claim(write, table, budget_alerts.due(write, limit=10)):
             delivery_retry.record_attempt(write, table, alert, error=None)
     put("https://example.com/other")
     put(None)

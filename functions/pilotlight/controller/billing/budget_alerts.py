@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from pilotlight.controller.database import tables
-from pilotlight.controller.database.delivery_retry import MAX_ERROR
+from pilotlight.controller.database.delivery_retry import AT_ONCE_OF_ONE, MAX_ERROR
 from pilotlight.controller.database.store import Write
 
 _SECRET_BYTES = 32
@@ -143,6 +143,21 @@ def cancel(write: Write, *, budget_id: str, error: str) -> None:
     write.sql.execute(
         sa.update(table).where(which).values(next_attempt_at=None, error=error[:MAX_ERROR])
     )
+
+
+def due(write: Write, *, limit: int) -> list[BudgetAlert]:
+    """Return due alerts, at most AT_ONCE_OF_ONE of a tenant, the longest due first."""
+    table = tables.budget_alerts
+    order = (table.c.next_attempt_at, table.c.id)
+    turn = sa.func.row_number().over(partition_by=table.c.tenant, order_by=order).label("turn")
+    ready = sa.select(*_COLUMNS, turn).where(table.c.next_attempt_at <= write.now).subquery()
+    query = (
+        sa.select(*(ready.c[name] for name in BudgetAlert.__slots__))
+        .where(ready.c.turn <= AT_ONCE_OF_ONE)
+        .order_by(ready.c.next_attempt_at, ready.c.id)
+        .limit(limit)
+    )
+    return [BudgetAlert(**row) for row in write.sql.execute(query).mappings()]
 
 
 def listing(

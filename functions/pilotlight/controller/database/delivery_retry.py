@@ -3,8 +3,9 @@ give up. Budget alerts and deliveries to named webhooks have the same columns fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol, TypeVar
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import sqlalchemy as sa
 
@@ -28,6 +29,8 @@ MAX_ERROR = 500
 class PendingMessage(Protocol):
     """A row of either table, as a frozen dataclass."""
 
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
     @property
     def id(self) -> str:
         """Its id, and the webhook-id of every attempt."""
@@ -44,36 +47,13 @@ class PendingMessage(Protocol):
 Message = TypeVar("Message", bound=PendingMessage)
 
 
-def claim(write: Write, table: sa.Table, kind: type[Message], *, limit: int) -> list[Message]:
+def claim(write: Write, table: sa.Table, due: Iterable[Message]) -> list[Message]:
     """Claim due messages of `table` for CLAIM_S. The attempt is counted before it is made."""
-    columns = [table.c[name] for name in kind.__annotations__]
-    query = (
-        sa.select(*columns)
-        .where(table.c.next_attempt_at <= write.now)
-        .order_by(table.c.next_attempt_at, table.c.id)
-    )
-    due = [
-        dict(row)
-        for tenant in _pending_tenants(write.sql, table)
-        for row in write.sql.execute(
-            query.where(table.c.tenant == tenant).limit(AT_ONCE_OF_ONE)
-        ).mappings()
-    ]
-    due.sort(key=lambda row: (row["next_attempt_at"], row["id"]))
-    claimed = [kind(**{**row, "attempts": row["attempts"] + 1}) for row in due[:limit]]
+    claimed = [dataclasses.replace(one, attempts=one.attempts + 1) for one in due]
     for one in claimed:
         values = {"next_attempt_at": write.now + CLAIM_S, "attempts": one.attempts}
         write.sql.execute(sa.update(table).where(table.c.id == one.id).values(**values))
     return claimed
-
-
-def _pending_tenants(sql: sa.Connection, table: sa.Table) -> Iterator[str]:
-    """Yield the tenants with pending messages, with one index lookup each: the number of one
-    tenant's messages does not slow down others."""
-    last = ""
-    following = sa.select(sa.func.min(table.c.tenant)).where(table.c.next_attempt_at.is_not(None))
-    while (found := sql.execute(following.where(table.c.tenant > last)).scalar_one()) is not None:
-        yield (last := str(found))
 
 
 def record_attempt(

@@ -11,13 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
 from pilotlight.controller.database import tables
+from pilotlight.controller.database.delivery_retry import AT_ONCE_OF_ONE
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.webhooks import endpoints
 from pilotlight.controller.webhooks.webhook_sender import WebhookMessage
@@ -106,6 +107,34 @@ def enqueue(
         # too and find nothing new
         write.fed = True
     return new
+
+
+def due(write: Write, *, limit: int) -> list[Delivery]:
+    """Return due deliveries, at most AT_ONCE_OF_ONE of a tenant, the longest due first."""
+    table = tables.deliveries
+    query = (
+        sa.select(*_COLUMNS)
+        .where(table.c.next_attempt_at <= write.now)
+        .order_by(table.c.next_attempt_at, table.c.id)
+    )
+    found = [
+        (row["next_attempt_at"], row["id"], row)
+        for tenant in _pending_tenants(write.sql)
+        for row in write.sql.execute(
+            query.where(table.c.tenant == tenant).limit(AT_ONCE_OF_ONE)
+        ).mappings()
+    ]
+    found.sort(key=lambda one: one[:2])
+    return [Delivery(**row) for *_, row in found[:limit]]
+
+
+def _pending_tenants(sql: sa.Connection) -> Iterator[str]:
+    """Yield the tenants with pending deliveries, with one index lookup each: the number of one
+    tenant's deliveries does not slow down others."""
+    table, last = tables.deliveries, ""
+    following = sa.select(sa.func.min(table.c.tenant)).where(table.c.next_attempt_at.is_not(None))
+    while (found := sql.execute(following.where(table.c.tenant > last)).scalar_one()) is not None:
+        yield (last := str(found))
 
 
 def listing(

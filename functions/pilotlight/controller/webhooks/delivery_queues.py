@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import sqlalchemy as sa
 
-from pilotlight.controller.billing import budgets
+from pilotlight.controller.billing import budget_alerts, budgets
 from pilotlight.controller.billing.budget_alerts import BudgetAlert
 from pilotlight.controller.billing.budget_periods import period_named
 from pilotlight.controller.billing.budgets import Budget
 from pilotlight.controller.database import delivery_retry, tables
 from pilotlight.controller.database.store import Write
-from pilotlight.controller.webhooks import endpoints
+from pilotlight.controller.webhooks import deliveries, endpoints
 from pilotlight.controller.webhooks.deliveries import Delivery
 from pilotlight.controller.webhooks.webhook_sender import AttemptResult, WebhookMessage
 
@@ -32,6 +32,12 @@ class ClaimedMessage:
     sealed_secret: str | None
 
 
+class Due(Protocol):
+    """Returns due messages, at most `limit`."""
+
+    def __call__(self, write: Write, *, limit: int) -> Sequence[Any]: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryQueue:
     """A queue of pending messages in the database.
@@ -43,7 +49,7 @@ class DeliveryQueue:
 
     kind: str
     table: sa.Table
-    record: type[BudgetAlert | Delivery]
+    due: Due
     describe: Callable[[sa.Connection, Any], ClaimedMessage]
     on_gone: Callable[[Write, ClaimedMessage, AttemptResult], None]
 
@@ -54,7 +60,7 @@ class DeliveryQueue:
 
     def claim(self, write: Write, *, limit: int) -> Sequence[ClaimedMessage]:
         """Claim due messages, so that no other worker gets them."""
-        claimed = delivery_retry.claim(write, self.table, self.record, limit=limit)
+        claimed = delivery_retry.claim(write, self.table, self.due(write, limit=limit))
         return [self.describe(write.sql, one) for one in claimed]
 
     def settle(
@@ -144,14 +150,14 @@ def _of_delivery(sql: sa.Connection, one: Delivery) -> ClaimedMessage:
 BUDGET_ALERTS = DeliveryQueue(
     kind="alert",
     table=tables.budget_alerts,
-    record=BudgetAlert,
+    due=budget_alerts.due,
     describe=_of_alert,
     on_gone=_drop_webhook,
 )
 WEBHOOK_DELIVERIES = DeliveryQueue(
     kind="delivery",
     table=tables.deliveries,
-    record=Delivery,
+    due=deliveries.due,
     describe=_of_delivery,
     on_gone=lambda *_: None,
 )
