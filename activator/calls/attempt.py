@@ -309,12 +309,6 @@ class Attempt(AnsweredCall):
         self._end(status, outcome, bytes_out, finish)
         return self.cost
 
-    def discard(self) -> None:
-        """End an attempt whose whole response is not used, because another one is made."""
-        answer = self.answer
-        outcome = "ok" if answer.status < 400 else "error"
-        self.close(status=answer.status, outcome=outcome, bytes_out=len(answer.body or b""))
-
     def refused_as_busy(self) -> None:
         """End an attempt whose worker was busy: nothing ran, and its instance is tried again
         later."""

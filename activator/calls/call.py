@@ -342,7 +342,10 @@ class AnsweredCall:
         """End it with an error that interrupted the response."""
 
     def discard(self) -> None:
-        """End it, because its whole response is not used."""
+        """End it, because its whole response is not used, and another attempt is made."""
+        answer = self.answer
+        outcome = "ok" if answer.status < 400 else "error"
+        self.close(status=answer.status, outcome=outcome, bytes_out=len(answer.body or b""))
 
     async def crash_error(self) -> errors.PilotlightError:
         """Return the error of a response whose worker's connection broke."""

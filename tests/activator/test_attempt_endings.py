@@ -749,3 +749,37 @@ async def test_a_websocket_ends_once_whichever_side_closes_it(edge: Edge) -> Non
                         await socket.recv()
             await case.quiet()
         assert await case.ended() == Ended([(101, "ok")] * 2, {"answered": 2}, [101, 101])
+
+
+async def test_a_websocket_without_a_record_or_a_slot_ends_once(
+    edge: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise JournalFull("no room")
+
+    async with chatting(edge) as (url, _):
+        case = await chatted(edge)
+
+        async def open_socket() -> None:
+            async with connect(url, additional_headers={**HEADERS, **SAMPLED}, proxy=None):
+                raise AssertionError("it was accepted")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(edge.books.journal, "open_call", full)
+            with pytest.raises(websockets.InvalidStatus) as refused:
+                await open_socket()
+        assert refused.value.response.status_code == 503
+        assert await case.ended() == Ended([], {"failed": 1}, [503])
+
+        await case.forget()
+        edge.fleet.gate.clear()  # no other instance starts
+        reservation = case.throttler.reserve_nowait()
+        assert reservation is not None
+        task = asyncio.create_task(open_socket())
+        await until(lambda: case.throttler.waiting)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await until(lambda: not case.throttler.waiting)
+        reservation.release_unused()
+        edge.fleet.gate.set()
+        assert await case.ended() == Ended([], {"cancelled": 1}, [499])

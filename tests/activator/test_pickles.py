@@ -292,7 +292,6 @@ NO_ENTRANCES = {
             "self._answer",
             "self._dispatch",
             "self.bodies.room",
-            "self._cross_origin.find",  # it answers a preflight, and wraps the sender of others
             "self._resolutions.is_verb",
             "self._resolutions.resolve",
             "self.openai.answer",
@@ -307,10 +306,6 @@ NO_ENTRANCES = {
     ),
     "self._web_socket_entry": "finds the caller of a WebSocket",
     "self.bodies": "counts bytes",
-    **dict.fromkeys(
-        ("self._dashboard.misplaced", "self._dashboard.answer"),
-        "refuses or redirects, and reads no body",
-    ),
 }
 MAKERS = {
     "gateway.pipeline.admit": "invoke, submit, put",
