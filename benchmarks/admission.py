@@ -43,36 +43,36 @@ def rules(quotas: Quotas = PLENTY) -> Rules:
 def in_process(report: Report, *, batches: int) -> None:
     """Microseconds of a call that is let in and let go again, with and without the headers that
     tell what is left; and of one refused."""
-    gate = _gate(PLENTY)
+    check = _check(PLENTY)
     report.rows.append(
         Row.of(
             "admission in the process: 3 x (rate, at once)",
             "µs",
-            _timed(lambda: _admitted(gate), batches),
+            _timed(lambda: _admitted(check), batches),
         )
     )
     report.rows.append(
         Row.of(
-            "... its RateLimit headers", "µs", _timed(gate.head, batches), note="on every answer"
+            "... its RateLimit headers", "µs", _timed(check.head, batches), note="on every answer"
         )
     )
-    full = _gate(Quotas(concurrent=0))
+    full = _check(Quotas(concurrent=0))
     report.rows.append(
         Row.of("... refused", "µs", _timed(lambda: full.try_acquire_nowait(1, 1, 0), batches))
     )
 
 
-def _gate(quotas: Quotas) -> QuotaCheck:
-    gate = ProcessQuotas().gate(rules(quotas))
-    if gate is None:
+def _check(quotas: Quotas) -> QuotaCheck:
+    check = ProcessQuotas().quota_check(rules(quotas))
+    if check is None:
         raise AssertionError("quotas that count nothing")
-    return gate
+    return check
 
 
-def _admitted(gate: QuotaCheck) -> None:
-    if gate.try_acquire_nowait(1, 1, 0) is not None:
-        raise AssertionError(f"refused: {gate!r}")
-    Admission(gate).release()
+def _admitted(check: QuotaCheck) -> None:
+    if check.try_acquire_nowait(1, 1, 0) is not None:
+        raise AssertionError(f"refused: {check!r}")
+    Admission(check).release()
 
 
 def _timed(step: Callable[[], object], batches: int) -> list[float]:
@@ -117,15 +117,15 @@ async def _through_redis(url: str, *, callers: int, calls: int) -> tuple[list[fl
     """Microseconds of each decision, and scripts per call."""
     store = RedisQuotas(url, platform="bench", member="a-0", is_open=lambda _kind: True)
     task = asyncio.create_task(store.run())
-    gate = store.gate(rules())
+    check = store.quota_check(rules())
     server: Redis = Redis.from_url(url)
     try:
-        if gate is None:
+        if check is None:
             raise AssertionError("quotas that count nothing")
-        await _admitted_in_redis(gate, 1)  # the script is known to the server from now on
+        await _admitted_in_redis(check, 1)  # the script is known to the server from now on
         await server.config_resetstat()
         took = await asyncio.gather(
-            *(_admitted_in_redis(gate, calls // callers) for _ in range(callers))
+            *(_admitted_in_redis(check, calls // callers) for _ in range(callers))
         )
         ran = await server.info("commandstats")
     finally:
@@ -137,12 +137,12 @@ async def _through_redis(url: str, *, callers: int, calls: int) -> tuple[list[fl
     return [us for part in took for us in part], scripts / (calls // callers * callers)
 
 
-async def _admitted_in_redis(gate: QuotaCheck, calls: int) -> list[float]:
+async def _admitted_in_redis(check: QuotaCheck, calls: int) -> list[float]:
     took = []
     for _ in range(calls):
         began = time.perf_counter_ns()
-        if await gate.try_acquire(1, 1, 0) is not None:
-            raise AssertionError(f"refused: {gate!r}")
+        if await check.try_acquire(1, 1, 0) is not None:
+            raise AssertionError(f"refused: {check!r}")
         took.append((time.perf_counter_ns() - began) / 1000)
-        Admission(gate).release()
+        Admission(check).release()
     return took

@@ -86,6 +86,7 @@ async def poked(directory: Path, *, revisions: int, pokes: int) -> tuple[list[fl
                 _Always(),
                 selector=function_selector(settings),
                 pods_of=lambda _: (),
+                has_function=lambda *_: True,
                 spec_of_function=lambda *_: None,
             )
             running = asyncio.create_task(leader.run())

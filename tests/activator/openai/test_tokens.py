@@ -35,10 +35,10 @@ def tokens_left(shop: Shop) -> float:
     """In the bucket of the test's key, as its callers read it."""
     edge = shop.edge
     caller = edge.table.authenticate(f"Bearer {KEY}".encode(), 0.0)
-    gate = edge.entrance.entry(caller, throttler_of(shop).target).gate
-    assert gate is not None
-    left = re.search(rb'"key-tokens";r=(\d+)', gate.head())
-    assert left is not None, gate.head()
+    check = edge.entrance.entry(caller, throttler_of(shop).target).quota_check
+    assert check is not None
+    left = re.search(rb'"key-tokens";r=(\d+)', check.head())
+    assert left is not None, check.head()
     return float(left[1])
 
 
