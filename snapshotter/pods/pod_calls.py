@@ -71,6 +71,7 @@ once."""
 _BURST_S = MAX_OF_TENANT / ACCEPTED_PER_S
 _BACKLOG = 2 * MAX_OF_TENANT
 """More than may be open, so that none is turned away unanswered."""
+_LOG_SAYS = "the node agent's log says why"
 _WAY_OUT = (
     "to call without it, use an API key: set PILOTLIGHT_API_KEY and PILOTLIGHT_URL in a secret of "
     "the function"
@@ -78,11 +79,15 @@ _WAY_OUT = (
 
 
 class NotConnected(Exception):
-    """Raised when no activator takes a pod's connection; it is answered with `status`."""
+    """Raised when no activator takes a pod's connection; it is answered with `status`.
 
-    def __init__(self, status: int, message: str) -> None:
+    Attributes:
+        detail: for the log alone: it has names and addresses of the cluster."""
+
+    def __init__(self, status: int, message: str, *, detail: str = "") -> None:
         super().__init__(message)
         self.status = status
+        self.detail = detail
 
 
 @dataclass(eq=False, slots=True)
@@ -147,10 +152,10 @@ class PodCalls:
             uid = self._identify(end.socket)
             self._count(end, uid)
         except Unsupported as e:
-            self._log_refusal(end, e)
+            self._log_refusal(end, str(e))
             end.refuse(403, f"{e}; {_WAY_OUT}")
         except NotConnected as e:
-            self._log_refusal(end, e)
+            self._log_refusal(end, e.detail or str(e))
             end.refuse(e.status, str(e))
         else:
             task = asyncio.create_task(self._connect(end, uid), name=f"calls of {uid}")
@@ -193,7 +198,7 @@ class PodCalls:
                 if not end.is_closed:
                     end.join(await self._find(PodStatement(end.tenant, uid)))
         except NotConnected as e:
-            self._log_refusal(end, e)
+            self._log_refusal(end, e.detail or str(e))
             end.refuse(e.status, str(e))
         except BaseException:
             end.abort()
@@ -222,7 +227,9 @@ class PodCalls:
                 return end
         if failures:
             raise NotConnected(
-                503, f"no activator that answers has claimed this pod: {'; '.join(failures)}"
+                503,
+                f"no activator that answers has claimed this pod; {_LOG_SAYS}",
+                detail="; ".join(failures),
             )
         raise NotConnected(
             403,
@@ -269,7 +276,13 @@ class PodCalls:
         end.keep()
         if answer.answer is Answer.NOT_LEASED:
             return None
-        raise NotConnected(403 if answer.answer is Answer.REFUSED else 503, answer.why)
+        if answer.answer is Answer.REFUSED:
+            raise NotConnected(403, answer.why)
+        raise NotConnected(
+            503,
+            f"the activator does not know the agent of this node, or not yet; {_LOG_SAYS}",
+            detail=answer.why,
+        )
 
     def _has_failed(self, address: str) -> bool:
         """Whether an activator did not answer a moment ago: such a one is asked last."""
@@ -293,7 +306,7 @@ class PodCalls:
         idle = self._idle.get(address)
         return idle.pop() if idle else None
 
-    def _log_refusal(self, end: _PodEnd, why: Exception) -> None:
+    def _log_refusal(self, end: _PodEnd, why: str) -> None:
         """Log at most one refusal of a tenant in LOG_S: pods cause them as often as they like."""
         now = time.monotonic()
         if now - self._logged_at.get(end.tenant, -LOG_S) >= LOG_S:
