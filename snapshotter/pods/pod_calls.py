@@ -16,10 +16,9 @@ import logging
 import socket
 import ssl
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -48,9 +47,9 @@ MAX_OF_POD = 512
 concurrency of 64."""
 MAX_OF_TENANT = 1024
 """Open connections of one tenant's pods on this node."""
-OPENED_AT_ONCE_BY_POD, OPENED_AT_ONCE = 8, 32
-"""Connections to activators that are being opened, for one pod and for all: a handshake takes a
-millisecond of the event loop, and a pod that opens thousands waits behind itself."""
+OPENED_AT_ONCE_BY_POD, OPENED_AT_ONCE_BY_TENANT, OPENED_AT_ONCE = 8, 16, 32
+"""Connections that are being opened for one pod, for one tenant's and for all: a handshake takes
+milliseconds of the event loop, and a pod that opens thousands waits behind itself."""
 BUFFER_BYTES = 64 * 1024
 """Bytes that wait for one end before the other is not read any further."""
 DIAL_TIMEOUT_S = 3.0
@@ -72,6 +71,7 @@ once."""
 _BURST_S = MAX_OF_TENANT / ACCEPTED_PER_S
 _BACKLOG = 2 * MAX_OF_TENANT
 """More than may be open, so that none is turned away unanswered."""
+_LOG_SAYS = "the node agent's log says why"
 _WAY_OUT = (
     "to call without it, use an API key: set PILOTLIGHT_API_KEY and PILOTLIGHT_URL in a secret of "
     "the function"
@@ -79,21 +79,23 @@ _WAY_OUT = (
 
 
 class NotConnected(Exception):
-    """Raised when no activator takes a pod's connection; it is answered with `status`."""
+    """Raised when no activator takes a pod's connection; it is answered with `status`.
 
-    def __init__(self, status: int, message: str) -> None:
+    Attributes:
+        detail: for the log alone: it has names and addresses of the cluster."""
+
+    def __init__(self, status: int, message: str, *, detail: str = "") -> None:
         super().__init__(message)
         self.status = status
+        self.detail = detail
 
 
 @dataclass(eq=False, slots=True)
-class _Pod:
-    """What one pod has open."""
+class _Share:
+    """What one pod, or one tenant's pods, have open."""
 
+    opening: asyncio.Semaphore
     connections: int = 0
-    opening: asyncio.Semaphore = field(
-        default_factory=lambda: asyncio.Semaphore(OPENED_AT_ONCE_BY_POD)
-    )
 
 
 class PodCalls:
@@ -113,8 +115,8 @@ class PodCalls:
         self._identify = identify
         self._resolve = resolve or addresses_of
         self._context = activators.credentials.client_context()
-        self._pods: dict[str, _Pod] = {}
-        self._of_tenants: Counter[str] = Counter()
+        self._pods: dict[str, _Share] = {}
+        self._tenants: dict[str, _Share] = {}
         self._opening = asyncio.Semaphore(OPENED_AT_ONCE)
         self._claimed_by: dict[str, str] = {}
         self._idle: dict[str, list[_ActivatorEnd]] = {}
@@ -125,7 +127,8 @@ class PodCalls:
 
     def __repr__(self) -> str:
         return (
-            f"<PodCalls to {self._activators}: {self._of_tenants.total()} connections of "
+            f"<PodCalls to {self._activators}: "
+            f"{sum(pod.connections for pod in self._pods.values())} connections of "
             f"{len(self._pods)} pods>"
         )
 
@@ -149,10 +152,10 @@ class PodCalls:
             uid = self._identify(end.socket)
             self._count(end, uid)
         except Unsupported as e:
-            self._log_refusal(end, e)
+            self._log_refusal(end, str(e))
             end.refuse(403, f"{e}; {_WAY_OUT}")
         except NotConnected as e:
-            self._log_refusal(end, e)
+            self._log_refusal(end, e.detail or str(e))
             end.refuse(e.status, str(e))
         else:
             task = asyncio.create_task(self._connect(end, uid), name=f"calls of {uid}")
@@ -160,59 +163,63 @@ class PodCalls:
             task.add_done_callback(self._tasks.discard)
 
     def _count(self, end: _PodEnd, uid: str) -> None:
-        pod = self._pods.setdefault(uid, _Pod())
+        """Count a connection. Raises NotConnected for one too many."""
+        pod = self._pods.get(uid) or _Share(asyncio.Semaphore(OPENED_AT_ONCE_BY_POD))
+        tenant = self._tenants.get(end.tenant) or _Share(
+            asyncio.Semaphore(OPENED_AT_ONCE_BY_TENANT)
+        )
         if pod.connections >= MAX_OF_POD:
             raise NotConnected(
                 503, f"too many connections of this pod: it may have {MAX_OF_POD} at once"
             )
-        if self._of_tenants[end.tenant] >= MAX_OF_TENANT:
+        if tenant.connections >= MAX_OF_TENANT:
             raise NotConnected(
                 503,
                 f"too many connections of this tenant's pods on this node: they may have "
                 f"{MAX_OF_TENANT} at once",
             )
+        self._pods[uid], self._tenants[end.tenant] = pod, tenant
         pod.connections += 1
-        self._of_tenants[end.tenant] += 1
+        tenant.connections += 1
         end.pod = uid
 
     def end(self, end: _PodEnd) -> None:
         """Count a connection out."""
         if end.pod is None:
             return
-        pod = self._pods[end.pod]
-        pod.connections -= 1
-        if not pod.connections:
-            del self._pods[end.pod]
-        self._of_tenants[end.tenant] -= 1
-        if not self._of_tenants[end.tenant]:
-            del self._of_tenants[end.tenant]
+        for shares, key in ((self._pods, end.pod), (self._tenants, end.tenant)):
+            shares[key].connections -= 1
+            if not shares[key].connections:
+                del shares[key]
 
     async def _connect(self, end: _PodEnd, uid: str) -> None:
         try:
-            async with self._turn(self._pods[uid]):
+            async with self._turn(self._pods[uid], self._tenants[end.tenant]):
                 if not end.is_closed:
                     end.join(await self._find(PodStatement(end.tenant, uid)))
         except NotConnected as e:
-            self._log_refusal(end, e)
+            self._log_refusal(end, e.detail or str(e))
             end.refuse(e.status, str(e))
         except BaseException:
             end.abort()
             raise
 
     @asynccontextmanager
-    async def _turn(self, pod: _Pod) -> AsyncIterator[None]:
-        """Wait for a turn to open a connection: with at most OPENED_AT_ONCE_BY_POD of each pod in
-        the queue, no pod delays the others for long."""
-        async with pod.opening, self._opening:
+    async def _turn(self, pod: _Share, tenant: _Share) -> AsyncIterator[None]:
+        """Wait for a turn to open a connection. Each queue has a bounded number of each pod, or of
+        each tenant, so that none delays the others for long."""
+        async with pod.opening, tenant.opening, self._opening:
             yield
 
     async def _find(self, statement: PodStatement) -> _ActivatorEnd:
         """Connect to the activator that has claimed the pod: first to the one that had. Raises
         NotConnected."""
         failures: list[str] = []
-        known = self._claimed_by.pop(statement.pod, None)
-        if known is not None and (end := await self._ask(known, statement, failures)) is not None:
-            return end
+        known = self._claimed_by.get(statement.pod)
+        if known is not None:
+            if (end := await self._ask(known, statement, failures)) is not None:
+                return end
+            self._claimed_by.pop(statement.pod, None)
         for address in sorted(await self._addresses(failures), key=self._has_failed):
             if address == known:
                 continue
@@ -220,7 +227,9 @@ class PodCalls:
                 return end
         if failures:
             raise NotConnected(
-                503, f"no activator that answers has claimed this pod: {'; '.join(failures)}"
+                503,
+                f"no activator that answers has claimed this pod; {_LOG_SAYS}",
+                detail="; ".join(failures),
             )
         raise NotConnected(
             403,
@@ -245,7 +254,7 @@ class PodCalls:
         try:
             while answer is None and (end := self._take_idle(address)) is not None:
                 # one that was kept may be of an activator that has been restarted
-                with suppress(OSError, ValueError):
+                with suppress(ConnectionError, ssl.SSLError, ValueError):
                     answer = await end.ask(statement)
             if answer is None:
                 end = await self._dial(address)
@@ -267,7 +276,13 @@ class PodCalls:
         end.keep()
         if answer.answer is Answer.NOT_LEASED:
             return None
-        raise NotConnected(403 if answer.answer is Answer.REFUSED else 503, answer.why)
+        if answer.answer is Answer.REFUSED:
+            raise NotConnected(403, answer.why)
+        raise NotConnected(
+            503,
+            f"the activator does not know the agent of this node, or not yet; {_LOG_SAYS}",
+            detail=answer.why,
+        )
 
     def _has_failed(self, address: str) -> bool:
         """Whether an activator did not answer a moment ago: such a one is asked last."""
@@ -291,7 +306,7 @@ class PodCalls:
         idle = self._idle.get(address)
         return idle.pop() if idle else None
 
-    def _log_refusal(self, end: _PodEnd, why: Exception) -> None:
+    def _log_refusal(self, end: _PodEnd, why: str) -> None:
         """Log at most one refusal of a tenant in LOG_S: pods cause them as often as they like."""
         now = time.monotonic()
         if now - self._logged_at.get(end.tenant, -LOG_S) >= LOG_S:
@@ -301,6 +316,7 @@ class PodCalls:
             )
 
     def _remember(self, pod: str, activator: str) -> None:
+        self._claimed_by.pop(pod, None)
         self._claimed_by[pod] = activator
         if len(self._claimed_by) > MAX_REMEMBERED:
             del self._claimed_by[next(iter(self._claimed_by))]
@@ -366,6 +382,7 @@ class _PodEnd(asyncio.Protocol):
         self.tenant = tenant
         self.pod: str | None = None
         self.is_closed = False
+        self._bound: asyncio.TimerHandle | None = None
 
     @property
     def socket(self) -> socket.socket:
@@ -393,6 +410,8 @@ class _PodEnd(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_closed = True
+        if self._bound is not None:
+            self._bound.cancel()
         self._calls.end(self)
         if self._activator is not None:
             self._activator.hang_up()
@@ -415,7 +434,7 @@ class _PodEnd(asyncio.Protocol):
         self._activator = None
         if not self.is_closed:
             self.transport.close()
-            asyncio.get_running_loop().call_later(LAST_BYTES_S, self.abort)
+            self._bound = asyncio.get_running_loop().call_later(LAST_BYTES_S, self.abort)
 
     def abort(self) -> None:
         """End the connection at once."""

@@ -248,7 +248,7 @@ async def test_a_pod_is_believed_only_in_the_directory_of_its_tenant(node: Node)
     "address, of_node", [(HOST, "node-b"), ("127.0.0.9", NODE)], ids=["another node", "no agent"]
 )
 async def test_an_agent_does_not_speak_for_pods_of_another_node(
-    node: Node, address: str, of_node: str
+    node: Node, address: str, of_node: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     outer = await node.pod("outer")
     await node.agent_at(address, of_node)
@@ -256,7 +256,10 @@ async def test_an_agent_does_not_speak_for_pods_of_another_node(
     await until(lambda: not node.agents.is_agent_of(HOST, pod))
     status, text = await node.from_pod(outer, lambda call: refused(node, call))
     assert status == 503, "it may be known in a moment"
-    assert f"runs on node {NODE}, and {HOST} is not an address of the node agent there" in text
+    assert "does not know the agent of this node" in text
+    assert NODE not in text, "a function learns nothing of the cluster"
+    logged = f"runs on node {NODE}, and {HOST} is not an address of the node agent there"
+    assert logged in caplog.text
 
 
 async def refused(node: Node, call: str, **more: Any) -> Any:
@@ -306,7 +309,7 @@ async def test_a_restarted_agent_serves_again(node: Node) -> None:
 
 
 async def test_of_several_activators_the_one_that_claimed_the_pod_is_found_again(
-    node: Node, world: World
+    node: Node, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     await node.pod("inner")
     outer = await node.pod("outer")
@@ -325,7 +328,8 @@ async def test_of_several_activators_the_one_that_claimed_the_pod_is_found_again
     answer = await node.call("inner")
     status, text = said(answer)
     assert (status, answer.headers["retry-after"]) == (503, "1")
-    assert f"the activator at {HOST} does not answer" in text
+    assert "no activator that answers has claimed this pod" in text
+    assert f"the activator at {HOST} does not answer" in caplog.text
 
 
 # -- bounds ----------------------------------------------------------------------------------------

@@ -143,7 +143,10 @@ class PodRunner:
                 await self._live()
             await self._finish()
         finally:
-            await self._clean()
+            try:
+                await self._clean()
+            finally:
+                self._group.remove()
 
     async def _live(self) -> None:
         await self._report()
@@ -395,7 +398,6 @@ class PodRunner:
             self._again.cancel()
         for task in self._reports:
             task.cancel()
-        self._group.remove()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     # -- said --------------------------------------------------------------------------------------
