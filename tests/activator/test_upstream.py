@@ -71,7 +71,7 @@ async def test_the_answer_to_head_ends_with_its_head(short_tmp: Path, head: byte
 
 
 @pytest.mark.parametrize(
-    ("head", "said", "sent"),
+    "head, said, sent",
     [
         (b"x-content-type-options: nosniff", b"dial tcp 127.0.0.1:8080: refused\n", False),
         (b"x-content-type-options: nosniff", b"EOF\n", True),
