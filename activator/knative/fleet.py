@@ -100,6 +100,7 @@ class KnativeFleet(PodFleetLimits):
         self._held: dict[str, OwnedPod] = {}
         self._by_instance: dict[str, str] = {}
         self._crashes: dict[str, tuple[float, errors.StartFailed]] = {}
+        self._claimed_lives: set[str] = set()
         self._served: set[str] = set()
         self._replaced: set[str] = set()
         self._replacements: dict[str, deque[float]] = {}
@@ -245,6 +246,7 @@ class KnativeFleet(PodFleetLimits):
     ) -> InstanceInfo:
         self._held[pod.life] = OwnedPod(pod, instance_id)
         self._by_instance[instance_id] = pod.life
+        self._claimed_lives.add(pod.life)
         now = self._clock()
         ready = self.readiness.of(pod.life) or ReadinessListener(start_kind=StartKind.COLD)
         is_fresh = not was_others and (
@@ -434,7 +436,13 @@ class KnativeFleet(PodFleetLimits):
 
     def _on_life_ended(self, pod: Pod, ending: WorkerExit) -> None:
         """Handle the end of a pod's life."""
-        was_ready = pod.is_ready or self.readiness.of(pod.life) is not None
+        # a claimed pod was ready, even if it was given up since, before Kubernetes reported it
+        was_ready = (
+            pod.is_ready
+            or self.readiness.of(pod.life) is not None
+            or pod.life in self._claimed_lives
+        )
+        self._claimed_lives.discard(pod.life)
         self.readiness.delete(pod.life)
         held = self._held.get(pod.life)
         if (was_ready or held is not None) and ending.reason in start_failure.CRASHES:

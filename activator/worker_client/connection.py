@@ -32,6 +32,7 @@ MAX_IDLE_S: Final = 30.0
 """Idle connections older than this are not reused: well below the worker's keep-alive of 75 s, so
 that a reused connection is not just being closed."""
 _OUTCOME: Final = HEADER_OUTCOME.encode()
+_NO_SNIFF: Final = b"x-content-type-options"
 _TRAILERS: Final = frozenset({HEADER_FINISH.encode(), HEADER_SPANS.encode()})
 """Trailers of a stream that are stored."""
 
@@ -269,7 +270,11 @@ class WorkerConnection(asyncio.Protocol):
             self._ready = None
             waiter, self._waiter = self._waiter, None
             if waiter is not None and not waiter.done():
-                waiter.set_result(ready)
+                lost = _lost_in_pod(ready) if ready.status == 502 else None
+                if lost is None:
+                    waiter.set_result(ready)
+                else:
+                    waiter.set_exception(lost)
         elif self._unanswered > MAX_HEAD_BYTES and (
             self._streaming or self._unanswered > WHOLE_BODY_BYTES + MAX_HEAD_BYTES
         ):
@@ -365,6 +370,17 @@ class WorkerConnection(asyncio.Protocol):
 
     def _answer(self, body: bytes | None) -> None:
         self._ready = WorkerResponse(self, self._parser.get_status_code(), self._headers, body)
+
+
+def _lost_in_pod(answer: WorkerResponse) -> WorkerConnectionLost | None:
+    """The error of a response that Knative's queue-proxy makes itself (Go's `http.Error`), because
+    it does not reach the pod's worker, or lost it. A worker's responses have its outcome."""
+    if answer.body is None or answer.header(_OUTCOME) or answer.header(_NO_SNIFF) != b"nosniff":
+        return None
+    said = answer.body[:200].decode(errors="replace").strip()
+    return WorkerConnectionLost(
+        f"the worker in the pod is lost: {said}", sent=not said.startswith("dial ")
+    )
 
 
 def _too_long() -> WorkerConnectionLost:

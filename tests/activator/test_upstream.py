@@ -72,6 +72,34 @@ async def test_the_answer_to_head_ends_with_its_head(short_tmp: Path, head: byte
         assert pool.acquire_nowait(1.0) is None
 
 
+@pytest.mark.parametrize(
+    "head, said, sent",
+    [
+        (b"x-content-type-options: nosniff", b"dial tcp 127.0.0.1:8080: refused\n", False),
+        (b"x-content-type-options: nosniff", b"EOF\n", True),
+        (b"x-content-type-options: nosniff\r\npilotlight-outcome: raised", b"EOF\n", None),
+        (b"content-type: text/plain", b"EOF\n", None),
+    ],
+)
+async def test_a_pod_whose_queue_proxy_has_no_worker_is_a_lost_worker(
+    short_tmp: Path, head: bytes, said: bytes, sent: bool | None
+) -> None:
+    whole = b"HTTP/1.1 502 Bad Gateway\r\n%s\r\ncontent-length: %d\r\n\r\n%s"
+    loop = asyncio.get_running_loop()
+    server = await loop.create_unix_server(
+        lambda: _Bodiless(whole % (head, len(said), said)), str(short_tmp / "w.sock")
+    )
+    async with server:
+        connection = await ConnectionPool(str(short_tmp / "w.sock")).open(loop)
+        if sent is None:  # the function's own answer
+            assert (await connection.request(GET, loop=loop)).body == said
+        else:
+            with pytest.raises(WorkerConnectionLost) as lost:
+                await connection.request(GET, loop=loop)
+            assert lost.value.sent is sent
+        connection.close()
+
+
 class _Bodiless(asyncio.Protocol):
     """Answers whatever comes with the same bytes."""
 

@@ -61,7 +61,7 @@ async def test_a_conflict_names_the_manager_and_the_field(raw: RawClient, namesp
     assert refused.body["details"]["causes"] == [
         {
             "reason": "FieldManagerConflict",
-            "message": 'conflict with "one" using v1',
+            "message": 'conflict with "one"',
             "field": ".data.k",
         }
     ]

@@ -85,9 +85,7 @@ def linked(kubeconfig: str, base: str) -> Iterator[tuple[TcpLink, str]]:
     through it. `base`: the folder from which its relative paths start."""
     document: Json = yaml.safe_load(kubeconfig)
     context = next(
-        one["context"]
-        for one in document["contexts"]
-        if one["name"] == document["current-context"]
+        one["context"] for one in document["contexts"] if one["name"] == document["current-context"]
     )
     for kind in ("cluster", "user"):
         for one in document[f"{kind}s"]:

@@ -284,6 +284,24 @@ async def test_a_pod_that_crashed_while_nobody_had_it_fails_no_start_either(worl
     assert (await starting).socket == f"tcp:{other.ip}:8012"
 
 
+async def test_a_crash_that_is_known_here_before_the_kubelet_tells_is_no_failed_start(
+    world: World,
+) -> None:
+    target, fleet = world.target(), await world.fleet()
+    pod = world.maker.made(target)
+    await world.maker.boots(pod)
+    await world.maker.serves(pod)  # Kubernetes does not call it ready yet
+    info = await world.start(fleet, target)
+    await world.maker.dies(pod)
+    await fleet.stop(info.id, grace_s=0.0)  # its connection broke
+    waiting = _started(world, fleet, target, 1)
+    world.maker.ended(pod)
+    await world.until(lambda: [one.ending is not None for one in fleet.pods.of(target.key)])
+    world.maker.restarted(pod)
+    await world.maker.serves(pod)
+    assert (await waiting).socket == f"tcp:{pod.ip}:8012"
+
+
 async def test_a_function_that_ends_every_worker_cannot_have_pods_deleted_without_end(
     world: World,
 ) -> None:
@@ -372,7 +390,7 @@ async def test_what_went_while_the_api_server_was_away_is_known_once_it_is_back(
 
 async def test_watches_that_are_cut_again_and_again_lose_nothing(world: World) -> None:
     world.server.faults.cut_watches_every_s = 0.02
-    target, fleet = world.target(), await world.fleet()
+    target, fleet = world.target(), await world.fleet(grace_s=10.0)
     for number in range(5):
         starting = _started(world, fleet, target, number)
         pod = await world.maker.up(target)

@@ -10,6 +10,7 @@ import logging
 import math
 import shutil
 import sys
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ PROBE_S = 0.05
 RETRY_S = 0.3
 """Between attempts to pull an image, or to find a volume (a real kubelet backs off to minutes)."""
 BACK_OFF_S = (0.2, 1.0, 3.0, 10.0)
+RELIST_S = 0.5
+"""How long a kubelet does not know that a container ended: it looks once a second."""
 LEAST_GRACE_S = 2.0
 """Between SIGTERM and SIGKILL, however short the grace is (the kubelet's minimum)."""
 KILLED = 137
@@ -179,9 +182,7 @@ class PodRunner:
         await self._pause(RETRY_S)
 
     async def _pause(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._ending.wait()
+        await _within(seconds, self._ending.wait())
         if self._ending.is_set():
             raise _Ended
 
@@ -264,6 +265,8 @@ class PodRunner:
             probing.cancel()
             if not exited.done():
                 await self._drain_and_stop(exited)
+            elif self._phase != "Failed":
+                await _within(RELIST_S, self._ending.wait())
             if self._keeping is not None:
                 await self._keeping
             self._exited(exited.result())
@@ -479,6 +482,12 @@ class PodRunner:
 
 class _Ended(Exception):
     """Raised inside when the pod was deleted before its container ran."""
+
+
+async def _within(seconds: float, what: Awaitable[object]) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await what
 
 
 def _concurrency(pod: Json) -> int:

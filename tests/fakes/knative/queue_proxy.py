@@ -230,13 +230,32 @@ class _Link(asyncio.Protocol):
                     lambda: _Worker(self), self._proxy.address, self._proxy.worker_port
                 )
             except OSError:
-                self.transport.write(
-                    b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+                self.refuse(
+                    f"dial tcp 127.0.0.1:{self._proxy.worker_port}: connect: connection refused"
                 )
-                self.transport.close()
                 return
         self._worker.transport.write(b"".join(self._held))
         self._held.clear()
+
+    def refuse(self, why: str) -> None:
+        """Say what Go's reverse proxy says when it does not reach the worker, or loses it."""
+        body = f"{why}\n".encode()
+        lines = [
+            b"HTTP/1.1 502 Bad Gateway",
+            b"content-type: text/plain; charset=utf-8",
+            b"x-content-type-options: nosniff",
+            b"content-length: %d" % len(body),
+            b"connection: close",
+            b"",
+            body,
+        ]
+        self.transport.write(b"\r\n".join(lines))
+        self.transport.close()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a request is with the worker."""
+        return self._has_slot
 
     def finished(self) -> None:
         """The answer is complete, or nobody wants it."""
@@ -254,7 +273,7 @@ class _Worker(asyncio.Protocol):
     def __init__(self, link: _Link) -> None:
         self._link = link
         self._parser = httptools.HttpResponseParser(self)
-        self._is_raw = False
+        self._is_raw = self._has_begun = False
         self.transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -263,13 +282,16 @@ class _Worker(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The worker ended it, and so does this."""
-        if exc is not None:
+        if self._link.is_waiting and not self._has_begun and not self._is_raw:
+            self._link.refuse("EOF")
+        elif exc is not None:
             self._link.transport.abort()
         else:
             self._link.transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Bytes of answers."""
+        self._has_begun = True
         self._link.transport.write(data)
         if self._is_raw:
             return
@@ -283,4 +305,5 @@ class _Worker(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """An answer is complete, unless it only says what comes (100, 101)."""
         if self._parser.get_status_code() >= 200:
+            self._has_begun = False
             self._link.finished()

@@ -168,11 +168,18 @@ def _without_conflicts(
     return kept
 
 
+def _how(entry: Json) -> str:
+    """What is said of a manager that wrote without apply."""
+    if entry["operation"] == "Apply":
+        return ""
+    return f" using {entry['apiVersion']}" + (f" at {entry['time']}" if "time" in entry else "")
+
+
 def _conflict(conflicts: Sequence[tuple[Json, str]]) -> Refused:
     causes = [
         {
             "reason": "FieldManagerConflict",
-            "message": f'conflict with "{entry["manager"]}" using {entry["apiVersion"]}',
+            "message": f'conflict with "{entry["manager"]}"{_how(entry)}',
             "field": path,
         }
         for entry, path in conflicts
