@@ -79,3 +79,9 @@ def test_the_cluster_imports_no_generated_model_until_something_asks_for_one() -
     subprocess.run(
         [sys.executable, "-W", "error", "-c", CLUSTER_PROBE], env=environment, check=True
     )
+
+
+def test_an_activator_imports_no_command_line() -> None:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'functions'}"}
+    probe = "import sys, activator.__main__; assert 'rich' not in sys.modules"
+    subprocess.run([sys.executable, "-c", probe], env=environment, check=True)
