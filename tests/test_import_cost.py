@@ -1,4 +1,5 @@
-"""`import pilotlight` is what every user's script pays for, so it stays light."""
+"""`import pilotlight` is what every user's script pays for, and importing the clients of Kubernetes
+what each activator and controller of a cluster pays for, so they stay light."""
 
 from __future__ import annotations
 
@@ -57,3 +58,30 @@ def test_importing_the_sdk_takes_less_than_150_ms() -> None:
     best = min(_import_in_a_fresh_interpreter()[0] for _ in range(5))
 
     assert best < LIMIT_S
+
+
+CLUSTER_PROBE = """
+import sys
+from pilotlight.kubernetes.official_client import ApiClient
+import pilotlight.kubernetes.cluster
+names = [name for name in sys.modules if name.startswith("kubernetes")]
+assert len(names) < 30, names
+from kubernetes.aio import client as asynchronous
+assert asynchronous.ApiClient is ApiClient
+from kubernetes.aio.client import api_client
+assert api_client.kubernetes.aio.client.models.V1Pod is asynchronous.V1Pod
+assert not hasattr(asynchronous, "V1Nothing")
+"""
+
+
+def test_the_cluster_imports_no_generated_model_until_something_asks_for_one() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "functions")}
+    subprocess.run(
+        [sys.executable, "-W", "error", "-c", CLUSTER_PROBE], env=environment, check=True
+    )
+
+
+def test_an_activator_imports_no_command_line() -> None:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'functions'}"}
+    probe = "import sys, activator.__main__; assert 'rich' not in sys.modules"
+    subprocess.run([sys.executable, "-c", probe], env=environment, check=True)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kubernetes import client, config, dynamic
 
 from tests.fakes.kubernetes.raw import JSON_PATCH, MERGE, STRATEGIC, RawClient
 from tests.fakes.kubernetes.thread import ThreadedApiServer
@@ -264,6 +263,8 @@ async def test_a_lease_goes_to_one_of_two(raw: RawClient, namespace: str) -> Non
 def test_the_dynamic_client_discovers_knative(
     threaded_api_server: ThreadedApiServer, kubeconfig: Path, tmp_path: Path
 ) -> None:
+    from kubernetes import client, config, dynamic  # 1,000 modules that no other test needs
+
     with config.new_client_from_config(str(kubeconfig)) as api:
         dynamic_client = dynamic.DynamicClient(api, cache_file=str(tmp_path / "discovered"))
         service = dynamic_client.resources.get(api_version="serving.knative.dev/v1", kind="Service")

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 
 from pilotlight.controller.kubernetes import orphaned_journals
@@ -122,6 +121,8 @@ def test_only_ordinals_that_are_not_wanted_and_have_ended_are_departed() -> None
 
 
 def test_the_job_is_the_activators_own_pod_with_the_departed_ones_volume() -> None:
+    import kubernetes_validate
+
     job = drain_job(activators(1), OrphanedJournal(claim=claim(2), ordinal=2), labels={})
     kubernetes_validate.validate(job, "1.34", strict=True)
     pod = job["spec"]["template"]["spec"]

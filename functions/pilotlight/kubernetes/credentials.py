@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from kubernetes.aio.client.configuration import Configuration
-from kubernetes.aio.config.config_exception import ConfigException
-from kubernetes.aio.config.kube_config import KubeConfigLoader, KubeConfigMerger
 
 from pilotlight.kubernetes.errors import BadCredentials
+from pilotlight.kubernetes.official_client import (
+    ConfigException,
+    Configuration,
+    KubeConfigLoader,
+    KubeConfigMerger,
+)
 from pilotlight.kubernetes.settings import ClusterSettings
 
 logger = logging.getLogger(__name__)

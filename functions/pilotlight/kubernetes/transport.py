@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-from kubernetes.aio.client.api_client import ApiClient
 
 from pilotlight.kubernetes.api_errors import ApiResponse, from_status
 from pilotlight.kubernetes.api_request import ApiRequest
 from pilotlight.kubernetes.credentials import Credentials
 from pilotlight.kubernetes.errors import ClusterUnreachable
+from pilotlight.kubernetes.official_client import ApiClient
 
 _CALLS = 32  # concurrent; beyond that the API server queues
 # watches and followed logs: the reconciler has a watch of Secrets in each tenant's namespace

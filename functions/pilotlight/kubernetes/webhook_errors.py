@@ -9,7 +9,12 @@ import re
 from dataclasses import dataclass
 
 from pilotlight.kubernetes.errors import FieldProblem
-from pilotlight.kubernetes.knative_features import BY_FIELD, Feature, patch_config, switch_on
+from pilotlight.kubernetes.manifests.knative_features import (
+    BY_FIELD,
+    Feature,
+    patch_config,
+    switch_on,
+)
 
 _HEAD = re.compile(r"^validation failed: ")
 _MASKED = re.compile(r"must not set the field\(s\): (?P<fields>[^\n]+)")

@@ -13,8 +13,6 @@ from typing import Any, Self
 
 import aiohttp
 
-from kubernetes.aio import config
-
 Json = dict[str, Any]
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
@@ -45,6 +43,8 @@ class RawClient:
         self.api: Any = None
 
     async def __aenter__(self) -> Self:
+        from kubernetes.aio import config  # by itself it imports 1,700 modules
+
         self.api = await config.new_client_from_config(str(self._kubeconfig))
         return self
 

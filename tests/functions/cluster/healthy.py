@@ -8,7 +8,7 @@ from typing import Any
 from pilotlight.kubernetes import kinds, names
 from pilotlight.kubernetes.doctor.facts import Facts
 from pilotlight.kubernetes.doctor.knative_config import needs
-from pilotlight.kubernetes.knative_features import BY_FIELD
+from pilotlight.kubernetes.manifests.knative_features import BY_FIELD
 from pilotlight.kubernetes.settings import ClusterSettings
 
 SETTINGS = ClusterSettings(

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 
 from pilotlight.errors import InvalidInput
@@ -162,6 +161,8 @@ def test_manifests_are_the_same_every_time(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_kinds_of_kubernetes_fit_their_schemas(name: str) -> None:
+    import kubernetes_validate
+
     for one in CASES[name]():
         if "knative" not in one["apiVersion"]:
             kubernetes_validate.validate(one, "1.34", strict=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pilotlight.kubernetes.doctor.facts import Facts
 from pilotlight.kubernetes.doctor.findings import BROKEN, NOTE, OK, Finding
 from pilotlight.kubernetes.doctor.gpus import gpu_nodes
-from pilotlight.kubernetes.knative_features import BY_FIELD, patch_config, switch_on
+from pilotlight.kubernetes.manifests.knative_features import BY_FIELD, patch_config, switch_on
 from pilotlight.kubernetes.settings import ClusterSettings
 
 _DEFAULT_TIMEOUT_S = 600

@@ -29,7 +29,9 @@ MAX_ENTRIES = 1_000_000
 MAX_UNPACKED_BYTES = 64 * 1024**3
 """Maximum unpacked size of one layer of a base: several times the largest of GPU frameworks."""
 _GZIP_MAGIC = b"\x1f\x8b"
-_COMPRESSION = 6
+_COMPRESSION = 4
+"""Of gzip. Less CPU time by 45% than with its default of 6, and 4% more bytes: 41 MB of Python
+packages take 1.0 s and 12.8 MB, instead of 1.8 s and 12.3 MB."""
 _BLOCK_BYTES = 1024 * 1024
 
 

@@ -234,7 +234,7 @@ def _collect(app: App, tenancy: Tenancy, specs: Sequence[FunctionSpec], sheaf: _
 def _check(sheaf: _Sheaf, settings: ClusterSettings, *, strict: bool) -> None:
     """Find what the Services need and Knative's default settings lack: requirements, or problems if
     `strict`."""
-    from pilotlight.kubernetes.knative_features import requirements
+    from pilotlight.kubernetes.manifests.knative_features import requirements
 
     needs = (
         need
