@@ -696,6 +696,7 @@ async def test_a_claim_states_what_is_held_and_asks_for_64_calls_rounded_up(
     store = ScriptedStore(answer(2 * MICROS))
     platform.make_store = lambda _: store
     one = member_in_the_middle(platform)
+    one.purse.change(budget(amount="10.0000005"))
     one.purse.charge(PICO // 2)  # a debt, which is borrowed as well
     await borrow(one, PICO + 1)
     period = one.purse.period
@@ -777,17 +778,49 @@ async def test_a_call_that_another_ones_loan_covers_asks_for_nothing(platform: P
     assert one.purse.left == PICO
 
 
-async def test_a_round_in_which_nothing_changed_states_one_claim(
+async def test_rounds_state_what_changed_and_return_what_was_not_used_since_the_last(
     platform: Platform, board: MoneyBoard
 ) -> None:
     [one] = await platform.start(1, budget("b-1", amount="100"))
     one.budgets.apply("b-2", budget("b-2", amount="100"))
-    await one.open()
-    for _ in range(2):
-        await one.borrower.state_claims()
-    board.claims = 0
     await one.borrower.state_claims()
-    assert board.claims == 1
+    await one.open()
+    rounds = []
+    for _ in range(3):
+        board.claims = 0
+        await one.borrower.state_claims()
+        rounds.append((board.claims, one.purse.left > 0))
+    assert rounds == [
+        (1, True),  # to find out whether the store has lost its data
+        (3, False),
+        (1, False),
+    ]
+    assert one.purse.held == one.purse.reserved == WORST
+
+
+async def test_a_round_takes_nothing_from_a_call_that_is_borrowing(platform: Platform) -> None:
+    asked, may_answer = asyncio.Event(), asyncio.Event()
+    store = ScriptedStore(answer(), answer())
+    platform.make_store = lambda _: store
+    one = member_in_the_middle(platform)
+    one.purse.grant(PICO)
+    await one.borrower.state_claims()
+    assert [(claim.need, claim.want) for claim in store.claims] == [(0, 0)] * 2
+
+    async def hold_up(claim: BudgetClaim) -> BudgetGrant:
+        asked.set()
+        await may_answer.wait()
+        return answer(claim.need)
+
+    store.claim = hold_up  # type: ignore[method-assign]
+    call = asyncio.create_task(borrow(one, 2 * PICO))
+    await asked.wait()
+    beat = asyncio.create_task(one.borrower.state_claims())
+    await asyncio.sleep(0)
+    assert one.purse.left == PICO
+    may_answer.set()
+    await asyncio.gather(call, beat)
+    assert one.purse.left == 2 * PICO
 
 
 async def test_a_budget_that_was_deleted_is_stated_no_more(

@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from activator.billing.budget_balance import BudgetBalance
-from activator.billing.budgets import CLOCK_STEP_NS, Budgets
+from activator.billing.budgets import CLOCK_STEP_NS, Budgets, Subject
 from activator.billing.instance_meter import InstanceAccount, OpenRecord
 from activator.billing.journal import Journal
 from activator.billing.usage_pricing import PICO
 from pilotlight import errors
-from pilotlight.protocol import BudgetRecord
+from pilotlight.protocol import BudgetRecord, BudgetState
 from tests.activator.billing_world import SECOND, Wall, account, budget, records_on_disk
 from tests.hypothesis_profiles import examples
 
@@ -198,6 +198,46 @@ def test_a_day_begins_at_midnight_in_utc_and_a_call_belongs_to_the_day_it_began_
     todays = world.close(today, "i-2", after_s=1)
     assert money(day.spent) == todays
     assert money(month.spent) == yesterdays + todays
+
+
+def test_a_call_of_yesterday_that_did_not_run_gives_today_nothing(world: World) -> None:
+    world.wall.now_ns = MIDNIGHT - SECOND
+    day = world.set(budget(amount="1"))
+    cover = world.budgets.cover(Subject("t-1", "main", "app", "f", "USD"))
+    turn = cover.reserve("late", PICO, at_ns=world.wall.now_ns, ends_ns=world.wall.now_ns)
+    world.pass_s(2)
+    today = cover.reserve("now", PICO, at_ns=world.wall.now_ns, ends_ns=world.wall.now_ns)
+    cover.release("late", PICO, turn=turn)
+    assert (day.left, day.reserved, list(cover.open)) == (0, PICO, ["now"])
+    cover.release("now", PICO, turn=today)
+    assert (day.left, day.reserved) == (PICO, 0)
+
+
+@pytest.mark.parametrize("how", ["answer", "states"])
+@pytest.mark.parametrize("spent", ["much", "", None])
+def test_a_state_of_the_ledger_that_is_no_amount_changes_its_budget_only_by_what_was_sent(
+    world: World, caplog: pytest.LogCaptureFixture, how: str, spent: Any
+) -> None:
+    first, second = world.set(budget("b-1")), world.set(budget("b-2"))
+    first.mark = None  # its own records were counted
+    first.charge(PICO // 4)
+    states = {
+        "b-1": BudgetState(period=first.period.name, spent=spent),
+        "b-2": BudgetState(period=second.period.name, spent="0.5"),
+    }
+    if how == "answer":
+        record = (
+            b'{"tenant":"t-1","environment":"main","app":"app","function":"f","currency":"USD",'
+            b'"cost":"0.25","started_at":%d}' % (NOON // SECOND)
+        )
+        others = record.replace(b"t-1", b"t-2")
+        world.budgets.apply_answer(states, [record, others])
+        assert (first.ledger, first.own) == (PICO // 4, 0)
+    else:
+        world.budgets.apply_states(states)
+        assert (first.ledger, first.own) == (0, PICO // 4)
+    assert (first.spent, second.ledger) == (PICO // 4, PICO // 2)
+    assert [r.message for r in caplog.records if "b-1" in r.message]
 
 
 def test_a_month_begins_on_its_first_day(world: World) -> None:
