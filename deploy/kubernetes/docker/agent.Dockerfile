@@ -7,14 +7,14 @@
 # verifies (scripts/install-criu); the packages of Debian are those of the day on which the image is built.
 ARG BASE
 
-FROM ${BASE:?name_it_with_--build-arg_BASE=image@sha256:DIGEST} AS base
+FROM ${BASE} AS base
 ARG BASE
 RUN printf '%s' "$BASE" | grep -Eq '@sha256:[0-9a-f]{64}$' \
     || { echo "BASE=$BASE names no digest: write image@sha256:<64 hex digits>" >&2; exit 1; }
 
 FROM base AS criu
-COPY scripts/install-criu /tmp/install-criu
-RUN CI=1 /tmp/install-criu
+COPY scripts/install-criu scripts/apt-install /src/scripts/
+RUN CI=1 /src/scripts/install-criu
 
 FROM base AS build
 WORKDIR /src

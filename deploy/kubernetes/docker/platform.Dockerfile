@@ -6,7 +6,7 @@
 # BASE: Debian with Python 3.11 as `python` (venv and pip included), by digest.
 ARG BASE
 
-FROM ${BASE:?name_it_with_--build-arg_BASE=image@sha256:DIGEST} AS base
+FROM ${BASE} AS base
 ARG BASE
 RUN printf '%s' "$BASE" | grep -Eq '@sha256:[0-9a-f]{64}$' \
     || { echo "BASE=$BASE names no digest: write image@sha256:<64 hex digits>" >&2; exit 1; }

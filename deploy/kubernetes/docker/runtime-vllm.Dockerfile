@@ -7,7 +7,7 @@
 # and where they cannot, the build fails. The result goes into cluster.images.vllm of platform.yaml.
 ARG BASE
 
-FROM ${BASE:?name_it_with_--build-arg_BASE=image@sha256:DIGEST} AS base
+FROM ${BASE} AS base
 ARG BASE
 RUN printf '%s' "$BASE" | grep -Eq '@sha256:[0-9a-f]{64}$' \
     || { echo "BASE=$BASE names no digest: write image@sha256:<64 hex digits>" >&2; exit 1; }

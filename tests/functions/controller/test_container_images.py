@@ -137,6 +137,12 @@ async def test_a_key_chooses_images_only_where_it_may_deploy(cluster: Controller
     assert (await known(cluster.http, "other"))["reference"] is None
 
 
+async def test_temporary_deployments_of_an_app_share_what_was_pushed(cluster: Controller) -> None:
+    await record(cluster.http, OWN, "search-run-3f2a1c")
+    assert (await known(cluster.http, "search-run-abcdef"))["reference"] == OWN
+    assert (await known(cluster.http))["reference"] is None
+
+
 async def test_a_deploy_does_not_name_a_container_image_itself(cluster: Controller) -> None:
     await record(cluster.http, OWN)
     answer = await deploy(cluster.http, container_image=reference(f"{REGISTRY}/acme"))

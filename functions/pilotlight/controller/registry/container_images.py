@@ -2,7 +2,7 @@
 
 The platform never contacts the registry: it records a name with a digest, and the cluster's nodes
 pull it. A row belongs to one app of one environment, so that a key which is bound to one cannot
-choose what the functions of another consist of."""
+choose what the functions of another consist of; all temporary deployments of an app share one."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pilotlight.controller.database.store import Write
 from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.errors import InvalidInput
 from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.identifiers import without_run
 from pilotlight.spec.image_reference import Repository, parse_reference
 
 MAX_CONTAINER_IMAGES = 10_000
@@ -65,7 +66,11 @@ def record(
     row = {"reference": reference, "pushed_at": write.now, "pushed_by": place.actor}
     table = tables.container_images
     insert = write.insert(table).values(
-        tenant=place.tenant, environment=place.environment, app=place.app, digest=digest, **row
+        tenant=place.tenant,
+        environment=place.environment,
+        app=without_run(place.app),
+        digest=digest,
+        **row,
     )
     keys = ["tenant", "environment", "app", "digest"]
     write.sql.execute(insert.on_conflict_do_update(index_elements=keys, set_=row))
@@ -133,5 +138,5 @@ def _of_app(place: AppRef) -> tuple[sa.ColumnElement[bool], ...]:
     return (
         table.c.tenant == place.tenant,
         table.c.environment == place.environment,
-        table.c.app == place.app,
+        table.c.app == without_run(place.app),
     )
