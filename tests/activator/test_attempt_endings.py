@@ -19,8 +19,8 @@ from activator.gateway.http_proxy import MAX_RESENT_BYTES
 from pilotlight.protocol import CallRecord
 from pilotlight.spec.function import Clocks, FunctionKind, MethodSpec
 from tests.activator.conftest import KEY, Edge
+from tests.activator.gateway.test_http_proxy import chatting
 from tests.activator.test_gateway import forever, until
-from tests.activator.test_passthrough import chatting
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
 from tests.fakes.routes import SCHEMA, TENANT, route_of, spec_of
 
