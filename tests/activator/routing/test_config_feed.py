@@ -18,6 +18,7 @@ from pilotlight.protocol import FeedChange
 from tests.activator.routing.test_route_table import address
 from tests.fakes.fake_worker import FakeWorker, WorkerAnswer, WorkerRequest
 from tests.fakes.routes import change, empty_table, route_of, spec_of
+from tests.fakes.waiting import until
 
 
 class FakeController:
@@ -69,12 +70,6 @@ async def following(table: RouteTable, directory: Path) -> AsyncIterator[ConfigW
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await follower.aclose()
-
-
-async def until(condition: object) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # type: ignore[operator]
-            await asyncio.sleep(0.001)
 
 
 async def test_changes_reach_the_table_as_they_are_made(

@@ -9,7 +9,6 @@ import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,6 +34,7 @@ from snapshotter.types import (
 )
 from tests.fakes.agent_home import MIB, AgentHome, ask, begin, instance_id
 from tests.fakes.bundle import pack
+from tests.fakes.waiting import until
 
 
 @pytest.fixture(params=["namespaces", "plain"])
@@ -604,13 +604,6 @@ async def test_processes_that_an_instance_left_behind_go_with_it(home: AgentHome
         await client.stop(info.id, grace_s=5)
         # until the shim has reaped them
         await until(lambda: not any(Path(f"/proc/{pid}/fd").exists() for pid in pids))
-
-
-async def until(condition: Any) -> None:
-    """Wait until something that other processes do has happened (bounded by the test's own
-    timeout)."""
-    while not condition():
-        await asyncio.sleep(0.005)
 
 
 async def test_what_the_agent_writes_is_private_but_for_what_workers_read(home: AgentHome) -> None:

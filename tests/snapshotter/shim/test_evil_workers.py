@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from snapshotter.linux.cgroups import Cgroups
 from snapshotter.shim import seqpacket
 from snapshotter.shim.instances import failure_of
 from tests.fakes.agent_home import AgentHome, instance_id
+from tests.fakes.waiting import until
 from tests.snapshotter.shim.evil_worker import BURN_S, SO_PEERPIDFD
 
 pytestmark = pytest.mark.root
@@ -46,12 +46,6 @@ def home(short_tmp: Path) -> AgentHome:
         Path(__file__).with_name("evil_worker.py"), home.runtime["pilotlight"] / "worker/boot.py"
     )
     return home
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not is_so():
-            await asyncio.sleep(0.02)
 
 
 def waits(pid: int) -> bool:

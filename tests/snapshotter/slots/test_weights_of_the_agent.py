@@ -6,9 +6,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,6 +15,7 @@ from snapshotter.client import AgentClient
 from snapshotter.errors import SnapshotterError, StartStopped, StartTimeout
 from snapshotter.types import StartKind, WeightsMount
 from tests.fakes.agent_home import AgentHome, begin, instance_id
+from tests.fakes.waiting import until
 from weight_cache.errors import OriginUnavailable
 from weight_cache.types import Tier
 
@@ -28,12 +28,6 @@ async def client(request: pytest.FixtureRequest, home: AgentHome) -> AsyncIterat
         pytest.skip("needs root")
     async with home.agent(namespaces=request.param == "namespaces"), home.client() as client:
         yield client
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    """Wait for what other processes do (bounded by the test's own timeout)."""
-    while not condition():
-        await asyncio.sleep(0.005)
 
 
 async def test_each_start_says_where_its_weights_were(home: AgentHome, client: AgentClient) -> None:

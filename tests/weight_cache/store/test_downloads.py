@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import pytest
 
 from pilotlight.core.disk_floor import FLOOR_INODES, DiskFloor
 from tests.fakes.origins import MemoryOrigin
+from tests.fakes.waiting import until
 from tests.weight_cache.models import chunked, digest_of, put_model
 from weight_cache.errors import ChunkCorrupt, OriginUnavailable, StoreFailed, StoreFull
 from weight_cache.fetch.read_scheduler import ReadScheduler
@@ -198,13 +199,6 @@ async def test_prefetch_that_a_caller_joins_becomes_urgent(
     for gate in origin.gates.values():
         gate.set()
     await asyncio.gather(start, prefetch, caller)
-
-
-async def until(happened: Callable[[], bool]) -> None:
-    """Let the loop turn until it did."""
-    async with asyncio.timeout(30):
-        while not happened():
-            await asyncio.sleep(0.001)
 
 
 async def test_fetches_are_measured_together(home: Home, origin: MemoryOrigin) -> None:

@@ -6,12 +6,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.origins import MemoryOrigin
+from tests.fakes.waiting import until
 from tests.weight_cache.models import digest_of, put_model
 from weight_cache.fetch.read_scheduler import ReadScheduler
 from weight_cache.store.scrubber import PIECE_BYTES, ROUND_S
@@ -72,12 +73,6 @@ def rot(path: Path, *, at: int = 7) -> None:
         os.fsync(stream.fileno())
     path.chmod(0o444)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
-async def until(happened: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not happened():
-            await asyncio.sleep(0.001)
 
 
 async def go_round(store: Store, *, pieces: int, pace: Pace | None = None) -> Pace:
