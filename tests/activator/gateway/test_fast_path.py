@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from activator.__main__ import KEEP_ALIVE_S
 from activator.gateway.fast_path import CLOCK_STEP_S, DeadlineWheel, HasDeadline
 from pilotlight.spec.function import Clocks as ClockSpec
 from pilotlight.spec.function import MethodSpec
@@ -298,8 +299,8 @@ async def test_connections_that_stay_idle_are_closed_by_the_sweep(
     await raw.answer()
     now = asyncio.get_running_loop().time()
 
-    assert warm_edge.limits.close_idle(now) == 0
-    assert warm_edge.limits.close_idle(now + 6) >= 1
+    assert warm_edge.limits.close_idle(now + KEEP_ALIVE_S - 60) == 0
+    assert warm_edge.limits.close_idle(now + KEEP_ALIVE_S + 1) >= 1
     assert await raw.reader.read() == b""
 
 
