@@ -1,6 +1,7 @@
 """Build an image with a Debian package as the node agent does, from this machine's own apt: root,
 debootstrap, and a network on which apt works. Exit status 0 when the package ran in a root file
-system of the image's own. What needs no network is tested in tests/snapshotter/test_rootfs.py."""
+system of the image's own. What needs no network is tested in
+tests/snapshotter/images/test_base_rootfs.py."""
 
 from __future__ import annotations
 

@@ -35,14 +35,16 @@ FILES = (
     "tests/weight_cache/peers/test_daemons.py",
 )
 TESTS = {
-    "tests/activator/test_departure.py": (
+    "tests/activator/billing/test_journal_drain.py": (
         "test_killed_when_the_controller_has_taken_something_it_goes_on_where_it_was[/internal/calls",
         "test_killed_when_the_controller_has_taken_something_it_goes_on_where_it_was[/internal/due",
     ),
-    "tests/activator/test_model_sizes.py": (
+    "tests/activator/arguments/test_translations.py": (
         "test_translating_what_is_just_within_the_bounds_holds_nobody_up[predict",
     ),
-    "tests/activator/test_recovery.py": ("test_killed_at_any_step_no_record_is_lost_or_doubled",),
+    "tests/activator/billing/test_recovery.py": (
+        "test_killed_at_any_step_no_record_is_lost_or_doubled",
+    ),
     "tests/contracts/test_storage_contract.py": (
         "test_sweep_killed_in_the_middle_loses_nothing_that_is_needed[postgresql",
         "test_sweep_killed_in_the_middle_loses_nothing_that_is_needed[sqlite-before",
@@ -154,15 +156,15 @@ TESTS = {
         "test_one_that_answers_wrongly_is_set_aside_and_its_caller_is_served_cold",
         "test_one_that_does_not_stand_its_proof_is_never_used",
     ),
-    "tests/snapshotter/test_image_isolation.py": (
+    "tests/snapshotter/images/test_image_isolation.py": (
         "test_tenants_build_the_same_description_each_for_itself",
     ),
-    "tests/snapshotter/test_images.py": (
+    "tests/snapshotter/images/test_images.py": (
         "test_steps_run_in_order_and_the_image_serves[None]",
         "test_conflict_with_the_workers_requirements_names_both[plold",
         "test_build_that_makes_files_without_end_is_ended_while_inodes_are_left",
     ),
-    "tests/snapshotter/test_event_loop.py": (
+    "tests/snapshotter/shim/test_event_loop.py": (
         "test_a_flood_of_output_costs_the_shim_little_cpu[short lines]",
         "test_a_flood_of_messages_of_a_worker_costs_the_shim_little_cpu[long]",
     ),
@@ -173,14 +175,14 @@ TESTS = {
         "test_a_template_that_comes_back_from_a_snapshot_that_is_no_good_takes_no_place_of_one_that_is_booted",
         "test_a_deleted_snapshot_has_no_copy_left",
     ),
-    "tests/snapshotter/test_slot_faults.py": ("test_after_fifty_restores_nothing_is_left",),
+    "tests/snapshotter/slots/test_slot_faults.py": ("test_after_fifty_restores_nothing_is_left",),
     "tests/test_leftovers.py": (
         "test_process_that_outlives_the_run_fails_it_and_is_named_with_its_test[xdist]",
         "test_orphan_with_an_empty_environment_is_found_by_the_process_that_adopted_it",
         "test_run_that_leaves_nothing_passes",
     ),
     "tests/test_monitoring.py": ("test_every_alert_fires_when_it_should_and_not_before",),
-    "tests/weight_cache/test_crashes.py": (
+    "tests/weight_cache/store/test_crashes.py": (
         "test_killed_before_every_step[small-150-False]",
         "test_killed_before_every_step[large-25-True]",
     ),

@@ -18,7 +18,7 @@ from pilotlight.controller.release.schema_diff import incompatibilities
 from pilotlight.errors import InvalidInput
 from pilotlight.spec.function import MethodSpec
 from pilotlight.validation.json_schema import build_validator
-from tests.activator.openai.conftest import chat
+from tests.activator.llm.openai.conftest import chat
 from tests.fakes.routes import spec_of, target_of
 from tests.fakes.schema_server import (
     DIALECT,

@@ -35,11 +35,11 @@ def test_every_file_that_is_left_out_is_there(file: str) -> None:
         ("tests/e2e/test_cli.py::test_keys_secrets_and_environments", True),
         ("tests/e2e/test_cli.py::test_logs_of_one_call", False),
         (
-            "tests/snapshotter/test_images.py::test_steps_run_in_order_and_the_image_serves[None]",
+            "tests/snapshotter/images/test_images.py::test_steps_run_in_order_and_the_image_serves[None]",
             True,
         ),
         (
-            "tests/snapshotter/test_images.py::test_steps_run_in_order_and_the_image_serves[20077]",
+            "tests/snapshotter/images/test_images.py::test_steps_run_in_order_and_the_image_serves[20077]",
             False,
         ),
         (

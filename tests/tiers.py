@@ -21,7 +21,7 @@ SLOW_FILES = (
     "tests/examples/",
     "tests/fuzz/",
     "tests/activator/knative/test_process.py",  # a whole activator process over a cluster
-    "tests/activator/test_departure.py",  # processes that are killed
+    "tests/activator/billing/test_journal_drain.py",  # processes that are killed
     "tests/functions/controller/test_database_bounds.py",  # thousands of rows
     "tests/functions/controller/test_faults.py",  # starts controllers
     "tests/functions/worker/test_memory.py",  # workers with torch
@@ -47,7 +47,7 @@ FILES = (
     "tests/functions/controller/test_elsewhere.py",
     "tests/functions/launcher/",
     "tests/functions/worker/test_",
-    "tests/snapshotter/test_debian.py",
+    "tests/snapshotter/images/test_debian.py",
     "tests/test_benchmark_programs.py",
     "tests/test_http_clients.py",
     "tests/test_security_table.py",

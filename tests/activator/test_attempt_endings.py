@@ -32,9 +32,9 @@ from pilotlight.spec.policies import Fallback
 from pilotlight.spec.traffic import Shadow
 from snapshotter.errors import StartFailed
 from tests.activator.conftest import KEY, Edge
-from tests.activator.openai.conftest import llm
+from tests.activator.gateway.test_http_proxy import chatting
+from tests.activator.llm.openai.conftest import llm
 from tests.activator.test_gateway import forever, until
-from tests.activator.test_passthrough import chatting
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
 from tests.fakes.routes import SCHEMA, TENANT, route_of, spec_of, split_route
 

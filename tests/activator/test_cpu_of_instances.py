@@ -13,9 +13,9 @@ import pytest
 from pilotlight.errors import StartFailed
 from pilotlight.spec.function import Scaling
 from snapshotter import errors
+from tests.activator.autoscaler.test_autoscaler_loop import Rig
 from tests.activator.billing_world import SECOND, records_on_disk
 from tests.activator.test_gateway import until
-from tests.activator.test_scaler import Rig
 
 MINE = Scaling(scaledown_window_s=10, keep_asleep_s=100, max_instances=1)
 

@@ -21,8 +21,8 @@ from pilotlight.spec.observations import SHADOW_ARM, sum_observations
 from pilotlight.spec.policies import Fallback, RetryPolicy, Variant
 from pilotlight.spec.traffic import Arm, ExperimentTraffic, Shadow
 from tests.activator.conftest import Edge
+from tests.activator.gateway.test_fast_path import in_flight
 from tests.activator.test_gateway import until
-from tests.activator.test_warm import in_flight
 from tests.fakes.fake_controller import FakeController
 from tests.fakes.fake_worker import Behaviour, WorkerAnswer, WorkerRequest
 from tests.fakes.routes import route_of, spec_of, split_route

@@ -42,10 +42,10 @@ from pilotlight.spec.policies import Fallback
 from pilotlight.spec.traffic import Shadow
 from snapshotter.errors import StartFailed
 from tests.activator.conftest import KEY, Edge, served
-from tests.activator.openai.conftest import llm
+from tests.activator.gateway.test_fast_path import in_flight
+from tests.activator.gateway.test_shadow_traffic import Seen
+from tests.activator.llm.openai.conftest import llm
 from tests.activator.test_gateway import problem_of, until
-from tests.activator.test_shadows import Seen
-from tests.activator.test_warm import in_flight
 from tests.fakes.fake_controller import FakeController
 from tests.fakes.fake_shim import FakeShim, function_spec
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest

@@ -28,9 +28,9 @@ from pilotlight import errors
 from pilotlight.spec.function import Scaling
 from snapshotter import errors as agent_errors
 from snapshotter.types import InstanceId, InstanceInfo, StartKind
+from tests.activator.autoscaler.test_autoscaler_loop import Rig
 from tests.activator.scaled_world import books_of
 from tests.activator.test_gateway import until
-from tests.activator.test_scaler import Rig
 from tests.fakes.clock import ManualClock
 from tests.fakes.fake_fleet import FakeFleet, info_of
 from tests.fakes.routes import TENANT, change, empty_table, route_of, spec_of

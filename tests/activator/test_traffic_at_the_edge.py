@@ -15,9 +15,9 @@ from pilotlight.protocol import FunctionRoute
 from pilotlight.spec.function import FunctionKind, MethodSpec
 from pilotlight.spec.traffic import Arm, ExperimentTraffic
 from tests.activator.conftest import KEY, Edge
+from tests.activator.gateway.test_fast_path import begun, in_flight
+from tests.activator.gateway.test_http_proxy import HEADERS, Chat, tell
 from tests.activator.test_gateway import forever, problem_of, until
-from tests.activator.test_passthrough import HEADERS, Chat, tell
-from tests.activator.test_warm import begun, in_flight
 from tests.fakes.fake_worker import Script, WorkerRequest
 from tests.fakes.routes import TENANT, spec_of, split_route
 

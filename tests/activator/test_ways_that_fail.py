@@ -26,11 +26,11 @@ from pilotlight.protocol import FunctionRoute
 from pilotlight.spec.function import Clocks, MethodSpec, Scaling, to_json
 from pilotlight.spec.pricing import Rates
 from pilotlight.spec.traffic import Arm, ExperimentTraffic, Segment, Shadow
+from tests.activator.balancing.test_cutover import throttler
 from tests.activator.conftest import Edge
-from tests.activator.test_choice import caller
+from tests.activator.gateway.test_fast_path import ClocksByHand
+from tests.activator.routing.test_traffic_split import caller
 from tests.activator.test_gateway import forever, until
-from tests.activator.test_handover import throttler
-from tests.activator.test_warm import ClocksByHand
 from tests.fakes.fake_worker import Script, WorkerAnswer, WorkerRequest, echo
 from tests.fakes.routes import SCHEMA, TENANT, route_of, spec_of, split_route, target_of
 

@@ -1,4 +1,4 @@
-"""The real CRIU, proven once per session."""
+"""The real CRIU, proven once per session, and a catalogue of snapshots."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import pytest
 
 from snapshotter.criu.processes import Criu
 from snapshotter.criu.self_test import SelfTest, self_test
+from snapshotter.snapshots.catalog import Catalog
 from snapshotter.starts import strategy
 from tests.conftest import RequireOrSkip
 from tests.fakes.agent_home import AgentHome
 from tests.fakes.slot_workshop import Workshop, workshop
+from tests.snapshotter.snapshots import shapes
 
 
 @pytest.fixture(scope="session")
@@ -54,3 +56,11 @@ async def shop(short_tmp: Path, criu: Criu, criu_proof: SelfTest) -> AsyncIterat
     """Slots with the real CRIU."""
     async with workshop(AgentHome(short_tmp), criu, criu_proof.kdat) as shop:
         yield shop
+
+
+@pytest.fixture
+async def catalogue(tmp_path: Path) -> AsyncIterator[Catalog]:
+    """A catalogue on a temporary directory."""
+    catalogue = Catalog(tmp_path / "snapshots", key=shapes.KEY, max_bytes=10_000_000)
+    yield catalogue
+    await catalogue.aclose()

@@ -22,6 +22,7 @@ from snapshotter.linux.cgroups import Cgroups
 from snapshotter.starts.template_boot import BEHIND_S
 from snapshotter.types import InstanceInfo, InstanceState, LaunchSpec, SnapshotState, StartKind
 from tests.fakes.agent_home import MIB, AgentHome, ask, begin
+from tests.fakes.waiting import until
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("criu")]
 
@@ -53,12 +54,6 @@ def _patient(request: pytest.FixtureRequest) -> None:
 async def client(home: AgentHome) -> AsyncIterator[AgentClient]:
     async with home.agent(snapshots=True), home.client() as client:
         yield client
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    """Wait for what other processes do (bounded by the test's own timeout)."""
-    while not condition():
-        await asyncio.sleep(0.005)
 
 
 async def from_disk(client: AgentClient, launch: LaunchSpec, **changes: Any) -> InstanceInfo:

@@ -9,7 +9,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from activator.metrics.metrics import Metrics
-from tests.activator.test_metrics import target
+from tests.activator.metrics.test_metrics import target
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 

@@ -12,8 +12,8 @@ from activator.settings import ActivatorSettings
 from pilotlight.core.tracing.trace_context import parse_traceparent, root_span_id
 from pilotlight.spec.observations import SHADOW_ARM
 from tests.activator.conftest import Edge
+from tests.activator.gateway.test_shadow_traffic import V2, World
 from tests.activator.test_gateway import until
-from tests.activator.test_shadows import V2, World
 from tests.fakes.fake_worker import Script, WorkerAnswer, WorkerRequest
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
