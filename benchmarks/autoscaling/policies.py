@@ -12,12 +12,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from activator.autoscaler.target import panic_window_s
-
 from activator.autoscaler import kpa
 from activator.autoscaler.bounds import Activity, BoundsSpec, RevisionStatus, bound
 from activator.autoscaler.decider import DeciderSpec, decide, initial_state
 from activator.autoscaler.idle_histogram import IdleHistogram
+from activator.autoscaler.kpa import panic_window_s
 from activator.autoscaler.observation import RevisionObservation
 from activator.autoscaler.scale_down import Candidate, choose_victims
 from activator.autoscaler.windows import TimeWindow

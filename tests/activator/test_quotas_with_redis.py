@@ -66,7 +66,9 @@ def elsewhere(edge: Edge, other: RedisQuotas) -> QuotaCheck:
     """The same caller at the same function, at the other activator."""
     caller = edge.table.authenticate(f"Bearer {KEY}".encode(), 0.0)
     access = AccessCache(table=edge.table, store=other, settings=ActivatorSettings())
-    quota_check = access.entry(caller, edge.table.targets_of(f"{TENANT}/main/shop/hello")[0]).quota_check
+    quota_check = access.entry(
+        caller, edge.table.targets_of(f"{TENANT}/main/shop/hello")[0]
+    ).quota_check
     assert quota_check is not None
     return quota_check
 
