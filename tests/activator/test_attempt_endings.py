@@ -409,7 +409,7 @@ async def ends_ok(case: Case) -> httpx.Response:
         case.worker.next = answer
     response = await case.call()
     workers = case.edge.fleet.workers[case.instance.id]
-    assert len(workers._connections) == 1, "its connection is used again"
+    assert len(workers.connections) == 1, "its connection is used again"
     return response
 
 
@@ -457,7 +457,7 @@ async def is_left_before_the_response(case: Case) -> None:
     await case.quiet()
     assert not case.instance.is_stuck
     worker = case.edge.fleet.workers[case.instance.id]
-    await until(lambda: not worker._connections)
+    await until(lambda: not worker.connections)
 
 
 async def is_left_in_the_response(case: Case) -> None:

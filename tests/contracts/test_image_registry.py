@@ -323,7 +323,9 @@ def test_only_a_registry_on_this_machine_is_asked_without_tls(
         repository = Repository(host, "acme")
         assert repository.is_loopback is is_loopback
         with Registry(repository, None) as registry:
-            assert registry._origin.scheme == ("http" if is_loopback else "https")
+            assert repr(registry).startswith(
+                f"<Registry {'http' if is_loopback else 'https'}://{host}/"
+            )
 
 
 class Elsewhere:

@@ -55,7 +55,7 @@ class FakeWorker:
         self.cancelled = 0
         self.is_dead = False
         self._server: asyncio.Server | None = None
-        self._connections: set[_Connection] = set()
+        self.connections: set[_Connection] = set()
 
     async def start(self) -> FakeWorker:
         """Listen."""
@@ -66,7 +66,7 @@ class FakeWorker:
     async def die(self) -> None:
         """As after kill -9: the socket stays behind, every connection breaks."""
         self.is_dead = True
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.abort()
         if self._server is not None:
             for listener in self._server.sockets:
@@ -110,10 +110,10 @@ class _Connection(asyncio.Protocol):
         self._transport = transport
         if self._worker.is_dead:  # it was accepted in the moment of its death
             transport.abort()
-        self._worker._connections.add(self)
+        self._worker.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._worker._connections.discard(self)
+        self._worker.connections.discard(self)
         if self._task is not None and not self._task.done():
             self._worker.cancelled += 1
             self._task.cancel()

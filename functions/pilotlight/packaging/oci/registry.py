@@ -78,7 +78,7 @@ class Registry:
         self._authorization = ""
 
     def __repr__(self) -> str:
-        return f"<Registry {self.repository}>"
+        return f"<Registry {self._base}>"
 
     def __enter__(self) -> Self:
         return self
