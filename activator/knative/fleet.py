@@ -553,6 +553,7 @@ class KnativeFleet(PodFleetLimits):
             else:
                 self._held[claim.life] = OwnedPod(pod, InstanceId(claim.instance))
                 self._by_instance[claim.instance] = claim.life
+                self._claimed_lives.add(claim.life)
 
     def max_instances_of(self, key: str) -> int | None:
         """See Fleet: the autoscaler of the cluster decides how many pods there are."""

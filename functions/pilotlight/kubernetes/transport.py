@@ -104,9 +104,9 @@ class Transport:
         with _translated(deed, self.host, open_s):
             async with asyncio.timeout(open_s):
                 response = await _request(self._streams, _Asked("GET", deed.path, query), timeout)
-        _probe_connection(response, lost_s)
         try:
             with _translated(deed, self.host, silence_s or open_s):
+                _probe_connection(response, lost_s)
                 body = b"" if response.status == 200 else await _read_all(response, deed)
             retry_after_s = _seconds(response.headers.get("Retry-After"))
             answer = ApiResponse(
