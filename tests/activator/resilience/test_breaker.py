@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from activator.resilience.breaker import (
@@ -146,9 +146,13 @@ def test_a_window_counts_exactly_the_last_ten_seconds(gap_s: int) -> None:
     assert window.counts(100 + gap_s) == ((2, 1) if gap_s < WINDOW_S else (1, 0))
 
 
+@example([(1, "failed")] * 25)
 @given(
     st.lists(
-        st.tuples(st.integers(0, 2 * WINDOW_S), st.sampled_from(["answered", "failed", "clear"])),
+        st.tuples(
+            st.integers(0, 2 * WINDOW_S),
+            st.sampled_from(["answered", "failed", "clear"]),
+        ),
         max_size=30,
     )
 )
