@@ -18,6 +18,15 @@ from tests.fakes.kubernetes.thread import running_api_server
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 IMAGE = "registry.example/runtime@sha256:" + "0" * 64
+IMAGED = """
+import pilotlight
+
+app = pilotlight.App("imaged")
+
+@app.function(image=pilotlight.Image.python("3.11").pip_install("numpy"))
+def f() -> int:
+    return 1
+"""
 NAMED = """
 import pilotlight
 
@@ -178,6 +187,24 @@ def test_without_an_image_it_says_what_to_set() -> None:
         "by digest"
         in render(str(EXAMPLES / "hello.py"), "--image", "registry.example/x:1", config="").stderr
     )
+
+
+def test_images_that_a_deploy_would_push_have_placeholders(tmp_path: Path) -> None:
+    (file := tmp_path / "imaged_app.py").write_text(IMAGED)
+
+    def image(*words: str, config: str) -> str:
+        (service,) = (
+            one
+            for one in documents(render(str(file), "--tenant", "acme", *words, config=config))
+            if one["kind"] == "Service"
+        )
+        return str(service["spec"]["template"]["spec"]["containers"][0]["image"])
+
+    registry = "cluster: {registry: registry.example/functions}"
+    assert image(config=registry) == f"registry.example/functions/acme@sha256:{'0' * 64}"
+    assert image("--image", IMAGE, config=registry) == IMAGE
+    assert "digests of images" in render(str(file), config=registry).stderr
+    assert "Set cluster.registry" in render(str(file), config="").stderr
 
 
 def test_a_tenants_name_must_be_one() -> None:
