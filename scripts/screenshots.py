@@ -2,7 +2,8 @@
 month of made-up records.
 
 The records are priced and taken into the ledger like any others. Needs Playwright and Chromium;
-`--only overview` makes one of them."""
+`--only overview` makes one of them. `pages/` has every page of the navigation on a desktop and on a
+phone."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from playwright.async_api import Browser, Page, async_playwright, expect
 
+from pilotlight.controller.dashboard.navigation import SECTIONS
 from tests.fakes.demo_platform import Demo, demo, furnish
 
 PICTURES = Path(__file__).resolve().parent.parent / "docs" / "pictures"
@@ -25,13 +27,15 @@ LARGEST_BYTES = 200_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """One of them. `height`: of what is shown; None = all of the page."""
+    """One of them. `height`: of what is shown; None = all of the page. `quality`: of a JPEG; None =
+    a PNG."""
 
     name: str
     path: str
     dark: bool = False
     size: tuple[int, int] = DESKTOP
     height: int | None = None
+    quality: int | None = None
 
 
 PICTURES_WANTED = (
@@ -47,6 +51,18 @@ PICTURES_WANTED = (
     Picture(name="invoices-light", path="/dashboard/invoices", height=420),
     Picture(name="platform-dark", path="/dashboard/platform?span=30d", dark=True, height=640),
     Picture(name="storage-light", path="/dashboard/platform/storage", height=860),
+    *(
+        Picture(
+            name=f"pages/{page.path.rpartition('/')[2]}-{name}",
+            path=page.path,
+            size=size,
+            height=height,
+            quality=60,
+        )
+        for section in SECTIONS
+        for page in section.pages
+        for name, size, height in (("desktop", DESKTOP, 1100), ("phone", PHONE, 1500))
+    ),
 )
 
 
@@ -56,7 +72,7 @@ async def main() -> None:
     wanted.add_argument("--only", default="", help="part of a picture's name")
     wanted.add_argument("--to", type=Path, default=PICTURES, help="directory")
     asked = wanted.parse_args()
-    asked.to.mkdir(parents=True, exist_ok=True)
+    (asked.to / "pages").mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="pl") as directory:
         home, run = Path(directory) / "home", Path(directory) / "run"
         home.mkdir()
@@ -86,8 +102,13 @@ async def _take(browser: Browser, made: Demo, picture: Picture, to: Path) -> Non
     await page.click("button.go")
     await page.goto(made.url + picture.path)
     await drawn(page)
-    file = to / f"{picture.name}.png"
-    await page.screenshot(path=file, full_page=picture.height is None)
+    file = to / f"{picture.name}.{'png' if picture.quality is None else 'jpg'}"
+    await page.screenshot(
+        path=file,
+        full_page=picture.height is None,
+        type="png" if picture.quality is None else "jpeg",
+        quality=picture.quality,
+    )
     await context.close()
     size = file.stat().st_size
     print(f"{file} {size // 1000} kB{'' if size <= LARGEST_BYTES else ': too large for the docs'}")
