@@ -455,7 +455,8 @@ def test_down_and_up_after_a_killed_supervisor() -> None:
         run, config = platform.local.paths.run, str(platform.local.config)
         platform.deploy("pair.py")
         assert platform.result("pair/nap", {"seconds": 0}) == 0
-        assert (found := local_platform.find_running(platform.local)) is not None
+        found = local_platform.find_running(platform.local)
+        assert found is not None
         pids = {name: platform.pid(name) for name in PROCESSES}
         os.kill(found.pid, signal.SIGKILL)
         os.kill(pids["snapshotter"], signal.SIGKILL)
@@ -470,8 +471,9 @@ def test_down_and_up_after_a_killed_supervisor() -> None:
         platform.cli("up", "-d", "--config", config)
         calls.submit(platform.post, "pair/nap", {"seconds": 5})
         wait_for(lambda: as_json(platform, "instance", "list"), "the instance that has the call")
-        assert (running := local_platform.find_running(platform.local)) is not None
-        os.kill(running.pid, signal.SIGKILL)
+        found = local_platform.find_running(platform.local)
+        assert found is not None
+        os.kill(found.pid, signal.SIGKILL)
         platform.cli("up", "-d", "--config", config)
         assert platform.result("pair/nap", {"seconds": 0}) == 0
         platform.cli("down", "--config", config)
