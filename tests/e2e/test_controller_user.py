@@ -41,9 +41,9 @@ def _served() -> Iterator[PlatformUnderTest]:
         assert not (platform.local.paths.run / "controller").exists()
         platform.deploy("pair.py")
         platform.result("pair/greet", {"n": 1})
-        stale_processes.terminate(
-            local_platform.require_running(platform.local).pid, grace_s=STOP_S
-        )
+        found = local_platform.find_running(platform.local)
+        assert found is not None
+        stale_processes.terminate(found.pid, grace_s=STOP_S)
         home = platform.local.paths.home
         for file in (home / "controller").iterdir():
             file.rename(home / file.name)

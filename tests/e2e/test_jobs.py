@@ -163,6 +163,8 @@ def test_a_dead_letter_is_sent_again_with_its_attempts_counting_on(jobs: Platfor
     )
     shown = jobs.cli("call", "get", call).stdout
     assert shown.startswith("FAILED · jobs/fourth_time · attempt 2 (dead letter) · ")
+    waited = jobs.cli("call", "get", call, "--wait", check=False)
+    assert (waited.returncode, waited.stdout) == (1, shown)
     jobs.cli("call", "redrive", call)
     again = wait_for(
         lambda: (r := ended(jobs, call))["state"] == "SUCCEEDED" and r,

@@ -161,15 +161,17 @@ def _budget_s(profile: Profile, budget_s: float) -> float:
 
 
 def _lost(profile: Profile, method: str, path: str, error: Exception) -> Unavailable:
-    what = "was lost before the response arrived" if _was_sent(error) else "failed"
-    hint = (
-        ""
-        if _was_sent(error) or profile.is_instance
-        else "; check that the platform is running (pilotlight up) and that PILOTLIGHT_URL is right"
-    )
+    if _was_sent(error) or profile.is_instance:
+        what = "was lost before the response arrived" if _was_sent(error) else "failed"
+        return Unavailable(
+            f"{method} {path}: the connection to {profile.url} {what}: {error}",
+            reason="connection",
+        )
     return Unavailable(
-        f"{method} {path}: the connection to {profile.url} {what}: {error}{hint}",
+        f"no platform answers at {profile.url}: {error}; start one with 'pilotlight up', or "
+        f"correct PILOTLIGHT_URL or the profile",
         reason="connection",
+        hint="`pilotlight doctor` shows which platform your profile means and whether it runs.",
     )
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from pilotlight.cli.main import build
 from pilotlight.controller.billing import usage_ingestion
 from tests.fakes.served_controller import ServedController
 from tests.fakes.shell import Typist
@@ -28,14 +31,18 @@ class Shell(Typist):
     def environment(self, key: str | None) -> dict[str, str]:
         return self.platform.environ(key)
 
-    def spend(self, cost: str, record: str, *, days_ago: int = 0) -> None:
+    def spend(self, cost: str, record: str, *, days_ago: int = 0, **changes: Any) -> None:
         at = self.platform.now - days_ago * 86_400
         with self.platform.store.write() as write:
             usage_ingestion.ingest_usage(
                 write,
                 [
                     usage(
-                        record, tenant=self.tenant, cost=f"{Decimal(cost):.12f}", started_at=at
+                        record,
+                        tenant=self.tenant,
+                        cost=f"{Decimal(cost):.12f}",
+                        started_at=at,
+                        **changes,
                     ).to_json()
                 ],
             )
@@ -155,3 +162,19 @@ def test_wrong_words_are_refused(shell: Shell, words: tuple[str, ...], said: str
     else:
         assert said in shell.failed("set", *words)
     assert shell.json("list") == []
+
+
+def test_a_report_names_image_builds_and_environments_only_where_there_are_several(
+    shell: Shell,
+) -> None:
+    def first_words() -> list[str]:
+        told = CliRunner().invoke(build(), ["billing", "report"], env=shell.environment(None))
+        assert told.exit_code == 0, told.output
+        return [line.split("  ")[0] for line in told.output.splitlines()[1:-1]]
+
+    shell.spend("1", "req-1/1")
+    nobody = {"environment": "", "app": "", "function": "", "function_id": ""}
+    shell.spend("2", "b-1/BUILD/1", kind="BUILD", **nobody)
+    assert sorted(first_words()) == ["(none)", "search/embed"]
+    shell.spend("3", "req-2/1", environment="staging")
+    assert sorted(first_words()) == ["(none)", "main: search/embed", "staging: search/embed"]

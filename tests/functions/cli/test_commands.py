@@ -281,7 +281,8 @@ def test_every_command_that_ends_something_accepts_yes(tmp_path: Path) -> None:
     assert [p for p, c in ending.items() if not any("--yes" in o.opts for o in c.params)] == []
     environ = {"HOME": str(tmp_path), "PILOTLIGHT_HOME": str(tmp_path / "home")}
     out = CliRunner().invoke(build(), ["down", "-y", "--home", str(tmp_path / "h")], env=environ)
-    assert (out.exit_code, "no platform runs" in out.output) == (1, True)
+    assert (out.exit_code, "no platform runs" in out.output) == (0, True)
+    assert not (tmp_path / "h").exists()
 
 
 def test_call_arguments_are_json_or_pairs_and_not_both() -> None:

@@ -98,6 +98,29 @@ def test_releases_are_looked_at_compared_and_taken_back(shell: Shell) -> None:
     ]
 
 
+def test_an_app_is_rolled_back_with_all_its_functions(shell: Shell) -> None:
+    def deploy(names: str, cpu: float) -> None:
+        source = "import pilotlight\napp = pilotlight.App('pair')\n"
+        for name in names:
+            source += f"@app.function(cpu={cpu})\ndef {name}(): ...\n"
+        file = shell.home / f"pair{len(names)}_{cpu:g}.py"
+        file.write_text(source)
+        shell.good("deploy", str(file), "--no-wait")
+
+    deploy("ab", 1.0)
+    deploy("ab", 2.0)
+    back = shell.json("app", "rollback", "pair", "--yes")
+    assert [(one["function"], one["revision"][:3]) for one in back["functions"]] == [
+        ("a", "v1-"),
+        ("b", "v1-"),
+    ]
+    deploy("abc", 3.0)
+    assert "3 functions" in shell.failed("app", "rollback", "pair", "--to", "v1", "--yes")
+    said = shell.good("app", "rollback", "pair", "--yes", status=1).splitlines()
+    assert [line.split(" is back on ")[0] for line in said[:2]] == ["pair/a", "pair/b"]
+    assert "pair/c stays: no revision of pair/c served before v1-" in said[2]
+
+
 def test_a_rollback_asks_first(shell: Shell) -> None:
     shell.deploy()
     done = CliRunner().invoke(

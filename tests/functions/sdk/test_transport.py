@@ -57,9 +57,11 @@ def test_a_platform_that_is_not_there_is_named(platform: FakePlatform) -> None:
 
     with (
         Client(nobody, retry_budget_s=0) as client,
-        pytest.raises(errors.Unavailable, match=r"127\.0\.0\.1:1 failed"),
+        pytest.raises(errors.Unavailable, match=r"no platform answers at .*127\.0\.0\.1:1") as e,
     ):
         client.apps()
+    assert "pilotlight up" in str(e.value)
+    assert "doctor" in e.value.detail["hint"]
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
+import socket
 from collections.abc import Iterator
 
 import httpx
@@ -38,6 +40,13 @@ def build():
             print("left")
         elif scope["path"].endswith("/fail"):
             raise ValueError("secret detail of /srv")
+        elif scope["path"].endswith("/late"):
+            head = [(b"content-length", b"5")]
+            await send({"type": "http.response.start", "status": 500, "headers": head})
+            await send({"type": "http.response.body", "body": b"sor", "more_body": True})
+            if scope["query_string"] != b"cut":
+                await send({"type": "http.response.body", "body": b"ry"})
+            raise ValueError("after the answer")
         else:
             print("asked for", scope["path"])
             seen = {k: scope[k] for k in ("path", "root_path", "method", "state", "extensions")}
@@ -104,6 +113,25 @@ def test_an_application_that_raises_is_answered_without_internals(
     assert (response.status_code, response.headers[HEADER_OUTCOME]) == (500, "raised")
     assert response.json()["error"]["type"] == "ValueError"
     assert b"Traceback" in read_until(instance.stderr, b"/srv\n")
+
+
+def test_a_connection_outlives_an_error_after_the_whole_answer(instance: FakeInstance) -> None:
+    """Starlette's error middleware answers 500 and raises again; the next caller's request is on
+    the same pooled connection."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(30)
+        connection.connect(instance.path)
+        for _ in range(2):
+            connection.sendall(b"GET /asgi/late HTTP/1.1\r\nHost: worker\r\n\r\n")
+            with http.client.HTTPResponse(connection) as response:
+                response.begin()
+                assert (response.status, response.read()) == (500, b"sorry")
+            assert b"Traceback" in read_until(instance.stderr, b"after the answer\n")
+        connection.sendall(b"GET /asgi/late?cut HTTP/1.1\r\nHost: worker\r\n\r\n")
+        with http.client.HTTPResponse(connection) as response:
+            response.begin()
+            with pytest.raises(http.client.IncompleteRead):
+                response.read()
 
 
 def test_invoke_does_not_exist_for_an_application(client: httpx.Client) -> None:

@@ -20,7 +20,7 @@ import yaml
 from pilotlight.cli.supervisor.changed_settings import changed_settings, read_sections
 from pilotlight.core.dashboard.dashboard_origin import DASHBOARD_PATH, read_dashboard_origin
 from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid, load_section
-from pilotlight.errors import Conflict, InvalidInput, NotFound
+from pilotlight.errors import Conflict, InvalidInput
 
 DEFAULT_LISTEN = "127.0.0.1:8700"
 CONFIG_VARIABLE = "PILOTLIGHT_PLATFORM"
@@ -224,16 +224,6 @@ def refuse_running(platform: LocalPlatform) -> None:
     """Raise Conflict, which names home and process, if a supervisor already runs in this home."""
     if (other := find_running(platform)) is not None:
         raise _conflict(platform, other)
-
-
-def require_running(platform: LocalPlatform) -> RunningPlatform:
-    """The running supervisor of this home. Raises NotFound, which says how to start one."""
-    if (found := find_running(platform)) is None:
-        raise NotFound(
-            f"no platform runs in {platform.paths.home}",
-            hint="Start one with `pilotlight up`, or pass the --home of a running one.",
-        )
-    return found
 
 
 def _conflict(platform: LocalPlatform, other: RunningPlatform | None) -> Conflict:

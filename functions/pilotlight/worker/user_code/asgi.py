@@ -142,9 +142,10 @@ class WebApplication:
             await self._app(inner, receive, sender)
         except Exception as e:
             user_errors.report(e)
-            if scope["type"] != "http" or sender.started:
-                raise
-            await sender.answer_raised(e)
+            if scope["type"] != "http" or (sender.started and not sender.complete):
+                raise  # the server closes the connection: the peer notices the missing rest
+            if not sender.started:
+                await sender.answer_raised(e)
         finally:
             output.end_call(call)
 
@@ -178,6 +179,7 @@ class _Sender:
         self._send = send
         self._spans = spans
         self.started = False
+        self.complete = False
 
     async def __call__(self, message: Any) -> None:
         if message["type"] == "http.response.start":
@@ -185,6 +187,8 @@ class _Sender:
             own = [(_OUTCOME, b"ok"), *self._spans.header(message["status"])]
             message = {**message, "headers": [*message.get("headers", ()), *own]}
         await self._send(message)
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.complete = True
 
     async def answer_raised(self, error: BaseException) -> None:
         body = serialization.as_json(user_errors.as_problem(error))

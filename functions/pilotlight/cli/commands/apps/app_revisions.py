@@ -13,7 +13,7 @@ from pilotlight.cli.commands.apps import release_options, rollout_options
 from pilotlight.cli.core.command import Yes
 from pilotlight.cli.core.formatting import format_cell, format_table, format_time
 from pilotlight.cli.core.session import Session
-from pilotlight.errors import InvalidInput
+from pilotlight.errors import Conflict, InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -146,7 +146,12 @@ def promote(
 def rollback(
     session: Session,
     *,
-    app: Address,
+    app: Annotated[
+        str,
+        typer.Argument(
+            metavar="APP[/FUNCTION]", help="The function, or the app: each of its functions."
+        ),
+    ],
     to: Annotated[
         str | None,
         typer.Option(help="The revision to return to. Default: the one that served before."),
@@ -156,14 +161,40 @@ def rollback(
 ) -> None:
     """Return all traffic to an earlier revision at once.
 
-    Needs no approval. Ends the function's rollout and experiment, if any.
+    Needs no approval. Ends the function's rollout and experiment, if any. An app's functions go
+    back one after the other; those without an earlier revision stay, and the exit status is 1 then.
     """
-    session.confirm(f"Roll {app} back to {to or 'the revision that served before'}?", yes=yes)
     owner, function = _split(app)
-    body = session.request(
-        lambda client: client.rollback(owner, function=function, to=to, message=message)
-    )
-    session.show(body, lambda: f"{body['app']}/{body['function']} is back on {body['revision']}")
+    with session.client() as client:
+        found = [function] if function else [one["name"] for one in client.app(owner)["functions"]]
+        if len(found) > 1 and to is not None:
+            raise InvalidInput(
+                f"{owner} has {len(found)} functions, whose revisions are counted separately",
+                hint=f"Name the function that returns to {to}: {owner}/{found[0]}",
+            )
+        which = f"the {len(found)} functions of {owner}" if len(found) > 1 else app
+        session.confirm(f"Roll {which} back to {to or 'the revision that served before'}?", yes=yes)
+        if len(found) <= 1:
+            body = client.rollback(owner, function=function, to=to, message=message)
+            session.show(body, lambda: _is_back(body))
+            return
+        back, failed = [], []
+        for name in found:
+            try:
+                back.append(client.rollback(owner, function=name, to=to, message=message))
+            except (Conflict, NotFound) as e:  # it has no such revision
+                failed.append({"app": owner, "function": name, "error": str(e)})
+    lines = [
+        *map(_is_back, back),
+        *(f"{owner}/{one['function']} stays: {one['error']}" for one in failed),
+    ]
+    session.show({"functions": back, "failed": failed}, lambda: "\n".join(lines))
+    if failed:
+        raise typer.Exit(1)
+
+
+def _is_back(body: dict[str, Any]) -> str:
+    return f"{body['app']}/{body['function']} is back on {body['revision']}"
 
 
 def pin(

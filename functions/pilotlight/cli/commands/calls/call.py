@@ -307,7 +307,9 @@ def _get(session: Session, client: Client, call_id: str, *, wait: bool, raw: boo
         {**record.to_json(), "result": value},
         lambda: Group(Text(_summary(record)), *([] if value is None else [_pretty(value)])),
     )
-    if not wait and record.finished_at is None:
+    if wait:
+        raise typer.Exit(1)
+    if record.finished_at is None:
         session.say(f"Wait for its end: pilotlight call get {record.id} --wait")
 
 

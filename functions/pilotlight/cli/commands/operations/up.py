@@ -111,7 +111,8 @@ def down(
 ) -> None:
     """Stop the platform on this machine after calls in flight have finished.
 
-    If its supervisor was killed, end what it left: processes, instances, control groups.
+    If its supervisor was killed, end what it left: processes, instances, control groups. Where
+    nothing runs there is nothing to do, and the exit status is 0.
     """
     from pilotlight.cli.supervisor import local_platform, stale_processes
 
@@ -129,8 +130,7 @@ def down(
 
 
 def _end_leftovers(session: Session, platform: LocalPlatform, *, keep_instances: bool) -> None:
-    """Raises NotFound if nothing was left."""
-    from pilotlight.cli.supervisor import leftovers, local_platform
+    from pilotlight.cli.supervisor import leftovers
 
     ended = asyncio.run(
         leftovers.end_leftovers(
@@ -140,7 +140,11 @@ def _end_leftovers(session: Session, platform: LocalPlatform, *, keep_instances:
         )
     )
     if ended.is_empty:
-        local_platform.require_running(platform)
+        session.show(
+            {"home": str(platform.paths.home), "pid": None, "drained": True},
+            lambda: f"no platform runs in {platform.paths.home}: there is nothing to stop",
+        )
+        return
     body = {
         "home": str(platform.paths.home),
         "pid": ended.supervisor,

@@ -328,13 +328,17 @@ def _shown(rows: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def _named(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Prefix names with the environment if rows are of several: app names may repeat."""
-    environments = {row["group"].get("environment") for row in rows} - {None}
-    return (
-        [{**row, "name": f"{row['group']['environment']}: {row['name']}"} for row in rows]
-        if len(environments) > 1
-        else rows
-    )
+    """Prefix names with the environment if rows are of several: app names may repeat. What belongs
+    to no environment (image builds) has no prefix."""
+    environments = {row["group"].get("environment") for row in rows} - {None, ""}
+    if len(environments) <= 1:
+        return rows
+    return [
+        {**row, "name": f"{row['group']['environment']}: {row['name']}"}
+        if row["group"]["environment"]
+        else row
+        for row in rows
+    ]
 
 
 def _plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -102,7 +102,7 @@ def _row(line: ReportLine) -> schemas.BillLine:
         line.group.values()
     )
     return schemas.BillLine(
-        name="/".join(shown) or "(none)",
+        name="/".join(filter(None, shown)) or "(none)",
         group=line.group,
         kind=line.kind,
         currency=line.currency,
