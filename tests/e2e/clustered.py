@@ -226,8 +226,10 @@ def cluster_up(real: RealCluster | None, **settings: object) -> Iterator[Cluster
             through = directory / "kubeconfig-linked"
             through.touch(mode=0o600)
             through.write_text(text)
-            agents = f"127.0.0.1:{free_port()}"
-            tls = Authority().issue(directory / "tls", "127.0.0.1")
+            api = stack.enter_context(_api_client(given.kubeconfig))
+            address = _address_of(api, given.node)
+            agents = f"{address}:{free_port()}"
+            tls = Authority().issue(directory / "tls", address)
             os.environ["NODE_NAME"] = given.node  # what the chart's DaemonSet sets
             stack.callback(os.environ.pop, "NODE_NAME", None)
             section = {**given.settings, **settings, "kubeconfig": str(through)}
@@ -251,7 +253,7 @@ def cluster_up(real: RealCluster | None, **settings: object) -> Iterator[Cluster
             namespace = section.get("namespace", DEFAULT_NAMESPACE)
             yield ClusterUnderTest(
                 directory=directory,
-                api=stack.enter_context(_api_client(given.kubeconfig)),
+                api=api,
                 link=link,
                 manager=manager_of(ClusterSettings(namespace=namespace)),
                 platform=platform,
@@ -270,6 +272,12 @@ def _api_client(kubeconfig: Path) -> httpx.Client:
             verify.load_cert_chain(how.cert_file, how.key_file)
     headers = {"authorization": token} if token else {}
     return httpx.Client(base_url=how.host, verify=verify, headers=headers, timeout=60)
+
+
+def _address_of(api: httpx.Client, node: str) -> str:
+    """Where activators see the node's agent: Kubernetes says of each pod that it is there."""
+    status = api.get(f"/api/v1/nodes/{node}").raise_for_status().json()["status"]
+    return next(str(one["address"]) for one in status["addresses"] if one["type"] == "InternalIP")
 
 
 async def _credentials(kubeconfig: Path) -> tuple[Any, str | None]:

@@ -104,6 +104,7 @@ def test_what_ran_is_billed_and_its_logs_are_read(cluster: ClusterUnderTest) -> 
     assert wait_for(lambda: platform.usage("function = ?", "stays"), "the call to be billed")
 
 
+@pytest.mark.cluster
 def test_functions_in_pods_call_others_and_the_records_name_them(
     cluster: ClusterUnderTest,
 ) -> None:
@@ -130,6 +131,9 @@ def test_functions_in_pods_call_others_and_the_records_name_them(
         answer = platform.post("calling/Caller.everything", {"n": N})
         assert answer.status_code == 200, answer.text
         expect_everything(answer.json())
+    platform.cli("app", "delete", "calling", "--yes")
+    for function in ("Caller", "web"):  # a node has room for few pods
+        cluster.wait_zero(function)
 
 
 @pytest.mark.cluster
