@@ -5,10 +5,7 @@
 
 from __future__ import annotations
 
-from activator.gateway.gateway import Gateway
-from activator.http.server import ConnectionLimits
 from pilotlight.core import import_gc
-from pilotlight.core.background_tasks import cancel_again
 
 # isort: split
 import argparse
@@ -35,14 +32,17 @@ from activator.billing.journal_drain import drain_journal
 from activator.billing.segments import require_unused
 from activator.coordination.identity import ANY, FROM_HOSTNAME, IdentityInvalid, identity_of
 from activator.coordination.state import SharedStateUnreachable
+from activator.gateway.gateway import Gateway
 from activator.gateway.websocket_frames import CallerSocket
 from activator.gateway.websocket_proxy import MAX_MESSAGE_BYTES
+from activator.http.server import ConnectionLimits
 from activator.knative.fleet import KnativeFleet
 from activator.process_user import leave_root
 from activator.quotas.unauthenticated_limit import SharedUnauthenticatedLimit
 from activator.settings import ActivatorSettings
 from pilotlight import errors
 from pilotlight.core import logging_config
+from pilotlight.core.background_tasks import cancel_again
 from pilotlight.core.dashboard.dashboard_origin import read_dashboard_origin
 from pilotlight.core.metrics_server import (
     MetricsAddress,

@@ -8,6 +8,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,7 +24,7 @@ from activator.balancing.throttler import Throttler
 from activator.billing.errors import JournalFull
 from activator.calls.trace_context import ASKED, Trace
 from activator.gateway.http_proxy import MAX_RESENT_BYTES
-from activator.gateway.shadow_traffic import ShadowTraffic
+from activator.gateway.shadow_traffic import ShadowBudget, ShadowTraffic
 from pilotlight.controller.scheduling.dispatch_queue import payload
 from pilotlight.protocol import CallRecord, FunctionRoute
 from pilotlight.spec.function import Clocks, FunctionKind, FunctionSpec, MethodSpec, Scaling
@@ -208,6 +209,13 @@ class Fallen(Entrance):
 V1, V2 = "v1-aaaaaa", "v2-bbbbbb"
 
 
+def _ample_budget() -> ShadowBudget:
+    """After a minute of calls that were not copied."""
+    budget = ShadowBudget()
+    budget.add(time.monotonic(), own=60_000.0)
+    return budget
+
+
 @dataclass(frozen=True)
 class Copied(Entrance):
     """The copy of a call for a shadow, once its caller has its own response."""
@@ -230,14 +238,13 @@ class Copied(Entrance):
                 is_crowded=lambda: False,
                 draw=lambda: 0.0,
                 tracer=edge.tracer,
+                make_budget=_ample_budget,
             )
         ]
         edge.copy_calls(self.shadows[0])
 
     async def call(self, edge: Edge) -> httpx.Response:
         (shadows,) = self.shadows
-        for compute in shadows._computes.values():  # a minute of calls that were not copied
-            compute.add(0.0, own=60_000.0)
         answer = await super().call(edge)
         try:
             await until(lambda: not shadows._tasks)

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from activator.coordination import redis_client
-from activator.quotas.admission import Admission, admit
+from activator.quotas.admission import UNCOUNTED, Admission, admit
 from activator.quotas.process_store import ProcessQuotas
 from activator.quotas.redis_store import RedisQuotas
 from activator.quotas.rules import Of, Rule
@@ -106,9 +106,9 @@ async def refused(quota_check: QuotaCheck, **more: int) -> errors.OverQuota:
     return caught.value
 
 
-async def test_nothing_to_count_is_no_gate(stores: Stores) -> None:
+async def test_without_a_quota_nothing_is_counted(stores: Stores) -> None:
     assert stores.member().quota_check((rule(body_bytes=10, queued=3),)) is None
-    assert await admit(None) is None
+    assert await admit(None) is UNCOUNTED
 
 
 async def test_a_burst_passes_and_then_the_rate_does(stores: Stores) -> None:

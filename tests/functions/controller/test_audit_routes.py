@@ -18,9 +18,17 @@ import httpx
 import pytest
 
 from pilotlight.controller.server.dataplane_openapi import TAG
+from pilotlight.spec.function import to_json
 from snapshotter.types import RevisionKey, TemplateInfo
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import instance, snapshot, spec, usage
+from tests.functions.controller.test_container_images import (
+    DIGEST,
+    IMAGE,
+    OWN,
+    REGISTRY,
+    on_cluster,
+)
 from tests.functions.controller.test_weights import upload
 
 ADDRESS = "203.0.113.7"
@@ -59,6 +67,9 @@ DEAD = {
     "payload": {"body": ""},
 }
 
+PUSHED = "/v1/apps/{app}/images/{digest}"
+"""Only for a cluster with a registry."""
+
 # (method, route, what its names stand for, body, action in the log): in an order in which each can
 # succeed
 ROUTES: list[tuple[str, str, dict[str, str], Any, str]] = [
@@ -81,6 +92,13 @@ ROUTES: list[tuple[str, str, dict[str, str], Any, str]] = [
     ("POST", "/v1/weights/{name}/pin", {"name": "minilm"}, None, "weights.pin"),
     ("POST", "/v1/weights/{name}/unpin", {"name": "minilm"}, None, "weights.unpin"),
     ("DELETE", "/v1/weights/{name}", {"name": "minilm"}, None, "weights.delete"),
+    (
+        "PUT",
+        PUSHED,
+        {"app": "search", "digest": DIGEST},
+        {"image": to_json(IMAGE), "reference": OWN},
+        "image.push",
+    ),
     (
         "POST",
         "/v1/apps/{app}/deploy",
@@ -319,7 +337,9 @@ async def test_every_change_is_in_the_log_with_who_what_and_from_where(
             else _json(body, manifest=manifest, revision=revision)
         )
         headers = {"x-forwarded-for": f"198.51.100.1, {ADDRESS}", "x-request-id": f"walk-{number}"}
-        answer = await controller.http.request(method, path, headers=headers, **content)
+        answered_by = on_cluster(controller, REGISTRY) if route == PUSHED else controller
+        async with answered_by.client(controller.key) as http:
+            answer = await http.request(method, path, headers=headers, **content)
         assert answer.is_success, f"{method} {path}: {answer.text}"
         entries = await since(controller, before["id"])
         assert entries, f"{method} {path} left no entry"

@@ -22,6 +22,7 @@ from typing import IO, Any, Self, TypeVar
 import httpx
 
 from pilotlight.core.backoff import Backoff
+from pilotlight.core.transport.cookies import no_cookies
 from pilotlight.errors import Forbidden, InvalidInput, PilotlightError, Unauthenticated, Unavailable
 from pilotlight.packaging.oci.layout import MANIFEST, read_manifest
 from pilotlight.packaging.oci.registry_login import DOCKER_HUB, Login
@@ -73,7 +74,10 @@ class Registry:
         # reading the trusted certificates of the system takes time: only for https
         verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if repository.is_loopback else True
         self._http = httpx.Client(
-            timeout=_TIMEOUT, verify=verify, headers={"user-agent": "pilotlight"}
+            timeout=_TIMEOUT,
+            verify=verify,
+            headers={"user-agent": "pilotlight"},
+            cookies=no_cookies(),
         )
         self._authorization = ""
 
