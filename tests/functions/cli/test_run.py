@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import textwrap
 import uuid
 from collections.abc import Iterator
@@ -48,6 +52,13 @@ SOURCE = """
     @app.local_entrypoint()
     async def failing() -> None:
         raise RuntimeError("not today")
+
+    @app.local_entrypoint()
+    def signalled(number: int) -> None:
+        import os, time
+
+        os.kill(os.getpid(), number)
+        time.sleep(30)
 """
 
 
@@ -60,15 +71,17 @@ class Shell:
         self.file.write_text(textwrap.dedent(SOURCE))
 
     def run(self, *words: str, key: str = API_KEY, typed: str | None = None) -> Result:
-        environ = {
+        return CliRunner().invoke(
+            build(), [*words], env=self.environ(key), prog_name="pilotlight", input=typed
+        )
+
+    def environ(self, key: str = API_KEY) -> dict[str, str]:
+        return {
             "PILOTLIGHT_URL": self.platform.url,
             "PILOTLIGHT_API_KEY": key,
             "PILOTLIGHT_CONFIG": str(self.file.parent / "none.toml"),
             "NO_COLOR": "1",
         }
-        return CliRunner().invoke(
-            build(), [*words], env=environ, prog_name="pilotlight", input=typed
-        )
 
     def local(self, entrypoint: str, *words: str) -> Result:
         return self.run("run", f"{self.file}::{entrypoint}", *words)
@@ -93,6 +106,24 @@ def test_an_asynchronous_local_entrypoint_that_raises_fails_the_command(shell: S
     assert done.exit_code == 1
     assert "raised RuntimeError: not today" in done.stderr
     assert shell.platform.apps == {}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_closed_terminal_or_a_kill_ends_a_run_like_ctrl_c(
+    shell: Shell, number: signal.Signals
+) -> None:
+    """The app is removed: its schedules and min_instances would go on without an owner."""
+    reference = f"{shell.file}::signalled"
+    done = subprocess.run(
+        [sys.executable, "-m", "pilotlight", "run", reference, "--number", f"{number:d}"],
+        env=os.environ | shell.environ(),
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 130, done.stderr
+    assert [
+        asked for asked in shell.platform.asked if asked.startswith("DELETE /v1/apps/tasks-run-")
+    ]
 
 
 @pytest.mark.parametrize(

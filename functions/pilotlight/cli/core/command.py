@@ -5,12 +5,14 @@ Exit statuses: 0 success, 1 failure (one line says what happened, one what to do
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import json
 import os
+import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -178,6 +180,21 @@ def common_callback(run: Callable[[typer.Context, CommonOptions], None]) -> Call
     callback.__annotations__ = {p.name: p.annotation for p in [*own, *added]}
     callback.__doc__ = run.__doc__
     return callback
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """End the body as Ctrl-C does on SIGTERM and on SIGHUP (a closed terminal), so that it removes
+    what it made. A signal that is ignored (nohup) or handled stays so. Main thread only."""
+    ending = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]  # Windows
+    found = [number for number in ending if signal.getsignal(number) is signal.SIG_DFL]
+    for number in found:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in found:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def handle_errors(body: Callable[[Session], Any], session: Session) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import json
@@ -20,7 +21,7 @@ from pilotlight.cli.commands.apps.deploy_progress import (
     user_code_errors,
 )
 from pilotlight.cli.commands.apps.start_report import StartReport
-from pilotlight.cli.core.command import command
+from pilotlight.cli.core.command import command, ended_by_signals
 from pilotlight.cli.core.next_step import APP
 from pilotlight.cli.core.session import Session
 from pilotlight.cli.core.signature_flags import parse_flags
@@ -156,7 +157,7 @@ def run(
     args, kwargs = parse_flags(chosen.signature, rest, what=wanted or app.name)
     results: list[Any] = []
     try:
-        with session.client() as client, sdk.use_profile(client.profile):
+        with ended_by_signals(), session.client() as client, sdk.use_profile(client.profile):
             output = ProgressOutput(is_json=session.is_json)
             name = f"{app.name}/{chosen.function}"
             errors = remote_errors(name) if chosen.function else user_code_errors(reference)
@@ -265,14 +266,15 @@ def serve(session: Session, *, file: File) -> None:
         "serve",
     ]
     argv.append("--allow-breaking")  # its only caller is its developer
-    with session.client() as client:
+    with ended_by_signals(), session.client() as client:
         try:
             _deploy_again(subprocess.run, argv, session, name, root)
             for _ in watch(root, watch_filter=is_source, raise_interrupt=True):
                 session.say("source changed: deploying again")
                 _deploy_again(subprocess.run, argv, session, name, root)
         finally:
-            session.say(f"removing {name}")
+            with contextlib.suppress(OSError):  # the terminal was closed
+                session.say(f"removing {name}")
             client.delete_app(name)
 
 
