@@ -173,7 +173,7 @@ def test_a_report_names_image_builds_and_environments_only_where_there_are_sever
         return [line.split("  ")[0] for line in told.output.splitlines()[1:-1]]
 
     shell.spend("1", "req-1/1")
-    nobody = {"environment": "", "app": "", "function": "", "function_id": ""}
+    nobody: dict[str, Any] = {"environment": "", "app": "", "function": "", "function_id": ""}
     shell.spend("2", "b-1/BUILD/1", kind="BUILD", **nobody)
     assert sorted(first_words()) == ["(none)", "search/embed"]
     shell.spend("3", "req-2/1", environment="staging")
