@@ -417,7 +417,7 @@ class AutoscalerLoop:
         if not decision.valid:
             self._drop_if_idle(scaled, now)
             return
-        if decision.starts:
+        if decision.starts and not throttler.is_start_paused:
             throttler.start(decision.starts)
         if decision.stops:
             live = {i.id: i for i in throttler.live()}

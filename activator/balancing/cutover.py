@@ -40,7 +40,8 @@ AGAIN_S = 1.0
 
 class CutoverTracker:
     """Begins and ends cutovers. `finish`: called with the function whose cutover has ended;
-    `again_s`: seconds between two starts after a failure; `running`: cutovers by function name."""
+    `again_s`: least seconds between two starts after a failure; `running`: cutovers by function
+    name."""
 
     def __init__(
         self,
@@ -150,7 +151,8 @@ class CutoverTracker:
                 handover, target
             ):
                 self._yield_instance(handover, target)
-            if not self._throttler_of(target).starting:
+            throttler = self._throttler_of(target)
+            if not throttler.starting and not throttler.is_start_paused:
                 self._start(target, 1)
         handover.ticker = asyncio.get_running_loop().call_later(self.again_s, self._tick, name)
 

@@ -38,10 +38,16 @@ from activator.fairness.start_admission import StartAdmission
 from activator.resilience.breaker import ANSWERED, BreakerTerms, Outcome
 from activator.routing.route_table import CallTarget
 from pilotlight import errors
+from pilotlight.core.backoff import Backoff
 from pilotlight.spec.identifiers import Priority
 from snapshotter import errors as agent_errors
+from snapshotter.types import InstanceInfo
 
 log = logging.getLogger(__name__)
+
+FIRST_START_PAUSE_S, MAX_START_PAUSE_S = 2.0, 60.0
+"""Pauses of the autoscaler after failed starts in a row. A failed start costs its tenant CPU time,
+and the next one mostly fails as well; a minute later a dependency of the function may be back."""
 
 
 class Throttler(InstancePool):
@@ -84,6 +90,8 @@ class Throttler(InstancePool):
         self.load = ConcurrencyMeter(clock)
         self._wait_queue = WaitQueue(queue=queue, load=self.load, clock=clock)
         self._recheck_timer: asyncio.TimerHandle | None = None
+        self._start_backoff = Backoff(first_s=FIRST_START_PAUSE_S, max_s=MAX_START_PAUSE_S)
+        self._paused_until = 0.0
 
     def __repr__(self) -> str:
         return (
@@ -307,6 +315,9 @@ class Throttler(InstancePool):
         """A start ended without an instance."""
         log.warning("start failed target=%r code=%s error=%s", self.target, error.code, error)
         self._observer.start_failed(self.target, error.code)
+        is_functions = isinstance(error, agent_errors.StartFailed | agent_errors.StartTimeout)
+        if is_functions and not self.is_start_paused:  # of starts at once, the first
+            self._paused_until = self._clock() + self._start_backoff.next_s()
         if any(self.live()) or self.starting:
             return  # live instances, or a start in progress, serve the waiting calls
         if isinstance(error, agent_errors.StartStopped):
@@ -315,6 +326,18 @@ class Throttler(InstancePool):
             )  # the start was stopped for a reason unrelated to the waiting calls
             return
         self._wait_queue.fail(start_error_for_caller(self.target, error))
+
+    @property
+    def is_start_paused(self) -> bool:
+        """Whether the function failed to start a moment ago, so that only calls start an
+        instance."""
+        return self._clock() < self._paused_until
+
+    def add(self, info: InstanceInfo, began: float | None = None) -> None:
+        """Add an instance as `InstancePool.add` does: the function starts, no pause is left."""
+        self._start_backoff.reset()
+        self._paused_until = 0.0
+        super().add(info, began)
 
     def start_refused(self, error: errors.PilotlightError) -> None:
         """A start could not be requested: a secret is missing, a quota is used up, or the node is

@@ -13,6 +13,7 @@ import pytest
 from activator.autoscaler.autoscaler_loop import DROP_S
 from activator.balancing.throttler import Throttler
 from activator.routing.route_table import CallTarget
+from pilotlight.errors import StartFailed
 from pilotlight.protocol import FeedChange
 from pilotlight.spec.function import Scaling
 from pilotlight.spec.traffic import TrafficDocument, to_json, with_weights
@@ -96,6 +97,30 @@ async def test_min_instances_are_there_without_being_asked_and_stay(rig: Rig) ->
     rig.pass_s(200)
 
     assert len(throttler.instances) == 2
+
+
+async def test_a_revision_that_does_not_start_is_tried_less_and_less_often(rig: Rig) -> None:
+    """Each of its starts costs its tenant CPU time. Calls do not wait for the next attempt."""
+    rig.fleet.broken["hello"] = errors.StartFailed("no module")
+    target = rig.deploy(Scaling(min_instances=1))
+    throttler = rig.scaler.throttler_of(target)
+
+    async def failures_in(seconds: int) -> int:
+        before = len(rig.fleet.started)
+        for _ in range(seconds):
+            rig.pass_s(1)
+            rig.decide()
+            await until(lambda: not throttler.starting)
+        return len(rig.fleet.started) - before
+
+    assert 4 <= await failures_in(60) <= 8
+    assert await failures_in(300) <= 12
+    with pytest.raises(StartFailed):
+        await throttler.reserve(5.0)
+
+    del rig.fleet.broken["hello"]
+    (await throttler.reserve(5.0)).release()
+    assert not throttler.is_start_paused
 
 
 async def test_buffer_instances_are_spare_while_there_is_work_only(rig: Rig) -> None:
