@@ -5,8 +5,8 @@ A start claims a pod that is ready and unclaimed; otherwise it requests one
 (`scale_request.ScaleRequester`) and waits for it. Nothing on that path calls the API server: all
 state comes from watches. A stop releases the pod, for the next start or for the autoscaler to
 remove; a pod is deleted only if its calls do not end, or if its worker ended while it served. The
-worker of a pod that is being deleted is ended as soon as no call runs in it. While the API server is
-unreachable pods continue to serve: missing information never counts as a missing pod."""
+worker of a pod that is being deleted is ended as soon as no call runs in it. While the API server
+is unreachable pods continue to serve: missing information never counts as a missing pod."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class KnativeFleet(PodFleetLimits):
         self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._are_claims_reachable = True
-        self._is_restored = False
+        self._restored = asyncio.Event()
         self.on_released: Callable[[Pod], None] = lambda _: None
         self.readiness = ReadinessProbe(
             port=port, on_ready=lambda pod: pods.notify(pod.key), clock=clock
@@ -417,15 +417,17 @@ class KnativeFleet(PodFleetLimits):
     async def _end_idle(self, pod: Pod) -> None:
         """End the worker of a pod that is being deleted once no call runs in it. queue-proxy, which
         would hold the pod and its GPUs for 30 s, is then ended by the node agent. The activator
-        that has claimed the pod does it; of an unclaimed one whoever claims it first, so that no
+        that has claimed the pod does it; of an unclaimed one the first to claim it, so that no
         other sends it a call."""
         await asyncio.sleep(RUNNING_S)  # a call that was sent has arrived by then
-        while not self._is_restored:
-            await asyncio.sleep(RUNNING_S)
+        await self._restored.wait()
         if pod.life not in self._held:
             pods = sum(sibling.is_coming for sibling in self.pods.of(pod.key))
             try:
-                if await self._claims.claim(pod.key, f"end-{pod.uid}", [pod.life], pods=pods) is None:
+                if (
+                    await self._claims.claim(pod.key, f"end-{pod.uid}", [pod.life], pods=pods)
+                    is None
+                ):
                     return
             except ClaimsUnreachable as e:
                 self._on_claims_unreachable(e)
@@ -525,7 +527,7 @@ class KnativeFleet(PodFleetLimits):
     async def state(self) -> None:
         """State our claims once. Pods that others claimed meanwhile get no more calls here. Does
         nothing before our claims are restored: that would release them."""
-        if not self._is_restored:
+        if not self._restored.is_set():
             return
         try:
             lost = await self._claims.state()
@@ -565,7 +567,7 @@ class KnativeFleet(PodFleetLimits):
             raise errors.AgentUnavailable(
                 "the cluster's API server does not answer: its pods are unknown"
             ) from e
-        if not self._is_restored:
+        if not self._restored.is_set():
             await self._restore_claims()
         infos = []
         for held in list(self._held.values()):
@@ -582,7 +584,7 @@ class KnativeFleet(PodFleetLimits):
             claims = await self._claims.mine()
         except ClaimsUnreachable as e:
             raise errors.AgentUnavailable(str(e)) from e
-        self._is_restored = True
+        self._restored.set()
         for claim in claims:
             if claim.life in self._held:
                 continue  # already claimed by a start

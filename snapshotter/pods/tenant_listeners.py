@@ -266,7 +266,6 @@ class TenantListener:
         finally:
             del self._tasks[task]
 
-
     async def _end_proxy(self, pod: str) -> None:
         """End Knative's queue-proxy in a pod whose worker has ended: it would hold the pod, and its
         GPUs, for 30 s, if the pod is being deleted; else the kubelet starts both again. One pod of

@@ -133,7 +133,7 @@ def test_a_caller_that_reads_slowly_gets_all_of_its_answer_although_the_instance
         with socket.socket(socket.AF_UNIX) as caller:
             caller.settimeout(PATIENCE_S)
             caller.connect(world.front)
-            caller.sendall(b"POST")
+            caller.sendall(b"DATA")
             select.select([caller], [], [], PATIENCE_S)
             with socket.socket(socket.AF_UNIX) as activator:
                 activator.settimeout(PATIENCE_S)
