@@ -97,7 +97,7 @@ def test_from_zero_up_down_to_zero_and_up_again(cluster: ClusterUnderTest) -> No
 def test_what_ran_is_billed_and_its_logs_are_read(cluster: ClusterUnderTest) -> None:
     platform = cluster.platform
     name = platform.result("podded/stays", {"seconds": 0.25})
-    (pod,) = cluster.ready("stays")
+    (pod,) = wait_for(lambda: cluster.ready("stays"), "its pod to be ready")
     assert pod["metadata"]["name"][:63] == name
     assert "waits 0.25 s" in wait_for(lambda: platform.cli("logs", "podded").stdout, "its logs")
     (instance,) = platform.instances("podded", "stays")
@@ -111,7 +111,7 @@ def test_queue_proxy_does_not_hold_a_deleted_pod_in_which_no_call_runs(
 ) -> None:
     platform = cluster.platform
     platform.result("podded/stays")
-    (pod,) = cluster.ready("stays")
+    (pod,) = wait_for(lambda: cluster.ready("stays"), "its pod to be ready")
     uid, where = pod["metadata"]["uid"], pod["metadata"]["namespace"]
     deleted_at = time.monotonic()
     path = f"/api/v1/namespaces/{where}/pods/{pod['metadata']['name']}"

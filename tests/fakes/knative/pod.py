@@ -132,8 +132,9 @@ class PodRunner:
     async def reaped(self) -> None:
         """Until the container's process is gone and its log is read: for who cut the pod off while
         it ended."""
-        if self._process is not None:
-            await self._process.wait()
+        for process in (self._process, self._proxy_process):
+            if process is not None:
+                await process.wait()
         if self._keeping is not None:
             await asyncio.wait([self._keeping])
 
@@ -410,12 +411,13 @@ class PodRunner:
         self.proxy.close()
         if self._proxy_process is not None and self._proxy_process.returncode is None:
             self._proxy_process.kill()
-            await self._proxy_process.wait()
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
         if self._keeping is not None:
             await self._keeping
+        if self._proxy_process is not None:
+            await self._proxy_process.wait()
         await self.proxy.stop()
         if self._again is not None:
             self._again.cancel()
