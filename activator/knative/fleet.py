@@ -4,9 +4,9 @@ claims and releases them.
 A start claims a pod that is ready and unclaimed; otherwise it requests one
 (`scale_request.ScaleRequester`) and waits for it. Nothing on that path calls the API server: all
 state comes from watches. A stop releases the pod, for the next start or for the autoscaler to
-remove; a pod is deleted only if its calls do not end, or if its worker ended while it served. While
-the API server is unreachable pods continue to serve: missing information never counts as a missing
-pod."""
+remove; a pod is deleted only if its calls do not end, or if its worker ended while it served. The
+worker of a pod that is being deleted is ended as soon as no call runs in it. While the API server
+is unreachable pods continue to serve: missing information never counts as a missing pod."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from activator.knative.scale_request import ScaleRequester
 from activator.knative.unsupported import PodFleetLimits
 from activator.routing.route_table import CallTarget
 from activator.worker_client.address import tcp_address
+from pilotlight.core.background_tasks import cancel_all
 from pilotlight.errors import Unavailable
 from pilotlight.kubernetes.errors import ClusterError
 from pilotlight.kubernetes.kinds import POD
@@ -105,10 +106,11 @@ class KnativeFleet(PodFleetLimits):
         self._replaced: set[str] = set()
         self._replacements: dict[str, deque[float]] = {}
         self._waiting: dict[str, PendingStart] = {}
+        self._ending: dict[str, asyncio.Task[None]] = {}
         self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._are_claims_reachable = True
-        self._is_restored = False
+        self._restored = asyncio.Event()
         self.on_released: Callable[[Pod], None] = lambda _: None
         self.readiness = ReadinessProbe(
             port=port, on_ready=lambda pod: pods.notify(pod.key), clock=clock
@@ -406,6 +408,39 @@ class KnativeFleet(PodFleetLimits):
             self._replaced.discard(pod.uid)  # the kubelet restarts its worker
             self.pods.notify(pod.key)
 
+    def _on_pod_ending(self, pod: Pod) -> None:
+        """Handle the beginning of a pod's deletion."""
+        task = asyncio.create_task(self._end_idle(pod), name=f"end {pod.name}")
+        self._ending[pod.uid] = task
+        task.add_done_callback(lambda _: self._ending.pop(pod.uid, None))
+
+    async def _end_idle(self, pod: Pod) -> None:
+        """End the worker of a pod that is being deleted once no call runs in it. queue-proxy, which
+        would hold the pod and its GPUs for 30 s, is then ended by the node agent. The activator
+        that has claimed the pod does it; of an unclaimed one the first to claim it, so that no
+        other sends it a call."""
+        await asyncio.sleep(RUNNING_S)  # a call that was sent has arrived by then
+        await self._restored.wait()
+        if pod.life not in self._held:
+            pods = sum(sibling.is_coming for sibling in self.pods.of(pod.key))
+            try:
+                if (
+                    await self._claims.claim(pod.key, f"end-{pod.uid}", [pod.life], pods=pods)
+                    is None
+                ):
+                    return
+            except ClaimsUnreachable as e:
+                self._on_claims_unreachable(e)
+                return
+        try:
+            while self.pods.alive(pod.life) is not None:
+                if await self.readiness.running(pod) == 0 and await self.readiness.end(pod):
+                    return
+                await asyncio.sleep(RUNNING_S)
+        finally:
+            if pod.life not in self._held:
+                await self._claims.release(pod.life)
+
     async def _release(self, life: str) -> None:
         held = self._held.pop(life, None)
         if held is not None:
@@ -424,6 +459,12 @@ class KnativeFleet(PodFleetLimits):
                 self._served.discard(before.uid)
                 self._replaced.discard(before.uid)
             return
+        if (
+            after.is_ending
+            and not (before is not None and before.is_ending)
+            and after.uid not in self._replaced
+        ):
+            self._on_pod_ending(after)
         held = self._held.get(after.life)
         if held is None:
             if self._waiting.get(after.key) and after.is_usable:
@@ -486,7 +527,7 @@ class KnativeFleet(PodFleetLimits):
     async def state(self) -> None:
         """State our claims once. Pods that others claimed meanwhile get no more calls here. Does
         nothing before our claims are restored: that would release them."""
-        if not self._is_restored:
+        if not self._restored.is_set():
             return
         try:
             lost = await self._claims.state()
@@ -526,7 +567,7 @@ class KnativeFleet(PodFleetLimits):
             raise errors.AgentUnavailable(
                 "the cluster's API server does not answer: its pods are unknown"
             ) from e
-        if not self._is_restored:
+        if not self._restored.is_set():
             await self._restore_claims()
         infos = []
         for held in list(self._held.values()):
@@ -543,7 +584,7 @@ class KnativeFleet(PodFleetLimits):
             claims = await self._claims.mine()
         except ClaimsUnreachable as e:
             raise errors.AgentUnavailable(str(e)) from e
-        self._is_restored = True
+        self._restored.set()
         for claim in claims:
             if claim.life in self._held:
                 continue  # already claimed by a start
@@ -581,6 +622,7 @@ class KnativeFleet(PodFleetLimits):
         free."""
         await self._scale_requester.aclose()
         await self.readiness.aclose()
+        await cancel_all(self._ending.values())
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._claims.aclose()
 

@@ -23,7 +23,7 @@ from activator.worker_client.connection import (
     WorkerResponse,
 )
 from pilotlight.core.background_tasks import cancel_all
-from pilotlight.protocol import WORKER_STATUS
+from pilotlight.protocol import WORKER_END, WORKER_STATUS
 from snapshotter.shim.messages import phases_of
 from snapshotter.types import StartKind
 
@@ -44,6 +44,7 @@ _LAUNCHER_PHASES = frozenset({"agent", "code", "weights", "gpu", "pod", "restore
 """Phases that the launcher of a pod adds to its worker's phases (`pilotlight.launcher`). The pod is
 not trusted: other names do not become a metric's label."""
 _STATUS = f"GET {WORKER_STATUS} HTTP/1.1\r\nhost: worker\r\nconnection: close\r\n\r\n".encode()
+_END = f"POST {WORKER_END} HTTP/1.1\r\nhost: worker\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".encode()
 _PROXY = f"GET {WORKER_STATUS} HTTP/1.1\r\nhost: worker\r\nk-network-probe: queue\r\nconnection: close\r\n\r\n".encode()
 """queue-proxy answers this itself, and does not count it as a request
 (knative.dev/networking/pkg/http/header, `K-Network-Probe`)."""
@@ -159,6 +160,16 @@ class ReadinessProbe:
         except (OSError, WorkerConnectionLost):
             return None
         return _parsed(answer, self._clock(), 1).running if answer.status == 200 else None
+
+    async def end(self, pod: Pod) -> bool:
+        """Ask its worker to exit once its calls have ended; whether it will."""
+        if pod.ip is None:
+            return False
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                return (await exchange(tcp_address(pod.ip, WORKER_PORT), _END)).status == 200
+        except (OSError, WorkerConnectionLost):
+            return False
 
     async def aclose(self) -> None:
         """Stop all probes."""

@@ -84,6 +84,9 @@ WORKER_STATUS = "/pilotlight/health"
 """`GET` → `{"instance", "running", "start_kind", "phases_ms"}`, for every kind of function; used by
 probes and claims. For an engine, whose bytes are proxied, it must be the first request of its
 connection, which is then closed."""
+WORKER_END = "/pilotlight/end"
+"""`POST`: the worker finishes the calls that run, and exits; for a pod that is being deleted. Of an
+engine as with WORKER_STATUS. Callers cannot reach this path through an activator."""
 HEADER_CALL = "pilotlight-call"
 """The call's id, for log lines."""
 HEADER_PARENT = "pilotlight-parent"

@@ -1,6 +1,8 @@
 """Identifies the process at the other end of a socket through the kernel: the pod that it is in, and
 whether its namespaces may be entered.
 
+Also ends Knative's queue-proxy in a pod whose worker has ended (`end_proxy`).
+
 Entering a pod mounts file systems in it. So a pod is entered only if it has its own namespaces of
 every kind and its launcher is their first process; a process of the node itself never qualifies.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import struct
 from pathlib import Path
@@ -21,6 +24,8 @@ _SO_PEERPIDFD = 77
 _OWN = ("mnt", "pid", "net", "ipc", "uts")
 _PROC = Path("/proc")
 _CREDENTIALS = struct.Struct("3i")
+_PROXY = "queue"
+"""Name of queue-proxy's executable (knative/serving cmd/queue), as in `/proc/<pid>/comm`."""
 _POD_GROUP = re.compile(
     r"(?:^|[/-])pod([0-9a-f]{8}(?:([-_])[0-9a-f]{4})(?:\2[0-9a-f]{4}){2}\2[0-9a-f]{12})(?:\.slice)?(?:/|$)"
 )
@@ -74,6 +79,45 @@ def pod_of_groups(groups: str) -> str:
     if len(found) != 1:
         raise Unsupported("the process that connected is in no pod of this node")
     return found.pop()
+
+
+def end_proxy(uid: str, *, proc: Path = _PROC) -> int:
+    """Kill Knative's queue-proxy in the pod `uid`; returns the number of processes: 0 if it has none
+    or none is visible. Walks all processes: not for the event loop.
+
+    Only the first process of a container in the pod's control group, which no process can leave, is
+    killed, so that nothing that a pod does ends anything elsewhere."""
+    return sum(
+        _kill_proxy(int(entry.name), uid, proc) for entry in proc.iterdir() if entry.name.isdigit()
+    )
+
+
+def _kill_proxy(pid: int, uid: str, proc: Path) -> bool:
+    try:
+        if not _is_proxy(proc / str(pid), uid):
+            return False
+        pidfd = os.pidfd_open(pid)
+        try:
+            # the pid may have been another process's before the descriptor was opened
+            if not _is_proxy(proc / str(pid), uid) or processes.host_pid(pidfd) != pid:
+                return False
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        finally:
+            os.close(pidfd)
+    except (OSError, Unsupported):  # it has exited; or is in no pod
+        return False
+    return True
+
+
+def _is_proxy(process: Path, uid: str) -> bool:
+    """Raises OSError, Unsupported."""
+    if (process / "comm").read_text().strip() != _PROXY:
+        return False
+    if pod_of_groups((process / "cgroup").read_text()) != uid:
+        return False
+    lines = (process / "status").read_text().splitlines()
+    numbers = next((line.split()[1:] for line in lines if line.startswith("NSpid:")), [])
+    return len(numbers) > 1 and numbers[-1] == "1"
 
 
 def _peer_pidfd(connection: socket.socket) -> int:

@@ -24,8 +24,9 @@ from pilotlight.core.background_tasks import cancel_all
 from pilotlight.core.yield_budget import YieldBudget
 from snapshotter.agent.launch_signature import LaunchSigner
 from snapshotter.cuda.memory import MemoryReader
-from snapshotter.errors import SnapshotterError
+from snapshotter.errors import SnapshotterError, Unsupported
 from snapshotter.pods import gpus
+from snapshotter.pods.pod_process import pod_of_peer
 from snapshotter.pods.registration import Announcement, NotAdmitted
 from snapshotter.pods.restoring import PodRestores
 from snapshotter.pods.tenant_mounts import TenantMounts
@@ -43,7 +44,12 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class PodSession:
-    """One pod's connection. Owner: its task."""
+    """One pod's connection. Owner: its task.
+
+    Attributes:
+        uid: the pod's, as the kernel tells; None while unknown.
+        has_ended: the launcher has said that its worker ended without an error, after it served.
+    """
 
     def __init__(
         self,
@@ -71,6 +77,8 @@ class PodSession:
         self._has_reported = False
         self.announcement: Announcement | None = None
         self.is_ready = False
+        self.uid: str | None = None
+        self.has_ended = False
 
     def __repr__(self) -> str:
         pod = self.announcement.pod if self.announcement else "unannounced"
@@ -80,6 +88,8 @@ class PodSession:
         """Serve until the pod exits or is refused."""
         try:
             announced = self.announcement = await self._announced()
+            with contextlib.suppress(Unsupported):  # a node agent without hostPID
+                self.uid = pod_of_peer(self._writer.get_extra_info("socket"))
             _log.info(
                 "pods.announced tenant=%s pod=%s revision=%s",
                 self._tenant,
@@ -211,6 +221,8 @@ class PodSession:
         while line := await self._reader.readline():
             await turns.handled(line)
             message = _parsed(line)
+            if message.get("op") == "ended":
+                self.has_ended = True
             # only once: each message makes a log line
             if message.get("op") == "ready" and not self._has_reported:
                 self.is_ready = self._has_reported = True

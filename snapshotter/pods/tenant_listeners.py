@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import re
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from snapshotter.agent.launch_signature import LaunchSigner
 from snapshotter.cuda.memory import MemoryReader
 from snapshotter.linux.inotify import DirectoryWatch, watching
 from snapshotter.pods.pod_calls import CallsListener, PodCalls
+from snapshotter.pods.pod_process import end_proxy
 from snapshotter.pods.pod_session import MAX_LINE_BYTES, PodSession
 from snapshotter.pods.restoring import PodRestores
 from snapshotter.pods.tenant_mounts import HOLDER_PREFIX, WEIGHTS, PodWeights, TenantMounts
@@ -38,6 +40,9 @@ SWEEP_S = 600.0
 LOOK_AGAIN_S = 60.0
 """Interval of directory scans without events: inotify drops events when too many arrive at once
 (inotify(7), IN_Q_OVERFLOW)."""
+ENDS_S = 10.0
+"""Minimum interval of looking for queue-proxy in one pod: it costs a walk of all processes, and a
+pod may say as often as it likes that its worker has ended."""
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 
 
@@ -179,6 +184,8 @@ class TenantListener:
         self._tasks: dict[asyncio.Task[None], PodSession] = {}
         self._server: asyncio.Server | None = None
         self._calls: CallsListener | None = None
+        self._ended_at: dict[str, float] = {}
+        self._looking = asyncio.Lock()
         self.holds = holds
 
     def __repr__(self) -> str:
@@ -252,10 +259,25 @@ class TenantListener:
         self._tasks[task] = session
         try:
             await session.run()
+            if session.has_ended and session.uid is not None:
+                await self._end_proxy(session.uid)
         except asyncio.CancelledError:
             return  # shutdown; the task of the stream would log it
         finally:
             del self._tasks[task]
+
+    async def _end_proxy(self, pod: str) -> None:
+        """End Knative's queue-proxy in a pod whose worker has ended: it would hold the pod, and its
+        GPUs, for 30 s, if the pod is being deleted; else the kubelet starts both again. One pod of
+        the tenant at a time."""
+        now = time.monotonic()
+        self._ended_at = {uid: at for uid, at in self._ended_at.items() if now - at < ENDS_S}
+        if pod in self._ended_at:
+            return
+        self._ended_at[pod] = now
+        async with self._looking:
+            count = await asyncio.to_thread(end_proxy, pod)
+        _log.info("pods.proxy_ended tenant=%s pod=%s count=%d", self._directory.name, pod, count)
 
 
 @contextlib.asynccontextmanager

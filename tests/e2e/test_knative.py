@@ -4,6 +4,7 @@ and what goes wrong in clusters. Marked `cluster`: also on a real one."""
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
@@ -96,12 +97,33 @@ def test_from_zero_up_down_to_zero_and_up_again(cluster: ClusterUnderTest) -> No
 def test_what_ran_is_billed_and_its_logs_are_read(cluster: ClusterUnderTest) -> None:
     platform = cluster.platform
     name = platform.result("podded/stays", {"seconds": 0.25})
-    (pod,) = cluster.ready("stays")
+    (pod,) = wait_for(lambda: cluster.ready("stays"), "its pod to be ready")
     assert pod["metadata"]["name"][:63] == name
     assert "waits 0.25 s" in wait_for(lambda: platform.cli("logs", "podded").stdout, "its logs")
     (instance,) = platform.instances("podded", "stays")
     assert pod["metadata"]["name"] in str(instance)
     assert wait_for(lambda: platform.usage("function = ?", "stays"), "the call to be billed")
+
+
+@pytest.mark.cluster
+def test_queue_proxy_does_not_hold_a_deleted_pod_in_which_no_call_runs(
+    cluster: ClusterUnderTest,
+) -> None:
+    platform = cluster.platform
+    platform.result("podded/stays")
+    (pod,) = wait_for(lambda: cluster.ready("stays"), "its pod to be ready")
+    uid, where = pod["metadata"]["uid"], pod["metadata"]["namespace"]
+    deleted_at = time.monotonic()
+    path = f"/api/v1/namespaces/{where}/pods/{pod['metadata']['name']}"
+    cluster.api.delete(path).raise_for_status()
+    wait_for(
+        lambda: uid not in {one["metadata"]["uid"] for one in cluster.pods("stays", ending=True)},
+        "the pod to be gone",
+        timeout_s=cluster.patience_s,
+    )
+    assert time.monotonic() - deleted_at < 15  # queue-proxy alone takes 30 s
+    log = (platform.local.logs / "snapshotter.log").read_text()
+    assert f"pod={uid} count=1" in log
 
 
 @pytest.mark.cluster

@@ -30,6 +30,7 @@ from tests.fakes.fake_worker import (
 from tests.fakes.kubernetes.server import ApiServer
 
 STATUS = "/pilotlight/health"
+END = "/pilotlight/end"
 Json = dict[str, Any]
 
 
@@ -68,6 +69,7 @@ class FakePod:
     Attributes:
         running: calls that its worker says run in it.
         calls: what its worker was asked, looks at its status left out.
+        is_ended: whether its worker was asked to exit.
     """
 
     name: str
@@ -82,6 +84,7 @@ class FakePod:
     workers: list[TcpWorker] = field(default_factory=list)
     calls: list[WorkerRequest] = field(default_factory=list)
     probes: int = 0
+    is_ended: bool = False
 
     async def answer(self, request: WorkerRequest) -> WorkerAnswer:
         """What the worker (and queue-proxy before it) says."""
@@ -96,6 +99,9 @@ class FakePod:
                 "phases_ms": {"boot": 2.0, "enter": 1.0},
             }
             return WorkerAnswer(body=json.dumps(status).encode())
+        if request.path == END:
+            self.is_ended = True
+            return WorkerAnswer(body=b"{}")
         self.calls.append(request)
         return await self.behaviour(request)
 

@@ -312,6 +312,8 @@ class Launcher:
                 128 + number, "launcher.exit", signal=signal.Signals(number).name, state=self._state
             )
         else:
+            if self._state == "serving" and not os.WEXITSTATUS(status):
+                self._line.send({"op": "ended"})
             self._leave(os.WEXITSTATUS(status), "launcher.exit", state=self._state)
 
 

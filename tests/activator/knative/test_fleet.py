@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import pytest
 
+from activator.knative import fleet as fleet_module
 from activator.knative.fleet import REPLACEMENTS, KnativeFleet
 from activator.knative.pod_leases import ClaimsUnreachable, InMemoryPodLeases, PodLeaseTable
 from activator.routing.route_table import CallTarget
@@ -238,6 +239,31 @@ async def test_a_pod_that_is_asked_to_go_is_told_of_and_then_gone(world: World) 
     await world.maker.gone(pod)
     event = await _event(fleet)
     assert (event.kind, event.subject, event.reason) == ("instance_gone", info.id, "deleted")
+
+
+async def test_the_worker_of_a_pod_that_is_being_deleted_is_ended_once_no_call_runs_in_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_module, "RUNNING_S", 0.05)
+    board = PodLeaseTable(lambda: {"a-0", "a-1"})
+    one, two = [
+        await world.fleet(member, InMemoryPodLeases(board, member=member))
+        for member in ("a-0", "a-1")
+    ]
+    for fleet in (one, two):
+        await fleet.adopt()
+    target = world.target()
+    claimed = await world.maker.up(target)
+    await world.start(one, target)
+    free = await world.maker.up(target)
+    claimed.running, probes = 2, claimed.probes
+    for pod in (claimed, free):
+        await world.maker.asked_to_go(pod)
+    await world.until(lambda: free.is_ended)
+    await world.until(lambda: claimed.probes > probes + 2)
+    assert not claimed.is_ended
+    claimed.running = 0
+    await world.until(lambda: claimed.is_ended)
 
 
 async def test_an_evicted_pod_is_gone_with_that_word(world: World) -> None:

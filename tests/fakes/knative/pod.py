@@ -69,6 +69,7 @@ class PodRunner:
         self._group = PodGroup(pod["metadata"]["uid"])
         self.proxy = QueueProxy(ip, concurrency=_concurrency(pod))
         self._process: asyncio.subprocess.Process | None = None
+        self._proxy_process: asyncio.subprocess.Process | None = None
         self._ending = asyncio.Event()
         self._quiet_s = quiet_s
         self._ends_by = math.inf
@@ -131,8 +132,9 @@ class PodRunner:
     async def reaped(self) -> None:
         """Until the container's process is gone and its log is read: for who cut the pod off while
         it ended."""
-        if self._process is not None:
-            await self._process.wait()
+        for process in (self._process, self._proxy_process):
+            if process is not None:
+                await process.wait()
         if self._keeping is not None:
             await asyncio.wait([self._keeping])
 
@@ -156,6 +158,7 @@ class PodRunner:
         await self._pull()
         if self._beside:
             await self.proxy.start()
+            await self._start_proxy_process()
         while self._phase != "Failed":
             spec = await self._prepare()
             await self._start(spec)
@@ -163,6 +166,16 @@ class PodRunner:
             if self._ending.is_set() or self._phase == "Failed":
                 return
             await self._back_off()
+
+    async def _start_proxy_process(self) -> None:
+        """What a node agent sees of queue-proxy: the first process of a container of the pod. If it
+        is killed while the pod ends, nothing holds the pod any more."""
+        group = self._group.make()
+        if group is None:
+            return
+        (program := self._directory / "queue").symlink_to("/bin/sleep")
+        enter = f"echo $$ > {group} && exec unshare --pid --fork --kill-child {program} infinity"
+        self._proxy_process = await asyncio.create_subprocess_exec("sh", "-c", enter)
 
     async def _pull(self) -> None:
         image, attempt = self._user["image"], 0
@@ -317,8 +330,9 @@ class PodRunner:
 
     async def _drain_and_stop(self, exited: asyncio.Task[int]) -> None:
         """As Knative ends a pod: not ready; SIGTERM once queue-proxy has had no request for its quiet
-        period, whatever runs; SIGKILL when the grace is over. A second deletion with less grace
-        does not interrupt a kubelet that waits for queue-proxy (seen with 1.36)."""
+        period, whatever runs; SIGKILL when the grace is over. Neither the container's own end nor a
+        second deletion with less grace interrupts a kubelet that waits for queue-proxy, but the end
+        of queue-proxy does (seen with 1.36)."""
         assert self._process is not None
         loop = asyncio.get_running_loop()
         waits_until = self._ends_by
@@ -326,7 +340,7 @@ class PodRunner:
         await self._report()
         draining = asyncio.create_task(self.proxy.drain(self._quiet_s), name="drain")
         try:
-            while loop.time() < waits_until and not (draining.done() or exited.done()):
+            while loop.time() < waits_until and not (draining.done() or self._is_proxy_dead):
                 await asyncio.sleep(PROBE_S)
         finally:
             draining.cancel()
@@ -338,6 +352,10 @@ class PodRunner:
         if self._process.returncode is None:
             self._process.kill()
         await exited
+
+    @property
+    def _is_proxy_dead(self) -> bool:
+        return self._proxy_process is not None and self._proxy_process.returncode is not None
 
     def _exited(self, code: int) -> None:
         code = 128 - code if code < 0 else code
@@ -391,11 +409,15 @@ class PodRunner:
     async def _clean(self) -> None:
         # before the first await: a node that stops cancels pods that are ending already
         self.proxy.close()
+        if self._proxy_process is not None and self._proxy_process.returncode is None:
+            self._proxy_process.kill()
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
         if self._keeping is not None:
             await self._keeping
+        if self._proxy_process is not None:
+            await self._proxy_process.wait()
         await self.proxy.stop()
         if self._again is not None:
             self._again.cancel()

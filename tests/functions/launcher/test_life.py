@@ -283,6 +283,7 @@ def test_sigterm_drains_the_worker_and_its_status_is_passed_on(plain: Pod) -> No
             plain.terminate()
 
             assert plain.wait_exit() == 0
+            assert line.hear()["op"] == "ended"
     assert "left in order" in plain.printed()
 
 

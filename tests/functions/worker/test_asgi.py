@@ -158,13 +158,13 @@ def test_lifespan_runs_once_around_the_instances_life(shim: FakeShim) -> None:
     assert read_until(instance.stdout, b"never") == b"shutdown\n"
 
 
-def test_an_open_websocket_is_closed_by_the_drain(shim: FakeShim) -> None:
+def test_a_request_to_end_drains_and_closes_an_open_websocket(shim: FakeShim) -> None:
     instance = shim.start("i-drain")
-    pid = shim.wait_event("forked", instance="i-drain")["pid"]
     with websockets.sync.client.unix_connect(instance.path, "ws://worker/asgi/chat") as socket:
         socket.send("hello")
         socket.recv()
-        os.kill(pid, signal.SIGTERM)
+        with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS)) as one:
+            assert one.post("http://worker/pilotlight/end").status_code == 200
         with pytest.raises(websockets.exceptions.ConnectionClosed) as closed:
             socket.recv()
         assert closed.value.rcvd is not None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -14,10 +16,12 @@ import pytest
 from snapshotter.errors import Unsupported
 from snapshotter.pods.pod_process import (
     demand_own_namespaces,
+    end_proxy,
     pidfd_of_peer,
     pod_of_groups,
     pod_of_peer,
 )
+from tests.e2e.harness import wait_for
 from tests.fakes.knative.pod_group import PodGroup
 
 OWN = {name: f"{name}:[2]" for name in ("mnt", "pid", "net", "ipc", "uts")}
@@ -162,3 +166,33 @@ def test_a_peer_is_in_the_pod_whose_group_the_kubelet_put_it_in(tmp_path: Path) 
             pod_of_peer(connection)
         connection.close()
     group.remove()
+
+
+@pytest.mark.root
+def test_only_the_first_process_of_queue_proxy_in_that_pod_is_killed(tmp_path: Path) -> None:
+    (program := tmp_path / "queue").write_bytes(Path("/bin/sleep").read_bytes())
+    program.chmod(0o755)
+    uids = [str(uuid.uuid4()) for _ in range(2)]
+    groups = [PodGroup(uid) for uid in uids]
+    if None in (files := [group.make() for group in groups]):
+        pytest.skip("no control group can be made here")
+    container = ["unshare", "--pid", "--fork", "--kill-child", "sh", "-c"]
+    first, second, other = f"exec {program} 60", f"{program} 60; :", "exec sleep 60"
+
+    def started(group: int, said: str) -> subprocess.Popen[bytes]:
+        enter = f"echo $$ > {files[group]}; exec " + shlex.join([*container, said])
+        return subprocess.Popen(["sh", "-c", enter])
+
+    running = [started(0, first), started(0, second), started(0, other), started(1, first)]
+    try:
+        wait_for(lambda: end_proxy(uids[0]) == 1, "queue-proxy of the pod to be found")
+        assert running[0].wait(10) != 0
+        assert [process.poll() for process in running[1:]] == [None] * 3
+        assert end_proxy(uids[0]) == 0
+        assert end_proxy(uids[1]) == 1
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+        for group in groups:
+            group.remove()

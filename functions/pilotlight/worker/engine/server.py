@@ -15,7 +15,7 @@ import uvloop
 
 from pilotlight.worker.engine.errors import EngineDied
 from pilotlight.worker.engine.process_tree import ExitWatcher
-from pilotlight.worker.engine.tcp_proxy import ProxyPair, ProxySide
+from pilotlight.worker.engine.tcp_proxy import END_QUESTION, STATUS_QUESTION, ProxyPair, ProxySide
 from pilotlight.worker.http.listener import serve_listener
 from pilotlight.worker.http.server import BACKLOG, end_of
 from pilotlight.worker.status import InstanceStatus
@@ -44,6 +44,7 @@ class SpliceServer:
         self._pairs: set[ProxyPair] = set()
         self._accepting: Any = None
         self._ending = asyncio.Event()
+        self._answers = {STATUS_QUESTION: self._status, END_QUESTION: self._end}
         self._dead: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -68,13 +69,17 @@ class SpliceServer:
         self._accepting = await serve_listener(self._loop, self._accept, listener, backlog=BACKLOG)
 
     def _accept(self) -> ProxySide:
-        pair = ProxyPair(self._path, self._loop, self._pairs.discard, self._status)
+        pair = ProxyPair(self._path, self._loop, self._pairs.discard, self._answers)
         self._pairs.add(pair)
         return pair.caller
 
     def _status(self) -> bytes:
         """The status; a connection whose caller sent the most recent bytes is a running call."""
         return self._standing.as_json(running=sum(pair.is_asking() for pair in self._pairs))
+
+    def _end(self) -> bytes:
+        self._ending.set()
+        return b"{}"
 
     async def _serve(self, on_ready: Callable[[], None], shim: int, deaths: ExitWatcher) -> None:
         with end_of(shim) as end:

@@ -6,21 +6,22 @@ socket buffers and some pieces wait per direction. A caller's half-close is forw
 disconnects, the other is closed too, so the engine notices that its caller left and frees the
 request. Owner: one event loop.
 
-The worker answers the status request itself: a connection that begins with it never reaches the
-engine (`ProxyCaller`)."""
+The worker answers requests about itself: a connection that begins with one never reaches the engine
+(`ProxyCaller`)."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from pilotlight.protocol import WORKER_STATUS
+from pilotlight.protocol import WORKER_END, WORKER_STATUS
 
 STATUS_QUESTION = b"GET %s HTTP/1.1\r\n" % WORKER_STATUS.encode()
+END_QUESTION = b"POST %s HTTP/1.1\r\n" % WORKER_END.encode()
 MAX_HEAD_BYTES = 8192
-"""Maximum size of the status request with its headers."""
+"""Maximum size of such a request with its headers."""
 _ANSWER = (
     b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: "
     b"close\r\ncontent-length: %d\r\n\r\n"
@@ -83,32 +84,33 @@ class ProxySide(asyncio.Protocol):
 
 
 class ProxyCaller(ProxySide):
-    """The caller's side, which checks whether the first bytes are the status request."""
+    """The caller's side, which checks whether the first bytes are a request to the worker."""
 
-    def __init__(self, pair: ProxyPair, question: bytes, answer: Callable[[], bytes]) -> None:
+    def __init__(self, pair: ProxyPair, answers: Mapping[bytes, Callable[[], bytes]]) -> None:
         super().__init__(pair)
-        self._question = question
-        self._answer = answer
+        self._answers = answers
         self._head: bytes | None = b""
-        """The bytes so far, while they may be the status request; None once they are not."""
+        """The bytes so far, while they may be such a request; None once they are not."""
 
     def data_received(self, data: bytes) -> None:
-        """Answer the status request, or forward."""
+        """Answer a request to the worker, or forward."""
         if self._head is None:
             super().data_received(data)
             return
         self._head += data
-        if not self._head.startswith(self._question[: len(self._head)]):
+        head = self._head
+        possible = [one for one in self._answers if head.startswith(one[: len(head)])]
+        if not possible:
             self._go_on()
-        elif b"\r\n\r\n" in self._head:
-            body = self._answer()
+        elif b"\r\n\r\n" in head:
+            body = self._answers[possible[0]]()
             self.transport.write(_ANSWER % len(body) + body)
             self._pair.close()
-        elif len(self._head) > MAX_HEAD_BYTES:
+        elif len(head) > MAX_HEAD_BYTES:
             self._pair.close()
 
     def eof_received(self) -> bool:
-        """Forward an incomplete status request to the engine."""
+        """Forward an incomplete request to the engine."""
         if self._head:
             self._go_on()
         return super().eof_received()
@@ -132,9 +134,10 @@ class ProxyPair:
         path: str,
         loop: asyncio.AbstractEventLoop,
         on_gone: Callable[[ProxyPair], None],
-        status: Callable[[], bytes] = lambda: b"{}",
+        answers: Mapping[bytes, Callable[[], bytes]] = {},
     ) -> None:
-        """`status`: returns the response body for WORKER_STATUS."""
+        """`answers`: by the first line of a request to the worker, what returns the response's
+        body."""
         self._path = path
         self._loop = loop
         self._on_gone = on_gone
@@ -142,7 +145,7 @@ class ProxyPair:
         self._open = 0
         self._early = b""
         self._is_joined = False
-        self.caller, self.engine = ProxyCaller(self, STATUS_QUESTION, status), ProxySide(self)
+        self.caller, self.engine = ProxyCaller(self, answers), ProxySide(self)
         self.last: ProxySide | None = None
         self.moved_at = time.monotonic()
 

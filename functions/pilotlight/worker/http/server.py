@@ -27,6 +27,7 @@ from pilotlight.errors import NotFound
 from pilotlight.protocol import (
     CONTENT_JSON,
     WORKER_ASGI,
+    WORKER_END,
     WORKER_HEALTH,
     WORKER_INVOKE,
     WORKER_STATUS,
@@ -247,6 +248,9 @@ class Server:
                     b"ok",
                     self._standing.as_json(running=self._calls.running),
                 )
+            elif path == WORKER_END and scope["type"] == "http" and scope["method"] == "POST":
+                self._draining.set()
+                await send_response(send, 200, CONTENT_JSON.encode(), b"ok", b"{}")
             elif scope["type"] == "http":
                 await send_problem(
                     send,

@@ -133,9 +133,13 @@ def test_a_caller_that_reads_slowly_gets_all_of_its_answer_although_the_instance
         with socket.socket(socket.AF_UNIX) as caller:
             caller.settimeout(PATIENCE_S)
             caller.connect(world.front)
-            caller.sendall(b"POST")
+            caller.sendall(b"DATA")
             select.select([caller], [], [], PATIENCE_S)
-            os.kill(os.getpid(), signal.SIGTERM)
+            with socket.socket(socket.AF_UNIX) as activator:
+                activator.settimeout(PATIENCE_S)
+                activator.connect(world.front)
+                activator.sendall(b"POST /pilotlight/end HTTP/1.1\r\nhost: worker\r\n\r\n")
+                assert activator.recv(100).startswith(b"HTTP/1.1 200 ")
             threading.Event().wait(0.5)  # slow, so that everything in between is full, and quiet
             while len(got) < len(ANSWER) and (piece := caller.recv(65536)):
                 got.extend(piece)

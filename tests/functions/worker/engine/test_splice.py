@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.worker.engine.tcp_proxy import HIGH_WATER_BYTES, ProxyPair
+from pilotlight.worker.engine.tcp_proxy import HIGH_WATER_BYTES, STATUS_QUESTION, ProxyPair
 
 PATIENCE_S = 20.0
 
@@ -86,7 +86,7 @@ def _accepting(
     on_gone: Callable[[ProxyPair], None],
 ) -> Callable[[], asyncio.Protocol]:
     def accept() -> asyncio.Protocol:
-        pair = ProxyPair(path, loop, on_gone, lambda: b'{"instance":"i-1"}')
+        pair = ProxyPair(path, loop, on_gone, {STATUS_QUESTION: lambda: b'{"instance":"i-1"}'})
         pairs.add(pair)
         return pair.caller
 
