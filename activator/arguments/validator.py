@@ -140,7 +140,7 @@ def check_arguments(
     try:
         if validator is None or validator.is_valid(named):
             return
-        problems = _problems(validator, named)
+        problems = _problems(method, validator, named)
     except ValueError as e:  # for example half a surrogate pair in a name
         raise errors.InvalidInput(f"the arguments cannot be checked: {e}") from e
     first = problems[0]
@@ -151,11 +151,14 @@ def check_arguments(
 
 
 def _problems(
-    validator: jsonschema_rs.Validator | _UnusableSchema, named: Mapping[str, Any]
+    method: MethodSpec,
+    validator: jsonschema_rs.Validator | _UnusableSchema,
+    named: Mapping[str, Any],
 ) -> list[dict[str, str]]:
     found = itertools.islice(validator.iter_errors(named), MAX_NAMED_PROBLEMS)
     return [
-        {"parameter": _shortened(_parameter(e)), "message": _shortened(e.message)} for e in found
+        {"parameter": _shortened(_parameter(e)), "message": _shortened(_problem(method, e))}
+        for e in found
     ]
 
 
@@ -245,3 +248,14 @@ def _parameter(error: jsonschema_rs.ValidationError) -> str:
     kind = error.kind
     named = getattr(kind, "property", None) or next(iter(getattr(kind, "unexpected", ())), "")
     return str(named)
+
+
+def _problem(method: MethodSpec, error: jsonschema_rs.ValidationError) -> str:
+    """The message; in terms of parameters where the schema speaks of properties."""
+    if not error.instance_path:
+        if getattr(error.kind, "property", None):
+            return "is required"
+        if getattr(error.kind, "unexpected", None):
+            known = ", ".join(method.parameters)
+            return f"there is no such parameter; the parameters are: {known or 'none'}"
+    return str(error.message)

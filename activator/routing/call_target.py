@@ -113,15 +113,17 @@ class CallTarget:
         """Return a method. Raises NotFound with the existing methods."""
         spec = self.spec.method(name)
         if spec is None:
-            names = ", ".join(sorted(m.name for m in self.spec.methods if m.name))
-            hint = (
-                f"its methods are: {names}"
-                if names
-                else "it has no methods: call it by its own name"
-            )
-            raise errors.NotFound(
-                f"{self.app}/{self.function} has no method {name[:MAX_NAME_LENGTH]!r}; {hint}"
-            )
+            called = f"{self.app}/{self.function}"
+            names = sorted(m.name for m in self.spec.methods if m.name)
+            if not names:
+                hint = "it has no methods: call it by its own name"
+            else:
+                hint = f"its methods are: {', '.join(names)}"
+            if names and not name:
+                raise errors.NotFound(
+                    f"{called} is a class: call a method of it, such as {called}.{names[0]}; {hint}"
+                )
+            raise errors.NotFound(f"{called} has no method {name[:MAX_NAME_LENGTH]!r}; {hint}")
         return spec
 
     def check(self, method: str) -> ArgumentValidator:
