@@ -209,11 +209,9 @@ class Fallen(Entrance):
 V1, V2 = "v1-aaaaaa", "v2-bbbbbb"
 
 
-def _ample_budget() -> ShadowBudget:
-    """After a minute of calls that were not copied."""
-    budget = ShadowBudget()
-    budget.add(time.monotonic(), own=60_000.0)
-    return budget
+def instances_of(edge: Edge) -> Iterator[Instance]:
+    for scaled in edge.scaler.revisions.values():
+        yield from scaled.throttler.instances.values()
 
 
 @dataclass(frozen=True)
@@ -223,6 +221,7 @@ class Copied(Entrance):
     is_direct = False
     runs = ("hello", V2)
     shadows: list[ShadowTraffic] = field(default_factory=list)
+    budgets: list[ShadowBudget] = field(default_factory=list)
 
     def routes(self, clocks: Clocks) -> list[FunctionRoute]:
         shadow = Shadow(revision=V2, percent=100.0, max_compute=1.0)
@@ -238,13 +237,21 @@ class Copied(Entrance):
                 is_crowded=lambda: False,
                 draw=lambda: 0.0,
                 tracer=edge.tracer,
-                make_budget=_ample_budget,
+                make_budget=self._make_budget,
             )
         ]
         edge.copy_calls(self.shadows[0])
 
+    def _make_budget(self) -> ShadowBudget:
+        self.budgets.append(ShadowBudget())
+        return self.budgets[-1]
+
     async def call(self, edge: Edge) -> httpx.Response:
         (shadows,) = self.shadows
+        for budget in self.budgets:  # a minute of calls that were not copied
+            budget.add(time.monotonic(), own=60_000.0)
+        # a copy does not wait for an instance that was busy
+        await until(lambda: not any(i.blocked_until > time.monotonic() for i in instances_of(edge)))
         answer = await super().call(edge)
         try:
             await until(lambda: not shadows._tasks)
