@@ -14,6 +14,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.server import ServerConnection, unix_serve
 
 from activator.settings import ActivatorSettings
+from pilotlight.protocol import WORKER_ASGI, WORKER_END
 from pilotlight.spec.function import Clocks, FunctionKind, MethodSpec, Scaling
 from tests.activator.conftest import KEY, PATIENCE_S, Edge
 from tests.activator.test_gateway import until
@@ -96,6 +97,19 @@ async def test_a_path_that_would_be_another_one_behind_the_edge_is_not_passed_on
     answer = await edge.client.get(f"{edge.url}{path}", headers=HEADERS)
 
     assert answer.status_code == 404
+
+
+@pytest.mark.parametrize("path", [WORKER_END, f"/..{WORKER_END}", f"//{WORKER_END}"])
+async def test_callers_do_not_reach_what_a_worker_serves_to_the_platform(
+    edge: Edge, site: str, path: str
+) -> None:
+    host, port = edge.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))  # httpx resolves dots
+    head = f"POST /fn/shop/site{path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n"
+    writer.write(f"{head}content-length: 0\r\nconnection: close\r\n\r\n".encode())
+    answer = (await reader.read()).decode()
+    writer.close()
+    assert f"POST {WORKER_ASGI}/" in answer or answer.startswith("HTTP/1.1 404 "), answer
 
 
 class Chat:

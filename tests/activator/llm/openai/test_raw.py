@@ -6,6 +6,7 @@ from __future__ import annotations
 import openai
 import pytest
 
+from pilotlight.protocol import WORKER_END, WORKER_STATUS
 from tests.activator.llm.openai.conftest import Shop, chat, llm
 from tests.fakes.routes import route_of, split_route
 
@@ -69,6 +70,14 @@ async def test_it_may_be_looked_at(shop: Shop, path: str) -> None:
 
     assert answer.status_code == 200
     assert shop.served.paths == [path]
+
+
+@pytest.mark.parametrize("path", [WORKER_END, WORKER_STATUS])
+async def test_what_it_serves_to_the_platform_is_out_of_reach(shop: Shop, path: str) -> None:
+    answer = await shop.post({}, path=f"{BASE}{path}")
+
+    assert answer.status_code == 404
+    assert not shop.edge.fleet.engines, "nothing was started for it"
 
 
 async def test_its_metrics_are_its_owners(shop: Shop) -> None:
