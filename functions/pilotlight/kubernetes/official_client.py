@@ -36,8 +36,12 @@ def _postpone(name: str) -> None:
         nonlocal is_loaded
         with _loading:  # other threads wait until `__init__` has run
             if not is_loaded:
-                is_loaded = True
-                loader.exec_module(module)
+                is_loaded = True  # before: `__init__` looks up its own parts
+                try:
+                    loader.exec_module(module)
+                except BaseException:
+                    is_loaded = False
+                    raise
         if attribute in vars(module):
             return vars(module)[attribute]
         raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
