@@ -86,6 +86,8 @@ class FakePlatform:
         self.images: dict[str, ImageSpec] = {}
         self.apps: dict[tuple[str, str], DeployedApp] = {}
         self.deleted: dict[tuple[str, str], DeployedApp] = {}
+        self.leases: dict[tuple[str, str], float] = {}
+        self.renewed = threading.Semaphore(0)
         self.secrets: dict[tuple[str, str], dict[str, str]] = {}
         self.keys: dict[str, dict[str, Any]] = {}
         self.environments = {"main"}
@@ -244,6 +246,9 @@ class FakePlatform:
         for spec in specs:
             self._check(asked.environment, spec)
         before = self.apps.get((asked.environment, name)) or DeployedApp(functions={}, history=[])
+        self.leases.pop((asked.environment, name), None)
+        if body.get("lease_s") is not None:
+            self.leases[asked.environment, name] = body["lease_s"]
         version = len(before.history) + 1
         made = [
             {
@@ -299,6 +304,7 @@ class FakePlatform:
             "name": name,
             "version": len(app.history),
             "stopped": app.stopped,
+            "expires_at": None,
             "functions": len(app.functions),
             **times,
         }
@@ -332,9 +338,17 @@ class FakePlatform:
         app.stopped = True
         return _json({"app": name, "version": len(app.history)})
 
+    def renew_app(self, asked: Asked, name: str) -> Answer:
+        self._app(asked, name)
+        if (asked.environment, name) not in self.leases:
+            raise Conflict(f"app {name!r} has no lease to renew")
+        self.renewed.release()
+        return _json({"app": name, "expires_at": 1_700_000_000.0})
+
     def delete_app(self, asked: Asked, name: str) -> Answer:
         self.deleted[asked.environment, name] = self._app(asked, name)
         del self.apps[asked.environment, name]
+        self.leases.pop((asked.environment, name), None)
         return Answer(status=204)
 
     def _app(self, asked: Asked, name: str) -> DeployedApp:
@@ -684,6 +698,7 @@ _ROUTES: list[tuple[str, str, Route]] = [
     ("GET", r"/v1/apps/([^/:]+)", FakePlatform.show_app),
     ("GET", r"/v1/apps/([^/:]+)/history", FakePlatform.history),
     ("POST", r"/v1/apps/([^/:]+):stop", FakePlatform.stop_app),
+    ("POST", r"/v1/apps/([^/:]+):renew", FakePlatform.renew_app),
     ("DELETE", r"/v1/apps/([^/:]+)", FakePlatform.delete_app),
     ("POST", r"/v1/functions/([^/]+)/([^/:]+):invoke", FakePlatform.invoke),
     ("POST", r"/v1/functions/([^/]+)/([^/:]+):submit", FakePlatform.submit),

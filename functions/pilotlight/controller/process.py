@@ -22,6 +22,7 @@ from pilotlight.controller.context import Context
 from pilotlight.controller.database import feed
 from pilotlight.controller.database.change_notifier import ChangeNotifier
 from pilotlight.controller.database.store import Store
+from pilotlight.controller.deployments import app_leases
 from pilotlight.controller.experiments import guardrails
 from pilotlight.controller.identity import sessions, tenants
 from pilotlight.controller.registry import snapshot_gc
@@ -338,6 +339,7 @@ def _background_tasks(context: Context) -> Mapping[str, Coroutine[None, None, No
             clock=clock,
             policy=config.settings.webhooks,
         ),
+        "leases": app_leases.run(context),
         "planner": scheduler.run_scheduler(store=store, notifier=notifier, clock=clock),
         "budgets": _measure_budgets(context),
         "bookkeeping": billing_jobs.run_billing_jobs(

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack
 
 from pilotlight.client import sessions
+from pilotlight.client.app_lease import LEASE_S, AppLease
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk import active_app
 from pilotlight.sdk.batches import local_body
@@ -334,13 +335,15 @@ class App:
 
 class EphemeralRun:
     """The context manager of `with app.run():` or `async with`, which owns the ephemeral
-    deployment. Can be entered once."""
+    deployment. Can be entered once. If this process is killed, the platform deletes the app after
+    LEASE_S."""
 
     def __init__(self, app: App, progress: Progress | None, output: ProgressOutput | None) -> None:
         """`output`: where the lines of the app's functions go; None = nowhere."""
         self._app = app
         self._output = output
         self._progress = progress or (output.progress if output is not None else None)
+        self._lease: AppLease | None = None
         self.name = ephemeral_name(app.name, randomness.token_hex(RUN_SUFFIX_LENGTH // 2))
 
     def __repr__(self) -> str:
@@ -354,13 +357,17 @@ class EphemeralRun:
                 "first"
             )
         try:
-            self._app.deploy(name=self.name, message="run", progress=self._progress)
+            self._app.deploy(
+                name=self.name, message="run", progress=self._progress, lease_s=LEASE_S
+            )
         finally:
             if self._output is not None:
                 self._output.clear()
         if self._output is not None:
             self._output.follow(self.name)
         active_app.start_ephemeral(self._app.name, self.name)
+        self._lease = AppLease(sessions.client(), self.name)
+        self._lease.start()
         return self
 
     @with_short_errors
@@ -371,6 +378,8 @@ class EphemeralRun:
         traceback: TracebackType | None,
     ) -> None:
         active_app.end_ephemeral(self._app.name)
+        if self._lease is not None:
+            self._lease.close()
         try:
             sessions.client().delete_app(self.name)
         finally:

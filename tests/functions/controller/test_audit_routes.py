@@ -3,7 +3,8 @@ request: all routes, one after the other.
 
 `ROUTES` has a line for every route that is not a GET; a new one without a line fails here. What is
 not in the log, and why: the data plane's calls (they are in the ledger), feedback on them (as
-frequent as they are, and a row that never changes is its own record), signing in to the dashboard
+frequent as they are, and a row that never changes is its own record), renewals of an app's lease
+(as frequent as a heartbeat), signing in to the dashboard
 (a session is a sealed cookie: nothing is stored), and the platform's own processes under /internal
 (no person stands behind them)."""
 
@@ -34,6 +35,8 @@ from tests.functions.controller.test_weights import upload
 ADDRESS = "203.0.113.7"
 DATA = {("POST", "/v1/feedback")}
 """Kept as data of calls."""
+RENEWALS = {("POST", "/v1/apps/{app}:renew")}
+"""As frequent as a heartbeat; the deploy with a lease and the deletion are in the log."""
 SIGN_INS = {("POST", "/v1/sign-in-codes")}
 """They change nothing that is stored."""
 FREED = "blob.collect"
@@ -381,7 +384,7 @@ async def test_no_route_is_missing_here(controller: Controller) -> None:
         for verb, operation in operations.items()
         if verb not in ("get", "head", "options") and TAG not in operation.get("tags", ())
     }
-    assert public - DATA - SIGN_INS == {(method, route) for method, route, *_ in ROUTES}
+    assert public - DATA - RENEWALS - SIGN_INS == {(method, route) for method, route, *_ in ROUTES}
 
 
 async def test_what_is_refused_is_not_in_the_log(controller: Controller) -> None:

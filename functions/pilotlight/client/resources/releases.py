@@ -74,6 +74,7 @@ class ReleaseOptions(TypedDict, total=False):
     tag: str | None
     allow_breaking: bool
     override_freeze: bool
+    lease_s: float | None
 
 
 class ReleaseResources(NodeResources):
@@ -97,6 +98,7 @@ class ReleaseResources(NodeResources):
         tag: str | None = None,
         allow_breaking: bool = False,
         override_freeze: bool = False,
+        lease_s: float | None = None,
     ) -> Deployment:
         """Replace the functions of an app. Deploying identical specs creates no revision.
 
@@ -106,6 +108,7 @@ class ReleaseResources(NodeResources):
             rollout: release step by step, such as {"steps": [5, 100]}.
             no_traffic: leave the traffic unchanged.
             tag: tag by which the new revisions can be called.
+            lease_s: delete the app after this time unless `renew_app` is called; None: keep it.
 
         Raises Incompatible, GateFailed, ReleaseFrozen; nothing has changed then."""
         described = {
@@ -124,7 +127,7 @@ class ReleaseResources(NodeResources):
             "functions": [to_json(f) for f in functions],
             **described,
             **wanted,
-            **without_none({"rollout": rollout, "tag": tag}),
+            **without_none({"rollout": rollout, "tag": tag, "lease_s": lease_s}),
         }
         return Deployment.from_json(
             self._transport.request(
@@ -151,6 +154,12 @@ class ReleaseResources(NodeResources):
     def delete_app(self, app: str) -> None:
         """Delete an app. Its usage records are kept."""
         self._transport.request("DELETE", _app_path(app))
+
+    def renew_app(self, app: str) -> float:
+        """Extend the lease of an app that was deployed with `lease_s`; return when it ends (seconds
+        since the epoch). Raises NotFound, Conflict."""
+        body = self._transport.request("POST", f"{_app_path(app)}:renew", repeatable=True).json()
+        return float(body["expires_at"])
 
     def protect_app(self, app: str, *, approvals: int) -> Json:
         """Set how many approvals new revisions of the app need before they get traffic; 0 = none.

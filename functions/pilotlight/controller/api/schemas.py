@@ -20,6 +20,9 @@ from pydantic import (
 from pilotlight.spec.function import FunctionSpec, ImageSpec
 from snapshotter.types import SnapshotInfo
 
+MIN_LEASE_S, MAX_LEASE_S = 10, 30 * 86_400
+"""Bounds of an app's lease."""
+
 
 class Body(BaseModel):
     """Base class of the API's bodies; unknown keys are refused."""
@@ -142,6 +145,13 @@ class DeployRequest(Body):
         default=False,
         description="release although an error budget is spent; requires a key with scope admin",
     )
+    lease_s: float | None = Field(
+        default=None,
+        ge=MIN_LEASE_S,
+        le=MAX_LEASE_S,
+        description="delete the app after this time unless it is renewed or deployed again; null: "
+        "keep it",
+    )
 
     _has_few_members = model_validator(mode="before")(_few_members)
 
@@ -184,6 +194,7 @@ class AppSummary(Body):
     stopped: bool
     created_at: float
     updated_at: float
+    expires_at: float | None
     functions: int
 
 
@@ -233,6 +244,7 @@ class AppDetail(Body):
     stopped: bool
     created_at: float
     updated_at: float
+    expires_at: float | None
     functions: list[AppFunction]
 
 

@@ -61,14 +61,19 @@ def deploy(
     message: str = "",
     labels: Mapping[str, str] | None = None,
     terms: ReleaseOptions = _AT_ONCE,
+    lease_s: float | None = None,
 ) -> Deployment:
-    """Make the app consist of exactly `specs`, released according to `terms`. The caller has
-    checked their dependencies.
+    """Make the app consist of exactly `specs`, released according to `terms`, for as long as its
+    lease is renewed (None: until it is deleted). The caller has checked their dependencies.
 
     Raises Incompatible, GateFailed, ReleaseFrozen, InvalidInput, without changing anything.
     """
     before = _current(write.sql, place)
     version = app_history.next_version(write, place, stopped=False)
+    expires_at = None if lease_s is None else write.now + lease_s
+    write.sql.execute(
+        sa.update(tables.apps).where(*place.is_app()).values(lease_s=lease_s, expires_at=expires_at)
+    )
     done = tuple(_deploy_function(write, place, spec, terms) for spec in specs)
     removed = _remove(write, place, names=set(before) - {spec.name for spec in specs})
     after = {d.function: d.revision for d in done}
@@ -100,7 +105,7 @@ def deploy(
 def stop(write: Write, place: AppRef) -> int:
     """Stop the app: its functions answer 503 until it is deployed again. Returns the new version.
     Raises NotFound."""
-    _demand(write.sql, place)
+    row_of(write.sql, place)
     version = app_history.next_version(write, place, stopped=True)
     names = _current(write.sql, place)
     for name in names:
@@ -115,7 +120,7 @@ def stop(write: Write, place: AppRef) -> int:
 def delete(write: Write, place: AppRef) -> tuple[str, ...]:
     """Remove the app's functions; returns their ids. History and revisions are kept within the
     limits of the plan. Raises NotFound."""
-    _demand(write.sql, place)
+    row_of(write.sql, place)
     names = _current(write.sql, place)
     version = app_history.next_version(write, place)
     removed = _remove(write, place, names=set(names))
@@ -214,6 +219,7 @@ def apps(sql: sa.Connection, *, tenant: str, environment: str) -> list[dict[str,
         table.c.stopped,
         table.c.created_at,
         table.c.updated_at,
+        table.c.expires_at,
     )
     query = sa.select(*columns, count.scalar_subquery().label("functions"))
     query = query.where(
@@ -225,10 +231,18 @@ def apps(sql: sa.Connection, *, tenant: str, environment: str) -> list[dict[str,
 def app(sql: sa.Connection, *, tenant: str, environment: str, name: str) -> dict[str, Any]:
     """One app with its functions, their traffic and specs. Raises NotFound."""
     place = AppRef(tenant=tenant, uid=None, environment=environment, app=name, actor="")
-    row = _demand(sql, place)
+    row = row_of(sql, place)
     out = {
         key: row[key]
-        for key in ("name", "environment", "version", "stopped", "created_at", "updated_at")
+        for key in (
+            "name",
+            "environment",
+            "version",
+            "stopped",
+            "created_at",
+            "updated_at",
+            "expires_at",
+        )
     }
     functions, traffic, revisions, later = (
         tables.functions,
@@ -370,7 +384,8 @@ def _current(sql: sa.Connection, place: AppRef) -> dict[str, str]:
     return {row.name: row.revision or "" for row in sql.execute(query)}
 
 
-def _demand(sql: sa.Connection, place: AppRef) -> sa.RowMapping:
+def row_of(sql: sa.Connection, place: AppRef) -> sa.RowMapping:
+    """The row of an app that is not deleted. Raises NotFound."""
     row = (
         sql.execute(
             sa.select(tables.apps).where(*place.is_app(), tables.apps.c.deleted_at.is_(None))

@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from pilotlight.controller.identity.access_control import Principal
 from pilotlight.controller.server.metrics import Metrics
 from pilotlight.controller.weights.blob_gc import BlobCollector, DeletedBlobs, ReleasedBlobs
 from pilotlight.core.object_store.errors import ObjectStoreError
@@ -18,25 +17,26 @@ log = logging.getLogger(__name__)
 async def release_blobs(
     collector: BlobCollector,
     metrics: Metrics,
-    caller: Principal,
+    *,
+    tenant: str,
+    actor: str,
     digests: Collection[str],
     request: str,
-    *,
     manifests: Collection[str] = (),
 ) -> ReleasedBlobs:
     """Release those of `digests` that are not referenced, and delete blobs without an owner. The
     janitor retries failures later."""
     try:
         done = await collector.give_up(
-            tenant=caller.tenant,
+            tenant=tenant,
             digests=digests,
             manifests=manifests,
-            actor=caller.key,
+            actor=actor,
             request=request,
         )
         await delete_unreferenced(collector, metrics)
     except PilotlightError as e:
-        log.warning("event=blobs_not_given_up tenant=%s error=%r", caller.tenant, e)
+        log.warning("event=blobs_not_given_up tenant=%s error=%r", tenant, e)
         return ReleasedBlobs()
     return done
 

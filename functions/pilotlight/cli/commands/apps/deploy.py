@@ -22,6 +22,7 @@ from pilotlight.cli.commands.apps.deploy_progress import (
 )
 from pilotlight.cli.commands.apps.start_report import StartReport
 from pilotlight.cli.core.command import command, ended_by_signals
+from pilotlight.cli.core.formatting import parse_duration_s
 from pilotlight.cli.core.next_step import APP
 from pilotlight.cli.core.session import Session
 from pilotlight.cli.core.signature_flags import parse_flags
@@ -76,6 +77,7 @@ def deploy(
     tag: release_options.Tag = None,
     allow_breaking: release_options.AllowBreaking = False,
     override_freeze: release_options.OverrideFreeze = False,
+    lease: release_options.Lease = None,
     canary: canaries.Canary = None,
     every: canaries.Every = None,
     min_samples: canaries.MinSamples = None,
@@ -97,6 +99,7 @@ def deploy(
         "tag": tag,
         "allow_breaking": allow_breaking,
         "override_freeze": override_freeze,
+        "lease_s": parse_duration_s(lease) if lease else None,
         "rollout": canaries.parse_rollout_plan(canary, every, min_samples, gate),
     }
     app = load_user_app(file)
@@ -243,6 +246,7 @@ def serve(session: Session, *, file: File) -> None:
 
     from watchfiles import Change, DefaultFilter, watch
 
+    from pilotlight.client.app_lease import LEASE_S, AppLease
     from pilotlight.packaging.ignore import is_in_platform_home
 
     by_default = DefaultFilter()
@@ -265,17 +269,28 @@ def serve(session: Session, *, file: File) -> None:
         "--message",
         "serve",
     ]
-    argv.append("--allow-breaking")  # its only caller is its developer
+    argv += ["--allow-breaking"]  # its only caller is its developer
+    argv += ["--lease", f"{LEASE_S:.0f}s"]  # it ends with this process, also when that is killed
     with ended_by_signals(), session.client() as client:
+        lease = AppLease(client, name, on_lost=lambda: _explain_lost(session, name))
         try:
+            lease.start()
             _deploy_again(subprocess.run, argv, session, name, root)
             for _ in watch(root, watch_filter=is_source, raise_interrupt=True):
                 session.say("source changed: deploying again")
                 _deploy_again(subprocess.run, argv, session, name, root)
         finally:
+            lease.close()
             with contextlib.suppress(OSError):  # the terminal was closed
                 session.say(f"removing {name}")
             client.delete_app(name)
+
+
+def _explain_lost(session: Session, name: str) -> None:
+    session.say(
+        f"{name} was deleted: its lease was not renewed in time, or somebody deleted it; save a "
+        "file to deploy it again"
+    )
 
 
 def _deploy_again(

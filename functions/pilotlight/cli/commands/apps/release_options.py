@@ -38,6 +38,14 @@ OverrideFreeze = Annotated[
         "--override-freeze", help="Release although an error budget is spent (scope admin)."
     ),
 ]
+Lease = Annotated[
+    str | None,
+    typer.Option(
+        "--lease",
+        metavar="DURATION",
+        help="Delete the app after this time (such as 2h) unless it is deployed again.",
+    ),
+]
 Message = Annotated[str, typer.Option("--message", "-m", help="Description for the app's history.")]
 
 

@@ -23,7 +23,12 @@ from pilotlight.controller.context import (
     app_ref_of,
 )
 from pilotlight.controller.database.store import Write
-from pilotlight.controller.deployments import app_registry, dependency_checks, revision_pruning
+from pilotlight.controller.deployments import (
+    app_leases,
+    app_registry,
+    dependency_checks,
+    revision_pruning,
+)
 from pilotlight.controller.deployments.releases import ReleaseOptions
 from pilotlight.controller.identity import tenants
 from pilotlight.controller.identity.access_control import Principal
@@ -41,6 +46,13 @@ from snapshotter.errors import SnapshotterError
 
 router = APIRouter(prefix="/v1/apps", tags=["apps"])
 AppName = Annotated[str, Path(max_length=63)]
+
+
+class AppLease(Body):
+    """When an app's lease ends (seconds since the epoch)."""
+
+    app: str
+    expires_at: float
 
 
 class PruneRequest(Body):
@@ -124,6 +136,7 @@ def _deploy(
                 message=body.message,
                 labels=body.labels,
                 terms=_terms(body),
+                lease_s=body.lease_s,
             )
         return done, unpinned
 
@@ -215,20 +228,27 @@ def stop(context: Ctx, caller: Deployer, request: RequestId, app: AppName) -> sc
         )
 
 
+@router.post("/{app}:renew")
+def renew(context: Ctx, caller: Deployer, request: RequestId, app: AppName) -> AppLease:
+    """Extend the lease of an app that was deployed with `lease_s`. Without it the app is deleted
+    when its lease ends. Renewals are not in the audit log; the deploy and the deletion are."""
+    caller.require_app(app)
+    with context.store.write() as write:
+        return AppLease(
+            app=app, expires_at=app_leases.renew(write, app_ref_of(caller, app, request))
+        )
+
+
 @router.delete("/{app}", status_code=204)
 async def delete(context: Ctx, caller: Deployer, request: RequestId, app: AppName) -> Response:
     """Delete the app's functions, their snapshots, and the bundles and weights that only they refer
     to. The app's history is kept."""
     caller.require_app(app)
-
-    def remove() -> tuple[tuple[str, ...], set[str]]:
-        with context.store.write() as write:
-            removed = app_registry.delete(write, app_ref_of(caller, app, request))
-            return removed, revision_pruning.blobs_of_functions(write.sql, removed)
-
-    removed, digests = await context.threads.run(caller.tenant, remove)
-    await snapshot_gc.delete_snapshots(context.agent, removed)
-    await blob_deletion.release_blobs(context.collector, context.metrics, caller, digests, request)
+    place = app_ref_of(caller, app, request)
+    removed, digests = await context.write(
+        caller.tenant, lambda write: app_leases.remove(write, place)
+    )
+    await app_leases.release_contents(context, place, removed, digests)
     return Response(status_code=204)
 
 
@@ -253,7 +273,12 @@ async def prune(
         return PruneResponse(revisions=len(done.revisions), freed_bytes=0, dry_run=True)
     await _delete_snapshots(context, done)
     freed = await blob_deletion.release_blobs(
-        context.collector, context.metrics, caller, done.digests, request
+        context.collector,
+        context.metrics,
+        tenant=caller.tenant,
+        actor=caller.key,
+        digests=done.digests,
+        request=request,
     )
     return PruneResponse(revisions=len(done.revisions), freed_bytes=freed.size_bytes, dry_run=False)
 

@@ -93,7 +93,14 @@ async def delete_image(context: Ctx, caller: Deployer, request: RequestId, diges
             with gate.deleting(image_key(digest)) as is_unused:
                 if is_unused:  # otherwise another tenant is building it
                     await _discard(context, digest, uid=None)
-    await blob_deletion.release_blobs(context.collector, context.metrics, caller, copied, request)
+    await blob_deletion.release_blobs(
+        context.collector,
+        context.metrics,
+        tenant=caller.tenant,
+        actor=caller.key,
+        digests=copied,
+        request=request,
+    )
     return Response(status_code=204)
 
 

@@ -132,7 +132,13 @@ async def delete_weights(
     )
     await node_cache.evict(context.cache, context.store, manifest)
     await blob_deletion.release_blobs(
-        context.collector, context.metrics, caller, [], request, manifests=[manifest]
+        context.collector,
+        context.metrics,
+        tenant=caller.tenant,
+        actor=caller.key,
+        digests=[],
+        request=request,
+        manifests=[manifest],
     )
     return Response(status_code=204)
 

@@ -46,12 +46,15 @@ apps = sa.Table(
     time("updated_at"),
     time("deleted_at", null=True),
     sa.Column("policy", sa.Text, nullable=False, server_default="{}"),
+    time("lease_s", null=True),
+    time("expires_at", null=True),
     sa.ForeignKeyConstraint(
         ["tenant", "environment"], ["environments.tenant", "environments.name"]
     ),
+    sa.Index("ix_apps_expiry", "expires_at"),
 )
 """`policy`: how releases are guarded: {"approvals": n, ...}; set by administrators, not by a
-deploy."""
+deploy. `lease_s`, `expires_at`: length of its lease and when it ends; null = it has none."""
 
 deployments = sa.Table(
     "deployments",
