@@ -204,9 +204,9 @@ def test_logs_of_one_call(hello: PlatformUnderTest, tmp_path: Path) -> None:
     assert [line["text"] for line in lines] == ["apple"]
 
 
-def test_the_readmes_curl_lines_work_as_they_stand(hello: PlatformUnderTest) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    block = readme.partition("## HTTP\n```bash\n")[2].partition("```")[0]
+def test_the_curl_lines_of_the_docs_work_as_they_stand(hello: PlatformUnderTest) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "http.md").read_text()
+    block = page.partition("```bash\n")[2].partition("```")[0]
     head, *lines = block.splitlines()
     of_hello = [line for line in lines if "hello/hello" in line]
     assert (head.startswith('eval "$(pilotlight token show --shell)"'), len(of_hello)) == (True, 2)
