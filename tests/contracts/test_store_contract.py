@@ -14,6 +14,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util.exc import CommandError
+from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 
 from pilotlight.controller.analytics import environment_usage as use
@@ -36,7 +37,7 @@ from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.controller.release import app_history
 from pilotlight.controller.scheduling import submitted_calls
 from pilotlight.controller.server import bootstrap, database_lock
-from pilotlight.errors import Conflict, InvalidInput, NotFound
+from pilotlight.errors import Conflict, InvalidInput, NotFound, Unavailable
 from pilotlight.protocol import CallRecord, FunctionRoute
 from pilotlight.spec.function import FunctionSpec, from_json
 from pilotlight.spec.identifiers import Scope
@@ -137,6 +138,53 @@ def test_a_failed_write_leaves_nothing_behind(store: Store) -> None:
     assert page(store).changes == ()
     with store.read() as sql:
         assert sql.execute(sa.select(tables.tenants)).all() == []
+
+
+def test_a_connection_in_use_when_the_store_closes_is_closed_when_it_comes_back(
+    store: Store,
+) -> None:
+    opened: list[object] = []
+    closed: list[object] = []
+    event.listen(store.engine, "connect", lambda raw, _record: opened.append(raw))
+    event.listen(store.engine, "close", lambda raw, _record: closed.append(raw))
+    reading, may_end = threading.Event(), threading.Event()
+
+    def slow_read() -> None:
+        with store.read() as sql:
+            reading.set()
+            may_end.wait()
+            assert sql.execute(sa.select(1)).scalar_one() == 1, "it may finish"
+
+    thread = threading.Thread(target=slow_read)
+    thread.start()
+    reading.wait()
+    with store.read():  # a second connection, which is idle when the store closes
+        pass
+    store.close()
+    may_end.set()
+    thread.join()
+    assert len(opened) == 2
+    assert {id(raw) for raw in closed} == {id(raw) for raw in opened}
+
+
+def test_a_closed_store_opens_no_connection(store: Store) -> None:
+    store.ping()
+    store.close()
+    opened: list[object] = []
+    event.listen(store.engine, "connect", lambda raw, _record: opened.append(raw))
+
+    def late_write() -> None:
+        with store.write():
+            pass
+
+    def late_read() -> None:
+        with store.read():
+            pass
+
+    for late in (late_write, late_read, store.ping, store.migrate):
+        with pytest.raises(Unavailable, match="shutting down"):
+            late()
+    assert opened == []
 
 
 def test_an_equal_spec_is_the_same_revision_and_makes_no_noise(store: Store, place: AppRef) -> None:

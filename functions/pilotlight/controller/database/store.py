@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.dialects import postgresql, sqlite
 
-from pilotlight.errors import StorageFull
+from pilotlight.errors import StorageFull, Unavailable
 
 BUSY_TIMEOUT_MS = 10_000
 """How long a write waits for another process (`pilotlight state backup`, a bootstrap); the longest
@@ -38,6 +38,9 @@ MAX_CONNECTIONS = 48
 and 8 that look up keys."""
 KEPT_CONNECTIONS = 8
 """Connections that stay open when idle."""
+CLOSED_RETRY_S = 2.0
+"""When to try again what a closed store refuses: the supervisor restarts the controller within
+this."""
 _WRITING = {"pilotlight_writing": True}
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _VERSION = sa.table("alembic_version", sa.column("version_num"))
@@ -76,7 +79,11 @@ transaction_hook: ContextVar[Callable[[Write], None] | None] = ContextVar(
 
 
 class Store:
-    """The open database. Safe to use from many threads; `close()` closes it."""
+    """The open database. Safe to use from many threads; `close()` closes it.
+
+    A cancelled task leaves its thread behind, which may hold a connection when the controller
+    closes the store, or ask for one later. The engine would not close the former (`dispose` forgets
+    connections in use) and would open the latter, so the store counts them."""
 
     def __init__(
         self, url: str, *, clock: Callable[[], float], on_fed: Callable[[], None] = lambda: None
@@ -84,6 +91,10 @@ class Store:
         self._clock = clock
         self._on_fed = on_fed
         self._writing = threading.Lock()
+        self._state = threading.Lock()
+        """Guards the two below."""
+        self._in_use = 0
+        self._is_closed = False
         self.engine = _engine(url)
         # A read must be consistent across statements; on SQLite it always is.
         is_postgresql = self.engine.dialect.name == "postgresql"
@@ -98,17 +109,16 @@ class Store:
 
     @contextlib.contextmanager
     def read(self) -> Iterator[sa.Connection]:
-        """Open a consistent read-only view."""
-        with self._reader.connect() as connection:
+        """Open a consistent read-only view. Raises Unavailable once the store is closed."""
+        with self._connect(self._reader) as connection:
             yield connection
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Write]:
         """Open a transaction; it is committed at the end of the block and rolled back on an
-        exception. Raises StorageFull."""
-        with self._writing, _disk_errors():
-            connection = self.engine.connect().execution_options(**_WRITING)
-            with connection, connection.begin():
+        exception. Raises StorageFull, and Unavailable once the store is closed."""
+        with self._writing, _disk_errors(), self._connect(self.engine) as connection:
+            with connection.execution_options(**_WRITING).begin():
                 # as BEGIN IMMEDIATE on SQLite: one writer among all processes
                 if connection.dialect.name == "postgresql":
                     connection.execute(sa.select(sa.func.pg_advisory_xact_lock(WRITE_LOCK)))
@@ -120,8 +130,9 @@ class Store:
             self._on_fed()
 
     def ping(self) -> None:
-        """Return once the database has answered. Raises SQLAlchemyError."""
-        with self.engine.connect() as connection:
+        """Return once the database has answered. Raises SQLAlchemyError, and Unavailable once the
+        store is closed."""
+        with self._connect(self.engine) as connection:
             connection.execute(sa.select(1))
 
     def migrate(self) -> None:
@@ -134,7 +145,7 @@ class Store:
 
         config = Config()
         config.set_main_option("script_location", str(_MIGRATIONS))
-        with self._writing, self.engine.connect() as connection:
+        with self._writing, self._connect(self.engine) as connection:
             if connection.dialect.name == "postgresql":
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
             else:
@@ -145,16 +156,40 @@ class Store:
             connection.commit()
 
     def _is_current(self) -> bool:
-        with self.engine.connect() as connection:
+        with self._connect(self.engine) as connection:
             if not sa.inspect(connection).has_table(_VERSION.name):
                 return False
             return list(connection.scalars(sa.select(_VERSION.c.version_num))) == [
                 newest_schema_revision()
             ]
 
+    @contextlib.contextmanager
+    def _connect(self, engine: sa.Engine) -> Iterator[sa.Connection]:
+        with self._state:
+            if self._is_closed:
+                raise Unavailable(
+                    "the control plane is shutting down: nothing was changed",
+                    retry_after_s=CLOSED_RETRY_S,
+                )
+            self._in_use += 1
+        try:
+            with engine.connect() as connection:
+                yield connection
+        finally:
+            with self._state:
+                self._in_use -= 1
+                is_last = self._is_closed and not self._in_use
+            if is_last:
+                self.engine.dispose()
+
     def close(self) -> None:
-        """Close every connection."""
-        self.engine.dispose()
+        """Close every connection: at once, or, while some are in use, when the last of these is
+        returned. Idempotent."""
+        with self._state:
+            self._is_closed = True
+            is_idle = not self._in_use
+        if is_idle:
+            self.engine.dispose()
 
 
 def _engine(url: str) -> sa.Engine:
