@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from activator.access.grants import AccessCache
 from activator.access.resolver import RequestResolver
 from activator.arguments.checker import ArgumentChecker
+from activator.async_calls.api import RemoteCalls
 from activator.async_calls.schedule_poller import SchedulePoller
 from activator.async_calls.service import AsyncCalls
 from activator.autoscaler.autoscaler_loop import AutoscalerLoop
@@ -25,11 +26,11 @@ from activator.balancing.fleet import NodeFleet
 from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.throttler import Throttler
 from activator.balancing.throttler_stats import calls_per_instance, desired_pods_hint
-from activator.billing.service import BillingService, ControllerLedger
+from activator.billing.service import BillingService, ControllerLedger, SharedBudgets
 from activator.call_stats.shipper import ControllerReceiver, StatsShipper
 from activator.calls.fallback import FallbackChain
 from activator.calls.runner import CallRunner
-from activator.control_plane.proxy import ControlPlaneProxy
+from activator.control_plane.proxy import ControlPlaneProxy, ProxyLimits
 from activator.coordination.peers import ActivatorPeers, peer_addresses, socket_of
 from activator.coordination.state import platform_id
 from activator.fairness.share_policy import share_of
@@ -80,7 +81,6 @@ from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.pricing import PriceSettings
 
 if TYPE_CHECKING:
-    from activator.billing.redis_money import RedisMoney
     from activator.coordination.redis_state import RedisState
     from activator.knative.autoscaler.app import Autoscaler
 
@@ -220,8 +220,7 @@ class ActivatorApp:
             ledger=ControllerLedger(
                 controller=site.controller, token=site.key.token, activator=site.id
             ),
-            money=_shared_money(settings, site),
-            is_open_without_money=settings.is_open_without_redis("budget"),
+            shared=_shared_budgets(settings, site),
             is_served_unbilled=settings.journal_full == "serve",
             on_unbilled=self.metrics.unbilled,
         )
@@ -333,6 +332,7 @@ class ActivatorApp:
         leader."""
         # imported here because it takes a second, and only clusters with this class need it
         from activator.knative.autoscaler.app import Around, Autoscaler
+        from activator.knative.autoscaler.leader import FunctionLister
 
         own = LazyCluster(cluster)
         around = Around(
@@ -341,11 +341,13 @@ class ActivatorApp:
             platform=platform_id(self.site.key.token),
             is_known=lambda: self.scaler.reconciled,
             loads=self._loads,
-            pods_of=lambda key: (
-                self.fleet.pods.of(key) if isinstance(self.fleet, KnativeFleet) else ()
+            functions=FunctionLister(
+                pods_of=lambda key: (
+                    self.fleet.pods.of(key) if isinstance(self.fleet, KnativeFleet) else ()
+                ),
+                has_function=self.table.has_function,
+                spec_of=self._spec_of,
             ),
-            has_function=self.table.has_function,
-            spec_of=self._spec_of,
         )
         autoscaler = Autoscaler(cluster, own, around)
         self.loops.append(("autoscaler", autoscaler.run))
@@ -404,20 +406,24 @@ class ActivatorApp:
             unauthenticated=self.unauthenticated,
             catch_up=self.feed.catch_up,
             others_catch_up=self.siblings.catch_up if self.siblings is not None else None,
-            body_pause_s=self.settings.body_timeout_s,
-            stranger_connections=self.settings.stranger_connections,
+            limits=ProxyLimits(
+                body_pause_s=self.settings.body_timeout_s,
+                stranger_connections=self.settings.stranger_connections,
+            ),
         )
         self.calls = AsyncCalls(
             billing=self.billing,
             runner=self.runner,
             table=self.table,
             access=self.access,
-            control=self.control,
+            remote=RemoteCalls(
+                control=self.control,
+                controller=site.controller,
+                token=site.key.token,
+                siblings=self.siblings,
+            ),
             settings=self.settings,
             metrics=self.metrics,
-            controller=site.controller,
-            token=site.key.token,
-            siblings=self.siblings,
             tracer=self.traces.tracer,
         )
         self.due = SchedulePoller(
@@ -582,11 +588,12 @@ def _idempotency_store(settings: ActivatorSettings, site: ActivatorContext) -> I
     )
 
 
-def _shared_money(settings: ActivatorSettings, site: ActivatorContext) -> RedisMoney | None:
+def _shared_budgets(settings: ActivatorSettings, site: ActivatorContext) -> SharedBudgets | None:
     """Return the shared budget store; None where no other activator spends from the same
     budgets."""
     if not settings.counts_in_redis or settings.redis_url is None:
         return None
     from activator.billing.redis_money import RedisMoney
 
-    return RedisMoney(settings.redis_url, platform=platform_id(site.key.token), member=site.id)
+    store = RedisMoney(settings.redis_url, platform=platform_id(site.key.token), member=site.id)
+    return SharedBudgets(store=store, is_open=settings.is_open_without_redis("budget"))

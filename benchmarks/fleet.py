@@ -21,6 +21,7 @@ from typing import Any
 from benchmarks import fleet_scaling
 from benchmarks.harness import Options, Report, Row, options
 from pilotlight.controller.database.change_notifier import ChangeNotifier
+from pilotlight.controller.kubernetes.desired_state import DesiredState
 from pilotlight.controller.kubernetes.function_status import FunctionStatuses
 from pilotlight.controller.kubernetes.reconciler import ReconcileLimits, Reconciler
 from pilotlight.kubernetes.cluster import Cluster
@@ -100,10 +101,9 @@ async def fleet(
     async with await Cluster.connect(settings) as cluster:
         reconciler = Reconciler(
             cluster,
+            DesiredState(settings=cluster.settings, platform=platform.identity(), key=platform.key),
             store=platform.store,
-            key=platform.key,
             notifier=platform.notifier,
-            platform=platform.identity(),
             statuses=statuses,
             pace=ReconcileLimits(feed_s=3600),
         )
@@ -160,10 +160,9 @@ async def fleet(
         fresh = FunctionStatuses()
         again = Reconciler(
             cluster,
+            DesiredState(settings=cluster.settings, platform=platform.identity(), key=platform.key),
             store=platform.store,
-            key=platform.key,
             notifier=platform.notifier,
-            platform=platform.identity(),
             statuses=fresh,
         )
         began = time.perf_counter()

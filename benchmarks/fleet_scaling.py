@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from activator.knative.autoscaler.leader import Leader
+from activator.knative.autoscaler.leader import FunctionLister, Leader
 from activator.knative.autoscaler.load_report import Load
 from activator.knative.autoscaler.load_report_store import ProcessBoard
 from benchmarks.harness import Report, Row
@@ -85,9 +85,11 @@ async def poked(directory: Path, *, revisions: int, pokes: int) -> tuple[list[fl
                 board,
                 _Always(),
                 selector=function_selector(settings),
-                pods_of=lambda _: (),
-                has_function=lambda *_: True,
-                spec_of_function=lambda *_: None,
+                functions=FunctionLister(
+                    pods_of=lambda _: (),
+                    has_function=lambda *_: True,
+                    spec_of=lambda *_: None,
+                ),
             )
             running = asyncio.create_task(leader.run())
             try:

@@ -32,11 +32,12 @@ from snapshotter.cuda.gpu_usage import cuda_node
 from snapshotter.cuda.host import ThisMachine
 from snapshotter.engines import Engines
 from snapshotter.errors import SnapshotterError
-from snapshotter.images.build_network import BuildNetwork
+from snapshotter.images.build_limits import BuildLimits
+from snapshotter.images.build_network import BuildNetwork, BuildNetworkPolicy
 from snapshotter.images.bundles import Bundles
 from snapshotter.images.images import Images, runtime_requirements
 from snapshotter.linux.cgroups import Cgroups
-from snapshotter.linux.dns_servers import DnsServers
+from snapshotter.linux.dns_servers import DnsServers, NetworkAccess
 from snapshotter.linux.slot_network import Network
 from snapshotter.pods import serving
 from snapshotter.settings import SnapshotterSettings
@@ -109,10 +110,11 @@ async def _serve(
             requirements=runtime_requirements(),
             cgroups=Cgroups.find(paths.run, reader=paths.activator_uid),
             engines=engines,
-            floor=floor,
-            network=BuildNetwork(settings.build_network),
-            egress=settings.egress(),
-            servers=name_servers,
+            bounds=BuildLimits(floor=floor),
+            network=BuildNetworkPolicy(
+                kind=BuildNetwork(settings.build_network),
+                access=NetworkAccess(egress=settings.egress(), name_servers=name_servers),
+            ),
         ),
         weights=weights,
         runtime={

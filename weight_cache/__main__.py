@@ -44,6 +44,7 @@ from weight_cache.metrics import PredictionMetrics, StoreCollector, TierCollecto
 from weight_cache.peers.service import PeerService, PeerSettings
 from weight_cache.server import serve_controller, serve_store
 from weight_cache.settings import WeightCacheSettings
+from weight_cache.store.scrubber import ScrubRate
 from weight_cache.store.store import Store
 from weight_cache.types import Tier
 
@@ -105,7 +106,9 @@ async def run(
             )
             registry.register(station.collector())
         behind = [
-            _run_in_background(store.scrubber(settings.scrub_bytes_per_s).run(), "scrub"),
+            _run_in_background(
+                store.scrubber(ScrubRate(settings.scrub_bytes_per_s)).run(), "scrub"
+            ),
             _run_in_background(_save_bandwidths_forever(root, bandwidths), "keep speeds"),
         ]
         _log.info(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -34,29 +35,44 @@ from activator.http.sse import SseResponse
 from activator.routing.api_keys import FunctionPrincipal, Principal
 from pilotlight import errors
 from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
+from pilotlight.core.transport.endpoint import Endpoint
 from pilotlight.protocol import CALLS_PATH
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteCalls:
+    """Where the submitted calls are that are not pending here: the controller stores their records,
+    the other activators run theirs.
+
+    Attributes:
+        control: forwards a caller's request to the controller.
+        controller, token: the controller itself, and the platform's token for it.
+        siblings: the other activators, if any.
+    """
+
+    control: ControlPlaneProxy
+    controller: Endpoint
+    token: str
+    siblings: ActivatorPeers | None = None
+
+
 class AsyncCallApi:
-    """Answers requests about submitted calls. `siblings`: the other activators, if any."""
+    """Answers requests about submitted calls."""
 
     def __init__(
         self,
         held: PendingCalls,
+        remote: RemoteCalls,
         *,
-        control: ControlPlaneProxy,
-        siblings: ActivatorPeers | None,
         cancel: Callable[[PendingCall], Awaitable[None]],
         heartbeat_s: float,
-        token: str = "",
     ) -> None:
-        """`cancel` ends a call that is pending here. `heartbeat_s`: longest silence of a stream.
-        `token`: of the platform, for the controller."""
-        self._token = token.encode()
+        """`cancel` ends a call that is pending here. `heartbeat_s`: longest silence of a stream."""
+        self._token = remote.token.encode()
         self._heartbeat_s = heartbeat_s
         self._held = held
-        self._control = control
-        self.siblings = siblings
+        self._control = remote.control
+        self._siblings = remote.siblings
         self._cancel_held = cancel
 
     def __repr__(self) -> str:
@@ -129,14 +145,14 @@ class AsyncCallApi:
     async def _is_answered_by_sibling(self, request: Request, caller: Principal, path: str) -> bool:
         """Forward the request of a call that is not pending here: it may be pending at another
         activator, which knows it before the controller does."""
-        if self.siblings is None:
+        if self._siblings is None:
             return False
         call_id = path.removesuffix(":cancel").removesuffix("/stream")
         if self._held.find_for(caller, call_id) is not None:
             return False
         if PASSED_ON in request.headers:
             raise unknown(call_id)  # the activator that forwarded it asks the controller itself
-        return await self.siblings.forward(request, caller.tenant)
+        return await self._siblings.forward(request, caller.tenant)
 
     async def _wait(self, caller: Principal, call_id: str, seconds: float) -> None:
         """Wait up to `seconds` for a call that is pending here to end (long polling)."""

@@ -92,7 +92,6 @@ class AsyncCallRunner:
         max_result_bytes: int,
         admission: Callable[[Call], Admission],
         load: Callable[[Call], None],
-        rng: random.Random | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         """`admission`: returns the admission, by the current quotas, of a call that was counted at
@@ -104,7 +103,7 @@ class AsyncCallRunner:
         self._metrics = metrics
         self._max_result_bytes = max_result_bytes
         self._admission = admission
-        self._rng = rng or random.Random()
+        self._rng = random.Random()
         self._tracer = tracer or Tracer()
         self._gates = AsyncConcurrencyLimiter()
 

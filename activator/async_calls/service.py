@@ -31,7 +31,7 @@ from urllib.parse import parse_qs
 from weakref import WeakValueDictionary
 
 from activator.access.grants import AccessCache
-from activator.async_calls.api import AsyncCallApi
+from activator.async_calls.api import AsyncCallApi, RemoteCalls
 from activator.async_calls.pending import LEAST_BYTES, PendingCall, PendingCalls
 from activator.async_calls.records import (
     failed,
@@ -49,8 +49,6 @@ from activator.billing.service import BillingService
 from activator.calls.call import Call
 from activator.calls.runner import CallRunner
 from activator.calls.trace_context import Trace
-from activator.control_plane.proxy import ControlPlaneProxy
-from activator.coordination.peers import ActivatorPeers
 from activator.http.payloads import accepts_pickles, checked_type
 from activator.http.request import Request
 from activator.llm.openai.call import EngineCall, call_of_kept
@@ -70,7 +68,6 @@ from activator.settings import ActivatorSettings
 from activator.tracing.tracer import Tracer
 from pilotlight import errors
 from pilotlight.core.background_tasks import cancel_all
-from pilotlight.core.transport.endpoint import Endpoint
 from pilotlight.protocol import HEADER_IDEMPOTENCY_KEY, HEADER_REPLAYED, HEADER_WEBHOOK, CallRecord
 from pilotlight.spec.identifiers import FunctionAddress, TenantId, check_name
 
@@ -92,18 +89,16 @@ class AsyncCalls:
         runner: CallRunner,
         table: RouteTable,
         access: AccessCache,
-        control: ControlPlaneProxy,
+        remote: RemoteCalls,
         settings: ActivatorSettings,
         metrics: Metrics,
-        controller: Endpoint,
-        token: str,
-        siblings: ActivatorPeers | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         self._billing = billing
         self._table = table
         self._access = access
         self._settings = settings
+        self._siblings = remote.siblings
         self.pending = PendingCalls()
         self._stored: dict[str, tuple[str, int]] = {}
         """By `due`: ids of stored calls whose claim is not confirmed, and their number of
@@ -120,14 +115,15 @@ class AsyncCalls:
             tracer=tracer,
         )
         self._results = ResultShipper(
-            self.pending, journal=billing.journal, controller=controller, token=token
+            self.pending,
+            journal=billing.journal,
+            controller=remote.controller,
+            token=remote.token,
         )
         self.api = AsyncCallApi(
             self.pending,
-            control=control,
-            siblings=siblings,
+            remote,
             cancel=self._cancel,
-            token=token,
             heartbeat_s=settings.heartbeat_s,
         )
         self.answer = self.api.answer
@@ -225,7 +221,7 @@ class AsyncCalls:
 
         Raises Unavailable while it is down, TooManyRequests.
         """
-        return self.api.siblings is not None and await self.api.siblings.forward_to_owner(
+        return self._siblings is not None and await self._siblings.forward_to_owner(
             request, caller.tenant, namespaced_call_id(caller.tenant, own_id)
         )
 

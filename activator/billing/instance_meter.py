@@ -73,6 +73,24 @@ class Charge:
     picos: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BillingTerms:
+    """How an instance is billed.
+
+    Attributes:
+        free_ns: idle time that is not billed.
+        limit_ns: the execution clock.
+        is_free: the instance was started for mirrored calls. Neither its start nor its idle time is
+            billed until it serves a real call.
+    """
+
+    footprint: Footprint
+    rates: Rates
+    free_ns: int
+    limit_ns: int = NO_LIMIT_NS
+    is_free: bool = False
+
+
 class InstanceAccount:
     """Account of one instance, owned by the pool that leases it. `now_ns` is monotonic time,
     `at_ns` wall time.
@@ -104,22 +122,14 @@ class InstanceAccount:
         journal: Journal,
         *,
         subject: UsageSubject,
-        footprint: Footprint,
-        rates: Rates,
+        terms: BillingTerms,
         started_ns: int,
-        free_ns: int,
-        is_reserved: bool = False,
         budgets: Budgets | None = None,
-        limit_ns: int = NO_LIMIT_NS,
         on_unbilled: Callable[[], None] | None = None,
-        is_free: bool = False,
     ) -> None:
-        """`subject` without key and method; `free_ns` is the idle time that is not billed;
-        `limit_ns` the execution clock.
-
-        `is_free`: the instance was started for mirrored calls. Neither its start nor its idle time
-        is billed until it serves a real call. `on_unbilled`: called when a call is served although
+        """`subject` without key and method. `on_unbilled`: called when a call is served although
         the journal has no room for it. None: such a call is refused."""
+        footprint, rates, limit_ns = terms.footprint, terms.rates, terms.limit_ns
         self._journal = journal
         self._subject = subject
         self._footprint = footprint
@@ -128,7 +138,7 @@ class InstanceAccount:
         self._budgets = budgets if budgets is not None else Budgets()
         self._limit_ns = limit_ns
         self._on_unbilled = on_unbilled
-        self._is_free = is_free
+        self._is_free = terms.is_free
         self._revision = f"{subject.function_id}@{subject.revision}"
         self._cover = self._budgets.cover(
             Subject(
@@ -138,7 +148,7 @@ class InstanceAccount:
         self._worst = UsageTemplate(subject, footprint=footprint, rates=rates).picos(
             limit_ns + CLOCK_STEP_NS
         )
-        self.meter = InstanceMeter(started_ns, free_ns=free_ns, is_reserved=is_reserved)
+        self.meter = InstanceMeter(started_ns, free_ns=terms.free_ns)
         self._cpu: PauseCpuMeter | None = None
         self._cpu_kept_ns = self._cpu_since_ns = self._paid_ns = 0
 

@@ -9,6 +9,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from activator.billing.budget_leases import BudgetLeaser, BudgetLeaseStore
 from activator.billing.budget_sync import BudgetSource, BudgetStates, parse_states
 from activator.billing.budgets import Budgets, Subject
 from activator.billing.errors import LedgerRefused, LedgerUnavailable
-from activator.billing.instance_meter import InstanceAccount
+from activator.billing.instance_meter import BillingTerms, InstanceAccount
 from activator.billing.journal import Journal
 from activator.billing.shipping import Lag, Ledger, Shipper, usage_body
 from activator.billing.usage_pricing import UsageSubject
@@ -129,9 +130,18 @@ class ControllerLedger:
         self._connections.close()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedBudgets:
+    """The store of hard budgets that several activators share. While it does not answer, each
+    activator spends as if it were alone (`is_open`), or only what it has borrowed."""
+
+    store: BudgetLeaseStore
+    is_open: bool = False
+
+
 class BillingService:
-    """The billing of an activator. `BillingService.open` creates it and owns the directory; run
-    `run()` as a task and call `aclose()` last.
+    """The billing of an activator. It owns its directory; run `run()` as a task and call `aclose()`
+    last.
 
     Attributes:
         budgets: the hard budgets and their balances.
@@ -145,26 +155,22 @@ class BillingService:
         sync_s: float,
         free_idle_s: float,
         ledger: ClosableLedger,
-        money: BudgetLeaseStore | None = None,
-        is_open_without_money: bool = False,
+        shared: SharedBudgets | None = None,
         is_served_unbilled: bool = False,
         on_unbilled: Callable[[], None] | None = None,
     ) -> None:
         """Opens the journal and recovers what the last process left. Raises JournalInUse,
         JournalFull.
 
-        `money`: the store of hard budgets that several activators share; None = this is the only
-        one. While the store does not answer, each activator spends as if it were alone
-        (`is_open_without_money`), or only what it has borrowed. `is_served_unbilled`: a call that
-        the journal has no room for runs all the same, and `on_unbilled` is called (`journal_full:
-        serve`)."""
+        `shared`: None = this is the only activator. `is_served_unbilled`: a call that the journal
+        has no room for runs all the same, and `on_unbilled` is called (`journal_full: serve`)."""
         self.journal, self.recovered = Journal.open(directory, activator=activator, sync_s=sync_s)
         self._free_idle_ns = int(free_idle_s * 1e9)
         self._ledger = ledger
-        self.budgets = Budgets(is_shared=money is not None)
+        self.budgets = Budgets(is_shared=shared is not None)
         self._borrower = (
-            BudgetLeaser(money, budgets=self.budgets, is_open=is_open_without_money)
-            if money is not None
+            BudgetLeaser(shared.store, budgets=self.budgets, is_open=shared.is_open)
+            if shared is not None
             else None
         )
         self.budgets.lender = self._borrower
@@ -202,14 +208,16 @@ class BillingService:
         return InstanceAccount(
             self.journal,
             subject=subject,
-            footprint=target.footprint,
-            rates=target.rates,
+            terms=BillingTerms(
+                footprint=target.footprint,
+                rates=target.rates,
+                free_ns=self._free_idle_ns,
+                limit_ns=_ns(target.spec.clocks.execution_s),
+                is_free=target.is_shadow,
+            ),
             started_ns=time.monotonic_ns(),
-            free_ns=self._free_idle_ns,
             budgets=self.budgets,
-            limit_ns=_ns(target.spec.clocks.execution_s),
             on_unbilled=self._count_unbilled if self._is_served_unbilled else None,
-            is_free=target.is_shadow,
         )
 
     def is_spent(self, target: CallTarget) -> bool:

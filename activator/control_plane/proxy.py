@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
 
 import httpx
 
@@ -54,6 +55,22 @@ UNREAD_S = 10.0
 limit."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyLimits:
+    """Limits of forwarded requests.
+
+    Attributes:
+        body_pause_s: longest pause in a request's body.
+        stranger_connections: connections that requests without a known key may use; half of them
+            for one address.
+        unread_s: how long a caller may leave a response unread.
+    """
+
+    body_pause_s: float = 60.0
+    stranger_connections: int = 64
+    unread_s: float = UNREAD_S
+
+
 class ControlPlaneProxy:
     """Forwards requests to the controller."""
 
@@ -66,21 +83,13 @@ class ControlPlaneProxy:
         unauthenticated: UnauthenticatedRateLimiter,
         catch_up: Callable[[], Awaitable[None]],
         others_catch_up: Callable[[], Awaitable[None]] | None = None,
-        body_pause_s: float = 60.0,
-        stranger_connections: int = 64,
-        unread_s: float = UNREAD_S,
+        limits: ProxyLimits | None = None,
     ) -> None:
         """`visitor_cookie` decrypts the dashboard's cookies.
 
         `catch_up` returns once this process has applied all changes of the controller,
-        `others_catch_up` once the other activators have.
-
-        `body_pause_s`: longest pause in a forwarded body. `stranger_connections`: connections that
-        requests without a known key may use; half of them for one address. `unread_s`: how long a
-        caller may leave a response unread."""
-        self._unread_s = unread_s
-        self._body_pause_s = body_pause_s
-        self._stranger_connections = stranger_connections
+        `others_catch_up` once the other activators have."""
+        self._limits = limits or ProxyLimits()
         self._of_unauthenticated: Counter[str] = Counter()
         self._of_tenants: Counter[str] = Counter()
         self._table = table
@@ -132,7 +141,7 @@ class ControlPlaneProxy:
             )
             headers = [(k, v) for k, v in headers if k != b"content-length"]
         elif has_body:
-            body = body_of(request, self._body_pause_s)
+            body = body_of(request, self._limits.body_pause_s)
         with self._share(caller, request.address):
             out = self._client.build_request(request.verb, url, headers=headers, content=body)
             try:
@@ -149,7 +158,7 @@ class ControlPlaneProxy:
                         self.catch_up(),
                         *([self._others_catch_up()] if self._others_catch_up is not None else []),
                     )
-                await relay(request, response, self._unread_s)
+                await relay(request, response, self._limits.unread_s)
 
     @contextmanager
     def _share(self, caller: Principal | None, address: str = "") -> Iterator[None]:
@@ -161,9 +170,9 @@ class ControlPlaneProxy:
             else (self._of_tenants, caller.tenant)
         )
         is_full = held[whose] >= (
-            MAX_OF_TENANT if caller is not None else max(1, self._stranger_connections // 2)
+            MAX_OF_TENANT if caller is not None else max(1, self._limits.stranger_connections // 2)
         )
-        if is_full or (caller is None and held.total() >= self._stranger_connections):
+        if is_full or (caller is None and held.total() >= self._limits.stranger_connections):
             who = "without a known API key" if caller is None else "of this tenant"
             raise errors.TooManyRequests(
                 f"too many requests {who} are in progress at the control plane", retry_after_s=1

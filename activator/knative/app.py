@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from activator.knative.activation_requests import ActivationRequests, Place
 from activator.knative.agent_addresses import AgentAddresses
 from activator.knative.deletion_cost import DeletionCosts
-from activator.knative.fleet import KnativeFleet
+from activator.knative.fleet import KnativeFleet, PodTargets
 from activator.knative.lazy_client import LazyCluster
 from activator.knative.pod_leases import InMemoryPodLeases, PodLeaseStore
 from activator.knative.pod_watcher import Pod, PodWatcher
@@ -82,8 +82,7 @@ def cluster_parts(settings: ClusterSettings, around: FleetContext) -> ClusterPar
         pods=pods,
         claims=_claims(around),
         summons=summons,
-        whereabouts=whereabouts,
-        target_of=lambda pod: _target_of(table, pod),
+        targets=PodTargets(target_of=lambda pod: _target_of(table, pod), whereabouts=whereabouts),
         member=around.member,
         port=PROXY_PORT if is_kpa else WORKER_PORT,
         grace_s=settings.unschedulable_grace_s,

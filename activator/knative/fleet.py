@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from activator.knative import start_failure
@@ -69,6 +70,14 @@ ADOPT_S = 10.0
 unavailable."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodTargets:
+    """Which target a pod belongs to (None: it has no route), and where a target's pods are made."""
+
+    target_of: Callable[[Pod], CallTarget | None]
+    whereabouts: Whereabouts
+
+
 class KnativeFleet(PodFleetLimits):
     """Instances that are pods. Owner: the event loop."""
 
@@ -79,25 +88,20 @@ class KnativeFleet(PodFleetLimits):
         pods: PodWatcher,
         claims: PodLeaseStore,
         summons: ScaleRequester,
-        whereabouts: Whereabouts,
-        target_of: Callable[[Pod], CallTarget | None],
+        targets: PodTargets,
         member: str,
         port: int,
         grace_s: float,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`target_of`: the target of a pod; None when it has no route. `port`: of pods, where calls
-        go. `grace_s`: see start_failure."""
+        """`port`: of pods, where calls go. `grace_s`: see start_failure."""
         self._cluster = cluster
         self.pods = pods
         self._claims = claims
         self._scale_requester = summons
-        self._whereabouts = whereabouts
-        self._target_of = target_of
+        self._targets = targets
         self._member = member
         self._port = port
         self._grace_s = grace_s
-        self._clock = clock
         self._held: dict[str, OwnedPod] = {}
         self._by_instance: dict[str, str] = {}
         self._crashes: dict[str, tuple[float, errors.StartFailed]] = {}
@@ -112,9 +116,7 @@ class KnativeFleet(PodFleetLimits):
         self._are_claims_reachable = True
         self._restored = asyncio.Event()
         self.on_released: Callable[[Pod], None] = lambda _: None
-        self.readiness = ReadinessProbe(
-            port=port, on_ready=lambda pod: pods.notify(pod.key), clock=clock
-        )
+        self.readiness = ReadinessProbe(port=port, on_ready=lambda pod: pods.notify(pod.key))
         pods.listener = self._on_pod_change
 
     def __repr__(self) -> str:
@@ -135,14 +137,14 @@ class KnativeFleet(PodFleetLimits):
         may have claimed."""
         if (life := self._by_instance.get(instance_id)) is not None:
             return self._info(target, self._held[life].pod, instance_id, StartKind.WARM, {})
-        began = self._clock()
+        began = time.monotonic()
         waiting = self._waiting.setdefault(target.key, PendingStart())
         waiting.starts += 1
         try:
             async with asyncio.timeout(target.launch.startup_timeout_s):
                 return await self._start(target, instance_id, began)
         except TimeoutError as e:
-            waited_s = self._clock() - began
+            waited_s = time.monotonic() - began
             stage = self._stage(target)
             raise errors.StartTimeout(
                 f"no pod was ready after {waited_s:.0f} s: {stage}",
@@ -216,7 +218,7 @@ class KnativeFleet(PodFleetLimits):
             ready = [life for life in candidates if self.readiness.of(life) is not None]
             if not ready:
                 return None
-            asked_at = self._clock()
+            asked_at = time.monotonic()
             try:
                 life = await self._claims.claim(
                     target.key, instance_id, ready, pods=sum(pod.is_coming for pod in pods)
@@ -249,7 +251,7 @@ class KnativeFleet(PodFleetLimits):
         self._held[pod.life] = OwnedPod(pod, instance_id)
         self._by_instance[instance_id] = pod.life
         self._claimed_lives.add(pod.life)
-        now = self._clock()
+        now = time.monotonic()
         ready = self.readiness.of(pod.life) or ReadinessListener(start_kind=StartKind.COLD)
         is_fresh = not was_others and (
             pod.seen_at >= began or (ready.asks > 1 and ready.at >= began)
@@ -280,14 +282,16 @@ class KnativeFleet(PodFleetLimits):
             if pod.uid in self._served and _keeps_ending(pod):
                 self._replace(pod)
         pods = [pod for pod in pods if pod.uid not in self._replaced]
-        now = self._clock()
+        now = time.monotonic()
         why = start_failure.of_pods(pods, grace_s=self._grace_s, now=now)
         is_one_coming = any(pod.is_coming for pod in pods)
         if not is_one_coming:
             self._check_present()
         if why is None and not is_one_coming:
             why = start_failure.of_failure(
-                self.pods.failure(*self._whereabouts(target)), grace_s=self._grace_s, now=now
+                self.pods.failure(*self._targets.whereabouts(target)),
+                grace_s=self._grace_s,
+                now=now,
             )
         if why is not None:
             raise why
@@ -359,7 +363,7 @@ class KnativeFleet(PodFleetLimits):
     async def _is_idle(self, held: OwnedPod, grace_s: float) -> bool | None:
         """Wait until its calls have ended and return whether they have. None: the pod has ended, or
         another activator has it."""
-        until = self._clock() + grace_s
+        until = time.monotonic() + grace_s
         while (
             not (held.is_lost or held.pod.is_ending) and self.pods.alive(held.pod.life) is not None
         ):
@@ -368,7 +372,7 @@ class KnativeFleet(PodFleetLimits):
                 self.readiness.delete(held.pod.life)  # the next start must probe it again
             if not running:
                 return True
-            if self._clock() >= until:
+            if time.monotonic() >= until:
                 return False
             await asyncio.sleep(RUNNING_S)
         return None
@@ -386,7 +390,7 @@ class KnativeFleet(PodFleetLimits):
         calls that come meanwhile did nothing to it."""
         if pod.uid in self._replaced or pod.is_ending:
             return
-        now = self._clock()
+        now = time.monotonic()
         self._replacements = {
             key: times for key, times in self._replacements.items() if now - times[-1] < REPLACED_S
         }
@@ -500,7 +504,7 @@ class KnativeFleet(PodFleetLimits):
             and not pod.is_ending
             and (crash := start_failure.of_crash(ending, pod.name)) is not None
         ):
-            self._crashes[pod.key] = (self._clock(), crash)
+            self._crashes[pod.key] = (time.monotonic(), crash)
             self.pods.notify(pod.key)
 
     def _emit(self, kind: str, instance: str, reason: str, message: str) -> None:
@@ -571,7 +575,7 @@ class KnativeFleet(PodFleetLimits):
             await self._restore_claims()
         infos = []
         for held in list(self._held.values()):
-            target = self._target_of(held.pod)
+            target = self._targets.target_of(held.pod)
             if target is not None and held.pod.ip is not None:
                 infos.append(self._info(target, held.pod, held.instance, StartKind.WARM, {}))
             else:

@@ -19,13 +19,13 @@ from snapshotter.checkpointing.trial_restore import SnapshotValidator
 from snapshotter.cuda.devices import Devices, NoDevices
 from snapshotter.events import Events
 from snapshotter.linux.cgroups import Cgroups
-from snapshotter.linux.dns_servers import DnsServers
+from snapshotter.linux.dns_servers import DnsServers, NetworkAccess
 from snapshotter.linux.egress_policy import EVERYWHERE
 from snapshotter.linux.slot_network import Network
 from snapshotter.metrics import Metrics
 from snapshotter.settings import SnapshotterSettings
 from snapshotter.slots.instances import Instances
-from snapshotter.slots.launch_plan import BundleStore, ImageStore, WeightSource
+from snapshotter.slots.launch_plan import BundleStore, ImageStore, NodeFiles, WeightSource
 from snapshotter.slots.logs import Logs
 from snapshotter.slots.manager import SlotAllocator
 from snapshotter.slots.pool import SlotPool
@@ -203,7 +203,6 @@ def assemble(
         template_booter=template_booter,
         ends=base.ends,
         instances=base.instances,
-        templates=base.templates,
         strategy=StartStrategy(
             template_booter=template_booter,
             templates=base.templates,
@@ -215,7 +214,6 @@ def assemble(
         starts=InstanceLauncher(
             ends=base.ends, prefork_pool=base.prefork_pool, cgroups=cgroups, logs=base.logs
         ),
-        logs=base.logs,
         metrics=base.metrics,
         room=room,
     )
@@ -276,9 +274,11 @@ def _base(
         groups=set(cgroups.bases.values()),
         namespaced=parts.namespaces,
         disk_floor_bytes=DiskFloor(logs.directory, parts.disk_floor_bytes).floor_bytes,
-        egress=EVERYWHERE if network is Network.HOST else settings.egress(),
         usual=network,
-        servers=parts.name_servers,
+        access=NetworkAccess(
+            egress=EVERYWHERE if network is Network.HOST else settings.egress(),
+            name_servers=parts.name_servers,
+        ),
     )
     instances, templates, events, metrics, background_tasks = (
         Instances(),
@@ -289,16 +289,18 @@ def _base(
     )
     slot_allocator = SlotAllocator(
         slot_pool=slot_pool,
-        bundles=parts.bundles,
-        images=parts.images,
-        weights=parts.weights,
+        files=NodeFiles(
+            bundles=parts.bundles,
+            images=parts.images,
+            weights=parts.weights,
+            runtime=parts.runtime,
+            platform=paths.for_functions,
+            criu=criu,
+        ),
         cgroups=cgroups,
         logs=logs,
-        runtime=parts.runtime,
         network=network,
-        platform=paths.for_functions,
         log_refused=settings.log_refused_calls,
-        criu=criu,
     )
     prefork_pool = PreforkPool(
         cgroups=cgroups,

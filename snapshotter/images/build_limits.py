@@ -1,5 +1,5 @@
-"""Resource limits of one image build: memory and processes by a dedicated cgroup, file size by an
-rlimit.
+"""Limits of one image build: memory and processes by a dedicated cgroup, file size by an rlimit,
+time, and free disk space that it must leave.
 
 Without a memory controller, each process of the build is limited to the same number of bytes by
 RLIMIT_DATA (setrlimit(2))."""
@@ -12,12 +12,17 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from pilotlight.core.disk_floor import DiskFloor, no_floor
 from snapshotter.linux.cgroups import Cgroups, Group
 
 _GIB = 1024**3
 NO_CGROUPS = Cgroups(bases={}, version=0, why_not="not requested")
 _CPU = 0.5
 """CPU weight on a busy machine, in CPUs, relative to instances: builds may wait, calls may not."""
+
+
+BUILD_TIMEOUT_S = 3600.0
+"""Timeout of one build: compiling a large package on two cores takes half an hour."""
 
 
 def _memory_bytes() -> int:
@@ -35,12 +40,16 @@ class BuildLimits:
         file_bytes: one file; the largest packaged libraries have a few GiB.
         entries: files, directories and links of the image; an environment with torch and
             transformers has some 60,000.
+        timeout_s: the whole build.
+        floor: free disk space that builds must leave; by default none.
     """
 
     memory_bytes: int = field(default_factory=_memory_bytes)
     pids: int = 1024
     file_bytes: int = 16 * _GIB
     entries: int = 500_000
+    timeout_s: float = BUILD_TIMEOUT_S
+    floor: DiskFloor = field(default_factory=no_floor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

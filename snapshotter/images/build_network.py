@@ -12,12 +12,12 @@ import contextlib
 import enum
 import re
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from snapshotter.errors import Unsupported
 from snapshotter.linux import net_commands, slot_network
-from snapshotter.linux.dns_servers import DnsServers
-from snapshotter.linux.egress_policy import PUBLIC, EgressPolicy
+from snapshotter.linux.dns_servers import NetworkAccess
+from snapshotter.linux.egress_policy import PUBLIC
 
 _ON_LOOPBACK = re.compile(
     r"(?:://|@|^|[\s=,])(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?=[:/\s,]|$)",
@@ -33,6 +33,18 @@ class BuildNetwork(enum.StrEnum):
     AUTO = "auto"
     OWN = "own"
     HOST = "host"
+
+
+def _public() -> NetworkAccess:
+    return NetworkAccess(egress=PUBLIC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildNetworkPolicy:
+    """The network of builds with a uid: its kind, and what builds reach in their own."""
+
+    kind: BuildNetwork = BuildNetwork.AUTO
+    access: NetworkAccess = field(default_factory=_public)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,18 +69,14 @@ def is_on_loopback(texts: Iterable[str]) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def joined(
-    wanted: BuildNetwork,
-    texts: Iterable[str],
-    egress: EgressPolicy = PUBLIC,
-    servers: DnsServers | None = None,
-) -> AsyncIterator[Joined]:
+async def joined(policy: BuildNetworkPolicy, texts: Iterable[str]) -> AsyncIterator[Joined]:
     """Provide the network of a build whose pip is configured by `texts`. Raises Unsupported if OWN
     is requested and unavailable."""
-    if wanted is BuildNetwork.HOST:
+    access = policy.access
+    if policy.kind is BuildNetwork.HOST:
         yield Joined(remark="snapshotter.build_network is host")
         return
-    if wanted is BuildNetwork.AUTO and is_on_loopback(texts):
+    if policy.kind is BuildNetwork.AUTO and is_on_loopback(texts):
         yield Joined(remark="pip's index or proxy is on this machine's loopback")
         return
     async with contextlib.AsyncExitStack() as stack:
@@ -84,17 +92,17 @@ async def joined(
                 "up",
                 fds=(namespace,),
             )
-            name = await slot_network.connect(namespace, egress, servers)
+            name = await slot_network.connect(namespace, access.egress, access.name_servers)
         except (Unsupported, OSError) as e:
             await stack.aclose()
-            if wanted is BuildNetwork.OWN:
+            if policy.kind is BuildNetwork.OWN:
                 raise Unsupported(
                     f"cannot create the build's own network (snapshotter.build_network: own): {e}"
                 ) from e
             yield Joined(remark=str(e))
             return
         stack.push_async_callback(_leave, name)
-        yield Joined(namespace=namespace, name_servers=(servers or DnsServers()).find().text)
+        yield Joined(namespace=namespace, name_servers=access.name_servers.find().text)
 
 
 async def _leave(name: str) -> None:

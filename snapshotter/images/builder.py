@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pilotlight.core.disk_floor import DiskFloor
 from pilotlight.core.object_store import ObjectStore
 from pilotlight.core.threads import finish_in_thread
 from snapshotter.errors import BundleUnavailable, ImageBuildFailed, Unsupported
@@ -73,7 +72,6 @@ class ImageBuild:
         log: Path,
         variables: Mapping[str, str],
         report: Report,
-        floor: DiskFloor,
         pip: Path | None = None,
         base: BaseRootfs | None = None,
     ) -> None:
@@ -82,7 +80,7 @@ class ImageBuild:
         self._plan = plan
         self._box = box
         self._blobs = blobs
-        self._floor = floor
+        self._floor = box.enclosure.bounds.floor
         self._pip_of = pip
         self._base = base
         self._has_lists = False

@@ -32,7 +32,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pilotlight.core.disk_floor import DiskFloor, no_floor
 from pilotlight.core.object_store import DirectoryStore, ObjectStore
 from pilotlight.core.openat2 import check_directory_beneath
 from snapshotter.engines import Engines
@@ -46,7 +45,7 @@ from snapshotter.images.base_rootfs import (
     packages_digest,
 )
 from snapshotter.images.build_limits import NO_CGROUPS, BuildLimits, limited_group
-from snapshotter.images.build_network import BuildNetwork, Joined, joined
+from snapshotter.images.build_network import BuildNetworkPolicy, Joined, joined
 from snapshotter.images.build_sandbox import BuildSandbox, run_on_machine
 from snapshotter.images.builder import ImageBuild
 from snapshotter.images.interpreters import find_interpreter, own_interpreter
@@ -68,16 +67,12 @@ from snapshotter.linux.atomic_directory import (
     sweep,
 )
 from snapshotter.linux.cgroups import Cgroups, Group
-from snapshotter.linux.dns_servers import DnsServers
-from snapshotter.linux.egress_policy import PUBLIC, EgressPolicy
 from snapshotter.shim.sandbox import mounts, root_directory
 from snapshotter.slots.launch_plan import Layout
 
 RUNTIME_PACKAGES = ("cloudpickle", "uvicorn", "httptools", "uvloop", "wsproto")
 """The worker's imports (the extra `worker` in pyproject.toml), installed into every image at the
 platform's own versions."""
-BUILD_TIMEOUT_S = 3600.0
-"""Timeout of one build: compiling a large package on two cores takes half an hour."""
 _MAX_BACKLOG = 1000
 KEPT_LOGS = 16
 """Logs kept of a tenant's failed builds, newest first; each may have a megabyte, and their number
@@ -140,31 +135,22 @@ class Images:
         environ: Mapping[str, str],
         requirements: Sequence[str],
         blobs: ObjectStore | None = None,
-        build_timeout_s: float = BUILD_TIMEOUT_S,
         bounds: BuildLimits | None = None,
         cgroups: Cgroups = NO_CGROUPS,
         engines: Engines | None = None,
-        floor: DiskFloor | None = None,
-        network: BuildNetwork = BuildNetwork.AUTO,
-        egress: EgressPolicy = PUBLIC,
-        servers: DnsServers | None = None,
+        network: BuildNetworkPolicy | None = None,
     ) -> None:
         """`blobs`: where copy steps find their archives; None: the directory `<home>/blobs`.
-        `engines`: None: only those of the home.
-
-        `floor`: free disk space that builds must leave; None: none. `network`: of builds with a
-        uid; `egress`: what they can reach there, `servers`: their DNS servers."""
-        self._floor = floor or no_floor()
+        `engines`: None: only those of the home."""
         self._engines = Engines(home) if engines is None else engines
         self._blobs = DirectoryStore(home / "blobs") if blobs is None else blobs
         self._root = home / "node" / "images"
         self._environ = environ
         self._requirements = tuple(requirements)
-        self._build_timeout_s = build_timeout_s
         self._bounds = bounds or BuildLimits()
         self._cgroups = cgroups
         self._base_rootfs = BaseRootfs(home / "node" / "rootfs", run=self._run_on_machine)
-        self._network, self._egress, self._servers = network, egress, servers
+        self._network = network or BuildNetworkPolicy()
         self._flights: dict[str, _RunningBuild] = {}
         self._swept = False
 
@@ -347,7 +333,7 @@ class Images:
         pip = await pip_of(interpreter, self._environ)
         try:
             async with (
-                asyncio.timeout(self._build_timeout_s),
+                asyncio.timeout(self._bounds.timeout_s),
                 staged_in_thread(self._root / key) as temp,
                 limited_group(
                     f"b-{key[:16]}{key[64:]}", bounds=self._bounds, cgroups=self._cgroups
@@ -374,7 +360,6 @@ class Images:
                         log=self._root / f"{key}.log",
                         variables={name: box.as_seen(value) for name, value in variables.items()},
                         report=report,
-                        floor=self._floor,
                         pip=pip,
                         base=self._base_rootfs,
                     )
@@ -384,10 +369,10 @@ class Images:
                         has_credentials=has_credentials(self._environ),
                     )
                     async with _usage_told(enclosure.group, report):
-                        env = await self._floor.guard(steps)
+                        env = await self._bounds.floor.guard(steps)
                     await asyncio.to_thread(_seal, box, env, self._bounds.entries)
         except TimeoutError as e:
-            raise _failed(key, f"it took longer than {self._build_timeout_s:g} s") from e
+            raise _failed(key, f"it took longer than {self._bounds.timeout_s:g} s") from e
         except (OSError, ValueError) as e:
             raise _failed(key, str(e)) from e
 
@@ -426,7 +411,7 @@ class Images:
     ) -> contextlib.AbstractAsyncContextManager[Joined]:
         if uid is None:
             return contextlib.nullcontext(Joined())
-        return joined(self._network, addresses, self._egress, self._servers)
+        return joined(self._network, addresses)
 
 
 @contextlib.asynccontextmanager

@@ -13,10 +13,10 @@ import contextlib
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from snapshotter.linux.egress_policy import GATEWAY, resolvers
+from snapshotter.linux.egress_policy import EVERYWHERE, GATEWAY, EgressPolicy, resolvers
 
 _HOSTS = Path("/etc/resolv.conf")
 _RESOLVED = Path("/run/systemd/resolve/resolv.conf")
@@ -99,6 +99,14 @@ class DnsServers:
         for each in self._sockets:
             each.close()
         self._sockets = []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkAccess:
+    """What separate networks can reach: the addresses that `egress` allows, and name servers."""
+
+    egress: EgressPolicy = EVERYWHERE
+    name_servers: DnsServers = field(default_factory=DnsServers)
 
 
 def _bound() -> list[socket.socket]:

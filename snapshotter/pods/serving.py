@@ -18,6 +18,7 @@ from snapshotter.checkpointing.api import SnapshotApi
 from snapshotter.cuda.gpu_usage import cuda_node
 from snapshotter.cuda.memory import NvidiaSmi
 from snapshotter.pods import tenant_listeners
+from snapshotter.pods.activator_search import ActivatorSearch
 from snapshotter.pods.pod_calls import PodCalls
 from snapshotter.pods.restoring import PodRestores
 from snapshotter.pods.tenant_listeners import Tenants
@@ -96,5 +97,5 @@ async def _calls(
         endpoint = Endpoint.parse(activators, TlsCredentials.of(platform))
     except ValueError as e:
         raise SettingsInvalid(f"snapshotter.activators = {e}") from e
-    async with contextlib.aclosing(PodCalls(endpoint)) as calls:
+    async with contextlib.aclosing(PodCalls(ActivatorSearch(endpoint))) as calls:
         yield calls

@@ -102,6 +102,22 @@ class WeightSource(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NodeFiles:
+    """Where the files of this node come from that slots show their workers.
+
+    Attributes:
+        runtime, criu, platform: as in `Sources`; a `platform` that does not exist is None.
+    """
+
+    bundles: BundleStore
+    images: ImageStore
+    weights: WeightSource
+    runtime: Mapping[str, Path]
+    platform: Path | None = None
+    criu: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sources:
     """Host paths of the parts of a slot.
 

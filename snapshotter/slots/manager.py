@@ -16,7 +16,6 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from snapshotter.errors import StartFailed, Unsupported
@@ -28,7 +27,7 @@ from snapshotter.slots import exit_reason, launch_plan
 from snapshotter.slots import slot as slots
 from snapshotter.slots.boot_limiter import NO_SHARE, BootLimiter
 from snapshotter.slots.instance_process import SlotListener
-from snapshotter.slots.launch_plan import BundleStore, ImageStore, Sources, WeightSource
+from snapshotter.slots.launch_plan import NodeFiles, Sources
 from snapshotter.slots.logs import Logs
 from snapshotter.slots.pausable_deadline import PausableDeadline
 from snapshotter.slots.pool import SlotPool
@@ -208,31 +207,24 @@ class SlotAllocator:
         self,
         *,
         slot_pool: SlotPool,
-        bundles: BundleStore,
-        images: ImageStore,
-        weights: WeightSource,
+        files: NodeFiles,
         cgroups: Cgroups,
         logs: Logs,
-        runtime: Mapping[str, Path],
         places: BootLimiter | None = None,
         network: Network = Network.HOST,
-        platform: Path | None = None,
         log_refused: bool = False,
-        criu: Path | None = None,
     ) -> None:
         """`places`: limiter of concurrent boots; default: two per processor. `network`: of
-        functions that need no network of their own. `platform`: directory with the socket of the
-        platform's API for functions (`Paths.for_functions`). `criu`: as `launch_plan.Sources.criu`.
-        `log_refused`: the kernel logs denied system calls (`seccomp_log`)."""
-        self._network, self._log_refused, self._criu = network, log_refused, criu
+        functions that need no network of their own. `log_refused`: the kernel logs denied
+        system calls (`seccomp_log`)."""
+        self._network, self._log_refused = network, log_refused
+        platform = files.platform
         self._platform = platform if platform is not None and platform.is_dir() else None
         self._slot_pool = slot_pool
-        self._bundles = bundles
-        self._images = images
-        self._weights = Weights(weights)
+        self._files = files
+        self._weights = Weights(files.weights)
         self._cgroups = cgroups
         self._logs = logs
-        self._runtime = runtime
         self._boot_limiter = places or BootLimiter.for_processors()
         self.occupied_slots: dict[str, OccupiedSlot] = {}
 
@@ -302,7 +294,7 @@ class SlotAllocator:
         """
         began = time.perf_counter()
         phase.name = "slot"
-        layout = self._images.layout(spec.image, spec.engine, uid=spec.uid)
+        layout = self._files.images.layout(spec.image, spec.engine, uid=spec.uid)
         slot = await self._slot_pool.acquire(self._network_of(spec, network))
         slot.owner, phase.subject = owner, slot.id
         occupied = OccupiedSlot(
@@ -319,7 +311,7 @@ class SlotAllocator:
             await asyncio.sleep(0)  # send the requests to the cache, which works concurrently
             if spec.egress:
                 await self._slot_pool.open_egress(slot, spec.egress)
-            uid, code = self._uid(spec), await self._bundles.ensure(spec.bundle)
+            uid, code = self._uid(spec), await self._files.bundles.ensure(spec.bundle)
             occupied.group = self._cgroups.make(
                 slot.id, memory_bytes=spec.memory_bytes, cpu=spec.cpu
             )
@@ -342,8 +334,8 @@ class SlotAllocator:
                 layout=layout,
                 code=code,
                 weights=places,
-                runtime=self._runtime,
-                criu=self._criu,
+                runtime=self._files.runtime,
+                criu=self._files.criu,
                 platform=platform,
                 calls=calls,
             )
@@ -418,6 +410,19 @@ class SlotAllocator:
         self.occupied_slots.pop(occupied.slot.id, None)
         await occupied.group.remove()
         await self._weights.close(occupied.lease_ids)
+
+    async def last_lines(self, revision: RevisionKey, names: Sequence[str]) -> list[str]:
+        """Log tail of the first of `names` (instances, slots) that has one, or of a slot of this
+        revision."""
+        booting = [
+            slot_id
+            for slot_id, occupied in self.occupied_slots.items()
+            if occupied.launch.revision == revision
+        ]
+        for name in (*names, *booting):
+            if name and (lines := await self._logs.tail(name)):
+                return lines
+        return []
 
     async def explain(self, occupied: OccupiedSlot, failure: BootFailed) -> StartFailed:
         """A boot failure with diagnostics: the user's error, or the exit reason, and the last log

@@ -21,8 +21,7 @@ from pilotlight.core.threads import cancel_and_wait
 from pilotlight.core.transport.calls_socket import CALLS_DIRECTORY
 from snapshotter.errors import Unsupported
 from snapshotter.linux import host_network, proc, slot_network
-from snapshotter.linux.dns_servers import DnsServers
-from snapshotter.linux.egress_policy import EVERYWHERE, EgressPolicy
+from snapshotter.linux.dns_servers import NetworkAccess
 from snapshotter.linux.nft_watch import NftWatch
 from snapshotter.linux.slot_network import Network
 from snapshotter.shim import seqpacket
@@ -56,14 +55,14 @@ class SlotPool:
         namespaced: bool,
         groups: Collection[Path] = (),
         disk_floor_bytes: int = 0,
-        egress: EgressPolicy = EVERYWHERE,
         usual: Network = Network.HOST,
-        servers: DnsServers | None = None,
+        access: NetworkAccess | None = None,
     ) -> None:
         """`groups`: cgroup directories (`Cgroups.bases`) that slots hold open, because they are not
-        visible from a slot's root. `usual`: kind of the first slot. `servers`: name servers of
-        slots with their own network."""
-        self._egress, self._usual, self._servers = egress, usual, servers or DnsServers()
+        visible from a slot's root. `usual`: kind of the first slot. `access`: of slots with
+        their own network; None = everything."""
+        access = access or NetworkAccess()
+        self._egress, self._servers, self._usual = access.egress, access.name_servers, usual
         self._directory = directory
         self._logs = logs
         self._log_max_bytes = log_max_bytes

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pilotlight.core.background_tasks import cancel_all
@@ -28,7 +28,6 @@ from snapshotter.metrics import Metrics
 from snapshotter.slots import slot as slots
 from snapshotter.slots.boot_limiter import NO_SHARE
 from snapshotter.slots.instances import Instance, Instances
-from snapshotter.slots.logs import Logs
 from snapshotter.slots.manager import SlotAllocator, StartPhase
 from snapshotter.slots.slot import SlotConnectionLost
 from snapshotter.starts.launcher import InstanceLauncher, StartRequest, StartSource, TemplateLost
@@ -36,7 +35,6 @@ from snapshotter.starts.node_capacity import NodeCapacity, gpus_of, reservation_
 from snapshotter.starts.strategy import StartDeadline, StartStrategy
 from snapshotter.starts.teardown import Teardown
 from snapshotter.starts.template_boot import TemplateBooter
-from snapshotter.starts.templates import Templates
 from snapshotter.types import (
     InstanceId,
     InstanceInfo,
@@ -81,25 +79,20 @@ class InstanceStarter:
         template_booter: TemplateBooter,
         ends: Teardown,
         instances: Instances,
-        templates: Templates,
         strategy: StartStrategy,
         starts: InstanceLauncher,
-        logs: Logs,
         metrics: Metrics,
         room: NodeCapacity,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._slot_allocator = slot_allocator
         self._template_booter = template_booter
         self._ends = ends
         self._instances = instances
-        self._templates = templates
+        self._templates = template_booter.templates
         self._strategy = strategy
         self._starts = starts
-        self._logs = logs
         self._metrics = metrics
         self._room = room
-        self._clock = clock
         self._flights: dict[InstanceId, _RunningStart] = {}
 
     def __repr__(self) -> str:
@@ -216,7 +209,9 @@ class InstanceStarter:
             cpu_ns = self._used_ns(request, phase)
             detail = {
                 "phase": phase.name,
-                "log_tail": await self._last_lines(request, phase),
+                "log_tail": await self._slot_allocator.last_lines(
+                    request.launch.revision, [request.instance_id, phase.subject]
+                ),
                 "cpu_ns": cpu_ns,
             }
             raise StartTimeout(
@@ -350,7 +345,7 @@ class InstanceStarter:
             start_kind=StartKind.COLD,
             phases_ms={},
             lessee=request.lessee,
-            started_at=self._clock(),
+            started_at=time.time(),
             pid=0,
             memory_bytes=request.launch.memory_bytes,
             cpu=request.launch.cpu,
@@ -360,18 +355,6 @@ class InstanceStarter:
         instance = Instance(info=info)
         self._instances.add(instance)
         return instance
-
-    async def _last_lines(self, request: StartRequest, phase: StartPhase) -> list[str]:
-        """Log tail of the instance, or of the boot that it waited for."""
-        booting = [
-            h.slot.id
-            for h in self._slot_allocator.occupied_slots.values()
-            if h.launch.revision == request.launch.revision
-        ]
-        for name in [request.instance_id, phase.subject, *booting]:
-            if name and (lines := await self._logs.tail(name)):
-                return lines
-        return []
 
     def _clean_up_unless_ready(self, instance_id: InstanceId) -> None:
         """Clean up a failed start: its claim, or its process, whose claim lasts until it has

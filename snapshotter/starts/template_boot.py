@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import errno
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 from pilotlight.core.background_tasks import BackgroundTasks, cancel_all
@@ -27,7 +27,11 @@ BEHIND_S = 0.3
 
 
 class TemplateBooter:
-    """Makes Templates. Owner: the event loop. `_flights` changes between awaits only."""
+    """Makes Templates. Owner: the event loop. `_flights` changes between awaits only.
+
+    Attributes:
+        templates: the Templates of this node.
+    """
 
     def __init__(
         self,
@@ -40,17 +44,15 @@ class TemplateBooter:
         background_tasks: BackgroundTasks,
         selector: SnapshotSelector,
         budget_bytes: int,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._slot_allocator = slot_allocator
-        self._templates = templates
+        self.templates = templates
         self._ends = ends
         self._logs = logs
         self._events = events
         self._background_tasks = background_tasks
         self._selector = selector
         self._budget_bytes = budget_bytes
-        self._clock = clock
         self._flights: dict[RevisionKey, asyncio.Task[None]] = {}
         self._background_restores: set[RevisionKey] = set()
         self._discarded: set[RevisionKey] = set()
@@ -136,9 +138,9 @@ class TemplateBooter:
             threads=point.threads,
             phases_ms=occupied.boot_ms,
             single=bool(point.threads) or not occupied.launch.forkable or occupied.whole,
-            last_used_at=self._clock(),
+            last_used_at=time.time(),
         )
-        self._templates.add(template)
+        self.templates.add(template)
         message = f"a Template of {template.revision} is resident"
         self._events.publish(
             AgentEvent(
@@ -150,7 +152,7 @@ class TemplateBooter:
     def evict_unused(self, need_bytes: int, *, but: RevisionKey) -> None:
         """Evict Templates without instances, least recently used first, to free memory for an
         instance."""
-        for victim in self._templates.victims(need_bytes=need_bytes, unused_only=True):
+        for victim in self.templates.victims(need_bytes=need_bytes, unused_only=True):
             if victim.revision != but:
                 self._ends.drop(victim, "evicted")
 
@@ -238,13 +240,13 @@ class TemplateBooter:
         there = (
             launch.revision in self._discarded
             or launch.revision in self._flights
-            or self._templates.get(launch.revision) is not None
+            or self.templates.get(launch.revision) is not None
         )
         image_bytes = self._selector.forkable_image_bytes(launch.revision)
         return (
             not there
             and image_bytes is not None
-            and self._templates.pss_bytes() + image_bytes <= self._budget_bytes
+            and self.templates.pss_bytes() + image_bytes <= self._budget_bytes
         )
 
     def _register_restored(self, occupied: OccupiedSlot) -> None:
@@ -260,7 +262,7 @@ class TemplateBooter:
         if (
             self._closing.is_set()
             or revision in self._discarded
-            or self._templates.get(revision) is not None
+            or self.templates.get(revision) is not None
         ):
             self._ends.clear_if_empty(occupied)
         else:
@@ -288,8 +290,8 @@ class TemplateBooter:
         template.pss_bytes = await asyncio.to_thread(
             proc.pss_bytes, template.occupied.slot.worker_pid
         )
-        surplus = self._templates.pss_bytes() - self._budget_bytes
-        for victim in self._templates.victims(need_bytes=surplus, unused_only=False):
+        surplus = self.templates.pss_bytes() - self._budget_bytes
+        for victim in self.templates.victims(need_bytes=surplus, unused_only=False):
             self._ends.drop(victim, "evicted")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from activator.billing import journal_format
 from activator.billing.budgets import Budgets
-from activator.billing.instance_meter import InstanceAccount
+from activator.billing.instance_meter import BillingTerms, InstanceAccount
 from activator.billing.journal import Journal
 from activator.billing.segments import read_segment, segment_numbers
 from activator.billing.usage_pricing import UsageSubject, UsageTemplate
@@ -54,12 +54,11 @@ def account(
     return InstanceAccount(
         journal,
         subject=subject(instance),
-        footprint=FOOTPRINT,
-        rates=RATES,
+        terms=BillingTerms(
+            footprint=FOOTPRINT, rates=RATES, free_ns=free_ns, limit_ns=int(limit_s * SECOND)
+        ),
         started_ns=0,
-        free_ns=free_ns,
         budgets=budgets,
-        limit_ns=int(limit_s * SECOND),
     )
 
 

@@ -20,6 +20,7 @@ from activator.__main__ import server_config
 from activator.access.grants import AccessCache
 from activator.access.resolver import RequestResolver
 from activator.arguments.checker import ArgumentChecker
+from activator.async_calls.api import RemoteCalls
 from activator.async_calls.service import AsyncCalls
 from activator.autoscaler.autoscaler_loop import AutoscalerLoop
 from activator.balancing.cutover import CutoverStartObserver, CutoverTracker
@@ -29,7 +30,7 @@ from activator.balancing.throttler import Throttler
 from activator.billing.service import BillingService
 from activator.calls.fallback import FallbackChain
 from activator.calls.runner import CallRunner
-from activator.control_plane.proxy import UNREAD_S, ControlPlaneProxy
+from activator.control_plane.proxy import UNREAD_S, ControlPlaneProxy, ProxyLimits
 from activator.coordination.state import InstanceLeases
 from activator.gateway.calls_by_functions import CallsByFunctions
 from activator.gateway.cors import CrossOrigin
@@ -154,9 +155,11 @@ class Edge:
             visitors=TEST_KEY.visitors,
             unauthenticated=self.strangers,
             catch_up=_nothing_to_catch_up,
-            body_pause_s=settings.body_timeout_s,
-            stranger_connections=settings.stranger_connections,
-            unread_s=unread_s,
+            limits=ProxyLimits(
+                body_pause_s=settings.body_timeout_s,
+                stranger_connections=settings.stranger_connections,
+                unread_s=unread_s,
+            ),
         )
         self.quotas = quotas or ProcessQuotas()
         self.entrance = AccessCache(table=self.table, store=self.quotas, settings=settings)
@@ -173,11 +176,9 @@ class Edge:
             runner=runner,
             table=self.table,
             access=self.entrance,
-            control=self.control,
+            remote=RemoteCalls(control=self.control, controller=controller, token="t"),
             settings=settings,
             metrics=self.metrics,
-            controller=controller,
-            token="t",
             tracer=self.tracer,
         )
         self.limits = ConnectionLimits(

@@ -24,7 +24,7 @@ from pilotlight.kubernetes.errors import (
     NotFound,
 )
 from pilotlight.kubernetes.kinds import CONFIG_MAP, LEASE, NAMESPACE, POD, Kind
-from pilotlight.kubernetes.leader_election import LeaderElection, LeaseTerms
+from pilotlight.kubernetes.leader_election import LeaderElection, LeaseLock, LeaseTerms
 from pilotlight.kubernetes.reflector import Reflector
 from pilotlight.kubernetes.settings import ClusterSettings
 
@@ -137,11 +137,11 @@ async def test_a_version_from_long_ago_does_not_stop_a_watch(
 async def test_one_leader(cluster: Cluster, namespace: str) -> None:
     terms = LeaseTerms(lease_s=6, renew_s=4, retry_s=0.2)
     async with LeaderElection(
-        cluster, name="a", namespace=namespace, identity="one", terms=terms
+        cluster, LeaseLock(name="a", namespace=namespace, identity="one"), terms=terms
     ) as one:
         await one.wait_leader()
         async with LeaderElection(
-            cluster, name="a", namespace=namespace, identity="two", terms=terms
+            cluster, LeaseLock(name="a", namespace=namespace, identity="two"), terms=terms
         ) as two:
             await one.aclose()
             await two.wait_leader()

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from activator.knative.activation_requests import ActivationRequests
-from activator.knative.fleet import KnativeFleet
+from activator.knative.fleet import KnativeFleet, PodTargets
 from activator.knative.pod_leases import InMemoryPodLeases, PodLeaseStore
 from activator.knative.pod_watcher import PodWatcher
 from activator.knative.scale_request import ScaleRequester
@@ -91,8 +91,9 @@ class World:
             or ActivationRequests(
                 self.wake_url, whereabouts=whereabouts, waiting_of=lambda _: self.waiting
             ),
-            whereabouts=whereabouts,
-            target_of=lambda pod: self.targets.get(pod.key),
+            targets=PodTargets(
+                target_of=lambda pod: self.targets.get(pod.key), whereabouts=whereabouts
+            ),
             member=member,
             port=port,
             grace_s=grace_s,

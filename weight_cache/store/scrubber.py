@@ -8,10 +8,12 @@ kept over restarts."""
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import logging
 import mmap
 import os
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -35,6 +37,29 @@ ROUND_S = 3600.0
 between checks of an empty store."""
 
 
+class ScrubRate:
+    """The bound of the scrubber's reads; `bytes_per_s` 0: it does not run."""
+
+    def __init__(
+        self,
+        bytes_per_s: int,
+        *,
+        sleep: Sleep = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.bytes_per_s = bytes_per_s
+        self.sleep = sleep
+        self.clock = clock
+        self._free_at = 0.0
+
+    async def pause(self, size_bytes: int) -> None:
+        """Wait until the next piece may be read after one of this size; time without reads is not
+        caught up on."""
+        now = self.clock()
+        self._free_at = max(now, self._free_at) + size_bytes / self.bytes_per_s
+        await self.sleep(self._free_at - now)
+
+
 class Scrubber:
     """Checks one file after another. Owner: the task that awaits `run`."""
 
@@ -47,9 +72,7 @@ class Scrubber:
         lanes: ReadScheduler,
         threads: LowPriorityThreads,
         tally: StoreCounters,
-        bytes_per_s: int,
-        sleep: Sleep,
-        clock: Callable[[], float],
+        rate: ScrubRate,
     ) -> None:
         self._directory = directory
         self._catalogue = catalogue
@@ -57,25 +80,23 @@ class Scrubber:
         self._lanes = lanes
         self._threads = threads
         self._tally = tally
-        self._bytes_per_s = bytes_per_s
-        self._sleep = sleep
-        self._clock = clock
-        self._free_at = 0.0
+        self._rate = rate
 
     def __repr__(self) -> str:
         return (
             f"<Scrubber after={self._directory.notes.scrubbed()[:12] or 'nothing'} "
-            f"{self._bytes_per_s} bytes/s>"
+            f"{self._rate.bytes_per_s} bytes/s>"
         )
 
     async def run(self) -> None:
         """Scrub until cancelled; return immediately if the rate is 0."""
-        began = self._clock()
-        while self._bytes_per_s:
+        rate = self._rate
+        began = rate.clock()
+        while rate.bytes_per_s:
             digest = self._next()
             if digest is None:  # end of the round
-                await self._sleep(began + ROUND_S - self._clock())
-                began = self._clock()
+                await rate.sleep(began + ROUND_S - rate.clock())
+                began = rate.clock()
                 await self._remember("")
             else:
                 await self.check(digest)
@@ -104,10 +125,7 @@ class Scrubber:
         async with self._lanes.turn(lambda: ReadPriority.SCRUB):
             size = await self._threads.run(reader.read)
         self._tally.scrubbed_bytes += size
-        now = self._clock()
-        # do not catch up on missed time
-        self._free_at = max(now, self._free_at) + size / self._bytes_per_s
-        await self._sleep(self._free_at - now)
+        await self._rate.pause(size)
         return size
 
     async def _condemn(self, digest: str, error: OSError | None) -> bool:

@@ -29,7 +29,7 @@ from weight_cache.store.disk_eviction import ReloadSeconds
 from weight_cache.store.downloads import ModelDownloads, OnProgress
 from weight_cache.store.integrity import IntegrityChecker
 from weight_cache.store.layout import StoreDirectory
-from weight_cache.store.scrubber import Scrubber, Sleep
+from weight_cache.store.scrubber import Scrubber, ScrubRate
 from weight_cache.store.verified_chunks import VerifiedChunks
 from weight_cache.types import Lease, ModelInfo, ReadPriority, StoreStatistics
 
@@ -225,15 +225,8 @@ class Store:
             with self._noted(f"model {manifest[:12]}"):
                 return await self._checks.verify_files(list(self._catalogue.files_of(manifest)))
 
-    def scrubber(
-        self,
-        bytes_per_s: int,
-        *,
-        sleep: Sleep = asyncio.sleep,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> Scrubber:
-        """Create the scrubber, which verifies the store at that rate while its `run` is awaited;
-        `sleep` and `clock` control the rate."""
+    def scrubber(self, rate: ScrubRate) -> Scrubber:
+        """Create the scrubber, which verifies the store at that rate while its `run` is awaited."""
         return Scrubber(
             directory=self._directory,
             catalogue=self._catalogue,
@@ -241,9 +234,7 @@ class Store:
             lanes=self._lanes,
             threads=self._threads,
             tally=self._tally,
-            bytes_per_s=bytes_per_s,
-            sleep=sleep,
-            clock=clock,
+            rate=rate,
         )
 
     def is_here(self, manifest: str) -> bool:

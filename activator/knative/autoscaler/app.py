@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from activator.knative.autoscaler.leader import Leader
+from activator.knative.autoscaler.leader import FunctionLister, Leader
 from activator.knative.autoscaler.load_report import Statement
 from activator.knative.autoscaler.load_report_store import LoadReportStore, ProcessBoard
 from activator.knative.autoscaler.load_reporter import LoadReporter
-from activator.knative.pod_watcher import Pod
 from pilotlight.kubernetes.cluster import Cluster
 from pilotlight.kubernetes.errors import ClusterError
-from pilotlight.kubernetes.leader_election import LeaderElection, LeaseTerms
+from pilotlight.kubernetes.leader_election import LeaderElection, LeaseLock, LeaseTerms
 from pilotlight.kubernetes.names import function_selector
 from pilotlight.kubernetes.settings import ClusterSettings
-from pilotlight.spec.function import FunctionSpec
 
 log = logging.getLogger(__name__)
 
@@ -44,19 +42,14 @@ class Around:
         member: its id; `redis_url`, `platform`: see `activator.knative.app.FleetContext`.
         loads: its load report.
         is_known: set once its claims are restored; nothing is reported before.
-        pods_of: the pods of a revision, by its key.
-        has_function: whether a tenant's function has a route here, by its revision's key.
-        spec_of: the spec of a function, by its tenant and its revision's key; None = it has no
-            route here."""
+        functions: those that have a route here."""
 
     member: str
     redis_url: str | None
     platform: str
     loads: Callable[[], Statement]
     is_known: Callable[[], asyncio.Event]
-    pods_of: Callable[[str], Iterable[Pod]]
-    has_function: Callable[[str, str], bool]
-    spec_of: Callable[[str, str], FunctionSpec | None]
+    functions: FunctionLister
 
 
 class Autoscaler:
@@ -115,9 +108,7 @@ class Autoscaler:
         identity = f"{self._around.member}-{secrets.token_hex(4)}"
         election = LeaderElection(
             cluster,
-            name=LEASE_NAME,
-            namespace=self._settings.namespace,
-            identity=identity,
+            LeaseLock(name=LEASE_NAME, namespace=self._settings.namespace, identity=identity),
             terms=self._terms,
         )
         async with election:
@@ -128,9 +119,7 @@ class Autoscaler:
                     self._board,
                     election,
                     selector=function_selector(self._settings),
-                    pods_of=self._around.pods_of,
-                    has_function=self._around.has_function,
-                    spec_of_function=self._around.spec_of,
+                    functions=self._around.functions,
                 )
                 try:
                     await self.leader.run()

@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -64,6 +65,28 @@ class Leading(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionLister:
+    """What this activator knows of functions and their pods, without a request.
+
+    Attributes:
+        pods_of: pods of a revision, by its key.
+        has_function, spec_of: by tenant and key of a revision.
+    """
+
+    pods_of: Callable[[str], Iterable[Pod]]
+    has_function: Callable[[str, str], bool]
+    spec_of: Callable[[str, str], FunctionSpec | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderIntervals:
+    """`settle_s`: time before anything shrinks; `tick_s`: length of a window's bucket."""
+
+    settle_s: float = GONE_S
+    tick_s: float = TICK_S
+
+
 class Leader:
     """One term of leadership: created when it begins, closed when it ends. Owner: the event
     loop."""
@@ -75,25 +98,19 @@ class Leader:
         election: Leading,
         *,
         selector: str,
-        pods_of: Callable[[str], Iterable[Pod]],
-        has_function: Callable[[str, str], bool],
-        spec_of_function: Callable[[str, str], FunctionSpec | None],
+        functions: FunctionLister,
+        intervals: LeaderIntervals | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
-        settle_s: float = GONE_S,
-        tick_s: float = TICK_S,
     ) -> None:
-        """`selector`: of our functions' objects. `has_function`, `spec_of_function`: by tenant and
-        key. `settle_s`: time before anything shrinks."""
+        """`selector`: of our functions' objects."""
         self._cluster = cluster
         self._board = board
         self._election = election
-        self._pods_of = pods_of
-        self._has_function, self._spec_of = has_function, spec_of_function
+        self._functions = functions
+        self._intervals = intervals or LeaderIntervals()
         self._clock, self._wall = clock, wall
-        self._tick_s = tick_s
-        self._settle_s = settle_s
-        self._may_shrink_at = clock() + settle_s
+        self._may_shrink_at = clock() + self._intervals.settle_s
         self._members = Members()
         self._scales: dict[Place, RevisionScale] = {}
         self._locks: dict[Place, asyncio.Lock] = {}
@@ -150,7 +167,7 @@ class Leader:
             if tick % DECIDE_EVERY == 0:
                 await asyncio.gather(*(self._reconcile_in_turn(place) for place in self._places()))
             tick += 1
-            await asyncio.sleep(self._tick_s)
+            await asyncio.sleep(self._intervals.tick_s)
 
     async def _pokes(self) -> None:
         async with aclosing(self._board.pokes()) as pokes:
@@ -198,7 +215,7 @@ class Leader:
         if not podautoscalers.is_ours(item):
             return False
         scalable = podautoscalers.parsed(item)
-        return self._has_function(scalable.tenant, scalable.key)
+        return self._functions.has_function(scalable.tenant, scalable.key)
 
     def _delete(self, place: Place) -> None:
         self._scales.pop(place, None)
@@ -218,7 +235,7 @@ class Leader:
             log.warning("cannot read the reports of activators error=%s", e)
         self._members.drop_gone(self._clock())
         if self._members.is_empty:
-            self._may_shrink_at = self._clock() + self._settle_s
+            self._may_shrink_at = self._clock() + self._intervals.settle_s
 
     def record(self) -> None:
         """Record one second's loads in the windows."""
@@ -259,7 +276,7 @@ class Leader:
                 scalable, item, Decision(wanted=scalable.floor, why="initial"), ready=0
             )
             return
-        pods = list(self._pods_of(scalable.key)) if scalable.key else []
+        pods = list(self._functions.pods_of(scalable.key)) if scalable.key else []
         standing = self._standing(scalable, deployment, pods, now)
         scale = self._scale_of(scalable, standing, now)
         decision = scale.decide(
@@ -295,7 +312,8 @@ class Leader:
 
     def _scale_of(self, scalable: Scalable, standing: Standing, now: float) -> RevisionScale:
         spec = spec_of(
-            scalable, self._spec_of(scalable.tenant, scalable.key) if scalable.key else None
+            scalable,
+            self._functions.spec_of(scalable.tenant, scalable.key) if scalable.key else None,
         )
         scale = self._scales.get(scalable.place)
         if scale is None:

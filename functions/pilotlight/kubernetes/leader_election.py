@@ -19,7 +19,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol, Self
 
@@ -69,6 +69,21 @@ class LeaseTerms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseLock:
+    """The Lease that candidates compete for, and who this candidate is.
+
+    Attributes:
+        identity: unique per process: the pod's name and a random part.
+        annotations: of the Lease while this candidate holds it.
+    """
+
+    name: str
+    namespace: str
+    identity: str
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
     """The last seen Lease, and when this version was first seen (monotonic)."""
 
@@ -98,14 +113,9 @@ class LeaderElection:
     def __init__(
         self,
         cluster: LeaseServer,
+        lock: LeaseLock,
         *,
-        name: str,
-        namespace: str,
-        identity: str,
-        annotations: Mapping[str, str] | None = None,
         terms: LeaseTerms | None = None,
-        on_started: Callable[[], None] | None = None,
-        on_stopped: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         chance: Callable[[], float] = random.random,
@@ -113,19 +123,12 @@ class LeaderElection:
     ) -> None:
         """Prepare a candidate; it does not run yet.
 
-        Args:
-            identity: unique per process: the pod's name and a random part.
-            annotations: of the Lease while this candidate holds it.
-            on_started, on_stopped: called in the event loop; they must not block.
-            wall: wall clock, only for the timestamps in the Lease.
-        """
-        self.name, self.namespace, self.identity = name, namespace, identity
+        `wall`: wall clock, only for the timestamps in the Lease."""
+        self.lock = lock
         self.terms = terms or LeaseTerms()
-        self._annotations = dict(annotations or {})
         self.transitions = 0
         """How often this candidate became leader."""
         self._cluster = cluster
-        self._on_started, self._on_stopped = on_started, on_stopped
         self._clock, self._wall, self._chance, self._sleep = clock, wall, chance, sleep
         self._seen: _Seen | None = None
         self._renewed_s: float | None = None
@@ -135,7 +138,9 @@ class LeaderElection:
 
     def __repr__(self) -> str:
         state = "leader" if self.is_leader else f"behind {self.leader or 'no leader'}"
-        return f"<LeaderElection {self.namespace}/{self.name} {self.identity} {state}>"
+        return (
+            f"<LeaderElection {self.lock.namespace}/{self.lock.name} {self.lock.identity} {state}>"
+        )
 
     @property
     def is_leader(self) -> bool:
@@ -177,10 +182,15 @@ class LeaderElection:
             async with asyncio.timeout(self._attempt_s()):
                 await self._attempt()
         except TimeoutError:
-            logger.warning("lease not reached name=%s identity=%s", self.name, self.identity)
+            logger.warning(
+                "lease not reached name=%s identity=%s", self.lock.name, self.lock.identity
+            )
         except ClusterError as error:
             logger.warning(
-                "lease not taken name=%s identity=%s error=%s", self.name, self.identity, error
+                "lease not taken name=%s identity=%s error=%s",
+                self.lock.name,
+                self.lock.identity,
+                error,
             )
         self._tell()
 
@@ -189,7 +199,7 @@ class LeaderElection:
         work has stopped."""
         self._renewed_s = None
         self._tell()
-        if self._seen is None or self._seen.holder != self.identity:
+        if self._seen is None or self._seen.holder != self.lock.identity:
             return
         lease = self._written(self._seen, holder="", lease_s=1)
         self._seen = None
@@ -203,16 +213,20 @@ class LeaderElection:
                 await self._write(self._seen, began_s)
                 return
         found = await self._cluster.get(
-            LEASE, self.name, self.namespace, timeout_s=self._attempt_s()
+            LEASE, self.lock.name, self.lock.namespace, timeout_s=self._attempt_s()
         )
         seen = self._look(found)
-        if seen is not None and seen.holder != self.identity and not seen.is_free(self._clock()):
+        if (
+            seen is not None
+            and seen.holder != self.lock.identity
+            and not seen.is_free(self._clock())
+        ):
             self._renewed_s = None
         elif found is None:
             self._renewed_s = None  # deleted: the candidate that recreates it becomes leader
             self._hold(
                 await self._cluster.create(
-                    self._written(None, holder=self.identity), timeout_s=self._attempt_s()
+                    self._written(None, holder=self.lock.identity), timeout_s=self._attempt_s()
                 ),
                 began_s,
             )
@@ -222,7 +236,7 @@ class LeaderElection:
     async def _write(self, seen: _Seen, began_s: float) -> None:
         self._hold(
             await self._cluster.replace(
-                self._written(seen, holder=self.identity), timeout_s=self._attempt_s()
+                self._written(seen, holder=self.lock.identity), timeout_s=self._attempt_s()
             ),
             began_s,
         )
@@ -254,12 +268,12 @@ class LeaderElection:
             "leaseTransitions": int(old.get("leaseTransitions") or 0)
             + (1 if is_new and holder and seen is not None else 0),
         }
-        meta: dict[str, Any] = {"name": self.name, "namespace": self.namespace}
+        meta: dict[str, Any] = {"name": self.lock.name, "namespace": self.lock.namespace}
         if seen is not None:
             meta = {**(seen.lease.get("metadata") or {})}
             meta.pop("managedFields", None)
-        if self._annotations and holder:
-            meta["annotations"] = {**(meta.get("annotations") or {}), **self._annotations}
+        if self.lock.annotations and holder:
+            meta["annotations"] = {**(meta.get("annotations") or {}), **self.lock.annotations}
         return {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": meta, "spec": spec}
 
     def _attempt_s(self) -> float:
@@ -282,7 +296,7 @@ class LeaderElection:
         return min(pause_s, left_s) if left_s > 0 else pause_s
 
     def _tell(self) -> None:
-        """Call the callback, once per change."""
+        """Record a change of the leadership, and wake up those that wait for one."""
         is_leader = self.is_leader
         if is_leader == self._was_leader:
             return
@@ -290,13 +304,15 @@ class LeaderElection:
         self._changed.set()
         if is_leader:
             self.transitions += 1
-        logger.info("leadership name=%s identity=%s leader=%s", self.name, self.identity, is_leader)
-        callback = self._on_started if is_leader else self._on_stopped
-        if callback is not None:
-            callback()
+        logger.info(
+            "leadership name=%s identity=%s leader=%s",
+            self.lock.name,
+            self.lock.identity,
+            is_leader,
+        )
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self.run(), name=f"election {self.name}")
+        self._task = asyncio.create_task(self.run(), name=f"election {self.lock.name}")
         return self
 
     async def __aexit__(self, *failure: object) -> None:

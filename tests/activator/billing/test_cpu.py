@@ -11,7 +11,7 @@ import pytest
 
 from activator.billing.budgets import Budgets
 from activator.billing.cpu import GRACE_S, PauseCpuMeter
-from activator.billing.instance_meter import InstanceAccount, OpenRecord
+from activator.billing.instance_meter import BillingTerms, InstanceAccount, OpenRecord
 from activator.billing.journal import Journal
 from pilotlight.protocol import UsageRecord
 from pilotlight.spec.pricing import Rates
@@ -171,10 +171,8 @@ class Metered:
             self.account = InstanceAccount(
                 self.journal,
                 subject=subject(),
-                footprint=FOOTPRINT,
-                rates=rates,
+                terms=BillingTerms(footprint=FOOTPRINT, rates=rates, free_ns=60 * SECOND),
                 started_ns=0,
-                free_ns=60 * SECOND,
             )
         self.account.meter_cpu(machine.meter(from_ns), at_ns=self.at_ns)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from activator.billing.budgets import Budgets
-from activator.billing.instance_meter import InstanceAccount
+from activator.billing.instance_meter import BillingTerms, InstanceAccount
 from activator.billing.journal import Journal
 from activator.billing.segments import Cursor, segment_numbers
 from activator.billing.usage_pricing import encode_optional_fields
@@ -137,11 +137,8 @@ def test_what_came_up_for_copies_is_free_until_it_answers_a_call(tmp_path: Path)
     books = InstanceAccount(
         journal,
         subject=subject(),
-        footprint=FOOTPRINT,
-        rates=RATES,
+        terms=BillingTerms(footprint=FOOTPRINT, rates=RATES, free_ns=0, is_free=True),
         started_ns=0,
-        free_ns=0,
-        is_free=True,
     )
     books.started(start_kind="COLD", billed_ns=5 * SECOND, at_ns=5 * SECOND)
     closed(books, opened(books, "copied-shadow", is_shadow=True))

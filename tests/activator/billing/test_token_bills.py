@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from activator.billing.budgets import Budgets, token_picos
-from activator.billing.instance_meter import Charge, InstanceAccount, OpenRecord
+from activator.billing.instance_meter import BillingTerms, Charge, InstanceAccount, OpenRecord
 from activator.billing.journal import Journal
 from activator.billing.usage_pricing import PICO, UsageTemplate
 from activator.quotas.token_reservation import TokenReservation
@@ -50,12 +50,11 @@ class Engine:
         self.books = InstanceAccount(
             self.journal,
             subject=subject(),
-            footprint=FOOTPRINT,
-            rates=rates,
+            terms=BillingTerms(
+                footprint=FOOTPRINT, rates=rates, free_ns=60 * SECOND, limit_ns=LIMIT_S * SECOND
+            ),
             started_ns=0,
-            free_ns=60 * SECOND,
             budgets=self.budgets,
-            limit_ns=LIMIT_S * SECOND,
         )
 
     def open(self, use: TokenReservation | None, call: str = "c1") -> OpenRecord:

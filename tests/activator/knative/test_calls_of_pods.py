@@ -28,6 +28,7 @@ from pilotlight.protocol import HEADER_PARENT
 from pilotlight.spec.function import FunctionNetwork
 from snapshotter.errors import Unsupported
 from snapshotter.pods import pod_calls
+from snapshotter.pods.activator_search import ActivatorSearch
 from snapshotter.pods.pod_calls import PodCalls
 from tests.activator.knative.test_data_plane import Site, site_of
 from tests.activator.test_gateway import until
@@ -84,7 +85,7 @@ class Node:
     async def serving(self, *tenants: str) -> AsyncIterator[PodCalls]:
         """The node's agent."""
         endpoint = Endpoint(host=HOST, port=self.port, credentials=self.credentials)
-        agent = PodCalls(endpoint, identify=self._identify, resolve=self._resolve)
+        agent = PodCalls(ActivatorSearch(endpoint, resolve=self._resolve), identify=self._identify)
         servers = []
         for tenant in tenants or (TENANT,):
             (self.directory / tenant).mkdir(exist_ok=True)

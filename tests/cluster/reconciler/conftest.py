@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pilotlight.controller.database.change_notifier import ChangeNotifier
+from pilotlight.controller.kubernetes.desired_state import DesiredState
 from pilotlight.controller.kubernetes.function_status import FunctionStatus, FunctionStatuses
 from pilotlight.controller.kubernetes.reconciler import ReconcileLimits, Reconciler
 from pilotlight.kubernetes.cluster import Cluster
@@ -51,14 +52,17 @@ class Bench:
         async with await Cluster.connect(self.settings) as cluster:
             self.reconciler = Reconciler(
                 cluster,
+                DesiredState(
+                    settings=cluster.settings,
+                    platform=self.platform.identity(),
+                    key=self.platform.key,
+                ),
                 store=self.platform.store,
-                key=self.platform.key,
                 notifier=self.platform.notifier,
                 statuses=statuses or self.statuses,
                 pace=QUICK,
                 wall=lambda: self.wall_s,
                 may_write=lambda: self.may_write,
-                platform=self.platform.identity(),
             )
             task = asyncio.create_task(self.reconciler.run())
             try:

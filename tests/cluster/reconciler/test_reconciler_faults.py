@@ -12,6 +12,7 @@ import pytest
 from pilotlight.controller.database import audit_trail
 from pilotlight.controller.database.audit_trail import AuditQuery
 from pilotlight.controller.database.change_notifier import ChangeNotifier
+from pilotlight.controller.kubernetes.desired_state import DesiredState
 from pilotlight.controller.kubernetes.informers import KINDS
 from pilotlight.controller.kubernetes.leader_election import identify, run_while_leading
 from pilotlight.controller.kubernetes.ownership import ClusterOwnership
@@ -19,7 +20,7 @@ from pilotlight.controller.kubernetes.reconciler import Reconciler
 from pilotlight.kubernetes import names
 from pilotlight.kubernetes.cluster import Cluster
 from pilotlight.kubernetes.kinds import NAMESPACE, POD, REVISION, SECRET, SERVICE
-from pilotlight.kubernetes.leader_election import LeaderElection, LeaseTerms
+from pilotlight.kubernetes.leader_election import LeaderElection, LeaseLock, LeaseTerms
 from pilotlight.kubernetes.settings import ClusterSettings
 from tests.cluster.reconciler.conftest import RUNTIME, Bench
 from tests.cluster.reconciler.test_reconciler import ONE, SERVING, TWO, traffic_of, two
@@ -450,7 +451,9 @@ async def test_of_two_controllers_one_works_and_the_other_takes_over(bench: Benc
         async with (
             await Cluster.connect(bench.settings) as cluster,
             LeaderElection(
-                cluster, name="reconciler", namespace="default", identity=name, terms=terms
+                cluster,
+                LeaseLock(name="reconciler", namespace="default", identity=name),
+                terms=terms,
             ) as election,
         ):
             while True:
@@ -460,11 +463,14 @@ async def test_of_two_controllers_one_works_and_the_other_takes_over(bench: Benc
                 try:
                     reconciler = Reconciler(
                         cluster,
+                        DesiredState(
+                            settings=cluster.settings,
+                            platform=bench.platform.identity(),
+                            key=bench.platform.key,
+                        ),
                         store=bench.platform.store,
-                        key=bench.platform.key,
                         notifier=bench.platform.notifier,
                         statuses=bench.statuses,
-                        platform=bench.platform.identity(),
                     )
                     await run_while_leading(election, {"reconciler": reconciler.run})
                 finally:

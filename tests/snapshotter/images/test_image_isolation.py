@@ -23,7 +23,12 @@ from typing import Any
 import pytest
 
 from snapshotter.errors import BundleUnavailable, ImageBuildFailed, Unsupported
-from snapshotter.images.build_network import BuildNetwork, is_on_loopback, joined
+from snapshotter.images.build_network import (
+    BuildNetwork,
+    BuildNetworkPolicy,
+    is_on_loopback,
+    joined,
+)
 from snapshotter.images.images import Images, disk_bytes
 from snapshotter.linux import slot_network
 from snapshotter.linux.atomic_directory import TooManyEntries, freeze, remove_tree
@@ -508,9 +513,9 @@ def test_an_index_on_loopback_is_known_by_its_address(text: str, there: bool) ->
 async def test_a_build_shares_the_hosts_network_where_its_index_is_on_loopback_and_says_why() -> (
     None
 ):
-    async with joined(BuildNetwork.AUTO, ["http://127.0.0.1:3141/simple"]) as slot_network:
+    async with joined(BuildNetworkPolicy(), ["http://127.0.0.1:3141/simple"]) as slot_network:
         assert slot_network.namespace is None
         assert "loopback" in slot_network.remark
-    async with joined(BuildNetwork.HOST, []) as slot_network:
+    async with joined(BuildNetworkPolicy(kind=BuildNetwork.HOST), []) as slot_network:
         assert slot_network.namespace is None
         assert "build_network" in slot_network.remark

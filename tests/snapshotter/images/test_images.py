@@ -481,7 +481,7 @@ async def test_build_that_fills_the_disk_is_ended_at_the_floor_and_leaves_the_re
     small_disk: Path, environ: dict[str, str]
 ) -> None:
     floor = DiskFloor(small_disk, 64 * MIB)
-    images = Images(small_disk, environ=environ, requirements=[], floor=floor)
+    images = Images(small_disk, environ=environ, requirements=[], bounds=BuildLimits(floor=floor))
     commands = [
         "for n in $(seq 60); do head -c 2M /dev/zero > fill-$n; sleep 0.1; done",
         "sleep 60",
@@ -516,7 +516,8 @@ def few_inodes(tmp_path: Path) -> Iterator[Path]:
 async def test_build_that_makes_files_without_end_is_ended_while_inodes_are_left(
     few_inodes: Path, environ: dict[str, str]
 ) -> None:
-    images = Images(few_inodes, environ=environ, requirements=[], floor=DiskFloor(few_inodes, MIB))
+    bounds = BuildLimits(floor=DiskFloor(few_inodes, MIB))
+    images = Images(few_inodes, environ=environ, requirements=[], bounds=bounds)
     # in no hurry with the last ones: on a busy machine the next look at the disk may come late
     pause = 'time.sleep(0.0005 if os.statvfs(".").f_favail > 1900 else 0.05)'
     make = (
@@ -633,7 +634,7 @@ async def test_callers_share_one_build_and_the_last_to_leave_ends_it(
 
 @pytest.mark.slow
 async def test_build_that_takes_too_long_is_ended(tmp_path: Path, environ: dict[str, str]) -> None:
-    hasty = Images(tmp_path, environ=environ, requirements=[], build_timeout_s=0.05)
+    hasty = Images(tmp_path, environ=environ, requirements=[], bounds=BuildLimits(timeout_s=0.05))
     with pytest.raises(ImageBuildFailed, match=r"longer than 0\.05 s"):
         await hasty.build(spec(), uid=None, part=Parts())
 

@@ -24,7 +24,7 @@ import pytest
 
 from snapshotter.errors import Unsupported
 from snapshotter.linux import dns_servers, host_network, net_commands, slot_network
-from snapshotter.linux.dns_servers import DnsServers, FoundServers
+from snapshotter.linux.dns_servers import DnsServers, FoundServers, NetworkAccess
 from snapshotter.linux.egress_policy import (
     DENIED,
     EVERYWHERE,
@@ -213,8 +213,7 @@ async def opened(
         directory / "logs",
         log_max_bytes=4096,
         namespaced=True,
-        egress=egress,
-        servers=servers,
+        access=NetworkAccess(egress=egress, name_servers=servers or DnsServers()),
     )
     try:
         yield slot_pool
@@ -534,7 +533,7 @@ async def test_what_a_function_asked_for_is_open_in_its_slot_alone(
         short_tmp,
         log_max_bytes=4096,
         namespaced=True,
-        egress=EgressPolicy.of([], [], [here]),
+        access=NetworkAccess(egress=EgressPolicy.of([], [], [here])),
     )
     asking, other = await left.acquire(Network.OWN), await left.acquire(Network.OWN)
     with pytest.raises(Unsupported, match=r"192\.0\.2\.9/32 is not available to functions"):
@@ -661,7 +660,11 @@ async def test_the_next_agent_keeps_living_networks_and_leaves_the_host_as_it_wa
 ) -> None:
     before = forwarding()
     left = SlotPool(
-        short_tmp / "slots", short_tmp, log_max_bytes=4096, namespaced=True, egress=PUBLIC
+        short_tmp / "slots",
+        short_tmp,
+        log_max_bytes=4096,
+        namespaced=True,
+        access=NetworkAccess(egress=PUBLIC),
     )
     slot = await left.acquire(Network.OWN)
     name = interface(slot)
@@ -749,13 +752,14 @@ FLUSHED = """
 import asyncio, sys
 from pathlib import Path
 from snapshotter.linux import host_network, net_commands
+from snapshotter.linux.dns_servers import NetworkAccess
 from snapshotter.linux.egress_policy import EgressPolicy
 from snapshotter.linux.slot_network import Network
 from snapshotter.slots.pool import SlotPool
 
 async def main() -> None:
     home, egress = Path(sys.argv[1]), EgressPolicy.of(["10.0.0.0/8"], [], ["10.0.0.0/24"])
-    slot_pool = SlotPool(home / "slots", home, log_max_bytes=4096, namespaced=True, egress=egress, usual=Network.OWN)
+    slot_pool = SlotPool(home / "slots", home, log_max_bytes=4096, namespaced=True, access=NetworkAccess(egress=egress), usual=Network.OWN)
     await slot_pool.open()
     slots = [await slot_pool.acquire(Network.OWN) for _ in range(2)]
     await slot_pool.open_egress(slots[0], ["10.0.0.7"])

@@ -19,6 +19,7 @@ from tests.weight_cache.models import chunked, digest_of, put_model
 from weight_cache.errors import ChunkCorrupt, OriginUnavailable, StoreFailed, StoreFull
 from weight_cache.fetch.read_scheduler import ReadScheduler
 from weight_cache.manifest import CHUNK_BYTES
+from weight_cache.store.scrubber import ScrubRate
 from weight_cache.store.store import Store
 from weight_cache.types import LoadProgress, ReadPriority
 
@@ -309,7 +310,7 @@ async def test_a_file_condemned_after_another_model_linked_it_is_not_in_that_mod
     arriving = asyncio.create_task(home.store.lease(name, holder="s"))
     while not list((home.root / "tmp").glob("*/1998")):
         await asyncio.sleep(0)
-    await home.store.scrubber(10**9).check(shared)
+    await home.store.scrubber(ScrubRate(10**9)).check(shared)
 
     async with asyncio.timeout(30):
         with contextlib.suppress(ChunkCorrupt):

@@ -15,7 +15,7 @@ from tests.fakes.origins import MemoryOrigin
 from tests.fakes.waiting import until
 from tests.weight_cache.models import digest_of, put_model
 from weight_cache.fetch.read_scheduler import ReadScheduler
-from weight_cache.store.scrubber import PIECE_BYTES, ROUND_S
+from weight_cache.store.scrubber import PIECE_BYTES, ROUND_S, ScrubRate
 from weight_cache.store.store import Store
 from weight_cache.types import ReadPriority
 
@@ -78,7 +78,7 @@ def rot(path: Path, *, at: int = 7) -> None:
 async def go_round(store: Store, *, pieces: int, pace: Pace | None = None) -> Pace:
     pace = pace or Pace(stop_after=pieces)
     with pytest.raises(asyncio.CancelledError):
-        await store.scrubber(PIECE_BYTES, sleep=pace.sleep, clock=pace.clock).run()
+        await store.scrubber(ScrubRate(PIECE_BYTES, sleep=pace.sleep, clock=pace.clock)).run()
     return pace
 
 
@@ -131,7 +131,7 @@ async def test_position_is_remembered_over_restarts(
     order = sorted(digest_of(content) for content in FILES.values())
     await go_round(store, pieces=3)  # the first file: a piece, its end; and a piece of the second
     assert (tmp_path / "w" / "scrubbed").read_text() == order[0]
-    assert repr(store.scrubber(5)) == f"<Scrubber after={order[0][:12]} 5 bytes/s>"
+    assert repr(store.scrubber(ScrubRate(5))) == f"<Scrubber after={order[0][:12]} 5 bytes/s>"
     store.close()
     again = Store.open(tmp_path / "w", origin=origin, max_bytes=10**9, clock=time.time)
     await go_round(again, pieces=3)
@@ -150,7 +150,7 @@ async def test_it_waits_while_anybody_reads(
     pace = Pace()
     async with lanes.turn(lambda: ReadPriority.PREFETCH):
         task = asyncio.create_task(
-            store.scrubber(PIECE_BYTES, sleep=pace.sleep, clock=pace.clock).run()
+            store.scrubber(ScrubRate(PIECE_BYTES, sleep=pace.sleep, clock=pace.clock)).run()
         )
         await until(lambda: lanes.waiting(ReadPriority.SCRUB) == 1)
         assert store.statistics().scrubbed_bytes == 0
@@ -164,7 +164,7 @@ async def test_missing_and_unreadable_files(
 ) -> None:
     name = put_model(origin, {"a": b"x" * 100})
     await store.prefetch(name)
-    scrubber = store.scrubber(PIECE_BYTES, sleep=Pace().sleep)
+    scrubber = store.scrubber(ScrubRate(PIECE_BYTES, sleep=Pace().sleep))
     assert await scrubber.check("0" * 64) is True  # evicted a moment ago
     digest = digest_of(b"x" * 100)
     (tmp_path / "w" / "files" / digest).unlink()
@@ -175,6 +175,6 @@ async def test_missing_and_unreadable_files(
 
 
 async def test_pace_of_nothing_and_a_store_of_nothing(store: Store) -> None:
-    await store.scrubber(0).run()
+    await store.scrubber(ScrubRate(0)).run()
     pace = await go_round(store, pieces=2)
     assert pace.slept == [ROUND_S, ROUND_S]

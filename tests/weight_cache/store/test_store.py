@@ -35,6 +35,7 @@ from weight_cache.errors import (
 )
 from weight_cache.leases.holders import LeaseHolder
 from weight_cache.manifest import CHUNK_BYTES
+from weight_cache.store.scrubber import ScrubRate
 from weight_cache.store.store import Store
 from weight_cache.types import Lease, LoadProgress
 
@@ -622,7 +623,7 @@ async def test_a_process_without_descriptors_condemns_no_file(
     try:
         with pytest.raises(StoreFailed, match="Too many open files"):
             await store.verify(name)
-        assert await store.scrubber(10**9).check(digest_of(b"{}"))
+        assert await store.scrubber(ScrubRate(10**9)).check(digest_of(b"{}"))
         with pytest.raises(StoreFailed, match="LimitNOFILE"):
             LeaseHolder.find(os.getpid())
     finally:

@@ -35,7 +35,8 @@ class DesiredState:
         key: PlatformKey,
         node_key: PlatformKey | None = None,
     ) -> None:
-        """`node_key`: key of the node agents; None: they use `key`."""
+        """`node_key`: seals launch documents for the node agents; None: `key`, which they then
+        use."""
         self.platform = platform
         self._grants = LaunchSigner((node_key or key).derived(KEY_LABEL))
         self.settings = settings

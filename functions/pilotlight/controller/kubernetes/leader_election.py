@@ -22,6 +22,7 @@ from pilotlight.controller.database.platform_identity import PlatformIdentity
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.identity import access_control
 from pilotlight.controller.kubernetes import orphaned_journals
+from pilotlight.controller.kubernetes.desired_state import DesiredState
 from pilotlight.controller.kubernetes.function_status import FunctionStatuses
 from pilotlight.controller.kubernetes.node_labels import NodeLabels
 from pilotlight.controller.kubernetes.node_reports import NodeReports
@@ -34,7 +35,7 @@ from pilotlight.kubernetes import names
 from pilotlight.kubernetes.cluster import Cluster
 from pilotlight.kubernetes.doctor.facts import CONTROLLER_LEASE
 from pilotlight.kubernetes.errors import ClusterError
-from pilotlight.kubernetes.leader_election import LeaderElection
+from pilotlight.kubernetes.leader_election import LeaderElection, LeaseLock
 from pilotlight.kubernetes.settings import ClusterSettings
 
 log = logging.getLogger(__name__)
@@ -81,10 +82,12 @@ class ClusterController:
         async with await Cluster.connect(self.settings) as cluster:
             election = LeaderElection(
                 cluster,
-                name=CONTROLLER_LEASE,
-                namespace=self.settings.namespace,
-                identity=identity(),
-                annotations={names.PLATFORM: platform.id},
+                LeaseLock(
+                    name=CONTROLLER_LEASE,
+                    namespace=self.settings.namespace,
+                    identity=identity(),
+                    annotations={names.PLATFORM: platform.id},
+                ),
             )
             async with election:
                 while True:
@@ -99,13 +102,13 @@ class ClusterController:
         """Tasks of the leader, by name; each runs until cancelled."""
         reconciler = Reconciler(
             cluster,
+            DesiredState(
+                settings=cluster.settings, platform=platform, key=self.key, node_key=self.node_key
+            ),
             store=self.store,
-            key=self.key,
-            node_key=self.node_key,
             notifier=self.notifier,
             statuses=self.statuses,
             may_write=lambda: election.is_leader,
-            platform=platform,
         )
         return {
             "reconciler": reconciler.run,

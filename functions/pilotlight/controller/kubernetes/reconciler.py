@@ -36,7 +36,6 @@ from pilotlight.controller.kubernetes.ownership import (
     owner_of,
 )
 from pilotlight.controller.kubernetes.workqueue import WorkQueue
-from pilotlight.core.crypto import PlatformKey
 from pilotlight.errors import InvalidInput
 from pilotlight.kubernetes import kinds, names
 from pilotlight.kubernetes.cluster import Cluster
@@ -76,23 +75,20 @@ class Reconciler:
     def __init__(
         self,
         cluster: Cluster,
+        state: DesiredState,
         *,
         store: Store,
-        key: PlatformKey,
         notifier: ChangeNotifier,
         statuses: FunctionStatuses,
         pace: ReconcileLimits | None = None,
         wall: Callable[[], float] = time.time,
         may_write: Callable[[], bool] = lambda: True,
-        node_key: PlatformKey | None = None,
-        platform: PlatformIdentity,
     ) -> None:
         """Create a reconciler; `run` starts it.
 
         Args:
-            platform: who we are; read again with the feed.
+            state: its platform, who we are, is read again with the feed.
             may_write: called before each write: whether this controller is still the only leader.
-            node_key: seals launch documents for the node agents; None: `key`, which they then use.
         """
         self._store = store
         self._notifier = notifier
@@ -102,9 +98,7 @@ class Reconciler:
         self._seq = 0
         self._is_synced = False
         self._loaded = asyncio.Event()
-        self.state = DesiredState(
-            settings=cluster.settings, platform=platform, key=key, node_key=node_key
-        )
+        self.state = state
         self.work = WorkQueue()
         self.mirror = Informers(cluster, on_change=self._changed)
         self.writer = Applier(cluster, self.mirror, owns=self._owns, may_write=may_write)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from activator.knative.autoscaler.app import Around, Autoscaler
+from activator.knative.autoscaler.leader import FunctionLister
 from activator.knative.autoscaler.load_report import Statement
 from pilotlight.kubernetes.cluster import CallDeadlines, Cluster
 from pilotlight.kubernetes.credentials import find_credentials
@@ -72,9 +73,11 @@ class Activators:
             platform="p",
             loads=lambda: NOTHING,
             is_known=lambda: known,
-            pods_of=lambda _: (),
-            has_function=lambda _, key: bool(key),
-            spec_of=lambda *_: None,
+            functions=FunctionLister(
+                pods_of=lambda _: (),
+                has_function=lambda _, key: bool(key),
+                spec_of=lambda *_: None,
+            ),
         )
         autoscaler = Autoscaler(ClusterSettings(), self.connection, around, terms=TERMS)
         self.tasks[member] = asyncio.create_task(autoscaler.run(), name=f"autoscaler {member}")

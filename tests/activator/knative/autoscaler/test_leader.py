@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from activator.knative.autoscaler.leader import Leader
+from activator.knative.autoscaler.leader import FunctionLister, Leader, LeaderIntervals
 from activator.knative.autoscaler.load_report import Load
 from activator.knative.autoscaler.load_report_store import InMemoryHub, ProcessBoard
 from activator.knative.pod_watcher import COST, Pod, PodWatcher
@@ -72,13 +72,14 @@ class Rig:
             self.one,
             self.election,
             selector=function_selector(ClusterSettings()),
-            pods_of=lambda key: self.pods.get(key, []),
-            has_function=lambda _, key: key.partition("@")[0] in self.functions,
-            spec_of_function=lambda _, key: self.specs.get(key),
+            functions=FunctionLister(
+                pods_of=lambda key: self.pods.get(key, []),
+                has_function=lambda _, key: key.partition("@")[0] in self.functions,
+                spec_of=lambda _, key: self.specs.get(key),
+            ),
+            intervals=LeaderIntervals(settle_s=settle_s, tick_s=3600.0),
             clock=lambda: self.now,
             wall=lambda: 1_800_000_000.0,
-            settle_s=settle_s,
-            tick_s=3600.0,
         )
         running = asyncio.create_task(leader.run(), name="leader")
 
