@@ -22,6 +22,7 @@ from pilotlight.controller.database.platform_identity import PlatformIdentity
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.identity import access_control
 from pilotlight.controller.kubernetes import orphaned_journals
+from pilotlight.controller.kubernetes.buffer_floors import BufferFloors
 from pilotlight.controller.kubernetes.function_status import FunctionStatuses
 from pilotlight.controller.kubernetes.node_labels import NodeLabels
 from pilotlight.controller.kubernetes.node_reports import NodeReports
@@ -107,8 +108,13 @@ class ClusterController:
             may_write=lambda: election.is_leader,
             platform=platform,
         )
+        floors = BufferFloors(
+            cluster, reconciler.state, self.store, may_write=lambda: election.is_leader
+        )
+        own = {"buffer instances": floors.run} if self.settings.autoscaler == "kpa" else {}
         return {
             "reconciler": reconciler.run,
+            **own,
             "departed": partial(orphaned_journals.run, cluster, platform=platform.id),
             "node labels": NodeLabels(cluster, self.nodes).run,
             "metrics": self._measure,
