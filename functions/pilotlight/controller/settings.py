@@ -20,10 +20,14 @@ from pilotlight.core.settings import (
 )
 from pilotlight.core.transport.listeners import require_tls_or_loopback
 from pilotlight.kubernetes.settings import ClusterSettings
+from pilotlight.spec.identifiers import Isolation
 from pilotlight.spec.pricing import PriceSettings
 from pilotlight.spec.quotas import BUILT_IN_PLANS, Plan
 from snapshotter.linux.egress_policy import EgressPolicy
 from snapshotter.settings import SnapshotterSettings
+
+FLEET = "on a cluster (platform.fleet: knative)"
+"""Where an option is refused because pods cannot honour it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +177,10 @@ class ControllerConfig:
         settings = load_section(ControllerSettings, "controller", file)
         prices = load_section(PriceSettings, "prices", file)
         plans = load_named_records(Plan, "plans", file, base=BUILT_IN_PLANS)
+        cluster = load_section(ClusterSettings, "cluster", file)
         _check_plans(plans, settings, prices)
+        if platform.fleet == "knative":
+            _check_plans_of_cluster(plans, cluster)
         read_dashboard_origin(file)  # rejects the host of functions
         require_tls_or_loopback(
             "controller.listen", settings.listen, is_known=platform.tls_cert is not None
@@ -186,11 +193,35 @@ class ControllerConfig:
             trust=platform.trust,
             platform=platform,
             uid_base=node.uid_base if os.geteuid() == 0 or platform.fleet == "knative" else None,
-            cluster=load_section(ClusterSettings, "cluster", file),
+            cluster=cluster,
             egress=node.egress()
             if platform.fleet == "local" and node.function_network == "own" and os.geteuid() == 0
             else None,
         )
+
+
+def refused_plan(plan: Plan, settings: ClusterSettings) -> tuple[str, str, str] | None:
+    """Return the first term of a plan that this cluster cannot keep: its name, the reason and the
+    way out; None if there is none."""
+    if plan.isolation is Isolation.DEDICATED and settings.dedicated_key is None:
+        hint = (
+            "Set cluster.dedicated_key of platform.yaml to the key with which nodes are labelled "
+            "and tainted for a tenant, or change the plan's isolation."
+        )
+        return "isolation", "no node is dedicated to a tenant", hint
+    if plan.isolation is Isolation.RESERVED and settings.reserved_priority_class is None:
+        hint = (
+            "Create a PriorityClass and set cluster.reserved_priority_class of platform.yaml to "
+            "its name, or change the plan's isolation."
+        )
+        return "isolation", "no PriorityClass is set for tenants with a reservation", hint
+    if plan.reserved_memory_bytes:
+        hint = (
+            "Set it to 0: pods of a reserved plan have cluster.reserved_priority_class, and "
+            "min_instances of a function keeps pods running."
+        )
+        return "reserved_memory_bytes", "no memory of a node can be kept free", hint
+    return None
 
 
 def _check_plans(
@@ -207,4 +238,20 @@ def _check_plans(
             raise SettingsInvalid(
                 f"plans.{name}.prices = {plan.prices!r}: no such price list; available: {known} "
                 "(prices.others)"
+            )
+
+
+def _check_plans_of_cluster(plans: Mapping[str, Plan], cluster: ClusterSettings) -> None:
+    """Raise SettingsInvalid for the first term of a plan that this cluster cannot keep."""
+    for name, plan in plans.items():
+        if (refused := refused_plan(plan, cluster)) is not None:
+            key, why, hint = refused
+            raise SettingsInvalid(
+                f"plans.{name}.{key} = {getattr(plan, key)}: {FLEET} {why}. {hint}"
+            )
+        default = BUILT_IN_PLANS[name].log_bytes if name in BUILT_IN_PLANS else None
+        if plan.log_bytes != default:
+            raise SettingsInvalid(
+                f"plans.{name}.log_bytes = {plan.log_bytes}: {FLEET} the kubelet keeps the logs "
+                f"(containerLogMaxSize, containerLogMaxFiles): remove it"
             )

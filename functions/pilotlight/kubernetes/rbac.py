@@ -110,6 +110,12 @@ _CONTROLLER = (
     _right(kinds.SECRET, _KEEP, "a tenant's secrets, for its pods", scope="tenant"),
     _right(kinds.POD_DISRUPTION_BUDGET, _WRITE, "node drains keep instances", scope="tenant"),
     _right(kinds.SERVICE, _WRITE, "functions", scope="tenant"),
+    _right(
+        kinds.POD_AUTOSCALER,
+        ("get", "patch"),
+        "spare instances while a function has traffic (autoscaler kpa)",
+        scope="tenant",
+    ),
     _right(kinds.POD, ("delete",), "stopping an instance", scope="tenant"),
     _right(kinds.POD, ("get",), "logs of instances", subresource="log", scope="tenant"),
     _right(

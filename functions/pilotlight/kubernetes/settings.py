@@ -17,6 +17,9 @@ MAX_REGISTRY_CHARACTERS = MAX_REPOSITORY_CHARACTERS - 64
 """Leaves room for `/` and the name of a tenant."""
 _PREFIX = re.compile(r"[a-z]([a-z0-9-]{0,19})?\Z")
 _ACCOUNT = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?\Z")
+_LABEL_KEY = re.compile(
+    r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?\Z"
+)
 _DIGEST = re.compile(r".+@sha256:[0-9a-f]{64}\Z")
 
 
@@ -59,6 +62,11 @@ class ClusterSettings:
         gpu_products: users' name (`H100`) → value of `gpu_label`; other names are used unchanged.
         gpu_runtime_class: of pods with a GPU; None = the cluster's default.
         runtime_class: of other pods; None = the cluster's default.
+        dedicated_key: key of a node label and taint whose value is the name of the tenant that the
+            node is dedicated to (plan's isolation `dedicated`); None = this cluster has no such
+            nodes, and deploys of such tenants are refused.
+        reserved_priority_class: PriorityClass of pods of tenants whose plan's isolation is
+            `reserved`; None = deploys of such tenants are refused.
     """
 
     kubeconfig: str | None = None
@@ -87,6 +95,8 @@ class ClusterSettings:
     gpu_products: Mapping[str, str] = field(default_factory=dict)
     gpu_runtime_class: str | None = "nvidia"
     runtime_class: str | None = None
+    dedicated_key: str | None = "pilotlight.dev/dedicated-to"
+    reserved_priority_class: str | None = None
 
     def __post_init__(self) -> None:
         if self.autoscaler not in ("kpa", "pilotlight"):
@@ -110,6 +120,7 @@ class ClusterSettings:
                     f"images.{name} = {image!r}: must be referenced by digest: "
                     f"image@sha256:<64 hex digits>"
                 )
+        _check_isolation(self.dedicated_key, self.reserved_priority_class)
         _check_registry(self.registry)
         _check_networks(self.egress_cidrs)
         if not self.node_path.startswith("/"):
@@ -126,6 +137,19 @@ class ClusterSettings:
             )
         if self.max_timeout_s < 1:
             raise ValueError(f"max_timeout_s = {self.max_timeout_s}: must be at least 1")
+
+
+def _check_isolation(dedicated_key: str | None, reserved_priority_class: str | None) -> None:
+    if dedicated_key is not None and not _LABEL_KEY.match(dedicated_key):
+        raise ValueError(
+            f"dedicated_key = {dedicated_key!r}: must be the key of a node label, such as "
+            f"example.com/dedicated-to, or null"
+        )
+    if reserved_priority_class is not None and not _ACCOUNT.match(reserved_priority_class):
+        raise ValueError(
+            f"reserved_priority_class = {reserved_priority_class!r}: must be the name of a "
+            f"PriorityClass, or null"
+        )
 
 
 def _check_account(name: str, account: str) -> None:

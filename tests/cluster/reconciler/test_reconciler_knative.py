@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 
 from pilotlight.controller.database.change_notifier import ChangeNotifier
+from pilotlight.controller.kubernetes.buffer_floors import BufferFloors
+from pilotlight.controller.slo import observations
 from pilotlight.kubernetes.cluster import Cluster
 from pilotlight.kubernetes.kinds import REVISION
 from pilotlight.kubernetes.settings import ClusterSettings
+from pilotlight.spec.function import Scaling
+from pilotlight.spec.observations import Observation
 from pilotlight.spec.policies import RolloutTerms
 from tests.cluster.reconciler.conftest import RUNTIME, Bench
 from tests.cluster.reconciler.test_reconciler import ONE, SERVING, TWO, traffic_of
@@ -97,3 +101,57 @@ async def test_a_deleted_revision_comes_back_under_its_name(knative: Bench) -> N
 
 def _other(now: dict[str, dict[str, str]], before: dict[str, dict[str, str]]) -> bool:
     return now["metadata"]["uid"] != before["metadata"]["uid"]
+
+
+async def test_spare_instances_are_a_min_scale_while_there_are_calls(knative: Bench) -> None:
+    bench = knative
+    bench.platform.tenant()
+    function = bench.platform.function(spec(scaling=Scaling(buffer_instances=2)))
+    async with bench.running() as reconciler, await Cluster.connect(bench.settings) as cluster:
+        await bench.until_phase("ready")
+        floors = BufferFloors(
+            cluster, reconciler.state, bench.platform.store, wall=lambda: bench.wall_s
+        )
+        await floors.update()
+        assert (floors.writes, min_scale(bench)) == (0, "0")
+        with bench.platform.store.write() as write:
+            observations.add(write, [calls_of(function, minute=int(bench.wall_s // 60))])
+        await floors.update()
+        assert min_scale(bench) == "5"
+        assert await pods_of(bench) == 5
+        await floors.update()
+        assert floors.writes == 1, "what is so is not written again"
+        bench.wall_s += 120
+        await floors.update()
+        assert min_scale(bench) == "0"
+
+
+def calls_of(function: str, *, minute: int) -> Observation:
+    """Of `v1-000001`, three at once in the last minute and in the current one, which begins."""
+    return Observation(
+        tenant="t-0123456789ab",
+        function_id=function,
+        revision="v1-000001",
+        minute=minute,
+        answered=100,
+        exec_ms=180_000,
+    )
+
+
+def min_scale(bench: Bench) -> str:
+    scaler = bench.server.get(
+        "autoscaling.internal.knative.dev/v1alpha1", "PodAutoscaler", ONE, "fn-acme"
+    )
+    assert scaler is not None
+    return str(scaler["metadata"]["annotations"]["autoscaling.knative.dev/min-scale"])
+
+
+async def pods_of(bench: Bench) -> int:
+    """What KPA makes of it."""
+
+    def replicas() -> int:
+        made = bench.server.get("apps/v1", "Deployment", f"{ONE}-deployment", "fn-acme")
+        return int(made["spec"]["replicas"]) if made is not None else 0
+
+    await bench.until(lambda: replicas() == 5)
+    return replicas()

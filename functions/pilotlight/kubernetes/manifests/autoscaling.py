@@ -9,8 +9,10 @@ instances for one call; waiting calls appear as wakes, which Knative's activator
 
 The last instance ends after the stable window and the retention period, others after the window and
 the scale-down delay: the part of `scaledown_window_s` that exceeds the window is added to both, up
-to Knative's limits (one hour each). It has no idle-time prediction: "auto" means Knative's default
-of one minute."""
+to Knative's limits (one hour each). Spare instances (`buffer_instances`) are a `min-scale` that the
+controller raises while there is traffic (controller/kubernetes/buffer_floors.py). Knative has no
+idle-time prediction, so that a deploy with `waiting_cost` is refused; revisions from before are
+kept for Knative's default of one minute."""
 
 from __future__ import annotations
 
@@ -22,6 +24,7 @@ from pilotlight.spec.function import FunctionSpec, Scaling
 KPA = "kpa.autoscaling.knative.dev"
 PILOTLIGHT = "pilotlight.dev"
 _AUTOSCALING = "autoscaling.knative.dev"
+MIN_SCALE = f"{_AUTOSCALING}/min-scale"
 _MIN_WINDOW_S, _WINDOW_S, _MAX_DELAY_S = 6, 60, 3600
 MAX_CONCURRENCY = 1000
 """config-defaults, container-concurrency-max-limit: a function with more has no limit in Knative;

@@ -1,5 +1,5 @@
-"""Placement of a revision's pods: required GPUs by the node's label, and preferred nodes that
-already hold the weights.
+"""Placement of a revision's pods: required GPUs by the node's label, nodes dedicated to the tenant,
+the priority of a tenant with a reservation, and preferred nodes that already hold the weights.
 
 Our own affinity also replaces Knative's default, which spreads a revision's pods over nodes and
 thereby defeats the cache. The scheduler spreads pods of a ReplicaSet over zones by itself
@@ -10,32 +10,55 @@ from __future__ import annotations
 from typing import Any
 
 from pilotlight.kubernetes import names
+from pilotlight.kubernetes.manifests.tenant_namespace import Tenancy
 from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.identifiers import Isolation
 from snapshotter.types import LaunchSpec
 
 _MOST = 100
 """Maximum weight of a preference."""
 
 
-def placement(spec: FunctionSpec, launch: LaunchSpec, settings: ClusterSettings) -> dict[str, Any]:
+def placement(spec: FunctionSpec, launch: LaunchSpec, tenancy: Tenancy) -> dict[str, Any]:
     """Placement fields of a pod's spec; unneeded ones are omitted, since each requires a feature
     flag of Knative."""
-    resources = spec.resources
+    settings, resources = tenancy.settings, spec.resources
     products = [settings.gpu_products.get(name, name) for name in resources.gpu]
     has_gpu = bool(resources.gpu_count)
     out: dict[str, Any] = {}
     runtime = settings.gpu_runtime_class if has_gpu else settings.runtime_class
     if runtime is not None:
         out["runtimeClassName"] = runtime
-    if has_gpu and len(products) == 1:
-        out["nodeSelector"] = {settings.gpu_label: products[0]}
+    if tenancy.plan.isolation is Isolation.RESERVED and settings.reserved_priority_class:
+        out["priorityClassName"] = settings.reserved_priority_class
+    dedicated_key = (
+        settings.dedicated_key if tenancy.plan.isolation is Isolation.DEDICATED else None
+    )
+    selector = {settings.gpu_label: products[0]} if has_gpu and len(products) == 1 else {}
+    if dedicated_key is not None:
+        selector[dedicated_key] = tenancy.name
+    if selector:
+        out["nodeSelector"] = selector
     if affinity := _affinity(products if len(products) > 1 else [], launch, settings):
         out["affinity"] = {"nodeAffinity": affinity}
-    if has_gpu:
-        out["tolerations"] = [
-            {"key": settings.gpu_resource, "operator": "Exists", "effect": "NoSchedule"}
-        ]
+    tolerations = _tolerations(
+        settings.gpu_resource if has_gpu else None, dedicated_key, tenancy.name
+    )
+    if tolerations:
+        out["tolerations"] = tolerations
+    return out
+
+
+def _tolerations(
+    gpu_resource: str | None, dedicated_key: str | None, tenant: str
+) -> list[dict[str, str]]:
+    out = []
+    if gpu_resource is not None:
+        out.append({"key": gpu_resource, "operator": "Exists", "effect": "NoSchedule"})
+    if dedicated_key is not None:
+        equal = {"key": dedicated_key, "operator": "Equal", "value": tenant}
+        out.append({**equal, "effect": "NoSchedule"})
     return out
 
 

@@ -66,7 +66,7 @@ def pod_spec(
     }
     if settings.image_pull_secrets:
         out["imagePullSecrets"] = [{"name": name} for name in settings.image_pull_secrets]
-    return {**out, **placement(spec, launch, settings)}
+    return {**out, **placement(spec, launch, tenancy)}
 
 
 def timeout(clocks: Clocks, settings: ClusterSettings) -> int:

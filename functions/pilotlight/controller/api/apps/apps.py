@@ -27,6 +27,7 @@ from pilotlight.controller.deployments import (
     app_leases,
     app_registry,
     dependency_checks,
+    fleet_checks,
     revision_pruning,
 )
 from pilotlight.controller.deployments.releases import ReleaseOptions
@@ -104,6 +105,7 @@ def _deploy(
     def make(write: Write) -> tuple[app_registry.Deployment, list[str]]:
         tenants.require_environment(write.sql, tenant=caller.tenant, name=caller.environment)
         dependency_checks.check_access(write.sql, specs)
+        fleet_checks.check_fleet(write.sql, context.config, tenant=caller.tenant, specs=specs)
         if any(spec.resources.gpu for spec in specs):
             dependency_checks.check_prices(
                 specs, price_lists.of_tenant(write.sql, context.config, caller.tenant)

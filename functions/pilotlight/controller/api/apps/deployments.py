@@ -22,7 +22,12 @@ from pilotlight.controller.context import (
     app_ref_of,
 )
 from pilotlight.controller.database.store import Write
-from pilotlight.controller.deployments import dependency_checks, model_names, promotion
+from pilotlight.controller.deployments import (
+    dependency_checks,
+    fleet_checks,
+    model_names,
+    promotion,
+)
 from pilotlight.controller.deployments.releases import ReleaseOptions, ReleaseResult
 from pilotlight.controller.identity.access_control import Principal
 from pilotlight.controller.lazy_routes import APIRouter
@@ -133,6 +138,7 @@ def deploy_model(
         )
         dependency_checks.check_fallbacks(caller, app=where.app, specs=[spec])
         dependency_checks.check_egress([spec], context.config.egress)
+        fleet_checks.check_fleet(write.sql, context.config, tenant=caller.tenant, specs=[spec])
         if "gpu" in resources:
             resized = replace(spec, resources=replace(spec.resources, gpu=tuple(resources["gpu"])))
             dependency_checks.check_prices(
@@ -170,6 +176,7 @@ def _promote(
         specs = [candidate.spec for candidate in found]
         dependency_checks.check_fallbacks(caller, app=app, specs=specs)
         dependency_checks.check_egress(specs, context.config.egress)
+        fleet_checks.check_fleet(sql, context.config, tenant=caller.tenant, specs=specs)
         manifests = promotion.manifests_of(sql, context.files, tenant=caller.tenant, found=found)
     terms = ReleaseOptions(
         plan=plan.parse(body.rollout) if body.rollout is not None else None,

@@ -1,0 +1,85 @@
+"""Checks of a deploy against the fleet that will run it: what this fleet cannot do is refused with
+the option's name. Runs before anything changes.
+
+`pilotlight.controller.settings` checks the plans of platform.yaml by the same rules when the
+controller starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from pilotlight.controller.identity import tenants
+from pilotlight.controller.identity.tenant_plan import tenant_plan_of
+from pilotlight.controller.settings import FLEET, ControllerConfig, refused_plan
+from pilotlight.errors import InvalidInput
+from pilotlight.kubernetes.settings import ClusterSettings
+from pilotlight.spec.engines import EngineSpec
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.quotas import Plan
+
+_SLEEP_LEVEL = EngineSpec.__dataclass_fields__["sleep_level"].default
+
+
+def check_fleet(
+    sql: sa.Connection, config: ControllerConfig, *, tenant: str, specs: Sequence[FunctionSpec]
+) -> None:
+    """Raise InvalidInput for the first option of the specs, or term of the tenant's plan, that this
+    platform's fleet would ignore. Instances of this machine's node agent ignore none."""
+    if config.platform.fleet == "knative":
+        plan = tenant_plan_of(tenants.get(sql, tenant=tenant), config.plans).resolve()
+        check_cluster(specs, plan, config.cluster)
+
+
+def check_cluster(specs: Sequence[FunctionSpec], plan: Plan, settings: ClusterSettings) -> None:
+    """Raise InvalidInput for the first option that has no effect in pods. `plan`: of the tenant
+    that deploys."""
+    for spec in specs:
+        _check_spec(spec, settings)
+    if (refused := refused_plan(plan, settings)) is not None:
+        key, why, hint = refused
+        raise InvalidInput(
+            f"the tenant's plan has {key} = {getattr(plan, key)}, but {FLEET} {why}",
+            parameter=key,
+            hint=hint,
+        )
+
+
+def _check_spec(spec: FunctionSpec, settings: ClusterSettings) -> None:
+    if spec.scaling.keep_asleep_s > 0:
+        raise _refused(
+            spec,
+            "keep_asleep",
+            spec.scaling.keep_asleep_s,
+            "pods do not sleep",
+            "Remove keep_asleep; scaledown_window keeps an idle instance running instead.",
+        )
+    if spec.scaling.waiting_cost is not None and settings.autoscaler == "kpa":
+        raise _refused(
+            spec,
+            "waiting_cost",
+            spec.scaling.waiting_cost,
+            "Knative's autoscaler does not predict pauses between calls",
+            'Set scaledown_window to a number of seconds in place of "auto", or let the operator '
+            "set cluster.autoscaler: pilotlight.",
+        )
+    if spec.engine is not None and spec.engine.sleep_level != _SLEEP_LEVEL:
+        raise _refused(
+            spec,
+            "sleep_level",
+            spec.engine.sleep_level,
+            "language models do not sleep",
+            "Remove sleep_level; scaledown_window keeps an idle instance running instead.",
+        )
+
+
+def _refused(
+    spec: FunctionSpec, parameter: str, value: object, why: str, hint: str
+) -> InvalidInput:
+    return InvalidInput(
+        f"function {spec.name!r}: {parameter} = {value!r}: {FLEET} {why}",
+        function=spec.name,
+        parameter=parameter,
+        hint=hint,
+    )
