@@ -108,13 +108,13 @@ async def _unpacked(
         return _checked(data, of["digest"])
 
     manifest = json.loads(_checked(raw, digest))
-    config = json.loads(await blob(manifest["config"]))["config"]
+    config = json.loads(await blob(manifest["config"])).get("config", {})
     if not folder.exists():
         draft = folder.with_name(f"{folder.name}-draft")
         shutil.rmtree(draft, ignore_errors=True)
         for layer in manifest["layers"]:
             data = await blob(layer)
-            await asyncio.to_thread(_apply, data, draft)
+            await asyncio.to_thread(apply_layer, data, draft)
         draft.rename(folder)
     return PulledImage(
         root=folder,
@@ -129,7 +129,7 @@ def _checked(data: bytes, digest: str) -> bytes:
     return data
 
 
-def _apply(layer: bytes, root: Path) -> None:
+def apply_layer(layer: bytes, root: Path) -> None:
     """Unpack a layer over those before it."""
     root.mkdir(parents=True, exist_ok=True, mode=0o755)
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(layer))) as archive:
