@@ -33,6 +33,7 @@ from pilotlight.errors import (
 from pilotlight.packaging.oci.registry import Registry
 from pilotlight.packaging.oci.registry_login import Login, find_login
 from pilotlight.spec.image_reference import Repository, parse_repository
+from tests.fakes.authority import Authority
 from tests.fakes.image_registry import PASSWORD, USER, ImageRegistry, make_layout
 from tests.fakes.image_registry import image_registry as serve_images
 
@@ -326,6 +327,34 @@ def test_only_a_registry_on_this_machine_is_asked_without_tls(
             assert repr(registry).startswith(
                 f"<Registry {'http' if is_loopback else 'https'}://{host}/"
             )
+
+
+def test_a_registry_is_trusted_as_this_machine_trusts_its_authority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolve = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, *more, **named: resolve(
+            "127.0.0.1" if host == "registry.test" else host, *more, **named
+        ),
+    )
+    make_layout(tmp_path / "image", "text")
+    login = Login(user=USER, password=PASSWORD)
+    tls = Authority().issue(tmp_path / "tls", "registry.test", "127.0.0.1")
+    with serve_images(tmp_path, tls=tls) as running:
+        repository = Repository(f"registry.test:{running.host.rpartition(':')[2]}", "acme")
+        with (
+            Registry(repository, login, pause=lambda _: pytest.fail("tried again")) as registry,
+            pytest.raises(Unavailable, match=r"certificate of registry .* is not trusted") as e,
+        ):
+            registry.check_login()
+        assert "SSL_CERT_FILE" in e.value.detail["hint"]
+        monkeypatch.setenv("SSL_CERT_FILE", str(tls.ca))
+        with Registry(repository, login) as registry:
+            digest = registry.push(tmp_path / "image", tag="latest")
+            assert registry.has_image(digest)
 
 
 class Elsewhere:

@@ -7,6 +7,7 @@ only node."""
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import os
@@ -102,6 +103,17 @@ class ClusterUnderTest:
         self.api.patch(
             path, content=json.dumps(body), headers={"content-type": MERGE}
         ).raise_for_status()
+
+    def add_pull_secret(self, namespace: str, name: str, login: Path) -> None:
+        """A secret with which nodes pull images; `login`: a `config.json` of docker's."""
+        data = {".dockerconfigjson": base64.b64encode(login.read_bytes()).decode()}
+        body = {
+            "metadata": {"name": name},
+            "type": "kubernetes.io/dockerconfigjson",
+            "data": data,
+        }
+        path = f"/api/v1/namespaces/{namespace}/secrets"
+        self.api.post(path, json=body).raise_for_status()
 
     def log(self, pod: Json) -> str:
         """What its container printed until now."""

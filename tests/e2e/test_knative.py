@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib import metadata
 from pathlib import Path
 
 import httpx
@@ -19,10 +18,11 @@ from tests.e2e.clustered import ClusterUnderTest, RealCluster, cluster_up, pods_
 from tests.e2e.harness import wait_for
 from tests.e2e.test_calls_by_functions import N, expect_everything
 from tests.fakes.image_registry import ImageRegistry, make_layout
-from tests.fakes.wheels import make_wheel
+from tests.fakes.wheels import make_wheel, repack_installed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.root, pytest.mark.timeout(180)]
 
+PULL_SECRET = "registry"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 TURNING = """
@@ -60,11 +60,13 @@ image = pilotlight.Image.python("VERSION").pip_install("plmodel==1.0").env({"MOD
 app = pilotlight.App("packed")
 
 
-@app.function(image=image)
+@app.function(image=image, cpu=0.1, scaledown_window=2)
 def model() -> str:
     import os
 
-    return os.environ["MODEL"]
+    import plmodel
+
+    return f"{os.environ['MODEL']} {plmodel.version}"
 """
 
 
@@ -74,7 +76,12 @@ def cluster(
 ) -> Iterator[ClusterUnderTest]:
     """One cluster, autoscaled by Knative's own class, with the app deployed."""
     registry = f"{image_registry.host}/functions"
-    with cluster_up(real_cluster, unschedulable_grace_s=1.0, registry=registry) as running:
+    with cluster_up(
+        real_cluster,
+        unschedulable_grace_s=1.0,
+        registry=registry,
+        image_pull_secrets=[PULL_SECRET],
+    ) as running:
         running.platform.deploy("podded.py")
         yield running
 
@@ -199,17 +206,17 @@ def test_a_new_version_takes_over_a_rollback_brings_the_old_one_back_and_a_delet
     )
 
 
+@pytest.mark.cluster
 @pytest.mark.slow  # compiles and compresses an interpreter's library
 @pytest.mark.timeout(600)
-def test_an_image_is_pushed_by_the_deploy_and_its_pods_are_made_of_it(
+def test_an_image_is_pushed_by_the_deploy_pulled_by_the_node_and_run(
     cluster: ClusterUnderTest,
     image_registry: ImageRegistry,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in RUNTIME_PACKAGES:
-        make_wheel(tmp_path, name, metadata.version(name))
-    make_wheel(tmp_path, "plmodel", "1.0")
+    repack_installed(tmp_path, [*RUNTIME_PACKAGES, "click", "h11"])
+    make_wheel(tmp_path, "plmodel", "1.0")  # which only the image has
     (app := tmp_path / "packed.py").write_text(PACKED.replace("VERSION", PYTHON))
     user = {
         "PIP_NO_INDEX": "1",
@@ -218,30 +225,48 @@ def test_an_image_is_pushed_by_the_deploy_and_its_pods_are_made_of_it(
     }
     for name, value in user.items():
         monkeypatch.setenv(name, value)
-    refused = cluster.platform.cli("deploy", str(app), "--no-wait", check=False)
+    platform = cluster.platform
+    refused = platform.cli("deploy", str(app), "--no-wait", check=False)
     assert f"not logged in to registry {image_registry.host}" in refused.stderr
 
     monkeypatch.setenv("DOCKER_CONFIG", str(image_registry.login))
-    cluster.platform.cli("deploy", str(app), "--no-wait")
-    assert cluster.platform.result("packed/model") == "small"
-    (pod,) = cluster.ready("model")
-    reference = pod["spec"]["containers"][0]["image"]
+    platform.cli("deploy", str(app), "--no-wait")
+    without = platform.post("packed/model")
+    assert without.status_code == 503, without.text
+    assert "no basic auth credentials" in without.text  # the namespace has no secret yet
+    (pod,) = cluster.pods("model")
+    reference = next(
+        one["image"] for one in pod["spec"]["containers"] if image_registry.host in one["image"]
+    )
     assert reference.startswith(f"{image_registry.host}/functions/default@sha256:")
+    cluster.add_pull_secret(
+        pod["metadata"]["namespace"], PULL_SECRET, image_registry.login / "config.json"
+    )
+
+    def said(answer: str) -> None:
+        wait_for(
+            lambda: platform.post("packed/model").text == f'"{answer}"',
+            f"{answer} to be said",
+            timeout_s=cluster.patience_s,
+        )
+
+    said("small 1.0")
     layers = image_registry.manifest(reference)["layers"]
     assert isinstance(layers, list)
     assert len(layers) == 4  # libraries, interpreter, packages, runtime
     sent = image_registry.uploads("functions/default")
-    app.write_text(app.read_text().replace('["MODEL"]', '["MODEL"] + "er"'))
-    cluster.platform.cli("deploy", str(app), "--no-wait")  # a change of code pushes nothing
-    wait_for(lambda: cluster.platform.result("packed/model") == "smaller", "the new code")
+    app.write_text(app.read_text().replace("{plmodel", "er {plmodel"))
+    platform.cli("deploy", str(app), "--no-wait")  # a change of code pushes nothing
+    said("small er 1.0")
     assert image_registry.uploads("functions/default") == sent
 
     make_layout(tmp_path / "base", "", name=f"usr/local/bin/python{PYTHON}")
-    said = cluster.platform.cli("image", "push", str(app), "--base", str(tmp_path / "base"))
-    (pushed,) = said.stdout.split()[1:]
+    printed = platform.cli("image", "push", str(app), "--base", str(tmp_path / "base"))
+    (pushed,) = printed.stdout.split()[1:]
     assert pushed != reference
     assert image_registry.manifest(pushed)["schemaVersion"] == 2
-    cluster.platform.cli("app", "delete", "packed", "--yes")
+    platform.cli("app", "delete", "packed", "--yes")
+    cluster.wait_zero("model")
 
 
 @pytest.mark.cluster

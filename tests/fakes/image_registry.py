@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
+import ssl
 import subprocess
 import time
 from base64 import b64encode
@@ -14,9 +15,11 @@ from pathlib import Path
 
 import httpx
 
+from pilotlight.core.transport.endpoint import TlsFiles
 from pilotlight.packaging.oci.contents import LayerContents
 from pilotlight.packaging.oci.layers import write_layer
 from pilotlight.packaging.oci.layout import create_layout, write_image
+from tests.fakes.plain_http import NO_TLS
 from tests.fakes.ports import free_port
 
 USER, PASSWORD = "ada", "s3cr3t:with:colons"
@@ -25,7 +28,7 @@ _HTPASSWD = "ada:$2y$04$Lv1en0koNmjAecpk662/HOJhgasInkJ3dUsEGNvh5ePwfcLGolMBe\n"
 _CONFIG = """
 version: 0.1
 storage: {{filesystem: {{rootdirectory: {root}}}}}
-http: {{addr: "{host}"}}
+http: {{addr: "{host}"{tls}}}
 auth: {auth}
 """
 
@@ -60,7 +63,9 @@ class ImageRegistry:
 
 
 @contextlib.contextmanager
-def image_registry(directory: Path, *, auth: str | None = None) -> Iterator[ImageRegistry]:
+def image_registry(
+    directory: Path, *, auth: str | None = None, tls: TlsFiles | None = None
+) -> Iterator[ImageRegistry]:
     """A registry whose files are in `directory`; `auth`: that section of its configuration. Needs
     the Debian package docker-registry."""
     host, login, log = f"127.0.0.1:{free_port()}", directory / "login", directory / "registry.log"
@@ -70,13 +75,14 @@ def image_registry(directory: Path, *, auth: str | None = None) -> Iterator[Imag
     (directory / "htpasswd").write_text(_HTPASSWD)
     auth = auth or f"{{htpasswd: {{realm: test, path: {directory / 'htpasswd'}}}}}"
     config = directory / "registry.yml"
-    config.write_text(_CONFIG.format(root=directory / "store", host=host, auth=auth))
+    secured = f", tls: {{certificate: {tls.cert}, key: {tls.key}}}" if tls is not None else ""
+    config.write_text(_CONFIG.format(root=directory / "store", host=host, auth=auth, tls=secured))
     with log.open("wb") as file:
         server = subprocess.Popen(
             ["docker-registry", "serve", config], stdout=file, stderr=file, env={}
         )
     try:
-        _wait(host, server, log)
+        _wait(host, server, log, tls)
         yield ImageRegistry(host=host, login=login, log=log)
     finally:
         server.kill()
@@ -97,11 +103,13 @@ def make_layout(folder: Path, *texts: str | bytes, name: str = "file") -> str:
     return write_image(folder, layers, config=config, tag="latest")
 
 
-def _wait(host: str, server: subprocess.Popen[bytes], log: Path) -> None:
+def _wait(host: str, server: subprocess.Popen[bytes], log: Path, tls: TlsFiles | None) -> None:
+    verify = ssl.create_default_context(cafile=tls.ca) if tls is not None else NO_TLS
+    url = f"{'http' if tls is None else 'https'}://{host}/v2/"
     until = time.monotonic() + 30
     while True:
         with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"http://{host}/v2/").status_code == 401:
+            if httpx.get(url, verify=verify).status_code == 401:
                 return
         assert server.poll() is None, log.read_text()
         assert time.monotonic() < until

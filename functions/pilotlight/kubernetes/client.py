@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pilotlight.core.threads import cancel_and_wait
 from pilotlight.kubernetes.api_errors import ApiResponse, error_from_response
 from pilotlight.kubernetes.api_request import ApiRequest
 from pilotlight.kubernetes.errors import BadCredentials, ClusterError, ClusterUnreachable
+from pilotlight.kubernetes.kinds import Kind
 from pilotlight.kubernetes.retry_policy import RetryDelays, is_retryable
 from pilotlight.kubernetes.transport import Transport
 
 logger = logging.getLogger(__name__)
 
+VERSION_PATH = "/version"
+VERSION = Kind("v1", "Version", "version", False)
+"""Stands for the API server's version, which is no object."""
 RESTARTED_S = 10.0
 """How long after its last absence an API server may not know its roles yet."""
 
@@ -29,6 +35,8 @@ class CallDeadlines:
     Attributes:
         call_s: of one call, including all attempts.
         attempt_s: of one attempt.
+        quiet_s: after how long without a byte from the API server, while streams are open, it is
+            asked whether it is there; it has `attempt_s` to answer.
         silence_s: longest silence of a watch; API servers send a bookmark each minute.
         lost_s: after how long a stream's connection is broken whose other end acknowledges nothing,
             in whole seconds of at least 3 (TCP keepalive).
@@ -39,11 +47,72 @@ class CallDeadlines:
 
     call_s: float = 30.0
     attempt_s: float = 10.0
+    quiet_s: float = 5.0
     silence_s: float = 100.0
     lost_s: float = 15.0
     watch_s: float = 300.0
     pauses: RetryDelays = field(default_factory=RetryDelays)
     watch_pauses: RetryDelays = field(default_factory=lambda: RetryDelays(first_s=0.2, most_s=10.0))
+
+
+class SilenceProbe:
+    """Notices an API server that accepts connections and answers nothing. Owner: one event loop.
+
+    A watch is silent while nothing happens, and the kernel acknowledges packets for a process that
+    hangs. So while streams are open and nothing arrives, the API server is asked. If it does not
+    answer, the streams are ended, and their readers open them again: until it answers, or a load
+    balancer chooses another one.
+
+    Args:
+        quiet_s: after how long without a byte from the API server it is asked.
+        ask: asks it for anything; raises ClusterUnreachable without an answer.
+        is_away: whether it did not answer when it was last asked: it is asked again then, also if
+            some stream delivers.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        quiet_s: float,
+        ask: Callable[[], Awaitable[None]],
+        is_away: Callable[[], bool],
+    ) -> None:
+        self._transport = transport
+        self._quiet_s = quiet_s
+        self._ask = ask
+        self._is_away = is_away
+        self._open = 0
+        self._task: asyncio.Task[None] | None = None
+
+    @contextlib.asynccontextmanager
+    async def active(self) -> AsyncIterator[None]:
+        """Ask in the block, for a stream; several blocks share the requests."""
+        self._open += 1
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="probe of the API server")
+        try:
+            yield
+        finally:
+            self._open -= 1
+            if self._open == 0 and self._task is not None:
+                task, self._task = self._task, None
+                await cancel_and_wait(task)
+
+    async def _run(self) -> None:
+        while True:
+            heard = self._transport.heard
+            await asyncio.sleep(self._quiet_s)
+            if self._transport.heard != heard and not self._is_away():
+                continue
+            heard = self._transport.heard
+            try:
+                await self._ask()
+            except ClusterUnreachable as error:
+                if self._transport.heard == heard:
+                    self._transport.end_streams(error)
+            except BadCredentials:
+                pass  # of a plugin, which says nothing about the API server
 
 
 class ApiCalls:
@@ -66,13 +135,19 @@ class ApiCalls:
         self.sleep = sleep
         self._away_at: float | None = None
         self._away_since: float | None = None
+        self._probe = SilenceProbe(
+            transport,
+            quiet_s=patience.quiet_s,
+            ask=self._ask,
+            is_away=lambda: self._away_since is not None,
+        )
 
-    def note(self, error: ClusterError) -> None:
-        """Remember that the API server did not answer, or was starting."""
+    def note(self, error: ClusterError, waited_s: float = 0.0) -> None:
+        """Remember that the API server did not answer for `waited_s`, or was starting."""
         if isinstance(error, ClusterUnreachable) or error.status == 503:
             self._away_at = self.clock()
             if self._away_since is None:
-                self._away_since = self._away_at
+                self._away_since = self._away_at - waited_s
 
     @property
     def away_s(self) -> float:
@@ -131,14 +206,53 @@ class ApiCalls:
             else:
                 return answer
 
+    @contextlib.asynccontextmanager
+    async def stream(
+        self, deed: ApiRequest, *, query: Mapping[str, str], silence_s: float | None
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Stream the response of a GET: one attempt, without a deadline of its end.
+
+        Args:
+            silence_s: timeout between two pieces; None = unlimited.
+
+        Raises:
+            ClusterError: it was refused, or broke.
+        """
+        patience = self.patience
+        async with (
+            self._probe.active(),
+            self.transport.stream(
+                deed,
+                query=query,
+                open_s=patience.attempt_s,
+                silence_s=silence_s,
+                lost_s=patience.lost_s,
+            ) as (answer, pieces),
+        ):
+            await self.check(deed, answer)
+            yield pieces
+
     async def check(self, deed: ApiRequest, answer: ApiResponse) -> None:
         """Raise ClusterError for a response that is not a success."""
-        if answer.status != 503:
-            self._away_since = None
+        self._note_answer(answer)
         if answer.status == 401:
             await self.transport.credentials.renew()
         if not 200 <= answer.status <= 299:
             raise error_from_response(deed, answer)
+
+    def _note_answer(self, answer: ApiResponse) -> None:
+        if answer.status != 503:
+            self._away_since = None
+
+    async def _ask(self) -> None:
+        """Ask for the version; any answer will do, also a refusal. Raises ClusterUnreachable."""
+        deed, timeout_s = ApiRequest(verb="get", kind=VERSION), self.patience.attempt_s
+        try:
+            answer = await self.transport.call(deed, "GET", path=VERSION_PATH, timeout_s=timeout_s)
+        except ClusterUnreachable as error:
+            self.note(error, timeout_s)
+            raise
+        self._note_answer(answer)
 
     async def _pause_or_raise(
         self,

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from pilotlight.kubernetes import exec
 from pilotlight.kubernetes.api_request import ApiRequest
-from pilotlight.kubernetes.client import ApiCalls, CallDeadlines
+from pilotlight.kubernetes.client import VERSION, VERSION_PATH, ApiCalls, CallDeadlines
 from pilotlight.kubernetes.credentials import Credentials, find_credentials
 from pilotlight.kubernetes.errors import (
     ClusterError,
@@ -98,7 +98,7 @@ class Cluster:
     @property
     def away_s(self) -> float:
         """For how many seconds the API server has not answered; 0 if it did when it was last
-        asked. Watches ask it all the time."""
+        asked. It is asked again all the time while a watch is open."""
         return self._calls.away_s
 
     async def __aenter__(self) -> Self:
@@ -210,16 +210,9 @@ class Cluster:
             "timeoutSeconds": str(max(1, round(wait_s))),
             **_selectors(selector, fields),
         }
-        patience = self.patience
+        silence_s = self.patience.silence_s
         try:
-            async with self._transport.stream(
-                deed,
-                query=query,
-                open_s=patience.attempt_s,
-                silence_s=patience.silence_s,
-                lost_s=patience.lost_s,
-            ) as (answer, pieces):
-                await self._calls.check(deed, answer)
+            async with self._calls.stream(deed, query=query, silence_s=silence_s) as pieces:
                 async for piece in pieces:
                     yield piece
         except ClusterError as error:
@@ -258,15 +251,8 @@ class Cluster:
             "limitBytes": limit_bytes,
         }
         query = {key: str(value) for key, value in wanted.items() if value is not None}
-        patience = self.patience
-        async with self._transport.stream(
-            deed,
-            query=query,
-            open_s=patience.attempt_s,
-            silence_s=None if follow else patience.call_s,
-            lost_s=patience.lost_s,
-        ) as (answer, pieces):
-            await self._calls.check(deed, answer)
+        silence_s = None if follow else self.patience.call_s
+        async with self._calls.stream(deed, query=query, silence_s=silence_s) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -282,7 +268,7 @@ class Cluster:
     async def version(self) -> Object:
         """The API server's `/version`: `{"gitVersion": "v1.34.1", …}`."""
         return (
-            await self._calls.call(ApiRequest(verb="get", kind=_VERSION), "GET", path="/version")
+            await self._calls.call(ApiRequest(verb="get", kind=VERSION), "GET", path=VERSION_PATH)
         ).document()
 
     async def may(self, deed: ApiRequest) -> bool:
@@ -461,9 +447,6 @@ class Cluster:
                 said, warnings=grave, result=document, status=answer.status, deed=deed
             )
         return document
-
-
-_VERSION = Kind("v1", "Version", "version", False)
 
 
 def _selectors(labels: str, fields: str) -> dict[str, str]:

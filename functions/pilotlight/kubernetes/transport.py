@@ -41,6 +41,9 @@ class Transport:
         self._knative_namespace = knative_namespace
         self._calls = _client(credentials.configuration, _CALLS)
         self._streams = _client(credentials.configuration, _STREAMS)
+        self._open_streams: set[aiohttp.ClientResponse] = set()
+        self.heard = 0
+        """Counts responses and pieces of streams: unchanged as long as nothing arrives."""
 
     @property
     def host(self) -> str:
@@ -71,6 +74,7 @@ class Transport:
                 )
                 asked = _Asked(method, path or deed.path, query or {}, body, content_type)
                 response = await _request(self._calls, asked, timeout)
+                self.heard += 1
                 async with response:
                     data = await _read_all(response, deed)
         return ApiResponse(
@@ -104,6 +108,8 @@ class Transport:
         with _translated(deed, self.host, open_s):
             async with asyncio.timeout(open_s):
                 response = await _request(self._streams, _Asked("GET", deed.path, query), timeout)
+        self.heard += 1
+        self._open_streams.add(response)
         try:
             with _translated(deed, self.host, silence_s or open_s):
                 _probe_connection(response, lost_s)
@@ -117,6 +123,7 @@ class Transport:
             )
             yield answer, self._pieces(response, deed, silence_s)
         finally:
+            self._open_streams.discard(response)
             response.close()  # not released, which would read the rest of the stream
 
     async def _pieces(
@@ -124,7 +131,13 @@ class Transport:
     ) -> AsyncIterator[bytes]:
         with _translated(deed, self.host, silence_s or 0.0):
             async for piece in response.content.iter_any():
+                self.heard += 1
                 yield piece
+
+    def end_streams(self, why: ClusterUnreachable) -> None:
+        """Have the readers of all open streams fail with `why`."""
+        for response in self._open_streams:
+            response.content.set_exception(ClusterUnreachable(str(why), deed=why.deed))
 
     @contextlib.asynccontextmanager
     async def socket(

@@ -1,8 +1,8 @@
 """Runs one container: `python container.py SPEC.json` in namespaces of its own (mounts, PIDs, host
 name), then becomes its process.
 
-Its root is an empty file system with the machine's own directories bound into it, its volumes over
-them, read-only. Standard library only: it runs before anything else is there. The first process
+Its root is an empty file system with the image's directories bound into it (the machine's own,
+where the image is none that was pulled), its volumes over them, read-only. Standard library only: it runs before anything else is there. The first process
 waits, passes signals on, and ends as the container did."""
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ NEWNS, NEWUTS, NEWIPC, NEWPID = 0x20000, 0x4000000, 0x8000000, 0x20000000
 RDONLY, REMOUNT, BIND, REC, PRIVATE = 1, 32, 4096, 16384, 1 << 18
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
 _OWN = ("proc", "sys", "dev", "tmp", "run", "etc", "root", "home")
+_OWN_OF_IMAGES = ("proc", "sys", "dev", "tmp", "run")
 _ETC = (
     "passwd",
     "group",
@@ -97,21 +98,23 @@ def _furnish(root: str, spec: Json) -> None:
         for volume in spec["volumes"]
         if volume["target"].count("/") == 1
     }
-    for name in os.listdir("/"):
-        if name in _OWN or name in taken:
+    image, own = spec["image"], _OWN_OF_IMAGES if spec["image"] else _OWN
+    for name in os.listdir(image or "/"):
+        if name in own or name in taken:
             continue
-        if os.path.islink(f"/{name}"):
-            os.symlink(os.readlink(f"/{name}"), f"{root}/{name}")
-        elif os.path.isdir(f"/{name}"):
-            _bind(f"/{name}", f"{root}/{name}", read_only=False)
-    for name in (*_OWN, "dev/shm"):
+        if os.path.islink(f"{image}/{name}"):
+            os.symlink(os.readlink(f"{image}/{name}"), f"{root}/{name}")
+        elif os.path.isdir(f"{image}/{name}"):
+            _bind(f"{image}/{name}", f"{root}/{name}", read_only=bool(image))
+    for name in (*own, "dev/shm"):
         os.makedirs(f"{root}/{name}", exist_ok=True)
     os.chmod(f"{root}/tmp", 0o1777)
-    _bind_if_there("/etc", _ETC, root)
     _bind_if_there("/dev", _DEVICES, root)
-    for place in spec["visible"]:
-        if place.split("/")[1] in _OWN:
-            _bind(place, root + place, read_only=True)
+    if not image:
+        _bind_if_there("/etc", _ETC, root)
+        for place in spec["visible"]:
+            if place.split("/")[1] in _OWN:
+                _bind(place, root + place, read_only=True)
     _bind("/sys", f"{root}/sys", read_only=True)
     _mount("tmpfs", f"{root}/dev/shm", "tmpfs", 0, "mode=1777")
     # a machine that is a container itself may not allow that

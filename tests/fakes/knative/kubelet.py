@@ -58,7 +58,7 @@ class Kubelet:
             "ephemeral-storage": "100Gi",
             **capacity,
         }
-        self.images = Images()
+        self.images = Images(directory=directory / "images")
         self.pods: dict[str, PodRunner] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._addresses = _addresses()

@@ -179,7 +179,7 @@ class PodRunner:
 
     async def _pull(self) -> None:
         image, attempt = self._user["image"], 0
-        while (message := self._images.missing.get(image)) is not None:
+        while (message := await self._images.pull(self._view.cluster, self.pod, image)) is not None:
             reason = "ErrImagePull" if attempt == 0 else "ImagePullBackOff"
             said = (
                 message
@@ -215,7 +215,11 @@ class PodRunner:
                 log.info("not yet pod=%s error=%s", self.pod["metadata"]["name"], e)
                 await self._pause(RETRY_S)
         port = next((one["containerPort"] for one in self._user.get("ports") or ()), 8080)
-        env = {**self._images.env(), **env, "PILOTLIGHT_LISTEN": f"{self.ip}:{port}"}
+        env = {
+            **self._images.env(self._user["image"]),
+            **env,
+            "PILOTLIGHT_LISTEN": f"{self.ip}:{port}",
+        }
         return self._spec(mounted, env)
 
     def _spec(self, mounted: list[Json], env: dict[str, str]) -> Path:
@@ -233,6 +237,7 @@ class PodRunner:
         spec = {
             "group": "" if group is None else str(group),
             "root": str(root),
+            "image": str(self._images.root(self._user["image"]) or ""),
             "volumes": mounted,
             "visible": self._images.visible(),
             "hostname": self.pod["metadata"]["name"][:63],

@@ -72,7 +72,11 @@ class Registry:
         self._origin = httpx.URL(f"{scheme}://{host}")
         self._base = f"{self._origin}/v2/{repository.name}"
         # reading the trusted certificates of the system takes time: only for https
-        verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if repository.is_loopback else True
+        verify = (
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            if repository.is_loopback
+            else ssl.create_default_context()
+        )
         self._http = httpx.Client(
             timeout=_TIMEOUT,
             verify=verify,
@@ -207,6 +211,12 @@ class Registry:
             try:
                 return attempt()
             except (_Retry, httpx.TransportError) as e:
+                if "CERTIFICATE_VERIFY_FAILED" in str(e):
+                    raise Unavailable(
+                        f"the certificate of registry {self.repository.host} is not trusted: {e}",
+                        hint="Add its authority to the certificates of this machine, or name a "
+                        "file with it in SSL_CERT_FILE. The cluster's nodes must trust it, too.",
+                    ) from e
                 if backoff.failures == ATTEMPTS - 1:
                     raise Unavailable(
                         f"registry {self.repository.host} does not answer: {e}. Deploy again: "
