@@ -141,13 +141,20 @@ class ClusterUnderTest:
             self.annotate(path, MISSING_IMAGES, "{}")
 
     @contextlib.contextmanager
-    def outage(self) -> Iterator[None]:
-        """The platform does not reach the API server; everything that is connected to it is cut."""
-        self.link.cut()
+    def outage(self, *, is_silent: bool = False) -> Iterator[None]:
+        """The platform does not reach the API server: everything that is connected to it is cut, or
+        (`is_silent`) stays connected and hears nothing."""
+        if is_silent:
+            self.link.hold(holds=True)
+        else:
+            self.link.cut()
         try:
             yield
         finally:
-            self.link.mend()
+            if is_silent:
+                self.link.hold(holds=False)
+            else:
+                self.link.mend()
 
     def story(self) -> str:
         """What the cluster and its platform say of themselves, for a failure's message."""

@@ -311,19 +311,25 @@ def test_an_image_that_cannot_be_pulled_ends_the_call_with_the_reason(
 
 
 @pytest.mark.cluster
+@pytest.mark.parametrize(
+    "is_silent", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["cut", "silent"]
+)
 def test_while_the_api_server_is_away_pods_serve_and_calls_that_need_one_are_told_why(
-    cluster: ClusterUnderTest,
+    cluster: ClusterUnderTest, is_silent: bool
 ) -> None:
     platform = cluster.platform
     cluster.wait_zero("where")
     assert platform.result("podded/add", {"a": 1, "b": 2}) == 3
-    with cluster.outage():
+    with cluster.outage(is_silent=is_silent):
         answers = [platform.post("podded/add", {"a": n, "b": n}).json() for n in range(20)]
+        since = time.monotonic()
         refused = platform.post("podded/where")
+        noticed_s = time.monotonic() - since
     assert answers == [2 * n for n in range(20)]
     assert refused.status_code == 503, refused.text
     assert "API server has not answered" in refused.text
     assert int(refused.headers["retry-after"]) > 0
+    assert noticed_s < 30
     wait_for(
         lambda: platform.post("podded/where").status_code == 200,
         "pods to be made again",

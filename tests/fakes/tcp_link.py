@@ -26,6 +26,8 @@ class TcpLink:
         self._thread = threading.Thread(target=self._loop.run_forever, name="tcp link")
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._passes = asyncio.Event()
+        self._passes.set()
         self.port = 0
 
     def mend(self) -> None:
@@ -38,8 +40,14 @@ class TcpLink:
         """Reset all connections, and refuse new ones."""
         self._run(self._close())
 
+    def hold(self, *, holds: bool) -> None:
+        """Whether nothing passes, while connections stay and new ones are accepted."""
+        change = self._passes.clear if holds else self._passes.set
+        self._loop.call_soon_threadsafe(change)
+
     def close(self) -> None:
         """Cut, for good."""
+        self.hold(holds=False)
         self.cut()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -66,17 +74,17 @@ class TcpLink:
             return
         self._writers |= {back, there}
         try:
-            await asyncio.gather(_pipe(near, there), _pipe(far, back))
+            await asyncio.gather(self._pipe(near, there), self._pipe(far, back))
         finally:
             self._writers -= {back, there}
 
-
-async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while piece := await reader.read(_PIECE):
-            writer.write(piece)
-            await writer.drain()
-    writer.close()
+    async def _pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while piece := await reader.read(_PIECE):
+                await self._passes.wait()
+                writer.write(piece)
+                await writer.drain()
+        writer.close()
 
 
 @contextlib.contextmanager
