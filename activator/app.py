@@ -495,6 +495,10 @@ class ActivatorApp:
             token=self.site.key.token,
         )
         self.closing.append(self.idempotency.aclose)
+        self._make_sockets()
+
+    def _make_sockets(self) -> None:
+        settings = self.settings
         self.sockets = InstanceSockets(
             CallsByFunctions(self.gateway, max_depth=settings.max_call_depth),
             max_per_tenant=settings.max_connections_per_address,

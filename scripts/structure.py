@@ -1,10 +1,11 @@
-"""Count what the structure of the code is judged by: `python scripts/structure.py [--json]`.
+#!/usr/bin/env python3
+"""Count what the structure of the code is judged by: `scripts/structure.py [--json]`.
 
-Counts statements of product and test code, documented names, folders with many modules, classes of
-one name, private attributes of the product that tests touch, retired words, and comments that switch
-a tool off. `--check` fails for a retired class
-name or word, a folder with too many modules, too many switches, and too many private attributes that
-tests touch.
+Counts statements of product and test code, documented names, folders with many modules, import
+circles, constructors with many parameters, long functions, classes of one name, private attributes
+of the product that tests touch, retired words, and comments that switch a tool off. `--check` fails
+for a retired class name or word, a folder with too many modules, a constructor with too many
+parameters, too many import circles and switches, and too many private attributes that tests touch.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,14 @@ RETIRED = frozenset((ROOT / "scripts/retired-names.txt").read_text().split())
 """Class names that were replaced by the standard term."""
 _WORDS = re.compile(r"\b(told|whoever|any more|of late)\b|(?<!`)\bnobody\b(?![:`])", re.IGNORECASE)
 """Retired words; the user `nobody` of a system is not one of them."""
+_MOST_PARAMETERS = 8
+"""Parameters of a constructor, at most."""
+_WIDE = frozenset()
+"""Classes of which the constructor has more."""
+_MOST_CIRCLES = {"modules": 0, "subpackages": 0}
+"""Import circles, at most; imports for type checkers and in functions included."""
+_MOST_LINES = 60
+"""Lines of a function's body: longer ones are counted."""
 _MOST_TOUCHED = 40
 """Private attributes of the product that tests touch, at most."""
 _MOST_SWITCHES = {"fmt: skip": 0, "type: ignore": 25, "noqa": 25}
@@ -104,6 +113,106 @@ def touches(trees: Iterable[ast.Module]) -> Iterator[tuple[Path, int]]:
             yield path, count
 
 
+def wide_constructors(trees: Mapping[Path, ast.Module]) -> dict[str, int]:
+    """Classes with more than `_MOST_PARAMETERS` of their constructor, and how many it has. Records
+    (dataclasses) are not among them: their fields are what they are."""
+    found = {}
+    for path, tree in trees.items():
+        for owner in ast.walk(tree):
+            for node in owner.body if isinstance(owner, ast.ClassDef) else ():
+                if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+                    given = node.args
+                    count = len([*given.posonlyargs, *given.args, *given.kwonlyargs]) - 1
+                    if count > _MOST_PARAMETERS:
+                        found[f"{path.relative_to(ROOT)}: {owner.name}"] = count
+    return found
+
+
+def long_functions(trees: Mapping[Path, ast.Module]) -> dict[str, int]:
+    """Functions with more than `_MOST_LINES` lines of body, without the docstring. Migrations are
+    not among them."""
+    found = {}
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                body = node.body[1:] if ast.get_docstring(node) and node.body[1:] else node.body
+                lines = (node.end_lineno or 0) - body[0].lineno + 1
+                if lines > _MOST_LINES and "migrations" not in path.parts:
+                    found[f"{path.relative_to(ROOT)}: {node.name}"] = lines
+    return found
+
+
+def module_imports(trees: Mapping[Path, ast.Module]) -> dict[str, set[str]]:
+    """Module → modules of the product that it imports, wherever in the module."""
+    names = {}
+    for path in trees:
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        parts = parts[1:] if parts[0] == "functions" else parts
+        names[path] = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    known, imports = set(names.values()), {}
+    for path, tree in trees.items():
+        found = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                inside = {f"{node.module}.{alias.name}" for alias in node.names}
+                found |= {name if name in known else node.module for name in inside}
+        imports[names[path]] = (found & known) - {names[path]}
+    return imports
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[set[str]]:
+    """Groups of nodes that reach each other; nodes that reach none are left out first."""
+    graph = {name: set(targets) for name, targets in graph.items()}
+    while ends := {name for name, targets in graph.items() if not targets & graph.keys()}:
+        graph = {name: targets - ends for name, targets in graph.items() if name not in ends}
+    reached = {}
+    for start in graph:
+        seen, left = set[str](), [start]
+        while left:
+            new = graph.get(left.pop(), set()) - seen
+            seen |= new
+            left += new
+        reached[start] = seen
+    found = {
+        frozenset(other for other in reached[name] if name in reached.get(other, ()))
+        for name in graph
+    }
+    return sorted((set(group) for group in found if len(group) > 1), key=sorted)
+
+
+def mutual_subpackages(
+    imports: Mapping[str, set[str]], packages: set[str]
+) -> list[tuple[str, str]]:
+    """Pairs of subpackages of one package that import each other."""
+    pairs = set()
+    for name, targets in imports.items():
+        for target in targets:
+            a, b = name.split("."), target.split(".")
+            same = next(
+                (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y),
+                min(len(a), len(b)),
+            )
+            one, other = ".".join(a[: same + 1]), ".".join(b[: same + 1])
+            if same and {one, other} <= packages:
+                pairs.add((one, other))
+    return sorted((a, b) for a, b in pairs if a < b and (b, a) in pairs)
+
+
+def import_circles(trees: Mapping[Path, ast.Module]) -> dict[str, list[str]]:
+    """Circles of modules, and pairs of subpackages that import each other."""
+    imports = module_imports(trees)
+    packages = {
+        ".".join(part for part in path.parent.relative_to(ROOT).parts if part != "functions")
+        for path in trees
+    }
+    return {
+        "modules": [" ".join(sorted(group)) for group in circles(imports)],
+        "subpackages": [" ".join(pair) for pair in mutual_subpackages(imports, packages)],
+    }
+
+
 def report() -> dict[str, Any]:
     """All counts."""
     product = {path: path.read_text() for path in sources(*PACKAGES)}
@@ -128,9 +237,12 @@ def report() -> dict[str, Any]:
         },
         "private attributes that tests touch": sum(n for _, n in touches(trees.values())),
         "documented": {"public": public, "with a docstring of their own": documented},
-        "folders above 20 modules": {
-            name: count for name, count in folders.most_common() if count > 20
+        f"folders above {MOST} modules": {
+            name: count for name, count in folders.most_common() if count > MOST
         },
+        "import circles": {kind: len(found) for kind, found in import_circles(trees).items()},
+        f"constructors with more than {_MOST_PARAMETERS} parameters": wide_constructors(trees),
+        f"functions with more than {_MOST_LINES} lines of body": long_functions(trees),
         "classes of one name in a package": {
             f"{p}: {name}": count for (p, name), count in classes.most_common() if count > 2
         },
@@ -147,10 +259,10 @@ def faults() -> list[str]:
     found = []
     counts: dict[str, int] = defaultdict(int)
     switches: dict[str, int] = defaultdict(int)
-    trees = []
+    trees = {}
     for path in sources(*PACKAGES):
         name = str(path.relative_to(ROOT))
-        trees.append(ast.parse(path.read_text()))
+        trees[path] = ast.parse(path.read_text())
         counts[str(path.parent.relative_to(ROOT))] += 1
         for number, line in enumerate(path.read_text().splitlines(), 1):
             found += [
@@ -169,7 +281,18 @@ def faults() -> list[str]:
         for folder, count in counts.items()
         if count > MOST
     ]
-    reached = dict(touches(trees))
+    found += [
+        f"{name} has {count} parameters of its constructor: at most {_MOST_PARAMETERS}; group what "
+        "belongs together under a type with a name, or split the class"
+        for name, count in wide_constructors(trees).items()
+        if name.rpartition(" ")[2] not in _WIDE
+    ]
+    found += [
+        f"{len(groups)} import circles of {kind}: at most {_MOST_CIRCLES[kind]}; {'; '.join(groups)}"
+        for kind, groups in import_circles(trees).items()
+        if len(groups) > _MOST_CIRCLES[kind]
+    ]
+    reached = dict(touches(trees.values()))
     if (total := sum(reached.values())) > _MOST_TOUCHED:
         where = ", ".join(f"{path.relative_to(ROOT)} {n}" for path, n in reached.items())
         found.append(f"tests touch {total} private attributes: at most {_MOST_TOUCHED}; in {where}")

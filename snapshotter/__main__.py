@@ -28,7 +28,7 @@ from snapshotter.cuda.checkpoint_sequence import CudaDevices
 from snapshotter.cuda.devices import NoDevices
 from snapshotter.cuda.driver import CudaDriver
 from snapshotter.cuda.driver_discovery import find_driver
-from snapshotter.cuda.gpu_usage import cuda_node
+from snapshotter.cuda.gpu_usage import CudaNode, cuda_node
 from snapshotter.cuda.host import ThisMachine
 from snapshotter.engines import Engines
 from snapshotter.errors import SnapshotterError
@@ -85,51 +85,22 @@ async def _serve(
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    engines = Engines(paths.home, settings.engines)
-    weights = WeightCacheClient(paths.socket("weight_cache"))
-
-    async def probe(cgroups: Cgroups) -> Mapping[str, Any]:
-        return await capabilities.probe(
-            home=paths.home,
-            environ=os.environ,
-            cgroups=cgroups,
-            uid_base=settings.uid_base,
-            engines=engines,
-            function_network=Network(settings.function_network),
-        )
-
-    gpus = cuda_node()
-    found = await find_driver(node=gpus, environ=os.environ)
-    floor, name_servers = DiskFloor(paths.home, platform.disk_floor_bytes), DnsServers()
-    parts = AgentComponents(
-        bundles=Bundles(paths.home, blobs=blobs, floor=floor),
-        images=Images(
-            paths.home,
-            blobs=blobs,
-            environ=os.environ,
-            requirements=runtime_requirements(),
-            cgroups=Cgroups.find(paths.run, reader=paths.activator_uid),
-            engines=engines,
-            bounds=BuildLimits(floor=floor),
-            network=BuildNetworkPolicy(
-                kind=BuildNetwork(settings.build_network),
-                access=NetworkAccess(egress=settings.egress(), name_servers=name_servers),
-            ),
-        ),
+    found = await find_driver(node=(gpus := cuda_node()), environ=os.environ)
+    weights, name_servers = WeightCacheClient(paths.socket("weight_cache")), DnsServers()
+    parts = _components(
+        paths,
+        settings,
+        platform,
+        blobs=blobs,
         weights=weights,
+        name_servers=name_servers,
+        gpus=gpus,
+        driver=found.driver,
         runtime={
             **own_runtime(),
             **({"pilotlight": arguments.pilotlight} if arguments.pilotlight else {}),
         },
-        probe=probe,
         namespaces=is_root() and not arguments.plain,
-        gpus=tuple({"name": gpu.name, "driver": gpus.version} for gpu in gpus.gpus),
-        devices=NoDevices() if found.driver is None else CudaDevices(found.driver, ThisMachine()),
-        s3_client=platform.s3_client,
-        disk_floor_bytes=platform.disk_floor_bytes,
-        key_file=Path(platform.key_file) if platform.key_file is not None else None,
-        metrics_token_file=metrics_token_file(platform, paths),
-        name_servers=name_servers,
     )
     async with (
         contextlib.aclosing(name_servers),
@@ -154,6 +125,62 @@ async def _serve(
             with open(arguments.ready_fd, "wb") as ready:  # noqa: ASYNC230 - one byte to a pipe that somebody waits on
                 ready.write(b"\n")
         await stop.wait()
+
+
+def _components(
+    paths: Paths,
+    settings: SnapshotterSettings,
+    platform: PlatformSettings,
+    *,
+    blobs: ObjectStore,
+    weights: WeightCacheClient,
+    name_servers: DnsServers,
+    gpus: CudaNode,
+    driver: CudaDriver | None,
+    runtime: Mapping[str, Path],
+    namespaces: bool,
+) -> AgentComponents:
+    """What the agent of this machine depends on."""
+    engines = Engines(paths.home, settings.engines)
+
+    async def probe(cgroups: Cgroups) -> Mapping[str, Any]:
+        return await capabilities.probe(
+            home=paths.home,
+            environ=os.environ,
+            cgroups=cgroups,
+            uid_base=settings.uid_base,
+            engines=engines,
+            function_network=Network(settings.function_network),
+        )
+
+    floor = DiskFloor(paths.home, platform.disk_floor_bytes)
+    return AgentComponents(
+        bundles=Bundles(paths.home, blobs=blobs, floor=floor),
+        images=Images(
+            paths.home,
+            blobs=blobs,
+            environ=os.environ,
+            requirements=runtime_requirements(),
+            cgroups=Cgroups.find(paths.run, reader=paths.activator_uid),
+            engines=engines,
+            bounds=BuildLimits(floor=floor),
+            network=BuildNetworkPolicy(
+                kind=BuildNetwork(settings.build_network),
+                access=NetworkAccess(egress=settings.egress(), name_servers=name_servers),
+            ),
+        ),
+        weights=weights,
+        runtime=runtime,
+        probe=probe,
+        namespaces=namespaces,
+        gpus=tuple({"name": gpu.name, "driver": gpus.version} for gpu in gpus.gpus),
+        devices=NoDevices() if driver is None else CudaDevices(driver, ThisMachine()),
+        s3_client=platform.s3_client,
+        disk_floor_bytes=platform.disk_floor_bytes,
+        key_file=Path(platform.key_file) if platform.key_file is not None else None,
+        metrics_token_file=metrics_token_file(platform, paths),
+        name_servers=name_servers,
+    )
 
 
 @contextlib.asynccontextmanager

@@ -22,6 +22,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -53,84 +54,65 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._starts = Counter(
-            "pilotlight_starts", "Starts of instances", ["kind", "outcome"], registry=self.registry
-        )
-        self._seconds = Histogram(
+        counter = partial(Counter, registry=self.registry)
+        gauge = partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self._starts = counter("pilotlight_starts", "Starts of instances", ["kind", "outcome"])
+        self._seconds = histogram(
             "pilotlight_start_seconds",
             "Seconds from request to ready",
             ["kind"],
             buckets=_START_BUCKETS,
-            registry=self.registry,
         )
-        self._phases = Histogram(
+        self._phases = histogram(
             "pilotlight_start_phase_seconds",
             "Seconds of each phase of a start",
             ["phase"],
             buckets=_START_BUCKETS,
-            registry=self.registry,
         )
-        self._instances = Gauge(
-            "pilotlight_instances", "Instances on this node", ["state"], registry=self.registry
-        )
-        self._templates = Gauge(
-            "pilotlight_templates", "Resident Templates", registry=self.registry
-        )
-        self._template_pss = Gauge(
-            "pilotlight_template_pss_bytes", "PSS of resident Templates", registry=self.registry
-        )
-        self._parked = Gauge(
+        self._instances = gauge("pilotlight_instances", "Instances on this node", ["state"])
+        self._templates = gauge("pilotlight_templates", "Resident Templates")
+        self._template_pss = gauge("pilotlight_template_pss_bytes", "PSS of resident Templates")
+        self._parked = gauge(
             "pilotlight_parked_forks",
             "Pre-forked processes that wait for an assignment",
-            registry=self.registry,
         )
-        self._templates_gone = Counter(
-            "pilotlight_templates_gone", "Templates that exited", ["reason"], registry=self.registry
+        self._templates_gone = counter(
+            "pilotlight_templates_gone", "Templates that exited", ["reason"]
         )
-        self._instances_gone = Counter(
-            "pilotlight_instances_gone", "Instances that exited", ["reason"], registry=self.registry
+        self._instances_gone = counter(
+            "pilotlight_instances_gone", "Instances that exited", ["reason"]
         )
-        self._rung_failures = Counter(
+        self._rung_failures = counter(
             "pilotlight_rung_failures",
             "Start strategies that failed",
             ["rung", "reason"],
-            registry=self.registry,
         )
-        self._predictions = Histogram(
+        self._predictions = histogram(
             "pilotlight_start_prediction_ratio",
             "Actual start time divided by predicted start time",
             ["kind"],
             buckets=_RATIO_BUCKETS,
-            registry=self.registry,
         )
-        self._snapshots = Gauge(
-            "pilotlight_snapshots", "Snapshots on this node", ["state"], registry=self.registry
-        )
-        self._snapshot_bytes = Gauge(
-            "pilotlight_snapshot_bytes", "Disk used by snapshots", registry=self.registry
-        )
-        self._snapshots_made = Counter(
+        self._snapshots = gauge("pilotlight_snapshots", "Snapshots on this node", ["state"])
+        self._snapshot_bytes = gauge("pilotlight_snapshot_bytes", "Disk used by snapshots")
+        self._snapshots_made = counter(
             "pilotlight_snapshots_made",
             "Snapshots made or refused",
             ["outcome"],
-            registry=self.registry,
         )
-        self._snapshot_phases = Histogram(
+        self._snapshot_phases = histogram(
             "pilotlight_snapshot_phase_seconds",
             "Seconds of each phase of making a snapshot",
             ["phase"],
             buckets=_START_BUCKETS,
-            registry=self.registry,
         )
-        self._snapshot_misses = Counter(
+        self._snapshot_misses = counter(
             "pilotlight_snapshot_misses",
             "Mismatched snapshots by identity field",
             ["field"],
-            registry=self.registry,
         )
-        self._log_dropped = Counter(
-            "pilotlight_log_dropped_bytes", "Output that was discarded", registry=self.registry
-        )
+        self._log_dropped = counter("pilotlight_log_dropped_bytes", "Output that was discarded")
 
     def started(self, kind: StartKind, seconds: float, phases_ms: Mapping[str, float]) -> None:
         """Record a start that succeeded."""

@@ -96,10 +96,7 @@ async def run(
             setting="weight_cache.metrics_listen",
         )
         servers = await MetricsServer(registry=registry).serve(address)
-        servers.append(await serve_store(store, leases, paths.socket("weight_cache")))
-        if paths.controller_uid is not None:
-            socket = paths.socket_for_controller("weight_cache")
-            servers.append(await serve_controller(store, leases, socket, uid=paths.controller_uid))
+        servers += await _open_sockets(store, leases, paths)
         if station is not None:
             await station.open(
                 store.shelf, tls=None if credentials is None else credentials.server_context()
@@ -114,9 +111,7 @@ async def run(
         _log.info(
             "serving store=%r origin=%r speeds=%r peers=%r", store, origin, bandwidths, station
         )
-        if ready_fd is not None:
-            os.write(ready_fd, b"\n")
-            os.close(ready_fd)
+        _report_ready(ready_fd)
         await stop.wait()
         _log.info("stopping behind=%d", sum(not task.done() for task in behind))
         # the store's socket first, to stop new work; the metrics last
@@ -132,6 +127,21 @@ async def run(
         await ahead.aclose()
         bandwidth.save_bandwidths(root / "bandwidth.json", bandwidths)
         store.close()
+
+
+async def _open_sockets(store: Store, leases: LeaseManager, paths: Paths) -> list[asyncio.Server]:
+    """Open the socket of root, and that of a controller with its own uid."""
+    servers = [await serve_store(store, leases, paths.socket("weight_cache"))]
+    if paths.controller_uid is not None:
+        socket = paths.socket_for_controller("weight_cache")
+        servers.append(await serve_controller(store, leases, socket, uid=paths.controller_uid))
+    return servers
+
+
+def _report_ready(ready_fd: int | None) -> None:
+    if ready_fd is not None:
+        os.write(ready_fd, b"\n")
+        os.close(ready_fd)
 
 
 def open_peer_service(

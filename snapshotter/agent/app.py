@@ -71,47 +71,10 @@ async def running_agent(
         node = assemble(
             paths, settings, parts, cgroups=cgroups, network=network, stock=stock, why_not=why_not
         )
-        await reattach(
-            slot_pool=node.slot_pool,
-            slot_allocator=node.slot_allocator,
-            template_booter=node.template_booter,
-            ends=node.ends,
-            instances=node.instances,
-        )
-        parts.bundles.needed_by(
-            lambda: {
-                occupied.launch.bundle for occupied in node.slot_allocator.occupied_slots.values()
-            }
-        )
-        await sweep_groups(
-            cgroups,
-            paths.run,
-            [h.slot for h in node.slot_allocator.occupied_slots.values()],
-            node.instances,
-        )
+        await _recover(node, paths, parts, cgroups)
         await node.slot_pool.open()
-        address = MetricsAddress(
-            socket_path=metrics_socket(paths, "snapshotter"),
-            listen=settings.metrics_listen,
-            token_file=parts.metrics_token_file or paths.home / "metrics.token",
-            setting="snapshotter.metrics_listen",
-        )
-        exposed = await MetricsServer(
-            registry=node.metrics.registry, refresh=node.refresh_metrics
-        ).serve(address)
-        floor = DiskFloor(paths.home, parts.disk_floor_bytes)
-        pruning = asyncio.create_task(
-            _prune_periodically(node, settings, parts.bundles, parts.images, floor),
-            name="prune bundles and logs",
-        )
-        verifying = asyncio.create_task(node.snapshots.verify_all(), name="verify snapshots")
-        background = [pruning, verifying]
-        if settings.log_refused_calls:
-            background.append(
-                asyncio.create_task(
-                    SeccompLog(_labels_by_group(node)).watch(), name="refused system calls"
-                )
-            )
+        exposed = await _expose_metrics(node, paths, settings, parts)
+        background = _start_background(node, paths, settings, parts)
         servers = await _serve(node.agent, paths, settings, key_file=parts.key_file)
         try:
             yield node.agent
@@ -127,6 +90,51 @@ async def running_agent(
             for listening in exposed:
                 listening.close()
             metrics_socket(paths, "snapshotter").unlink(missing_ok=True)
+
+
+async def _recover(node: Node, paths: Paths, parts: AgentComponents, cgroups: Cgroups) -> None:
+    """Take over the slots of an earlier agent, and remove what is left of others."""
+    await reattach(
+        slot_pool=node.slot_pool,
+        slot_allocator=node.slot_allocator,
+        template_booter=node.template_booter,
+        ends=node.ends,
+        instances=node.instances,
+    )
+    occupied_slots = node.slot_allocator.occupied_slots
+    parts.bundles.needed_by(
+        lambda: {occupied.launch.bundle for occupied in occupied_slots.values()}
+    )
+    slots = [occupied.slot for occupied in occupied_slots.values()]
+    await sweep_groups(cgroups, paths.run, slots, node.instances)
+
+
+async def _expose_metrics(
+    node: Node, paths: Paths, settings: SnapshotterSettings, parts: AgentComponents
+) -> list[asyncio.Server]:
+    address = MetricsAddress(
+        socket_path=metrics_socket(paths, "snapshotter"),
+        listen=settings.metrics_listen,
+        token_file=parts.metrics_token_file or paths.home / "metrics.token",
+        setting="snapshotter.metrics_listen",
+    )
+    server = MetricsServer(registry=node.metrics.registry, refresh=node.refresh_metrics)
+    return await server.serve(address)
+
+
+def _start_background(
+    node: Node, paths: Paths, settings: SnapshotterSettings, parts: AgentComponents
+) -> list[asyncio.Task[None]]:
+    floor = DiskFloor(paths.home, parts.disk_floor_bytes)
+    pruning = _prune_periodically(node, settings, parts.bundles, parts.images, floor)
+    background = [
+        asyncio.create_task(pruning, name="prune bundles and logs"),
+        asyncio.create_task(node.snapshots.verify_all(), name="verify snapshots"),
+    ]
+    if settings.log_refused_calls:
+        watching = SeccompLog(_labels_by_group(node)).watch()
+        background.append(asyncio.create_task(watching, name="refused system calls"))
+    return background
 
 
 def _labels_by_group(node: Node) -> FindLabels:

@@ -86,35 +86,6 @@ class AgentComponents:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
-    """The components that are opened, called and closed by name."""
-
-    slot_pool: SlotPool
-    logs: Logs
-    slot_allocator: SlotAllocator
-    instances: Instances
-    templates: Templates
-    template_booter: TemplateBooter
-    ends: Teardown
-    starter: InstanceStarter
-    background_tasks: BackgroundTasks
-    metrics: Metrics
-    builder: BackgroundBuilder
-    snapshots: SnapshotApi
-    agent: Agent
-
-    def refresh_metrics(self) -> None:
-        """Set the gauges to the current state."""
-        self.metrics.observe(
-            by_state=self.instances.by_state(),
-            templates=len(list(self.templates)),
-            template_pss_bytes=self.templates.pss_bytes(),
-            parked=self.templates.parked(),
-        )
-        self.snapshots.observe()
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Base:
     """Components that the others depend on."""
 
@@ -129,6 +100,27 @@ class _Base:
     slot_allocator: SlotAllocator
     prefork_pool: PreforkPool
     ends: Teardown
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node(_Base):
+    """The components that are opened, called and closed by name."""
+
+    template_booter: TemplateBooter
+    starter: InstanceStarter
+    builder: BackgroundBuilder
+    snapshots: SnapshotApi
+    agent: Agent
+
+    def refresh_metrics(self) -> None:
+        """Set the gauges to the current state."""
+        self.metrics.observe(
+            by_state=self.instances.by_state(),
+            templates=len(list(self.templates)),
+            template_pss_bytes=self.templates.pss_bytes(),
+            parked=self.templates.parked(),
+        )
+        self.snapshots.observe()
 
 
 def assemble(
@@ -177,10 +169,12 @@ def assemble(
     )
     checkpoints = asked = None
     if stock is not None and restores is not None:
-        dumps = _dumps(base, parts, stock, template_booter)
-        proofs = _proofs(base, settings, restores)
         checkpoints = Checkpoints(
-            stock=stock, selector=selector, dumps=dumps, proofs=proofs, metrics=base.metrics
+            stock=stock,
+            selector=selector,
+            dumps=_dumps(base, parts, stock, template_booter),
+            proofs=_proofs(base, settings, restores),
+            metrics=base.metrics,
         )
         asked = RequestedValidations(checkpoints, instances=base.instances, room=room)
     builder = BackgroundBuilder(
@@ -198,25 +192,15 @@ def assemble(
         metrics=base.metrics,
         builder=builder,
     )
-    starter = InstanceStarter(
-        slot_allocator=base.slot_allocator,
+    strategy = StartStrategy(
         template_booter=template_booter,
+        templates=base.templates,
+        selector=selector,
+        builder=builder,
         ends=base.ends,
-        instances=base.instances,
-        strategy=StartStrategy(
-            template_booter=template_booter,
-            templates=base.templates,
-            selector=selector,
-            builder=builder,
-            ends=base.ends,
-            weights=Weights(parts.weights),
-        ),
-        starts=InstanceLauncher(
-            ends=base.ends, prefork_pool=base.prefork_pool, cgroups=cgroups, logs=base.logs
-        ),
-        metrics=base.metrics,
-        room=room,
+        weights=Weights(parts.weights),
     )
+    starter = _starter(base, template_booter=template_booter, strategy=strategy, room=room)
     agent = Agent(
         starter=starter,
         instances=base.instances,
@@ -228,19 +212,33 @@ def assemble(
         probe=lambda: parts.probe(cgroups),
     )
     return Node(
-        slot_pool=base.slot_pool,
-        logs=base.logs,
-        slot_allocator=base.slot_allocator,
-        instances=base.instances,
-        templates=base.templates,
+        **vars(base),
         template_booter=template_booter,
-        ends=base.ends,
         starter=starter,
-        background_tasks=base.background_tasks,
-        metrics=base.metrics,
         builder=builder,
         snapshots=snapshots,
         agent=agent,
+    )
+
+
+def _starter(
+    base: _Base,
+    *,
+    template_booter: TemplateBooter,
+    strategy: StartStrategy,
+    room: NodeCapacity,
+) -> InstanceStarter:
+    return InstanceStarter(
+        slot_allocator=base.slot_allocator,
+        template_booter=template_booter,
+        ends=base.ends,
+        instances=base.instances,
+        strategy=strategy,
+        starts=InstanceLauncher(
+            ends=base.ends, prefork_pool=base.prefork_pool, cgroups=base.cgroups, logs=base.logs
+        ),
+        metrics=base.metrics,
+        room=room,
     )
 
 

@@ -13,22 +13,16 @@ from typing import Any
 
 import pytest
 
+from pilotlight.cli.commands.operations.check_result import BROKEN, NOTE, OK, CheckResult
 from pilotlight.cli.commands.operations.doctor import (
-    BROKEN,
-    NOTE,
-    OK,
-    CheckResult,
     activators,
     api_key,
     blobs,
     controller,
-    engines,
-    features,
     machine,
-    node,
     settings,
-    snapshots,
 )
+from pilotlight.cli.commands.operations.doctor_node import engines, features, node, snapshots
 from pilotlight.cli.core.session import CommonOptions, Session
 from pilotlight.core.object_store import ObjectStore, open_store
 from pilotlight.errors import Unauthenticated

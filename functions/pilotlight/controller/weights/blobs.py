@@ -321,24 +321,35 @@ async def store_blob(
                 admit=admit,
             )
 
-            def record() -> None:
-                with store.write() as write:
-                    register(write, tenant=tenant, digest=digest, size_bytes=size)
-                    after = {"size_bytes": size}
-                    audit_trail.record(
-                        write,
-                        tenant=tenant,
-                        actor=actor,
-                        action="blob.put",
-                        subject=digest,
-                        after=after,
-                        request=request,
-                    )
-
+            record = partial(
+                _record_upload,
+                store,
+                tenant=tenant,
+                digest=digest,
+                size_bytes=size,
+                actor=actor,
+                request=request,
+            )
             await room.settle(partial(anyio.to_thread.run_sync, record))
         finally:
             room.release()
         return size, True
+
+
+def _record_upload(
+    store: Store, *, tenant: str, digest: str, size_bytes: int, actor: str, request: str
+) -> None:
+    with store.write() as write:
+        register(write, tenant=tenant, digest=digest, size_bytes=size_bytes)
+        audit_trail.record(
+            write,
+            tenant=tenant,
+            actor=actor,
+            action="blob.put",
+            subject=digest,
+            after={"size_bytes": size_bytes},
+            request=request,
+        )
 
 
 def register(write: Write, *, tenant: str, digest: str, size_bytes: int) -> None:

