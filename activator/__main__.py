@@ -51,7 +51,13 @@ from pilotlight.core.metrics_server import (
     metrics_token_file,
 )
 from pilotlight.core.rpc import grant_group_access
-from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid, load_section
+from pilotlight.core.settings import (
+    Paths,
+    PlatformSettings,
+    SettingsInvalid,
+    load_section,
+    require_defaults,
+)
 from pilotlight.core.transport.endpoint import TlsCredentials
 from pilotlight.core.transport.listeners import serve_on_listener
 from pilotlight.core.transport.public_listener import open_functions_socket, open_listeners
@@ -391,12 +397,16 @@ def _open_sockets(
 
 def _settings(platform: PlatformSettings, config: Path | None) -> ActivatorSettings:
     """Load section `activator`. Raises SettingsInvalid, also for a Redis that workers could use
-    where tenants have their own uids, and for settings that have no effect on a cluster."""
+    where tenants have their own uids, and for settings that have no effect on this fleet."""
     settings = load_section(ActivatorSettings, "activator", config)
     if settings.redis_url is not None and os.geteuid() == 0 and platform.fleet == "local":
         from activator.coordination.redis_access import require_protected
 
         require_protected(settings.redis_url)
+    if platform.fleet == "local":
+        require_defaults(
+            "activator", settings, ("agents_listen",), why="only node agents of a cluster use it"
+        )
     if settings.freeze_idle_s is not None and platform.fleet != "local":
         raise SettingsInvalid(
             f"activator.freeze_idle_s = {settings.freeze_idle_s:g}: pods cannot be frozen: remove "

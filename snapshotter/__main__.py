@@ -57,6 +57,7 @@ def main() -> int:
         platform = load_section(PlatformSettings, "platform", arguments.config)
         settings = load_section(SnapshotterSettings, "snapshotter", arguments.config)
         settings.check_uids(platform)
+        settings.check_fleet(platform)
         paths = Paths.of(platform, os.environ).make()
         blobs = blob_store(platform, paths)
     except SettingsInvalid as e:

@@ -6,9 +6,35 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from pilotlight.core.settings import PlatformSettings, SettingsInvalid
+from pilotlight.core.settings import PlatformSettings, SettingsInvalid, require_defaults
 from snapshotter.engines import check_environment_name
 from snapshotter.linux.egress_policy import DENIED, EgressPolicy
+
+_PODS_ONLY = ("pods", "restore_into_pods", "activators")
+_SLOTS_ONLY = (
+    "parked_per_template",
+    "parked_idle_s",
+    "build_network",
+    "egress_on_request",
+    "log_refused_calls",
+    "dedicated_to",
+)
+_SNAPSHOTS_ONLY = (
+    "template_memory_bytes",
+    "snapshots",
+    "snapshot_max_bytes",
+    "snapshot_store",
+    "snapshot_pages",
+    "snapshot_builds_per_hour",
+    "memory_bytes",
+    "log_max_bytes",
+    "log_keep_s",
+    "log_total_bytes",
+    "engines",
+    "function_network",
+    "egress_denied",
+    "egress_allowed",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +177,19 @@ class SnapshotterSettings:
                     f"{self.uid_base}; "
                     "choose one below it that no other user of this machine has"
                 )
+
+    def check_fleet(self, platform: PlatformSettings) -> None:
+        """Raises SettingsInvalid for the first option that has no effect on this fleet: on one
+        machine there are no pods; on a node of a cluster functions run in pods, and the agent has
+        slots of its own only to make the snapshots that `restore_into_pods` restores."""
+        if platform.fleet == "local":
+            why = "there are pods only with platform.fleet: knative"
+            require_defaults("snapshotter", self, _PODS_ONLY, why=why)
+            return
+        why = "functions of a cluster run in pods, not in slots of the node agent"
+        require_defaults("snapshotter", self, _SLOTS_ONLY, why=why)
+        if not self.restore_into_pods:
+            require_defaults("snapshotter", self, _SNAPSHOTS_ONLY, why=why)
 
     def egress(self) -> EgressPolicy:
         """The egress policy of builds and of functions with their own network. Raises

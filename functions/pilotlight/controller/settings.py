@@ -17,6 +17,7 @@ from pilotlight.core.settings import (
     load_named_records,
     load_section,
     read_secret,
+    require_defaults,
 )
 from pilotlight.core.transport.listeners import require_tls_or_loopback
 from pilotlight.kubernetes.settings import ClusterSettings
@@ -26,6 +27,8 @@ from pilotlight.spec.quotas import BUILT_IN_PLANS, Plan
 from snapshotter.linux.egress_policy import EgressPolicy
 from snapshotter.settings import SnapshotterSettings
 
+_CLUSTER_ONLY = ("adopt", "wake_url", "unschedulable_grace_s")
+"""Keys of section `cluster` that `pilotlight render` and `doctor --cluster` do not use either."""
 FLEET = "on a cluster (platform.fleet: knative)"
 """Where an option is refused because pods cannot honour it."""
 
@@ -181,6 +184,10 @@ class ControllerConfig:
         _check_plans(plans, settings, prices)
         if platform.fleet == "knative":
             _check_plans_of_cluster(plans, cluster)
+            _check_prices_of_cluster(prices)
+        else:
+            why = "only activators and controllers with platform.fleet: knative read it"
+            require_defaults("cluster", cluster, _CLUSTER_ONLY, why=why)
         read_dashboard_origin(file)  # rejects the host of functions
         require_tls_or_loopback(
             "controller.listen", settings.listen, is_known=platform.tls_cert is not None
@@ -255,3 +262,18 @@ def _check_plans_of_cluster(plans: Mapping[str, Plan], cluster: ClusterSettings)
                 f"plans.{name}.log_bytes = {plan.log_bytes}: {FLEET} the kubelet keeps the logs "
                 f"(containerLogMaxSize, containerLogMaxFiles): remove it"
             )
+
+
+def _check_prices_of_cluster(prices: PriceSettings) -> None:
+    """Raise SettingsInvalid for the first price of what is never metered in pods: CPU time outside
+    of calls, builds of images, snapshots."""
+    default = PriceSettings().rates()
+    for version, rates in prices.lists().items():
+        for key in ("cpu_factor", "build_factor", "snapshot_gib_month"):
+            if (value := getattr(rates, key)) != getattr(default, key):
+                others = "" if version == prices.version else f"others.{version}."
+                where = f"prices.{others}{key}"
+                raise SettingsInvalid(
+                    f'{where} = "{value}": {FLEET} this is not metered (docs/kubernetes.md): '
+                    f"remove it"
+                )

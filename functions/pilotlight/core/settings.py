@@ -11,7 +11,7 @@ import os
 import tempfile
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,8 @@ class PlatformSettings:
         self._check_uids()
         if self.fleet not in ("local", "knative"):
             raise ValueError(f"fleet = {self.fleet!r}: must be 'local' or 'knative'")
+        if self.fleet == "knative":
+            self._check_cluster()
         if self.s3_client not in ("auto", "boto3", "obstore"):
             raise ValueError(
                 f"s3_client = {self.s3_client!r}: must be 'auto', 'boto3' or 'obstore'"
@@ -120,6 +122,20 @@ class PlatformSettings:
             )
         if self.trust not in ("isolated", "shared"):
             raise ValueError(f"trust = {self.trust!r}: must be 'isolated' or 'shared'")
+
+    def _check_cluster(self) -> None:
+        """Refuse what only processes on one machine have: in a cluster the chart names the users of
+        pods, and every tenant has a uid."""
+        for name, default in (
+            ("activator_uid", PlatformSettings.__dataclass_fields__["activator_uid"].default),
+            ("controller_uid", _CONTROLLER_UID),
+            ("trust", "isolated"),
+        ):
+            if (value := getattr(self, name)) not in (default, None):
+                raise ValueError(
+                    f"{name} = {value!r}: has no effect with fleet 'knative', where processes run "
+                    f"as the users of their pods: remove it"
+                )
 
     def _check_uids(self) -> None:
         for name, uid, who in (
@@ -263,6 +279,16 @@ def read_secret(key: str, value: str | None, file: str | None) -> str | None:
         raise ValueError(
             f"{key}_file = {file!r}: cannot be read ({e}): is the secret mounted?"
         ) from e
+
+
+def require_defaults(section: str, settings: Any, keys: Iterable[str], *, why: str) -> None:
+    """Raise SettingsInvalid for the first of `keys` that was changed, because it would have no
+    effect; `why` continues "section.key = value: "."""
+    defaults = type(settings)()
+    for key in keys:
+        value = getattr(settings, key)
+        if value is not None and value != getattr(defaults, key):
+            raise SettingsInvalid(f"{section}.{key} = {value!r}: {why}: remove it")
 
 
 def load_section(kind: type[T], section: str, file: Path | None) -> T:

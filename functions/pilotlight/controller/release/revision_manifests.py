@@ -174,6 +174,8 @@ def _schemas(method: Mapping[str, Any]) -> dict[str, Any]:
         "arguments": method["schema"],
         "returns": method["returns"],
         "is_generator": method["is_generator"],
+        "example": method["example"],
+        "has_check": method["has_check"],
     }
 
 

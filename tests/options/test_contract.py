@@ -1,0 +1,52 @@
+"""No option without a proof, on either fleet."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+
+import pytest
+
+import tests.options
+from tests.options import contract
+from tests.options.contract import BOTH, PROOFS, SOURCES, required
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _all_proofs() -> None:
+    for module in pkgutil.iter_modules(tests.options.__path__):
+        importlib.import_module(f"tests.options.{module.name}")
+
+
+def test_every_option_has_a_proof_on_each_fleet() -> None:
+    missing = [
+        f"{option} on the {fleet} fleet"
+        for option in sorted(required())
+        for fleet in BOTH
+        if (option, fleet) not in PROOFS
+    ]
+    assert not missing, f"{len(missing)} without an effect or a refusal: {', '.join(missing)}"
+
+
+def test_every_proof_is_of_an_option_that_exists() -> None:
+    assert sorted({option for option, _ in PROOFS} - required()) == []
+
+
+def test_every_proof_uses_the_option_that_it_proves() -> None:
+    """By the field's own name in the test's source."""
+    unused = [
+        f"{test}: {option}"
+        for (option, test), source in SOURCES.items()
+        if option.partition(".")[2] not in source.partition("def test")[2]
+    ]
+    assert unused == []
+
+
+def test_a_new_field_is_found_wherever_it_is_nested(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = dataclasses.make_dataclass("Inner", [("depth", int)])
+    outer = dataclasses.make_dataclass(
+        "Outer", [("name", str), ("inners", tuple[inner, ...]), ("maybe", inner | None)]
+    )
+    monkeypatch.setattr(contract, "ROOTS", (outer,))
+    assert required() == {"Outer.name", "Inner.depth"}
