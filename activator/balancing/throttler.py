@@ -87,7 +87,7 @@ class Throttler(InstancePool):
         self._terms = terms
         self.health: RevisionHealth | None = None
         self._latency_outliers = LatencyOutliers(clock())
-        self.load = ConcurrencyMeter(clock)
+        self.load = ConcurrencyMeter(clock())
         self._wait_queue = WaitQueue(queue=queue, load=self.load, clock=clock)
         self._recheck_timer: asyncio.TimerHandle | None = None
         self._start_backoff = Backoff(first_s=FIRST_START_PAUSE_S, max_s=MAX_START_PAUSE_S)
@@ -113,7 +113,11 @@ class Throttler(InstancePool):
             return None
         if health is not None:
             health.breaker.record_start(now)
-        self.load.add(now)
+        load = self.load  # `ConcurrencyMeter.add`, inlined
+        load.calls += 1
+        load.held_s -= now
+        load.last_call_at = now
+        load.peak = max(load.peak, load.calls)
         instance.in_flight += 1
         instance.held_s -= now
         return Reservation(self, instance, WARM, 0.0)
@@ -169,14 +173,16 @@ class Throttler(InstancePool):
         instance.in_flight -= 1
         instance.calls += 1
         instance.held_s += now
-        self.load.remove(now)
+        load = self.load  # `ConcurrencyMeter.remove`, inlined
+        load.calls -= 1
+        load.held_s += now
         if not instance.in_flight:
             instance.idle_since = now
             if instance.is_draining and not instance.is_gone:
                 self._stop(instance, "drained")
         if self._wait_queue.places:
             self._assign_free_slots(now)
-        elif not instance.in_flight and self._gate.has_waiting_starts:
+        elif not instance.in_flight and any(self._gate.waiting):
             self._gate.on_instance_idle()
 
     def retry_slots(self) -> None:

@@ -192,26 +192,6 @@ def weights_timing(call: Call) -> bytes:
     return b', weights;desc="%b"' % call.weights.encode() if call.weights else b""
 
 
-def fast_path_headers(call: Call, answer: WorkerResponse, *, cost: str, exec_ms: float) -> bytes:
-    """Return `complete_headers` and the content-length of a call that waited for nothing."""
-    quotas = call.admission.head()
-    if call.choice is not None:
-        quotas += call.choice.head
-    return (
-        b"x-request-id: %b\r\n%b%b%bpilotlight-cost: %b\r\nserver-timing: queue;dur=0.00, "
-        b"start;dur=0.00, exec;dur=%.2f\r\n"
-        b"content-length: %d\r\n"
-    ) % (
-        call.id.encode(),
-        call.target.warm_head,
-        quotas,
-        _passed_on(answer),
-        cost.encode(),
-        exec_ms,
-        len(answer.body or b""),
-    )
-
-
 def _passed_on(answer: WorkerResponse) -> bytes:
     lines: list[bytes] = [GUARD_LINES]
     for name, value in answer.headers:

@@ -24,12 +24,12 @@ from activator.calls.call import AnsweredCall, Call
 from activator.calls.runner import CallRunner
 from activator.control_plane.proxy import ControlPlaneProxy
 from activator.coordination.peers import CALLING_FUNCTION, HEALTH, PASSED_ON, PLATFORM_TOKEN
-from activator.gateway.fast_path import FastPath, FastPathRoute
+from activator.gateway.fast_path import FastPath
 from activator.gateway.health import READY, Health
 from activator.gateway.http_proxy import HttpProxy
 from activator.gateway.pipeline import CallPipeline
 from activator.gateway.response_writer import CallObserver, ResponseWriter
-from activator.gateway.route_cache import Handler, RouteCache
+from activator.gateway.route_cache import FastPathRoute, Handler, RouteCache
 from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.gateway.verbs import SubmitAndWarmup
 from activator.http.bodies import Bodies
@@ -168,7 +168,11 @@ class Gateway:
             "warmup": self._variations.warmup,
         }
         self._resolutions = RouteCache(
-            table=table, resolver=self._resolver, access=access, verbs=verbs
+            table=table,
+            resolver=self._resolver,
+            access=access,
+            verbs=verbs,
+            counters_of=metrics.warm_counters,
         )
         self.find_warm = (
             self._resolutions.find_warm if dashboard is None else self._find_warm_elsewhere

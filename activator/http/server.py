@@ -369,10 +369,7 @@ class ClientConnection(HttpToolsProtocol):
         """A header line. Trailers are dropped: none were requested (RFC 9110, section 6.5.1)."""
         if self.head_since is None:
             return
-        name = name.lower()
-        if name == b"expect" and value.lower() == b"100-continue":
-            self.expect_100_continue = True
-        self.headers.append((name, value))
+        self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """The head is complete: the request takes the fast path or goes to ASGI. Raises ValueError,
@@ -383,6 +380,11 @@ class ClientConnection(HttpToolsProtocol):
         if self._read_bytes > self.limits.max_head_bytes:
             self._check_size()
         known = dict(self.headers)
+        if b"expect" in known:
+            self.expect_100_continue = any(
+                name == b"expect" and value.lower() == b"100-continue"
+                for name, value in self.headers
+            )
         if b"host" not in known and self.parser.get_http_version() == "1.1":
             raise ValueError(
                 "HTTP/1.1 request without a Host header"

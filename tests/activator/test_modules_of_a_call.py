@@ -23,25 +23,18 @@ BESIDE = ("billing/journal", "billing/segment", "autoscaler/autoscaler_loop.py")
 """Tasks that run all the time, beside calls."""
 WARM = {
     "http/server.py": "parses the request and writes the response",
-    "http/payloads.py": "content types of calls and responses, also for workers' and raw ones",
-    "gateway/route_cache.py": "route and caller by path and key, until the feed brings a change",
+    "gateway/route_cache.py": "route and caller by path and key, with what is precomputed of them",
     "gateway/fast_path.py": "the order of the steps",
     "arguments/validator.py": "JSON Schema of the arguments",
     "balancing/throttler.py": "takes and returns a slot",
     "balancing/instance.py": "the slots of one instance, and which instance is least loaded",
-    "balancing/wait_queue.py": "calls over time, which the autoscaler reads",
-    "fairness/start_admission.py": "whether a start waits for the instance that has become idle",
     "calls/call.py": "what is known of the call",
     "calls/attempt.py": "its record, slot, deadline and connection, and their end",
-    "calls/response.py": "header lines of the response",
     "worker_client/connection.py": "HTTP to the worker",
     "billing/instance_meter.py": "its record, budget and meter together, once each",
     "billing/meter.py": "pure: time of an instance, shared by its concurrent calls",
     "billing/usage_pricing.py": "pure: the price of a record",
-    "tracing/tracer.py": "whether its trace is kept",
-    "metrics/metrics.py": "what is counted of a call, once for every entrance",
-    "metrics/collectors.py": "counts by function, for Prometheus",
-    "call_stats/observer.py": "counts by revision and arm, for the controller",
+    "metrics/call_counters.py": "plain numbers, which Prometheus and the controller read later",
 }
 FROM_ZERO = {
     "http": (6, "server; ASGI: request, payloads, compression, trusted proxies, memory of bodies"),
