@@ -63,32 +63,20 @@ class Attempt(AnsweredCall):
         callees: connections on which its function waits for calls that it made; None = none yet.
     """
 
-    __slots__ = (
-        "_is_blameless",
-        "_is_closed",
-        "_pending",
-        "_timer",
-        "callees",
-        "connection",
-        "is_sending",
-        "is_shadow",
-        "record",
-        "reservation",
-    )
+    record: OpenRecord | None = None
+    connection: WorkerConnection | None = None
+    is_sending = False
+    callees: set[Abortable] | None = None
+    _is_blameless = False
+    _is_closed = False
+    _pending: asyncio.Future[WorkerResponse] | None = None
+    _timer: asyncio.TimerHandle | None = None
 
     def __init__(self, call: Call, reservation: Reservation, *, is_shadow: bool = False) -> None:
         """`is_shadow`: a copy, which costs nothing and whose outcome does not count."""
-        super().__init__(call)
+        self.call = call
         self.reservation = reservation
         self.is_shadow = is_shadow
-        self.record: OpenRecord | None = None
-        self.connection: WorkerConnection | None = None
-        self.is_sending = False
-        self.callees: set[Abortable] | None = None
-        self._is_blameless = False
-        self._is_closed = False
-        self._pending: asyncio.Future[WorkerResponse] | None = None
-        self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "open"

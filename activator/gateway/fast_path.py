@@ -224,7 +224,8 @@ class FastPathCall(Attempt):
     """One warm call at its worker, and the `ResponseSink` of its response. The first of
     `set_result`, `set_exception` and `abandon` ends its time on the fast path."""
 
-    __slots__ = ("_calls", "_client", "_is_done", "_route", "steps")
+    _is_done = False
+    steps: set[HasDeadline]
 
     def __init__(
         self,
@@ -239,8 +240,6 @@ class FastPathCall(Attempt):
         self._calls = calls
         self._route = route
         self._client = client
-        self._is_done = False
-        self.steps: set[HasDeadline] = set()
 
     def done(self) -> bool:
         """Return whether the call needs no more response."""
@@ -254,7 +253,7 @@ class FastPathCall(Attempt):
         if (
             body is None
             or answer.status >= 500
-            or self._client.is_congested
+            or self._client.flow.write_paused
             or (
                 len(body) >= MIN_COMPRESSED_BYTES
                 and is_compressible(answer.header(b"content-type"), len(body))

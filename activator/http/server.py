@@ -572,7 +572,8 @@ class ClientConnection(HttpToolsProtocol):
         else:
             self.idle_since = self.loop.time()
         if not self.flow.unparsed:
-            self.flow.resume_reading()
+            if self.flow.read_paused:
+                self.flow.resume_reading()
         elif not self.pipeline:
             # not directly: the parser may be the caller, and other connections get their turn
             self.loop.call_soon(self._feed_rest)
