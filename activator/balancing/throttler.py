@@ -86,7 +86,7 @@ class Throttler(InstancePool):
         )
         self._terms = terms
         self.health: RevisionHealth | None = None
-        self._latency_outliers = LatencyOutliers(clock())
+        self._latency_outliers: LatencyOutliers | None = None
         self.load = ConcurrencyMeter(clock())
         self._wait_queue = WaitQueue(queue=queue, load=self.load, clock=clock)
         self._recheck_timer: asyncio.TimerHandle | None = None
@@ -269,6 +269,8 @@ class Throttler(InstancePool):
 
     def eject_slow_instance(self, now: float) -> None:
         """Eject an instance that has been much slower than the others for a while."""
+        if self._latency_outliers is None:
+            self._latency_outliers = LatencyOutliers(now)
         slow = self._latency_outliers.find_slow_instance(list(self.live()), now)
         if slow is not None:
             self._eject(slow, "slower than the others")
