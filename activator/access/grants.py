@@ -70,7 +70,7 @@ class AccessGrant:
         self.accepts_pickle = not caller.is_anonymous and accepts_pickles(
             caller.tenant, target.tenant
         )
-        self.quota_check = store.quota_check(rules)
+        self.quota_check = store.quota_check(rules) if rules else None
         self.raw_body_bytes = body_bytes_of(rules, None)
         self.body_bytes = body_bytes_of(rules, max_body_bytes) or 0
         self.ranks = ranks

@@ -123,9 +123,8 @@ class AutoscalerLoop:
         scaled = self.revisions.get(target.key)
         if scaled is None:
             name = f"{target.tenant}/{target.environment}/{target.app}/{target.function}"
-            gaps = self._pauses.get_or_create(name)
             scaled = self.revisions[target.key] = RevisionScaler(
-                name, self._make_throttler(target), self._clock(), gaps
+                name, self._make_throttler(target), self._clock(), self._pauses
             )
         return scaled.throttler
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import replace
+from functools import cached_property
 
 from activator.autoscaler.decider import (
     DeciderSpec,
@@ -14,7 +15,7 @@ from activator.autoscaler.decider import (
     decide,
     initial_state,
 )
-from activator.autoscaler.idle_histogram import IdleHistogram
+from activator.autoscaler.idle_histogram import IdleHistogram, IdleHistograms
 from activator.autoscaler.kpa import panic_window_s
 from activator.autoscaler.observation import RevisionObservation
 from activator.autoscaler.windows import TimeWindow
@@ -27,37 +28,44 @@ PANIC_WINDOW_PERCENT = 10.0
 
 
 class RevisionScaler:
-    """One revision's throttler with its windows and the decider's state. Owner: the AutoscalerLoop.
-    `gaps`: the recorded pauses of its function, which outlive it."""
+    """One revision's throttler with its windows and the decider's state, which the autoscaler's
+    task makes when it first needs them: a call from zero does not wait for that. Owner: the
+    AutoscalerLoop. `pauses`: the recorded pauses of functions, which outlive it."""
 
-    __slots__ = (
-        "concurrency",
-        "decision",
-        "gaps",
-        "name",
-        "panic",
-        "recorded_at",
-        "spec",
-        "stable",
-        "state",
-        "throttler",
-    )
-
-    def __init__(
-        self, name: str, throttler: Throttler, now: float, gaps: IdleHistogram | None = None
-    ) -> None:
+    def __init__(self, name: str, throttler: Throttler, now: float, pauses: IdleHistograms) -> None:
         self.name = name
-        self.gaps = gaps or IdleHistogram()
         self.throttler = throttler
-        self.spec = DeciderSpec.of(throttler.target.spec, slots=slots_of(throttler.target.spec))
-        self.stable = TimeWindow(self.spec.kpa.stable_window_s)
-        self.panic = TimeWindow(panic_window_s(self.spec.kpa.stable_window_s, PANIC_WINDOW_PERCENT))
-        self.state: DeciderState = initial_state(
-            now, spec=self.spec, ready=len(throttler.instances)
-        )
-        self.recorded_at = now
+        self._pauses = pauses
+        self._made_at = self.recorded_at = now
         self.concurrency = 0.0
         self.decision: ScaleDecision | None = None
+
+    @cached_property
+    def spec(self) -> DeciderSpec:
+        """What the decider reads of the function's spec."""
+        return DeciderSpec.of(
+            self.throttler.target.spec, slots=slots_of(self.throttler.target.spec)
+        )
+
+    @cached_property
+    def stable(self) -> TimeWindow:
+        """Load in the stable window."""
+        return TimeWindow(self.spec.kpa.stable_window_s)
+
+    @cached_property
+    def panic(self) -> TimeWindow:
+        """Load in the panic window."""
+        return TimeWindow(panic_window_s(self.spec.kpa.stable_window_s, PANIC_WINDOW_PERCENT))
+
+    @cached_property
+    def state(self) -> DeciderState:
+        """The state of the decider."""
+        return initial_state(self._made_at, spec=self.spec, ready=0)
+
+    @cached_property
+    def gaps(self) -> IdleHistogram:
+        """The recorded pauses of its function."""
+        return self._pauses.get_or_create(self.name)
 
     def __repr__(self) -> str:
         return f"<RevisionScaler {self.throttler!r} last {self.decision}>"

@@ -1,5 +1,4 @@
-"""Instances with their slots, functions that pick one, and the reservation of a slot, which a call
-holds until it has ended.
+"""Instances with their slots, and the reservation of a slot, which a call holds until it has ended.
 
 Each Instance is owned and changed only by its Throttler. An instance is leased to one activator, so
 its slots and its bill have one owner."""
@@ -8,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from activator.billing.instance_meter import InstanceAccount
@@ -178,21 +177,6 @@ def slots_of(spec: FunctionSpec) -> int:
     return spec.engine.max_num_seqs if spec.engine is not None else spec.scaling.max_inputs
 
 
-def least_loaded(instances: Iterable[Instance], now: float) -> Instance | None:
-    """Return the instance with a free slot and the fewest calls in flight; among equals the most
-    recently used, so that the others become idle."""
-    best: Instance | None = None
-    for instance in instances:
-        if instance.has_slot(now):
-            if best is None or instance.in_flight < best.in_flight:
-                best = instance
-                if not best.in_flight and best.capacity == 1:
-                    return best
-            elif instance.in_flight == best.in_flight and instance.idle_since > best.idle_since:
-                best = instance
-    return best
-
-
 WARM: Final = StartKind.WARM
 """Module constant for the hot path, as `breaker.ANSWERED`."""
 CANCELLED = "cancelled"
@@ -247,5 +231,4 @@ class Reservation:
     def release_unused(self) -> None:
         """Release a slot on which no call ran: the outcome does not count, and a breaker's probe is
         still pending."""
-        self.ending = Outcome.NEITHER
-        self.release()
+        self.throttler.release(self.instance, Outcome.NEITHER)

@@ -67,7 +67,7 @@ class InstancePool(ABC):
         self._listen = listen
         self._fleet = fleet
         self._allowance = allowance
-        self._rebalance = RebalanceState()
+        self._rebalance: RebalanceState | None = None
         self._observer = observer
         self._account = account
         self._clock = clock
@@ -336,6 +336,8 @@ class InstancePool(ABC):
             self.stop_suspended(sleeping[0].id)
             return
         most = self._fleet.max_instances_of(self.target.key) if want is not None else None
+        if self._rebalance is None:
+            self._rebalance = RebalanceState()
         victim = self._rebalance.choose(self, want, members, self._clock(), most=most)
         if victim is not None:
             log.info("instance yielded to another activator instance=%s want=%s", victim.id, want)

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from activator.balancing.fleet import Fleet
 from activator.balancing.instance import Instance
@@ -41,6 +41,9 @@ class ResumeListener(Protocol):
         ...
 
 
+_SLEEP_MODE: Final = EngineSleepMode()
+
+
 @dataclass(slots=True)
 class SuspendedInstance:
     """An instance suspended until `until` (monotonic seconds), unless it is resumed. `is_down`: the
@@ -61,12 +64,10 @@ class SuspendedInstances:
         fleet: Fleet,
         owner: ResumeListener,
         clock: Callable[[], float],
-        naps: EngineSleepMode | None = None,
     ) -> None:
         self._fleet = fleet
         self._owner = owner
         self._clock = clock
-        self._sleep_mode = naps or EngineSleepMode()
         self._suspended: dict[str, SuspendedInstance] = {}
         self._waking: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -107,7 +108,7 @@ class SuspendedInstances:
     async def _suspend(self, target: CallTarget, suspended: SuspendedInstance) -> None:
         instance = suspended.instance
         try:
-            await self._sleep_mode.suspend(target.spec, instance.info.socket)
+            await _SLEEP_MODE.suspend(target.spec, instance.info.socket)
             instance.info = await self._fleet.sleep(instance.info.id)
         except agent_errors.SnapshotterError as e:
             log.warning("cannot suspend instance instance=%s error=%s", instance.id, e)
@@ -135,7 +136,7 @@ class SuspendedInstances:
         began = self._clock()
         try:
             info = await self._fleet.wake(instance.info.id)
-            await self._sleep_mode.resume(target.spec, info.socket)
+            await _SLEEP_MODE.resume(target.spec, info.socket)
         except agent_errors.SnapshotterError as e:
             log.warning("cannot resume instance instance=%s error=%s", instance.id, e)
             self._waking.pop(instance.id, None)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from activator.balancing.fleet import Fleet
 from activator.balancing.global_queue import MAX_QUEUED, GlobalQueue
-from activator.balancing.instance import WARM, Instance, Reservation, least_loaded
+from activator.balancing.instance import WARM, Instance, Reservation
 from activator.balancing.instance_lifecycle import StartObserver, start_error_for_caller
 from activator.balancing.instance_pool import InstancePool, ListenForCalls, listen_to_none
 from activator.balancing.outlier_detection import (
@@ -86,8 +86,9 @@ class Throttler(InstancePool):
         )
         self._terms = terms
         self.health: RevisionHealth | None = None
-        self._latency_outliers = LatencyOutliers(clock())
-        self.load = ConcurrencyMeter(clock)
+        self._made_at = clock()
+        self._latency_outliers: LatencyOutliers | None = None
+        self.load = ConcurrencyMeter(self._made_at)
         self._wait_queue = WaitQueue(queue=queue, load=self.load, clock=clock)
         self._recheck_timer: asyncio.TimerHandle | None = None
         self._start_backoff = Backoff(first_s=FIRST_START_PAUSE_S, max_s=MAX_START_PAUSE_S)
@@ -108,15 +109,40 @@ class Throttler(InstancePool):
         health = self.health
         if self._wait_queue.places or (health is not None and not health.breaker.admits(now)):
             return None
-        instance = least_loaded(self.instances.values(), now)
+        instance = self._choose(now, affinity)
         if instance is None:
             return None
         if health is not None:
             health.breaker.record_start(now)
-        self.load.add(now)
+        load = self.load  # `ConcurrencyMeter.add`, inlined
+        load.calls += 1
+        load.held_s -= now
+        load.last_call_at = now
+        load.peak = max(load.peak, load.calls)
         instance.in_flight += 1
         instance.held_s -= now
         return Reservation(self, instance, WARM, 0.0)
+
+    def _choose(self, now: float, affinity: int | None = None) -> Instance | None:
+        """Return the instance with a free slot and the fewest calls in flight; among equals the
+        most recently used, so that the others become idle."""
+        best: Instance | None = None
+        for instance in self.instances.values():
+            if (  # not `has_slot`, inlined
+                instance.is_draining
+                or instance.is_gone
+                or instance.is_frozen
+                or instance.in_flight >= instance.capacity
+                or now < instance.blocked_until
+            ):
+                continue
+            if best is None or instance.in_flight < best.in_flight:
+                best = instance
+                if not best.in_flight and best.capacity == 1:
+                    return best
+            elif instance.in_flight == best.in_flight and instance.idle_since > best.idle_since:
+                best = instance
+        return best
 
     async def reserve(
         self,
@@ -169,14 +195,16 @@ class Throttler(InstancePool):
         instance.in_flight -= 1
         instance.calls += 1
         instance.held_s += now
-        self.load.remove(now)
+        load = self.load  # `ConcurrencyMeter.remove`, inlined
+        load.calls -= 1
+        load.held_s += now
         if not instance.in_flight:
             instance.idle_since = now
             if instance.is_draining and not instance.is_gone:
                 self._stop(instance, "drained")
         if self._wait_queue.places:
             self._assign_free_slots(now)
-        elif not instance.in_flight and self._gate.has_waiting_starts:
+        elif not instance.in_flight and any(self._gate.waiting):
             self._gate.on_instance_idle()
 
     def retry_slots(self) -> None:
@@ -187,11 +215,7 @@ class Throttler(InstancePool):
         self, now: float, fresh: Instance | None = None, start_ms: float = 0.0
     ) -> None:
         while self._wait_queue.places:
-            instance = (
-                fresh
-                if fresh is not None and fresh.has_slot(now)
-                else least_loaded(self.instances.values(), now)
-            )
+            instance = fresh if fresh is not None and fresh.has_slot(now) else self._choose(now)
             if instance is None:
                 self._schedule_retry_when_unblocked(now)
                 return
@@ -263,6 +287,8 @@ class Throttler(InstancePool):
 
     def eject_slow_instance(self, now: float) -> None:
         """Eject an instance that has been much slower than the others for a while."""
+        if self._latency_outliers is None:
+            self._latency_outliers = LatencyOutliers(self._made_at)
         slow = self._latency_outliers.find_slow_instance(list(self.live()), now)
         if slow is not None:
             self._eject(slow, "slower than the others")

@@ -20,50 +20,48 @@ from pilotlight.spec.identifiers import Priority
 
 
 class ConcurrencyMeter:
-    """Integrates the number of calls over time. Owner: a Throttler.
+    """Counts calls over time. Owner: a Throttler, which adds and removes its running calls itself,
+    for speed.
 
     Attributes:
+        calls: number of calls now, waiting or running.
+        held_s: seconds for which there were calls since it was last read, less the start times of
+            those that are there: add `calls * now` to read it.
+        peak: maximum of `calls` since it was last read.
         last_call_at: when the last call arrived, in the clock's seconds."""
 
-    __slots__ = ("_area", "_at", "_calls", "_peak", "last_call_at")
+    __slots__ = ("calls", "held_s", "last_call_at", "peak")
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._calls = self._peak = 0
-        self._area = 0.0
-        self._at = self.last_call_at = clock()
+    def __init__(self, now: float) -> None:
+        self.calls = self.peak = 0
+        self.held_s = 0.0
+        self.last_call_at = now
 
     def __repr__(self) -> str:
-        return f"<ConcurrencyMeter {self._calls} calls>"
+        return f"<ConcurrencyMeter {self.calls} calls>"
 
     def add(self, now: float) -> None:
         """Count an arriving call, waiting or running."""
-        self._area += self._calls * (now - self._at)  # `_advance`, inlined for speed
-        self._at = now
-        self._calls += 1
-        self._peak = max(self._peak, self._calls)
+        self.calls += 1
+        self.held_s -= now
         self.last_call_at = now
+        self.peak = max(self.peak, self.calls)
 
     def remove(self, now: float) -> None:
         """Count the end of a call, or that its caller left."""
-        self._area += self._calls * (now - self._at)
-        self._at = now
-        self._calls -= 1
+        self.calls -= 1
+        self.held_s += now
 
     def consume_average(self, now: float, elapsed_s: float) -> float:
         """Return the average number of calls since the previous call of this method, `elapsed_s`
         ago."""
-        self._advance(now)
-        area, self._area = self._area, 0.0
-        return area / elapsed_s if elapsed_s > 0 else float(self._calls)
+        area, self.held_s = self.held_s + self.calls * now, -self.calls * now
+        return area / elapsed_s if elapsed_s > 0 else float(self.calls)
 
     def consume_peak(self) -> int:
         """Return the maximum number of concurrent calls since the previous call of this method."""
-        peak, self._peak = self._peak, self._calls
+        peak, self.peak = self.peak, self.calls
         return peak
-
-    def _advance(self, now: float) -> None:
-        self._area += self._calls * (now - self._at)
-        self._at = now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -188,7 +188,8 @@ class Journal:
         name = f"{call}/{attempt}"
         if name in self._open:
             raise Conflict(f"attempt {name} is open already: call ids must be unique", call=call)
-        prefix = self._template_line(template)
+        log = self._log
+        prefix = b"" if template.segment == log.number else self._template_line(template)
         line = journal_format.opened(
             n=template.number,
             call=call,
@@ -200,8 +201,8 @@ class Journal:
             virtual_ns=virtual_ns,
             mark=mark,
         )
-        offset = self._log.append(prefix + line if prefix else line) + len(prefix)
-        template.segment = segment = self._log.number
+        offset = log.append(prefix + line if prefix else line) + len(prefix)
+        template.segment = segment = log.number
         length = len(line)
         self._open[name] = OpenLine(segment, offset, length, template)
         self._live[segment] += length

@@ -28,7 +28,10 @@ RETRY_S = 1.0
 
 class SegmentLog:
     """The log in one directory. `make_header` returns the first line of a segment; `tidy` runs
-    after each successful sync."""
+    after each successful sync.
+
+    Attributes:
+        number: number of the segment that is written now."""
 
     def __init__(
         self,
@@ -54,16 +57,12 @@ class SegmentLog:
         self._waiters: list[asyncio.Future[None]] = []
         self.syncs = self.sync_errors = 0
         self._file = self._new_segment(max(self._sizes, default=0) + 1)
+        self.number = self._file.number
 
     def __repr__(self) -> str:
         return (
             f"<SegmentLog {self._directory} segment {self._file.number}, {len(self._sizes)} older>"
         )
-
-    @property
-    def number(self) -> int:
-        """Number of the segment that is written now."""
-        return self._file.number
 
     @property
     def end(self) -> int:
@@ -91,14 +90,16 @@ class SegmentLog:
         if self._deferred:
             self.write_deferred()
         offset = self._file.append(line)
-        if not self._dirty.is_set():
-            self._dirty.set()
+        self._dirty.set()
         return offset
 
     def append_or_defer(self, line: bytes) -> None:
         """Write a line now, or defer it until there is room."""
         try:
-            self.append(line)
+            if self._deferred:
+                self.write_deferred()
+            self._file.append(line)
+            self._dirty.set()
         except JournalFull as e:
             self._deferred.append(line)
             log.error(
@@ -219,7 +220,7 @@ class SegmentLog:
             log.warning("journal cannot rotate, continuing in the old segment: %s", e)
             return
         self._sizes[self._file.number] = self._file.size
-        self._file = fresh
+        self._file, self.number = fresh, fresh.number
 
     async def _delete(self, doomed: list[int]) -> None:
         try:

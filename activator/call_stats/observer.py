@@ -1,18 +1,20 @@
-"""Counts every finished call, by revision and arm, and returns the counts as observations.
+"""Counts every finished call, by revision and arm, and returns the counts as observations. Owner:
+the event loop.
 
-The hot path is `answered_warm`: a dictionary lookup, two bisections and some additions. Owner: the
-event loop."""
+A finished call is in exactly one of `answered`, `failed`, `refused` and `cancelled`. Of the
+answered ones, a degraded one is in no clock; each other one is in exactly one of the clocks `cold`
+(it waited for a start), `first_byte` (it streamed) and `warm`, so that no call counts against two
+of the budgets that use these clocks."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from activator.call_stats.bucket import StatsBucket, stages_of
 from pilotlight.errors import DeadlineExceeded, PilotlightError, WorkerCrashed
-from pilotlight.spec.observations import LATENCY_BOUNDS, SHADOW_ARM, Observation
-from pilotlight.spec.policies import DEFAULT_OBJECTIVES
+from pilotlight.spec.observations import LATENCY_BOUNDS, MAX_BUCKET, SHADOW_ARM, Observation
+from pilotlight.spec.policies import DEFAULT_OBJECTIVES, Objectives
 
 if TYPE_CHECKING:
     from activator.calls.call import Call
@@ -25,6 +27,163 @@ now."""
 _CLIENT_LEFT = 499
 _BY_STATUS = {502: "crashed", 504: "late"}
 """The outcome by the status of an attempt, if its worker reported none."""
+AT_ONCE_MS = 1.0
+"""A call that reached its worker within this time had each earlier stage in bucket 0: it is counted
+once, not stage by stage."""
+_BEFORE = ("route", "admit", "queue")
+_WHY = frozenset({"raised", "invalid", "crashed", "late"})
+
+
+class StatsBucket:
+    """Counters of one revision and arm between two posts: plain numbers and lists, because every
+    call adds to them.
+
+    Attributes:
+        is_drained: its counts were taken: later calls count in another bucket."""
+
+    __slots__ = (
+        "answered",
+        "at_once",
+        "at_once_ms",
+        "budgets_ms",
+        "cancelled",
+        "clocks",
+        "cold",
+        "compared",
+        "cost_picos",
+        "crashed",
+        "degraded",
+        "exec",
+        "exec_budget_ms",
+        "exec_ms",
+        "failed",
+        "invalid",
+        "is_drained",
+        "late",
+        "matched",
+        "out_of_memory",
+        "overruns",
+        "raised",
+        "records",
+        "refused",
+        "skipped",
+        "starts",
+        "starts_failed",
+        "streams",
+        "streams_completed",
+        "tokens_cached",
+        "tokens_in",
+        "tokens_out",
+        "warm",
+    )
+
+    def __init__(self, objectives: Objectives) -> None:
+        self.answered = self.failed = self.refused = self.cancelled = 0
+        self.degraded = self.cold = self.raised = self.invalid = self.crashed = self.late = 0
+        self.starts = self.starts_failed = self.streams = self.streams_completed = 0
+        self.records = self.cost_picos = self.tokens_in = self.tokens_out = self.tokens_cached = (
+            self.out_of_memory
+        ) = 0
+        self.compared = self.matched = self.skipped = 0
+        self.exec_ms = 0.0
+        self.is_drained = False
+        self.at_once = 0
+        self.warm = [0] * (MAX_BUCKET + 1)
+        self.exec = [0] * (MAX_BUCKET + 1)
+        self.clocks: dict[str, dict[int, int]] = {}
+        self.overruns: dict[str, int] = {}
+        self.budgets_ms = {
+            stage: seconds * 1000 for stage, seconds in objectives.budgets_s().items()
+        }
+        self.exec_budget_ms = self.budgets_ms["exec"]
+        self.at_once_ms = min(AT_ONCE_MS, *(self.budgets_ms[stage] for stage in _BEFORE))
+
+    def __repr__(self) -> str:
+        return (
+            f"<StatsBucket {self.answered} answered, {self.failed} failed, {self.refused} refused, "
+            f"{self.cancelled} cancelled>"
+        )
+
+    def clock(self, name: str, ms: float) -> None:
+        """Add a call to a clock."""
+        buckets = self.clocks.setdefault(name, {})
+        bucket = bisect_left(LATENCY_BOUNDS, ms)
+        buckets[bucket] = buckets.get(bucket, 0) + 1
+
+    def add(self, name: str, counts: Mapping[int, int]) -> None:
+        """Add several calls, by bucket."""
+        _add(self.clocks, name, counts)
+
+    def stages(self, stages_ms: Mapping[str, float]) -> None:
+        """Add the stages of an answered call, and count the ones over their budget."""
+        for stage, ms in stages_ms.items():
+            self.clock(stage, ms)
+            if ms > self.budgets_ms[stage]:
+                self.overruns[stage] = self.overruns.get(stage, 0) + 1
+
+    def failure(self, why: str) -> None:
+        """Count a call that failed in the platform or the function: `raised`, `invalid`, `crashed`,
+        `late`, or another reason."""
+        self.failed += 1
+        if why in _WHY:
+            setattr(self, why, getattr(self, why) + 1)
+
+    def to_observation(
+        self, *, tenant: str, function_id: str, revision: str, arm: str, minute: int
+    ) -> Observation:
+        """The counts as an observation."""
+        latency = {name: dict(buckets) for name, buckets in self.clocks.items()}
+        for name, counts in (("warm", self.warm), ("exec", self.exec)):
+            _add(latency, name, {bucket: count for bucket, count in enumerate(counts) if count})
+        if self.at_once:
+            for name in (*_BEFORE, "start"):
+                _add(latency, name, {0: self.at_once})
+        counted: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN}
+        return Observation(
+            tenant=tenant,
+            function_id=function_id,
+            revision=revision,
+            arm=arm,
+            minute=minute,
+            **counted,
+            calls_billed=self.records,
+            exec_ms=round(self.exec_ms),
+            overruns=dict(self.overruns),
+            latency=latency,
+        )
+
+
+_PLAIN = (
+    "answered",
+    "failed",
+    "refused",
+    "cancelled",
+    "degraded",
+    "cold",
+    "raised",
+    "invalid",
+    "crashed",
+    "late",
+    "starts",
+    "starts_failed",
+    "streams",
+    "streams_completed",
+    "cost_picos",
+    "tokens_in",
+    "tokens_out",
+    "tokens_cached",
+    "out_of_memory",
+    "compared",
+    "matched",
+    "skipped",
+)
+
+
+def _add(latency: dict[str, dict[int, int]], name: str, counts: Mapping[int, int]) -> None:
+    if counts:
+        buckets = latency.setdefault(name, {})
+        for bucket, count in counts.items():
+            buckets[bucket] = buckets.get(bucket, 0) + count
 
 
 class CallStats:
@@ -33,33 +192,10 @@ class CallStats:
 
     def __init__(self, on_taken: Callable[[CallTarget, Observation], None] | None = None) -> None:
         self._on_taken = on_taken
-        self._plain: dict[CallTarget, StatsBucket] = {}
-        self._armed: dict[tuple[CallTarget, str], StatsBucket] = {}
+        self._buckets: dict[tuple[CallTarget, str], StatsBucket] = {}
 
     def __repr__(self) -> str:
-        return f"<CallStats {len(self._plain) + len(self._armed)} tallies>"
-
-    def answered_warm(
-        self, call: Call, arm: str, *, ended_ns: int, dispatched_ns: int, picos: int
-    ) -> None:
-        """Count a call that did not wait and was answered completely and successfully by its own
-        function."""
-        target = call.target
-        tally = (self._plain.get(target) if not arm else None) or self._tally(target, arm)
-        exec_ms = (ended_ns - dispatched_ns) / 1e6
-        before_ms = (dispatched_ns - call.began_ns) / 1e6
-        tally.answered += 1
-        tally.records += 1
-        tally.cost_picos += picos
-        tally.exec_ms += exec_ms
-        tally.warm[bisect_left(LATENCY_BOUNDS, before_ms + exec_ms)] += 1
-        tally.exec[bisect_left(LATENCY_BOUNDS, exec_ms)] += 1
-        if exec_ms > tally.exec_budget_ms:
-            tally.overruns["exec"] = tally.overruns.get("exec", 0) + 1
-        if before_ms <= tally.at_once_ms:
-            tally.at_once += 1
-        else:
-            tally.stages(_before(call, dispatched_ns))
+        return f"<CallStats {len(self._buckets)} buckets>"
 
     def answered(
         self,
@@ -86,7 +222,7 @@ class CallStats:
             completed: of a stream: it ended by itself.
             is_awaited: False if its duration counts for no clock of this function: a submitted
                 call, or a call in place of another's."""
-        tally = self._tally(call.target, arm)
+        tally = self.bucket(call.target, arm)
         tally.records += 1
         tally.cost_picos += picos
         exec_ms = (ended_ns - dispatched_ns) / 1e6
@@ -110,11 +246,11 @@ class CallStats:
         tally.clock(
             "cold" if is_cold else "first_byte" if streamed else "warm", first_byte_ms or whole_ms
         )
-        tally.stages({**_before(call, dispatched_ns), "exec": exec_ms})
+        tally.stages({**stages_before(call, dispatched_ns), "exec": exec_ms})
 
     def degraded(self, target: CallTarget, status: int = 200, *, arm: str = "") -> None:
         """Count a call of `target` that was answered by a variant, or by its fallback ladder."""
-        tally = self._tally(target, arm)
+        tally = self.bucket(target, arm)
         if status >= 400:
             _count_error(tally, status, "")
             return
@@ -137,28 +273,28 @@ class CallStats:
             if isinstance(error, DeadlineExceeded)
             else ""
         )
-        _count_error(self._tally(target, arm), status, why)
+        _count_error(self.bucket(target, arm), status, why)
 
     def started(self, target: CallTarget, *, ok: bool) -> None:
         """Count a start that has ended."""
-        tally = self._tally(target, "")
+        tally = self.bucket(target)
         tally.starts += 1
         tally.starts_failed += not ok
 
     def lost(self, target: CallTarget, reason: str) -> None:
         """Count an instance that ended unexpectedly, for this reason."""
         if reason == "out_of_memory":
-            self._tally(target, "").out_of_memory += 1
+            self.bucket(target).out_of_memory += 1
 
     def cache_used(self, target: CallTarget, share: float) -> None:
         """Record the share (0 to 1) of an engine's cache in use at a scrape."""
-        self._tally(target, "").add("kv", {round(min(1.0, max(0.0, share)) * 100): 1})
+        self.bucket(target).add("kv", {round(min(1.0, max(0.0, share)) * 100): 1})
 
     def shadowed(
         self, target: CallTarget, *, status: int, exec_ms: float, matched: bool | None
     ) -> None:
         """Count a mirrored call that was answered; `matched` None: there was nothing to compare."""
-        tally = self._tally(target, SHADOW_ARM)
+        tally = self.bucket(target, SHADOW_ARM)
         tally.exec_ms += exec_ms
         if status >= 400:
             _count_error(tally, status, "")
@@ -171,16 +307,14 @@ class CallStats:
 
     def skipped(self, target: CallTarget) -> None:
         """Count a call that was not mirrored."""
-        self._tally(target, SHADOW_ARM).skipped += 1
+        self.bucket(target, SHADOW_ARM).skipped += 1
 
     def drain(self, minute: int) -> list[Observation]:
         """Return and reset the counts since the last call of this method, as of this minute."""
-        plain, self._plain = self._plain, {}
-        armed, self._armed = self._armed, {}
-        found = [(target, "", tally) for target, tally in plain.items()]
-        found += [(target, arm, tally) for (target, arm), tally in armed.items()]
+        taken, self._buckets = self._buckets, {}
         observations = []
-        for target, arm, tally in found:
+        for (target, arm), tally in taken.items():
+            tally.is_drained = True
             one = tally.to_observation(
                 tenant=target.tenant,
                 function_id=target.function_id,
@@ -193,20 +327,13 @@ class CallStats:
             observations.append(one)
         return observations
 
-    def _tally(self, target: CallTarget, arm: str) -> StatsBucket:
-        if not arm:
-            tally = self._plain.get(target)
-            if tally is None:
-                tally = self._plain[target] = StatsBucket(
-                    target.spec.objectives or DEFAULT_OBJECTIVES
-                )
-            return tally
-        tally = self._armed.get((target, arm))
-        if tally is None:
-            tally = self._armed[target, arm] = StatsBucket(
-                target.spec.objectives or DEFAULT_OBJECTIVES
-            )
-        return tally
+    def bucket(self, target: CallTarget, arm: str = "") -> StatsBucket:
+        """Return where the calls of a revision and arm are counted until they are drained."""
+        bucket = self._buckets.get((target, arm))
+        if bucket is None:
+            bucket = StatsBucket(target.spec.objectives or DEFAULT_OBJECTIVES)
+            self._buckets[target, arm] = bucket
+        return bucket
 
 
 def _count_tokens(tally: StatsBucket, use: TokenReservation, *, is_cold: bool) -> None:
@@ -228,15 +355,12 @@ def _count_error(tally: StatsBucket, status: int, why: str, *, is_own_word: bool
         tally.failure(why)
 
 
-def _before(call: Call, dispatched_ns: int) -> dict[str, float]:
+def stages_before(call: Call, dispatched_ns: int) -> dict[str, float]:
     """The stages of a call before its worker, in milliseconds. Time that was not spent on a start,
     nor before admission, counts as queued."""
-    stages = stages_of(
-        route_ms=(call.routed_ns - call.began_ns) / 1e6,
-        admit_ms=(call.received_ns - call.routed_ns) / 1e6,
-        queue_ms=max(0.0, (dispatched_ns - call.received_ns) / 1e6 - call.start_ms),
-        start_ms=call.start_ms,
-        exec_ms=0.0,
-    )
-    del stages["exec"]
-    return stages
+    return {
+        "route": (call.routed_ns - call.began_ns) / 1e6,
+        "admit": (call.received_ns - call.routed_ns) / 1e6,
+        "queue": max(0.0, (dispatched_ns - call.received_ns) / 1e6 - call.start_ms),
+        "start": call.start_ms,
+    }

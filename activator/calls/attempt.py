@@ -63,32 +63,20 @@ class Attempt(AnsweredCall):
         callees: connections on which its function waits for calls that it made; None = none yet.
     """
 
-    __slots__ = (
-        "_is_blameless",
-        "_is_closed",
-        "_pending",
-        "_timer",
-        "callees",
-        "connection",
-        "is_sending",
-        "is_shadow",
-        "record",
-        "reservation",
-    )
+    record: OpenRecord | None = None
+    connection: WorkerConnection | None = None
+    is_sending = False
+    callees: set[Abortable] | None = None
+    _is_blameless = False
+    _is_closed = False
+    _pending: asyncio.Future[WorkerResponse] | None = None
+    _timer: asyncio.TimerHandle | None = None
 
     def __init__(self, call: Call, reservation: Reservation, *, is_shadow: bool = False) -> None:
         """`is_shadow`: a copy, which costs nothing and whose outcome does not count."""
-        super().__init__(call)
+        self.call = call
         self.reservation = reservation
         self.is_shadow = is_shadow
-        self.record: OpenRecord | None = None
-        self.connection: WorkerConnection | None = None
-        self.is_sending = False
-        self.callees: set[Abortable] | None = None
-        self._is_blameless = False
-        self._is_closed = False
-        self._pending: asyncio.Future[WorkerResponse] | None = None
-        self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "open"
@@ -160,6 +148,36 @@ class Attempt(AnsweredCall):
             tokens=call.tokens,
             is_shadow=self.is_shadow,
         )
+
+    def open_warm(self, connection: WorkerConnection, mark: str) -> None:
+        """Open the record of a first attempt that waited for nothing, with the connection that it
+        has acquired, which gets it next. `mark`: `Call.mark`. Releases slot and connection
+        where that fails.
+
+        Raises JournalFull, OverBudget, BudgetReserved, AllowanceNeeded."""
+        call, instance = self.call, self.reservation.instance
+        self.connection = connection
+        now_ns = time.monotonic_ns()
+        try:
+            self.record = instance.account.open(
+                call=call.id,
+                attempt=1,
+                key=call.key_id,
+                method=call.method,
+                start_kind=_WARM,
+                queued_ms=0,
+                start_ms=0,
+                now_ns=now_ns,
+                at_ns=time.time_ns(),
+                caller=call.caller,
+                mark=mark,
+            )
+        except BaseException:
+            instance.connections.release(connection, now_ns / 1e9)
+            self.reservation.release_unused()
+            raise
+        instance.running[call.id] = self
+        self.dispatched_ns = time.monotonic_ns()
 
     async def crash_error(self) -> errors.WorkerCrashed:
         """Return the error of an attempt whose worker's connection broke; drains the instance."""
@@ -368,25 +386,7 @@ class Attempt(AnsweredCall):
         finally:  # a record that cannot be closed must not leak the slot
             if self.connection is not None:
                 reservation.instance.connections.release(self.connection, now_ns / 1e9)
-            reservation.release()
-
-
-def open_fast_record(call: Call, reservation: Reservation) -> OpenRecord:
-    """Open the record of the first attempt of a call that did not wait and has no own deadline.
-    Raises JournalFull, OverBudget, BudgetReserved, AllowanceNeeded."""
-    return reservation.instance.account.open(
-        call=call.id,
-        attempt=1,
-        key=call.key_id,
-        method=call.method,
-        start_kind=_WARM,
-        queued_ms=0,
-        start_ms=0,
-        now_ns=time.monotonic_ns(),
-        at_ns=time.time_ns(),
-        caller=call.caller,
-        mark=call.mark,
-    )
+            reservation.throttler.release(reservation.instance, reservation.ending)
 
 
 async def worker_crash_error(reservation: Reservation) -> errors.WorkerCrashed:

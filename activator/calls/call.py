@@ -81,38 +81,16 @@ class Call:
             none.
     """
 
-    __slots__ = (
-        "accept",
-        "accepts_pickle",
-        "admission",
-        "asked",
-        "attempt",
-        "began_ns",
-        "body",
-        "caller",
-        "choice",
-        "content_type",
-        "deadline_s",
-        "degraded",
-        "extra_headers",
-        "id",
-        "key_id",
-        "method",
-        "origin",
-        "past",
-        "rank",
-        "received_ns",
-        "reserved_ns",
-        "retries",
-        "routed_ns",
-        "start_kind",
-        "start_ms",
-        "started_at",
-        "target",
-        "trace",
-        "weights",
-    )
-
+    attempt = 1
+    retries = 0
+    trace: Trace | None = None
+    past: tuple[AttemptRecord, ...] = ()
+    degraded = ""
+    asked: CallTarget | None = None
+    reserved_ns = 0
+    start_kind: StartKind = WARM
+    start_ms = 0.0
+    weights = ""
     tokens: TokenReservation | None = None
     affinity: int | None = None
 
@@ -152,19 +130,9 @@ class Call:
         self.caller = caller
         self.choice = choice
         self.origin = origin
-        self.attempt = 1
-        self.trace: Trace | None = None
-        self.past: tuple[AttemptRecord, ...] = ()
-        self.retries = 0
-        self.degraded = ""
-        self.asked: CallTarget | None = None
         self.received_ns = now_ns = time.monotonic_ns()
         self.began_ns = self.routed_ns = began_ns or now_ns
         self.started_at = time.time()
-        self.reserved_ns = 0
-        self.start_kind: StartKind = WARM
-        self.start_ms = 0.0
-        self.weights = ""
 
     def __repr__(self) -> str:
         return f"<Call {self.id} {self.target!r} attempt {self.attempt}>"
@@ -305,29 +273,17 @@ class AnsweredCall:
         on_cut: called when a deadline interrupts its response.
     """
 
-    __slots__ = (
-        "answer",
-        "bytes_out",
-        "call",
-        "cost",
-        "cut_by",
-        "dispatched_ns",
-        "exec_ms",
-        "on_cut",
-        "picos",
-    )
-
     answer: WorkerResponse
+    dispatched_ns = 0
+    exec_ms = 0.0
+    cost = "0"
+    picos = 0
+    bytes_out = 0
+    cut_by: errors.DeadlineExceeded | None = None
+    on_cut: Callable[[], None] | None = None
 
     def __init__(self, call: Call) -> None:
         self.call = call
-        self.dispatched_ns = 0
-        self.exec_ms = 0.0
-        self.cost = "0"
-        self.picos = 0
-        self.bytes_out = 0
-        self.cut_by: errors.DeadlineExceeded | None = None
-        self.on_cut: Callable[[], None] | None = None
 
     @property
     def held(self) -> Reservation | None:

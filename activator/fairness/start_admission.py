@@ -4,7 +4,7 @@ all throttlers."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from activator.fairness.instance_quota import InstanceInventory, InstanceQuota
 from activator.fairness.node_capacity import NodeCapacity
@@ -24,7 +24,11 @@ be many checks otherwise."""
 
 
 class StartAdmission:
-    """Admits starts. Owner: the event loop."""
+    """Admits starts. Owner: the event loop.
+
+    Attributes:
+        waiting: the starts that wait for memory, and for a quota; each is true while some do.
+    """
 
     def __init__(
         self, terms: SharePolicy | None = None, *, clock: Callable[[], float] = time.monotonic
@@ -34,6 +38,10 @@ class StartAdmission:
         self._clock = clock
         self.instance_quota = InstanceQuota(self.terms, clock=clock)
         self.capacity = NodeCapacity(self.terms, clock=clock)
+        self.waiting: tuple[Collection[object], ...] = (
+            self.capacity.places,
+            self.instance_quota.lines,
+        )
 
     def __repr__(self) -> str:
         return f"<StartAdmission {self.instance_quota!r} {self.capacity!r}>"
@@ -95,7 +103,7 @@ class StartAdmission:
     @property
     def has_waiting_starts(self) -> bool:
         """Whether starts wait here."""
-        return bool(self.capacity.places or self.instance_quota.lines)
+        return any(self.waiting)
 
     def close(self) -> None:
         """Stop the checks."""

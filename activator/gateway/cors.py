@@ -72,6 +72,8 @@ class Answers(Protocol):
 class CrossOrigin:
     """Middleware for the requests of other sites' pages. Owner: the event loop."""
 
+    header: Final = ORIGIN
+
     def __init__(self, table: RouteTable) -> None:
         self._table = table
 
@@ -81,9 +83,9 @@ class CrossOrigin:
     def handle(
         self, request: Request, *, inner: Handle, gateway: Answers
     ) -> Coroutine[Any, Any, None]:
-        """Answer a preflight; answer a request that has an `Origin`, to a function with `cors`, by
-        `inner` with CORS headers, and others by `inner`."""
-        if ORIGIN not in request.headers or not (origins := self._origins(request)):
+        """Answer a preflight; answer a request to a function with `cors` by `inner` with CORS
+        headers, and others by `inner`."""
+        if not (origins := self._origins(request)):
             return inner(request)
         cross_origin = CrossOriginRequest(request, origins)
         if cross_origin.is_preflight:

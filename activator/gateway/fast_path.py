@@ -16,46 +16,36 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
+from random import random
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from activator.access.grants import AccessGrant
 from activator.balancing.instance import Reservation
 from activator.balancing.throttler import Throttler
-from activator.calls.attempt import Attempt, open_fast_record
-from activator.calls.call import AnsweredCall, Call, priority_lines
-from activator.calls.response import fast_path_headers
+from activator.calls.attempt import Attempt
+from activator.calls.call import AnsweredCall, Call
 from activator.calls.runner import CallRunner
-from activator.calls.trace_context import worker_lines
+from activator.gateway.route_cache import FastPathRoute
 from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.http.compression import MIN_COMPRESSED_BYTES, is_compressible
-from activator.http.payloads import CONTENT_TYPE, PICKLE, TRUSTED_LINE, payload_type
-from activator.http.request import MAX_ACCEPT_BYTES, Receive, Request, Scope, Send, error_answer
+from activator.http.payloads import CONTENT_TYPE, JSON, PICKLE, payload_type
+from activator.http.request import Receive, Request, Scope, Send, error_answer
 from activator.metrics.metrics import Metrics
 from activator.quotas.admission import UNCOUNTED, Admission
 from activator.quotas.store_protocol import QuotaCheck
 from activator.quotas.token_bucket import Refusal
-from activator.resilience.declared_retries import CallerRetryBudget
 from activator.routing.call_target import CallTarget
-from activator.routing.traffic_split import RoutingDecision
 from activator.tracing.tracer import Tracer
-from activator.worker_client.connection import (
-    WorkerConnection,
-    WorkerConnectionLost,
-    WorkerResponse,
-)
+from activator.worker_client.connection import WorkerConnectionLost, WorkerResponse
 from pilotlight import errors
 from pilotlight.protocol import new_call_id
 
 if TYPE_CHECKING:
-    from activator.billing.instance_meter import OpenRecord
     from activator.http.server import ClientConnection
 
 log = logging.getLogger(__name__)
 
 CLOCK_STEP_S: Final = 0.05
-"""Resolution of the execution clocks of warm calls: a call may run longer by this. Clocks shorter
-than MIN_CLOCK_S are exact."""
-MIN_CLOCK_S: Final = 1.0
+"""Resolution of the execution clocks of warm calls: a call may run longer by this."""
 
 ContinueInTask = Callable[
     [Request, Call, Coroutine[Any, Any, AnsweredCall]], Coroutine[Any, Any, None]
@@ -102,76 +92,6 @@ class DeadlineWheel:
             call.overrun()
 
 
-class FastPathRoute:
-    """Data shared by all warm calls of one path, key and routing decision. `choice`: None where a
-    single revision answers all calls."""
-
-    __slots__ = (
-        "check",
-        "choice",
-        "entry",
-        "execution_s",
-        "key_id",
-        "line",
-        "method",
-        "tally",
-        "target",
-        "template",
-    )
-
-    def __init__(
-        self, entry: AccessGrant, method: str, choice: RoutingDecision | None = None
-    ) -> None:
-        """Raises NotFound for a method that the revision does not have."""
-        self.entry = entry
-        self.choice = choice
-        self.line = choice.line if choice is not None else b""
-        self.tally: CallerRetryBudget | None = None
-        self.target = target = entry.target
-        self.method = method
-        self.key_id = entry.caller.key_id
-        self.check = target.check(method).check
-        self.execution_s = target.spec.clocks.execution_s
-        self.template = (
-            b"POST /invoke/%b HTTP/1.1\r\nhost: worker\r\npilotlight-deadline-s: "
-            b"%.3f\r\npilotlight-call: %%b\r\n"
-            b"content-type: %%b%%b\r\ncontent-length: %%d\r\n\r\n%%b"
-            % (method.encode(), self.execution_s)
-        )
-
-    def request(self, call: Call) -> bytes:
-        """Return the request to the worker: that of `Call.request_head`, and the body."""
-        lines = call.extra_headers
-        if call.accept:
-            lines = b"\r\naccept: " + call.accept + lines
-        if call.content_type is PICKLE:
-            lines = TRUSTED_LINE + lines
-        if self.target.batched:
-            lines += priority_lines(self.target, call.rank)
-        if call.trace is not None:
-            lines += worker_lines(call)
-        body = call.body
-        return self.template % (call.id.encode(), call.content_type, lines, len(body), body)
-
-    def with_choice(self, choice: RoutingDecision) -> FastPathRoute:
-        """Return the same route for another unit of an experiment."""
-        other = object.__new__(FastPathRoute)
-        other.entry, other.method, other.key_id, other.target = (
-            self.entry,
-            self.method,
-            self.key_id,
-            self.target,
-        )
-        other.check, other.execution_s, other.template, other.tally = (
-            self.check,
-            self.execution_s,
-            self.template,
-            self.tally,
-        )
-        other.choice, other.line = choice, choice.line
-        return other
-
-
 class FastPath:
     """Begins warm calls. Owner: the event loop."""
 
@@ -203,8 +123,6 @@ class FastPath:
         """Send a call to its worker, or refuse it by its quotas. Returns False, without side
         effects, when it cannot be sent at once."""
         began_ns = time.monotonic_ns()
-        if route.execution_s < MIN_CLOCK_S:
-            return False
         quota_check = route.entry.quota_check
         if quota_check is None:
             return self._begin(connection, route, headers, body, UNCOUNTED, began_ns=began_ns)
@@ -230,12 +148,7 @@ class FastPath:
         """Answer 429 at once: a flood of calls over quota must cost as little as possible."""
         error = refusal.error()
         head, body = error_answer(error, new_call_id())
-        self.metrics.count_rejected(
-            error,
-            route.entry.caller.tenant,
-            route.target,
-            route.choice.arm if route.choice is not None else "",
-        )
+        self.metrics.count_rejected(error, route.entry.caller.tenant, route.target, route.arm)
         connection.answer(error.status, head + quota_check.head(), body)
 
     def _begin(
@@ -252,7 +165,8 @@ class FastPath:
         rank = route.entry.ranks.get(headers.get(b"pilotlight-priority"))
         if rank is None:
             return False
-        content_type = payload_type(headers.get(CONTENT_TYPE))
+        given = headers.get(CONTENT_TYPE)
+        content_type = JSON if given is None or given == JSON else payload_type(given)
         if content_type is PICKLE:
             if not route.entry.accepts_pickle:
                 return False  # the slow path refuses it with the reason
@@ -264,8 +178,7 @@ class FastPath:
         reservation = self.throttler_of(target).reserve_nowait()
         if reservation is None:
             return False
-        connections = reservation.instance.connections
-        worker = connections.acquire_nowait(began_ns / 1e9)
+        worker = reservation.instance.connections.acquire_nowait(began_ns / 1e9)
         if worker is None:
             reservation.release_unused()
             return False
@@ -286,29 +199,21 @@ class FastPath:
             accepts_pickle=route.entry.accepts_pickle,
         )
         call.reserved_ns = call.received_ns
+        warm = FastPathCall(self, route, call, client=connection, reservation=reservation)
         try:
-            record = open_fast_record(call, reservation)
-        except BaseException as e:
-            connections.release(worker, began_ns / 1e9)
-            reservation.release_unused()
-            if isinstance(e, errors.PilotlightError):
-                return False
-            raise
-        tally = route.tally
-        if tally is None:
-            tally = route.tally = self.runner.retries.budgets.for_caller(
+            warm.open_warm(worker, route.mark)
+        except errors.PilotlightError:
+            return False
+        if route.retry_budget is None:
+            route.retry_budget = self.runner.retries.budgets.for_caller(
                 route.key_id, began_ns / 1e9
             )
-        tally.calls += 1
-        self.tracer.begin(call, headers)
-        warm = FastPathCall(
-            self,
-            call,
-            client=connection,
-            reservation=reservation,
-            record=record,
-            worker=worker,
-        )
+        route.retry_budget.calls += 1
+        tracer = self.tracer
+        if b"traceparent" in headers:
+            tracer.join(call, headers)
+        elif random() < tracer.share:
+            tracer.draw(call)
         connection.on_gone = warm.abandon
         warm.steps = self.clocks.watch(warm, connection.loop, route.execution_s)
         worker.send(route.request(call), warm)
@@ -319,27 +224,22 @@ class FastPathCall(Attempt):
     """One warm call at its worker, and the `ResponseSink` of its response. The first of
     `set_result`, `set_exception` and `abandon` ends its time on the fast path."""
 
-    __slots__ = ("_calls", "_client", "_is_done", "steps")
+    _is_done = False
+    steps: set[HasDeadline]
 
     def __init__(
         self,
         calls: FastPath,
+        route: FastPathRoute,
         call: Call,
         *,
         client: ClientConnection,
         reservation: Reservation,
-        record: OpenRecord,
-        worker: WorkerConnection,
     ) -> None:
         super().__init__(call, reservation)
-        self.record = record
-        self.connection = worker
-        self.dispatched_ns = time.monotonic_ns()
-        reservation.instance.running[call.id] = self
         self._calls = calls
+        self._route = route
         self._client = client
-        self._is_done = False
-        self.steps: set[HasDeadline] = set()
 
     def done(self) -> bool:
         """Return whether the call needs no more response."""
@@ -353,7 +253,7 @@ class FastPathCall(Attempt):
         if (
             body is None
             or answer.status >= 500
-            or self._client.is_congested
+            or self._client.flow.write_paused
             or (
                 len(body) >= MIN_COMPRESSED_BYTES
                 and is_compressible(answer.header(b"content-type"), len(body))
@@ -380,12 +280,11 @@ class FastPathCall(Attempt):
         finally:
             if call.admission is not UNCOUNTED:
                 call.admission.release()
-        ended_ns = self.dispatched_ns + int(self.exec_ms * 1e6)
-        self._calls.metrics.count_fast_path(
-            call, answer, dispatched_ns=self.dispatched_ns, ended_ns=ended_ns, picos=self.picos
-        )
+        self._count(status)
         self._client.answer(
-            status, fast_path_headers(call, answer, cost=self.cost, exec_ms=self.exec_ms), body
+            status,
+            self._route.response_headers(call, answer, cost=self.cost, exec_ms=self.exec_ms),
+            body,
         )
         if call.choice is not None and self._calls.shadows is not None:
             self._calls.shadows.copy(call, status=status, body=body, exec_ms=self.exec_ms)
@@ -393,6 +292,14 @@ class FastPathCall(Attempt):
             self._calls.runner.remember(call, answer)
         if self.exec_ms > call.target.slow_ms or (call.trace is not None and call.trace.kept_for):
             self._calls.tracer.answered(self, status)
+
+    def _count(self, status: int) -> None:
+        """Count the answered call in metrics, once."""
+        route = self._route
+        if status >= 400 or route.target.batched:
+            self._calls.metrics.answered(self, status)
+        else:
+            route.counters.answered(self, status)
 
     def set_exception(self, error: BaseException) -> None:
         """The worker's connection broke, or the execution clock ran out."""
@@ -424,10 +331,7 @@ class FastPathCall(Attempt):
             self._leave()
             self.call.admission.release()
             self.fail(asyncio.CancelledError())
-            choice = self.call.choice
-            self._calls.metrics.count_aborted(
-                499, self.call.target, choice.arm if choice is not None else ""
-            )
+            self._calls.metrics.count_aborted(499, self.call.target, self._route.arm)
             self._calls.tracer.failed(self.call, "cancelled", 499)
 
     def _leave(self) -> None:
@@ -462,19 +366,3 @@ async def _return(attempt: AnsweredCall) -> AnsweredCall:
 
 async def _raise(error: BaseException) -> AnsweredCall:
     raise error
-
-
-def is_simple(headers: dict[bytes, bytes], *, max_body_bytes: int) -> bool:
-    """Return whether a request needs no task, by its head: its body has a known, small length, it
-    has no own deadline, and it does not ask for an event stream, which needs heartbeats."""
-    length, accept = headers.get(b"content-length", b"0"), headers.get(b"accept", b"")
-    return (
-        length.isdigit()
-        and int(length) <= max_body_bytes
-        and b"transfer-encoding" not in headers
-        and b"content-encoding" not in headers
-        and b"pilotlight-timeout" not in headers
-        and b"idempotency-key" not in headers
-        and b"text/event-stream" not in accept
-        and len(accept) <= MAX_ACCEPT_BYTES
-    )

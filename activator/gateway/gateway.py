@@ -24,12 +24,12 @@ from activator.calls.call import AnsweredCall, Call
 from activator.calls.runner import CallRunner
 from activator.control_plane.proxy import ControlPlaneProxy
 from activator.coordination.peers import CALLING_FUNCTION, HEALTH, PASSED_ON, PLATFORM_TOKEN
-from activator.gateway.fast_path import FastPath, FastPathRoute
+from activator.gateway.fast_path import FastPath
 from activator.gateway.health import READY, Health
 from activator.gateway.http_proxy import HttpProxy
 from activator.gateway.pipeline import CallPipeline
 from activator.gateway.response_writer import CallObserver, ResponseWriter
-from activator.gateway.route_cache import Handler, RouteCache
+from activator.gateway.route_cache import FastPathRoute, Handler, RouteCache
 from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.gateway.verbs import SubmitAndWarmup
 from activator.http.bodies import Bodies
@@ -55,7 +55,14 @@ RAW_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 class Middleware(Protocol):
-    """A feature around requests (`activator.app` lists them)."""
+    """A feature around requests (`activator.app` lists them).
+
+    Attributes:
+        header: it gets the requests with this header only; b"" = all.
+    """
+
+    @property
+    def header(self) -> bytes: ...
 
     def handle(
         self, request: Request, *, inner: Handle, gateway: Gateway
@@ -101,7 +108,9 @@ class Gateway:
         self._token = token.encode()
         self._dashboard = dashboard
         self._settings = settings
-        self._proxies = TrustedProxies(settings.trusted_proxies)
+        self._proxies = (
+            TrustedProxies(settings.trusted_proxies) if settings.trusted_proxies else None
+        )
         self.bodies = bodies
         self._health = health or Health()
         self._tracer = tracer
@@ -121,7 +130,9 @@ class Gateway:
         )
         handle: Handle = self._route
         for layer in reversed(middleware):
-            handle = partial(layer.handle, inner=handle, gateway=self)
+            handle = _around(
+                handle, partial(layer.handle, inner=handle, gateway=self), layer.header
+            )
         self._handle = handle
         writer = ResponseWriter(
             metrics=metrics, observers=observers, heartbeat_s=settings.heartbeat_s
@@ -168,7 +179,11 @@ class Gateway:
             "warmup": self._variations.warmup,
         }
         self._resolutions = RouteCache(
-            table=table, resolver=self._resolver, access=access, verbs=verbs
+            table=table,
+            resolver=self._resolver,
+            access=access,
+            verbs=verbs,
+            counters_of=metrics.warm_counters,
         )
         self.find_warm = (
             self._resolutions.find_warm if dashboard is None else self._find_warm_elsewhere
@@ -185,7 +200,8 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI 3."""
-        self._proxies.record_caller(scope)
+        if self._proxies is not None:
+            self._proxies.record_caller(scope)
         if scope["type"] == "http":
             request = Request(scope, receive, send)
             if CALLING_FUNCTION in request.headers:
@@ -346,3 +362,10 @@ class Gateway:
             return await self.openai.admit_later(request, entry)
         admission = await entry.admit(holds=0)
         return await self._pipeline.admit(request, entry, method, admission)
+
+
+def _around(inner: Handle, outer: Handle, header: bytes) -> Handle:
+    """Return a handler by `outer` for requests with `header` (b"" = all), by `inner` for others."""
+    if not header:
+        return outer
+    return lambda request: (outer if header in request.headers else inner)(request)

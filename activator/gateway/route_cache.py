@@ -1,29 +1,161 @@
 """Cache of the routing and authentication results by path and key, valid until the route table
-changes.
+changes, and what the fast path has precomputed of them.
 
-Owner: the event loop; every method is synchronous. It also serves the fast path: a call whose path
-and key are cached here can run without a task (`activator.gateway.fast_path`), if nothing else
-affects it."""
+Owner: the event loop; every method is synchronous. A call whose path and key are cached here can
+run without a task (`activator.gateway.fast_path`), if nothing else affects it."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
 
 from activator.access.grants import AccessCache, AccessGrant
 from activator.access.resolver import FUNCTIONS, TAG, RequestResolver
-from activator.gateway.fast_path import FastPathRoute, is_simple
-from activator.http.request import Request
+from activator.calls.call import Call, priority_lines
+from activator.calls.response import PASSED_ON
+from activator.calls.trace_context import worker_lines
+from activator.http.payloads import GUARD_LINES, PICKLE, TRUSTED_LINE, call_type
+from activator.http.request import MAX_ACCEPT_BYTES, Request
+from activator.metrics.call_counters import WarmCounters
+from activator.resilience.declared_retries import CallerRetryBudget
 from activator.routing.api_keys import Principal
 from activator.routing.route_table import CallTarget, FunctionRouter, RouteTable
 from activator.routing.traffic_split import RoutingDecision
+from activator.worker_client.connection import WorkerResponse
 from pilotlight import errors
 
 MAX_RESOLVED = 16_384
 """Most cached results; each is small, but a flood of paths must not fill the memory."""
 MAX_PATH_LENGTH = 512
 """Longest cached path, in characters: fits five names of the maximum length."""
+MIN_CLOCK_S: Final = 1.0
+"""Shortest execution clock of the fast path, whose clocks have the resolution
+`fast_path.CLOCK_STEP_S`."""
 
 Handler = Callable[[Request, AccessGrant, str], Awaitable[None]]
+CountersOf = Callable[[CallTarget, str], WarmCounters]
+"""Where warm calls of a revision and arm are counted (`metrics.Metrics.warm_counters`)."""
+
+
+class FastPathRoute:
+    """What all warm calls of one path, key and routing decision share, and where they are counted.
+
+    Attributes:
+        choice: None where a single revision answers all calls.
+        retry_budget: of the caller; None before its first call.
+    """
+
+    __slots__ = (
+        "_counters_of",
+        "_request",
+        "_response",
+        "arm",
+        "check",
+        "choice",
+        "counters",
+        "entry",
+        "execution_s",
+        "key_id",
+        "line",
+        "mark",
+        "method",
+        "retry_budget",
+        "target",
+    )
+
+    def __init__(
+        self,
+        entry: AccessGrant,
+        method: str,
+        counters_of: CountersOf,
+        choice: RoutingDecision | None = None,
+    ) -> None:
+        """Raises NotFound for a method that the revision does not have."""
+        self.entry = entry
+        self.method = method
+        self.choice = choice
+        self.arm, self.line, self.mark, head = (
+            (choice.arm, choice.line, choice.mark, choice.head)
+            if choice is not None
+            else ("", b"", "", b"")
+        )
+        self.target = target = entry.target
+        self.key_id = entry.caller.key_id
+        self.check = target.check(method).check
+        self.execution_s = target.spec.clocks.execution_s
+        self.retry_budget: CallerRetryBudget | None = None
+        self._counters_of = counters_of
+        self.counters = counters_of(target, self.arm)
+        self._request = (
+            b"POST /invoke/%b HTTP/1.1\r\nhost: worker\r\npilotlight-deadline-s: "
+            b"%.3f\r\npilotlight-call: %%b\r\n"
+            b"content-type: %%b%%b\r\ncontent-length: %%d\r\n\r\n%%b"
+            % (method.encode(), self.execution_s)
+        )
+        self._response = (
+            b"x-request-id: %%b\r\n%b%%b%b%b%%bpilotlight-cost: %%b\r\nserver-timing: "
+            b"queue;dur=0.00, start;dur=0.00, exec;dur=%%.2f\r\ncontent-length: %%d\r\n"
+            % (target.warm_head.replace(b"%", b"%%"), head.replace(b"%", b"%%"), GUARD_LINES)
+        )
+
+    def request(self, call: Call) -> bytes:
+        """Return the request to the worker: that of `Call.request_head`, and the body."""
+        lines = self.line
+        if call.accept:
+            lines = b"\r\naccept: " + call.accept + lines
+        if call.content_type is PICKLE:
+            lines = TRUSTED_LINE + lines
+        if self.target.batched:
+            lines += priority_lines(self.target, call.rank)
+        if call.trace is not None:
+            lines += worker_lines(call)
+        body = call.body
+        return self._request % (call.id.encode(), call.content_type, lines, len(body), body)
+
+    def response_headers(
+        self, call: Call, answer: WorkerResponse, *, cost: str, exec_ms: float
+    ) -> bytes:
+        """Return the header lines of the response to a call that waited for nothing:
+        `response.complete_headers`, and the content-length."""
+        lines = b""
+        for name, value in answer.headers:
+            if name in PASSED_ON:
+                value = call_type(value) if name == b"content-type" else value
+                lines += b"%b: %b\r\n" % (name, value)
+        return self._response % (
+            call.id.encode(),
+            call.admission.head(),
+            lines,
+            cost.encode(),
+            exec_ms,
+            len(answer.body or b""),
+        )
+
+    def with_choice(self, choice: RoutingDecision) -> FastPathRoute:
+        """Return the same route for another unit of an experiment."""
+        if choice.arm != self.arm:
+            return FastPathRoute(self.entry, self.method, self._counters_of, choice)
+        other = object.__new__(FastPathRoute)
+        other.entry, other.method, other.target, other.key_id = (
+            self.entry,
+            self.method,
+            self.target,
+            self.key_id,
+        )
+        other.check, other.execution_s, other.retry_budget, other.counters = (
+            self.check,
+            self.execution_s,
+            self.retry_budget,
+            self.counters,
+        )
+        other.arm, other.line, other._request, other._response = (
+            self.arm,
+            self.line,
+            self._request,
+            self._response,
+        )
+        other.choice, other.mark = choice, choice.mark
+        return other
 
 
 class CachedRoute:
@@ -66,7 +198,7 @@ class CachedRoute:
             target.spec.method(self.method) is not None for target in self.routed.targets.values()
         )
 
-    def enable_fast_path(self, access: AccessCache) -> None:
+    def enable_fast_path(self, access: AccessCache, counters_of: CountersOf) -> None:
         """Enable the fast path for its calls, where possible: `fast_route` is for all calls,
         else `fast_routes` has a route by decision."""
         routed, caller = self.routed, self.caller
@@ -79,11 +211,12 @@ class CachedRoute:
                 caller,
                 only,
                 self.method,
+                counters_of,
                 has_choice=bool(self.tag) or not routed.is_plain,
             )
 
     def fast_route_for(
-        self, access: AccessCache, headers: dict[bytes, bytes]
+        self, access: AccessCache, headers: dict[bytes, bytes], counters_of: CountersOf
     ) -> FastPathRoute | None:
         """Return the fast path route of a call whose revision depends on the call; None when it
         needs a task."""
@@ -98,7 +231,7 @@ class CachedRoute:
         else:
             try:
                 fast_route = fast_routes[key] = _fast_route(
-                    access, self.caller, choice, self.method
+                    access, self.caller, choice, self.method, counters_of
                 )
             except errors.PilotlightError:  # the slow path answers with the reason
                 fast_route = fast_routes[key] = None
@@ -114,15 +247,33 @@ def _fast_route(
     caller: Principal,
     choice: RoutingDecision,
     method: str,
+    counters_of: CountersOf,
     *,
     has_choice: bool = True,
 ) -> FastPathRoute | None:
-    if choice.target.spec.engine is not None:
-        return None  # its tokens must be counted
+    spec = choice.target.spec
+    if spec.engine is not None or spec.clocks.execution_s < MIN_CLOCK_S:
+        return None  # its tokens must be counted, or its clock is exact
     entry = access.entry(caller, choice.target)
     if entry.quota_check is not None and not entry.quota_check.is_immediate:
         return None
-    return FastPathRoute(entry, method, choice if has_choice else None)
+    return FastPathRoute(entry, method, counters_of, choice if has_choice else None)
+
+
+def is_simple(headers: dict[bytes, bytes], *, max_body_bytes: int) -> bool:
+    """Return whether a request needs no task, by its head: its body has a known, small length, it
+    has no own deadline, and it does not ask for an event stream, which needs heartbeats."""
+    length, accept = headers.get(b"content-length", b"0"), headers.get(b"accept", b"")
+    return (
+        length.isdigit()
+        and int(length) <= max_body_bytes
+        and b"transfer-encoding" not in headers
+        and b"content-encoding" not in headers
+        and b"pilotlight-timeout" not in headers
+        and b"idempotency-key" not in headers
+        and b"text/event-stream" not in accept
+        and len(accept) <= MAX_ACCEPT_BYTES
+    )
 
 
 class RouteCache:
@@ -135,8 +286,10 @@ class RouteCache:
         resolver: RequestResolver,
         access: AccessCache,
         verbs: Mapping[str, Handler],
+        counters_of: CountersOf,
     ) -> None:
         """`verbs`: handlers of `POST …:<verb>`."""
+        self._counters_of = counters_of
         self._table = table
         self._resolver = resolver
         self._access = access
@@ -160,7 +313,9 @@ class RouteCache:
         resolved = self._known.get(asked)
         if resolved is None or TAG in headers:
             return None
-        fast_route = resolved.fast_route or resolved.fast_route_for(self._access, headers)
+        fast_route = resolved.fast_route or resolved.fast_route_for(
+            self._access, headers, self._counters_of
+        )
         if fast_route is None or not is_simple(headers, max_body_bytes=fast_route.entry.body_bytes):
             return None
         return fast_route
@@ -201,7 +356,7 @@ class RouteCache:
                 )  # not the revision that answers during a cutover
             is_foreign = owner is not None and routed.has_cors  # responses depend on the origin
             if verb == "invoke" and resolved.is_lasting and not is_foreign:
-                resolved.enable_fast_path(self._access)
+                resolved.enable_fast_path(self._access, self._counters_of)
             is_worth_it = (
                 resolved.is_lasting and resolved.is_real and len(request.path) <= MAX_PATH_LENGTH
             )

@@ -15,7 +15,7 @@ the request's path and query reach the redirect, and its cookies are not read.""
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 from activator.http.request import Handle, Request
@@ -34,6 +34,8 @@ digits."""
 
 class DashboardHost:
     """Middleware that sends each request to the origin that serves it. Stateless."""
+
+    header: Final = b""
 
     def __init__(self, origin: DashboardOrigin) -> None:
         self._origin = origin

@@ -177,7 +177,7 @@ class Request:
         after.
 
         Raises UnsupportedMediaType for an unknown coding, and what `raw_body` raises."""
-        coding = coding_of(self.headers)
+        coding = coding_of(self.headers) if b"content-encoding" in self.headers else b""
         body = await self.raw_body(limit_bytes=limit_bytes, timeout_s=timeout_s)
         if not coding or not body:
             return body

@@ -369,10 +369,7 @@ class ClientConnection(HttpToolsProtocol):
         """A header line. Trailers are dropped: none were requested (RFC 9110, section 6.5.1)."""
         if self.head_since is None:
             return
-        name = name.lower()
-        if name == b"expect" and value.lower() == b"100-continue":
-            self.expect_100_continue = True
-        self.headers.append((name, value))
+        self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """The head is complete: the request takes the fast path or goes to ASGI. Raises ValueError,
@@ -383,6 +380,11 @@ class ClientConnection(HttpToolsProtocol):
         if self._read_bytes > self.limits.max_head_bytes:
             self._check_size()
         known = dict(self.headers)
+        if b"expect" in known:
+            self.expect_100_continue = any(
+                name == b"expect" and value.lower() == b"100-continue"
+                for name, value in self.headers
+            )
         if b"host" not in known and self.parser.get_http_version() == "1.1":
             raise ValueError(
                 "HTTP/1.1 request without a Host header"
@@ -570,7 +572,8 @@ class ClientConnection(HttpToolsProtocol):
         else:
             self.idle_since = self.loop.time()
         if not self.flow.unparsed:
-            self.flow.resume_reading()
+            if self.flow.read_paused:
+                self.flow.resume_reading()
         elif not self.pipeline:
             # not directly: the parser may be the caller, and other connections get their turn
             self.loop.call_soon(self._feed_rest)

@@ -18,7 +18,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from activator.access.grants import AccessGrant, parse_tenant_prefix
 from activator.access.resolver import FUNCTIONS, RequestResolver
@@ -57,6 +57,8 @@ class Calls(Protocol):
 class Idempotency:
     """Runs or replays requests with an idempotency key. Owner: the event loop."""
 
+    header: Final = KEY
+
     def __init__(
         self,
         store: IdempotencyStore,
@@ -81,7 +83,7 @@ class Idempotency:
         self, request: Request, *, inner: Handle, gateway: Calls
     ) -> Coroutine[Any, Any, None]:
         """Run a call with a key once, and others by `inner`. Raises what `answer` raises."""
-        if KEY in request.headers and self._concerns(request):
+        if self._concerns(request):
             return self.answer(request, inner, gateway)
         return inner(request)
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from activator.balancing.instance import WARM, Instance, Reservation, slots_of
+from activator.balancing.instance import Instance, Reservation, slots_of
 from activator.balancing.throttler import Throttler
 from activator.balancing.wait_queue import EngineLoad
 from activator.llm.engine_metrics import EngineMetrics, Histogram
@@ -141,23 +141,7 @@ class EngineThrottler(Throttler):
 
     def reserve_nowait(self, affinity: int | None = None) -> Reservation | None:
         """Reserve a slot if one is free, see Throttler."""
-        now = self._clock()
-        health = self.health
-        if (
-            self._wait_queue.places
-            or (health is not None and not health.breaker.admits(now))
-            or not self._has_stream()
-        ):
-            return None
-        instance = self._choose(now, affinity)
-        if instance is None:
-            return None
-        if health is not None:
-            health.breaker.record_start(now)
-        self.load.add(now)
-        instance.in_flight += 1
-        instance.held_s -= now
-        return Reservation(self, instance, WARM, 0.0)
+        return super().reserve_nowait(affinity) if self._has_stream() else None
 
     def _assign_free_slots(
         self, now: float, fresh: Instance | None = None, start_ms: float = 0.0
@@ -190,7 +174,7 @@ class EngineThrottler(Throttler):
         )
         return self.in_flight < most
 
-    def _choose(self, now: float, affinity: int | None) -> Instance | None:
+    def _choose(self, now: float, affinity: int | None = None) -> Instance | None:
         """Choose an instance with a free slot; kept instances have priority."""
         live = list(self.live())
         if len(live) < 2:

@@ -16,7 +16,7 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from activator.metrics.collectors import FAST, FUNCTION, LabelLimiter
+from activator.metrics.call_counters import FAST, FUNCTION, LabelLimiter
 from activator.routing.call_target import CallTarget
 
 SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0)

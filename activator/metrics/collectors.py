@@ -1,140 +1,15 @@
-"""Collectors that Prometheus scrapes. They read the activator's own counters, so that calls only
-pay for plain additions."""
+"""Collectors that Prometheus scrapes. They read the activator's own counters (`call_counters`), so
+that calls only pay for plain additions."""
 
 from __future__ import annotations
 
-import threading
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Exemplar
 
 from activator.coordination.state import SharedStatistics
-
-OTHER = "other"
-FUNCTION = ("tenant", "app", "function")
-FAST = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-    300.0,
-)
-
-STATUSES_PER_FUNCTION = 24
-"""Maximum distinct statuses: a web application may use any of 500. Further ones are counted by
-their hundred, as `4xx`."""
-
-
-class LabelLimiter:
-    """Passes the first `limit` names; all others become `other`. Thread-safe: known names take no
-    lock, new ones do."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._known: set[tuple[str, ...]] = set()
-        self._lock = threading.Lock()
-
-    def __repr__(self) -> str:
-        return f"<LabelLimiter {len(self._known)}/{self._limit}>"
-
-    def of(self, *labels: str) -> tuple[str, ...]:
-        """Return the labels themselves, or as many `other`."""
-        if labels in self._known:
-            return labels
-        with self._lock:
-            if len(self._known) < self._limit:
-                self._known.add(labels)
-                return labels
-        return (OTHER,) * len(labels)
-
-    def names(self) -> set[tuple[str, ...]]:
-        """Return the labels that have series of their own."""
-        with self._lock:
-            return set(self._known)
-
-    def forget(self, labels: tuple[str, ...]) -> None:
-        """Make room for other labels."""
-        with self._lock:
-            self._known.discard(labels)
-
-
-class _Tally:
-    """A histogram that costs a call one bisection: a lock for each of a dozen numbers is too slow
-    for the hot path."""
-
-    __slots__ = ("counts", "exemplars", "total")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(FAST) + 1)
-        self.total = 0.0
-        self.exemplars: dict[int, Exemplar] = {}
-
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(FAST, value)] += 1
-        self.total += value
-
-    def exemplify(self, value: float, trace_id: str, at: float) -> None:
-        """Attach a kept trace to a value's bucket, shown in OpenMetrics."""
-        self.exemplars[bisect_left(FAST, value)] = Exemplar({"trace_id": trace_id}, value, at)
-
-    def buckets(self) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
-        """Cumulative counts by upper bound, as Prometheus requires, with their exemplars."""
-        bounds = [str(bound) for bound in FAST] + ["+Inf"]
-        pairs = enumerate(zip(bounds, accumulate(self.counts), strict=True))
-        return [(*pair, self.exemplars[n]) if n in self.exemplars else pair for n, pair in pairs]
-
-
-class FunctionTally:
-    """Counters of the calls of one function. Owner: the event loop; read by the metrics thread,
-    possibly one call late."""
-
-    __slots__ = ("execution", "labels", "queue_wait", "rare", "statuses")
-
-    def __init__(self, labels: tuple[str, ...]) -> None:
-        self.labels = labels
-        self.statuses: dict[int, int] = {}
-        self.rare: dict[int, int] = {}
-        self.queue_wait = _Tally()
-        self.execution = _Tally()
-
-    def answered(self, status: int, exec_s: float, queued_s: float = 0.0) -> None:
-        """Count a call that a worker answered."""
-        statuses = self.statuses
-        if status in statuses:
-            statuses[status] += 1
-        elif len(statuses) < STATUSES_PER_FUNCTION:
-            statuses[status] = 1
-        else:
-            self.rare[status // 100] = self.rare.get(status // 100, 0) + 1
-        if queued_s:
-            self.queue_wait.observe(queued_s)
-        else:
-            self.queue_wait.counts[0] += 1
-        execution = self.execution  # `observe`, inlined
-        execution.counts[bisect_left(FAST, exec_s)] += 1
-        execution.total += exec_s
-
-    def by_status(self) -> Iterator[tuple[str, int]]:
-        """Counts by status, or by its hundred."""
-        for status, count in list(self.statuses.items()):
-            yield str(status), count
-        for hundred, count in list(self.rare.items()):
-            yield f"{hundred}xx", count
+from activator.metrics.call_counters import FUNCTION, OTHER, FunctionTally, LabelLimiter
 
 
 class CallCollector(Collector):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from activator.metrics.collectors import FUNCTION, OTHER, LabelLimiter
+from activator.metrics.call_counters import FUNCTION, OTHER, LabelLimiter
 from activator.routing.call_target import CallTarget
 from pilotlight.spec.observations import SHADOW_ARM, Observation
 from pilotlight.spec.policies import DEFAULT_OBJECTIVES

@@ -15,7 +15,7 @@ from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from activator.llm.engine_state import EngineState
-from activator.metrics.collectors import FUNCTION, LabelLimiter
+from activator.metrics.call_counters import FUNCTION, LabelLimiter
 from activator.quotas.token_reservation import TokenReservation
 from activator.routing.call_target import CallTarget
 from pilotlight.spec.observations import LATENCY_BOUNDS

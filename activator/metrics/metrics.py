@@ -10,23 +10,27 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from activator.billing.shipping import Lag
 from activator.call_stats.observer import CallStats
-from activator.calls.call import AnsweredCall, Call
+from activator.calls.call import AnsweredCall
 from activator.coordination.state import SharedStatistics
 from activator.llm.engine_state import EngineState
 from activator.metrics.batching import Batches
-from activator.metrics.collectors import (
+from activator.metrics.call_counters import (
     FAST,
     FUNCTION,
     OTHER,
-    CallCollector,
     FunctionTally,
-    InstanceCollector,
     LabelLimiter,
+    WarmCounters,
+)
+from activator.metrics.collectors import (
+    CallCollector,
+    InstanceCollector,
     SharedCollector,
     TenantCollector,
     WaitingCollector,
@@ -34,7 +38,6 @@ from activator.metrics.collectors import (
 from activator.metrics.indicators import Indicators
 from activator.metrics.llm import LlmMetrics
 from activator.routing.route_table import CallTarget
-from activator.worker_client.connection import WorkerResponse
 from pilotlight.errors import BudgetReserved, OverBudget, OverQuota, PilotlightError, Shed
 from pilotlight.protocol import HEADER_BATCH
 from snapshotter.types import InstanceInfo
@@ -112,7 +115,6 @@ class Metrics:
             "Usage records not yet in the ledger.",
             registry=self.registry,
         )
-        self._by_function: dict[str, FunctionTally] = {}
         self._by_labels: dict[tuple[str, ...], FunctionTally] = {}
         self.registry.register(CallCollector(self._by_labels))
 
@@ -165,31 +167,12 @@ class Metrics:
             is_awaited=is_awaited and not call.degraded,
         )
 
-    def count_fast_path(
-        self, call: Call, answer: WorkerResponse, *, dispatched_ns: int, ended_ns: int, picos: int
-    ) -> None:
-        """Count a call that did not wait and got a worker's whole answer, and is closed."""
-        target = call.target
-        tally = self._by_function.get(target.function_id) or self._tally(target)
-        tally.answered(answer.status, (ended_ns - dispatched_ns) / 1e9)
-        if target.batched:
-            self.batches.answered(target, call.method, answer.header(_BATCH), ended_ns / 1e9)
-        arm = call.choice.arm if call.choice is not None else ""
-        if answer.status < 400:
-            self.observer.answered_warm(
-                call, arm, dispatched_ns=dispatched_ns, ended_ns=ended_ns, picos=picos
-            )
-        else:
-            outcome = answer.header(b"pilotlight-outcome").decode("latin-1")
-            self.observer.answered(
-                call,
-                status=answer.status,
-                outcome=outcome,
-                arm=arm,
-                dispatched_ns=dispatched_ns,
-                ended_ns=ended_ns,
-                picos=picos,
-            )
+    def warm_counters(self, target: CallTarget, arm: str) -> WarmCounters:
+        """Return where the fast path counts calls of a revision and arm."""
+        return WarmCounters(
+            function_of=partial(self._tally, target),
+            revision_of=partial(self.observer.bucket, target, arm),
+        )
 
     def answered_raw(
         self,
@@ -224,14 +207,14 @@ class Metrics:
         self, target: CallTarget, status: int, *, exec_s: float, queued_s: float = 0.0
     ) -> None:
         """Count a call that did not wait for a start and was answered by a worker."""
-        tally = self._by_function.get(target.function_id) or self._tally(target)
+        tally = self._tally(target)
         tally.answered(status, exec_s, queued_s)
 
     def exemplify(
         self, target: CallTarget, *, exec_s: float, queued_s: float, trace_id: str, at: float
     ) -> None:
         """Attach a kept trace to the histograms of a call with these durations."""
-        tally = self._by_function.get(target.function_id) or self._tally(target)
+        tally = self._tally(target)
         tally.execution.exemplify(exec_s, trace_id, at)
         tally.queue_wait.exemplify(queued_s, trace_id, at)
 
@@ -328,9 +311,6 @@ class Metrics:
         for part in (self.batches, self._indicators, self.language):
             part.forget(labels)
         self._by_labels.pop(labels, None)
-        self._by_function = {
-            key: tally for key, tally in self._by_function.items() if tally.labels != labels
-        }
         self.functions.forget(labels)
 
     def _labels(self, target: CallTarget) -> tuple[str, ...]:
@@ -341,7 +321,6 @@ class Metrics:
         tally = self._by_labels.get(labels)
         if tally is None:
             tally = self._by_labels[labels] = FunctionTally(labels)
-        self._by_function[target.function_id] = tally
         return tally
 
 

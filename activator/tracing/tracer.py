@@ -9,10 +9,10 @@ tenant and reason a number per second and a burst are kept (`Sampling`)."""
 
 from __future__ import annotations
 
-import random
 import socket
 import time
 from collections.abc import Callable, Mapping
+from random import random
 from typing import Any, Protocol
 
 from activator.balancing.instance import Reservation
@@ -73,7 +73,6 @@ class Sampling:
 
 
 _SPANS = HEADER_SPANS.encode()
-_random = random.random
 
 
 class Exemplifies(Protocol):
@@ -91,7 +90,10 @@ def forget(trace: Json) -> None:
 
 
 class Tracer:
-    """Builds traces. `share` of the calls without a trace context are kept by chance."""
+    """Builds traces.
+
+    Attributes:
+        share: of the calls without a trace context, kept by chance."""
 
     def __init__(
         self,
@@ -102,7 +104,7 @@ class Tracer:
         activator: str = "",
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._share = share
+        self.share = share
         self._keep = keep
         self._exemplars = exemplars
         self._activator = activator
@@ -118,17 +120,18 @@ class Tracer:
     # -- begin of a call ---------------------------------------------------------------------------
     def begin(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
         """Join the caller's trace, if there is one, and decide whether the trace is kept in any
-        case."""
+        case. The fast path does it itself, so that most calls do not come here."""
         if b"traceparent" in headers:
-            self._join(call, headers)
-        elif _random() < self._share:
-            self._draw(call)
+            self.join(call, headers)
+        elif random() < self.share:
+            self.draw(call)
 
-    def _join(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
+    def join(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
+        """Join the trace of a `traceparent`, and keep it where its caller requests that."""
         parent = parse_traceparent(headers[b"traceparent"])
         if parent is None:  # invalid: begin a new trace, as without the header (§4.3)
-            if _random() < self._share:
-                self._draw(call)
+            if random() < self.share:
+                self.draw(call)
             return
         given = headers.get(b"tracestate")
         trace = call.trace = Trace(
@@ -142,7 +145,8 @@ class Tracer:
         ):
             trace.kept_for = ASKED
 
-    def _draw(self, call: Call) -> None:
+    def draw(self, call: Call) -> None:
+        """Keep the trace of a call that was chosen by chance."""
         if self._try_acquire(call.target.tenant, DRAWN):
             call.trace = Trace(trace_of(call), kept_for=DRAWN)
 

@@ -365,7 +365,12 @@ class WorkerConnection(asyncio.Protocol):
                 self._wakeup.set()
         else:
             body = self._body
-            self._answer(body[0] if len(body) == 1 else b"".join(body))
+            self._ready = WorkerResponse(
+                self,
+                self._parser.get_status_code(),
+                self._headers,
+                body[0] if len(body) == 1 else b"".join(body),
+            )
         self._headers = []
 
     def _answer(self, body: bytes | None) -> None:

@@ -90,7 +90,7 @@ class Pilotlight:
     def __init__(self, scaled: Scaled, scaling: Scaling) -> None:
         self._scaled = scaled
         self._spec = DeciderSpec.from_scaling(scaling)
-        self._load = ConcurrencyMeter(lambda: scaled.world.now)
+        self._load = ConcurrencyMeter(scaled.world.now)
         self._starts = StartTimeEstimator()
         self._gaps = IdleHistogram()
         self._is_awake = False
@@ -247,7 +247,7 @@ class Kpa:
         self._bounds = BoundsSpec(
             max_instances=own.max_instances, stable_window_s=terms.stable_window_s
         )
-        self._load = ConcurrencyMeter(lambda: scaled.world.now)
+        self._load = ConcurrencyMeter(scaled.world.now)
         self._stable = TimeWindow(terms.stable_window_s)
         self._panic = TimeWindow(panic_window_s(terms.stable_window_s, PANIC_PERCENT))
         self._state = kpa.initial_state(0.0, spec=self._spec, ready=0)

@@ -32,6 +32,7 @@ from activator.calls.fallback import FallbackChain
 from activator.calls.runner import CallRunner
 from activator.control_plane.proxy import UNREAD_S, ControlPlaneProxy, ProxyLimits
 from activator.coordination.state import InstanceLeases
+from activator.fairness.start_admission import StartAdmission
 from activator.gateway.calls_by_functions import CallsByFunctions
 from activator.gateway.cors import CrossOrigin
 from activator.gateway.gateway import Gateway
@@ -136,8 +137,12 @@ class Edge:
         )
         self.queue = GlobalQueue(settings.max_queued)
         self.strangers = UnauthenticatedRateLimiter(rate_per_s=settings.unauthenticated_per_s)
+        self.gate = StartAdmission(self.table)
         self.scaler = AutoscalerLoop(
-            table=self.table, fleet=self.instances, make_throttler=self._throttler
+            table=self.table,
+            fleet=self.instances,
+            make_throttler=self._throttler,
+            gate=self.gate,
         )
         self.handovers = CutoverTracker(
             throttler_of=self.scaler.throttler_of, finish=self.table.handed_over
@@ -265,6 +270,7 @@ class Edge:
             account=self.books.account,
             observer=CutoverStartObserver(self.metrics, self.handovers),
             allowance=self._allowance,
+            gate=self.gate,
             listen=self.sockets.listen,
             terms=self.breaker,
         )

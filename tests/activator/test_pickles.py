@@ -388,7 +388,7 @@ def test_only_two_places_write_to_a_workers_route_for_calls() -> None:
     }
     assert found - those_who_serve_it == {
         "activator/calls/call.py",
-        "activator/gateway/fast_path.py",
+        "activator/gateway/route_cache.py",
     }
 
 

@@ -13,7 +13,7 @@ import pytest
 from activator.calls.call import priority_lines
 from activator.fairness.queue_priority import DEFAULT_RANK
 from activator.metrics.batching import Batches
-from activator.metrics.collectors import LabelLimiter
+from activator.metrics.call_counters import LabelLimiter
 from activator.metrics.metrics import Metrics
 from activator.routing.call_target import CallTarget
 from pilotlight.spec.function import MethodSpec, Scaling

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from activator.llm.engine_metrics import EngineMetrics
 from activator.llm.engine_state import EngineState
-from activator.metrics.collectors import LabelLimiter
+from activator.metrics.call_counters import LabelLimiter
 from activator.metrics.llm import LlmMetrics
 from activator.quotas.token_reservation import TokenReservation
 from activator.routing.call_target import CallTarget

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.fairness.load_shedding import SheddingIndex, level
+from activator.balancing.global_queue import SheddingIndex, level
 from activator.fairness.queue_priority import QueuePriority
 from pilotlight.spec.identifiers import Priority
 
