@@ -347,9 +347,7 @@ def _base(
     )
 
 
-def _gpu_holders(
-    instances: Instances, slot_allocator: SlotAllocator
-) -> Iterator[GpuGrant | None]:
+def _gpu_holders(instances: Instances, slot_allocator: SlotAllocator) -> Iterator[GpuGrant | None]:
     yield from (instance.info.gpus for instance in instances)
     yield from (occupied.gpus for occupied in slot_allocator.occupied_slots.values())
 
