@@ -28,10 +28,11 @@ from snapshotter.cuda.checkpoint_sequence import CudaDevices
 from snapshotter.cuda.devices import NoDevices
 from snapshotter.cuda.driver import CudaDriver
 from snapshotter.cuda.driver_discovery import find_driver
-from snapshotter.cuda.gpu_usage import CudaNode, cuda_node
+from snapshotter.cuda.gpu_usage import cuda_node
 from snapshotter.cuda.host import ThisMachine
 from snapshotter.engines import Engines
 from snapshotter.errors import SnapshotterError
+from snapshotter.gpus.inventory import GpuInventory, read_inventory
 from snapshotter.images.build_limits import BuildLimits
 from snapshotter.images.build_network import BuildNetwork, BuildNetworkPolicy
 from snapshotter.images.bundles import Bundles
@@ -86,7 +87,8 @@ async def _serve(
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    found = await find_driver(node=(gpus := cuda_node()), environ=os.environ)
+    gpus = await read_inventory(os.environ)
+    found = await find_driver(node=cuda_node(), environ=os.environ)
     weights, name_servers = WeightCacheClient(paths.socket("weight_cache")), DnsServers()
     parts = _components(
         paths,
@@ -136,7 +138,7 @@ def _components(
     blobs: ObjectStore,
     weights: WeightCacheClient,
     name_servers: DnsServers,
-    gpus: CudaNode,
+    gpus: GpuInventory,
     driver: CudaDriver | None,
     runtime: Mapping[str, Path],
     namespaces: bool,
@@ -174,7 +176,7 @@ def _components(
         runtime=runtime,
         probe=probe,
         namespaces=namespaces,
-        gpus=tuple({"name": gpu.name, "driver": gpus.version} for gpu in gpus.gpus),
+        gpus=gpus,
         devices=NoDevices() if driver is None else CudaDevices(driver, ThisMachine()),
         s3_client=platform.s3_client,
         disk_floor_bytes=platform.disk_floor_bytes,

@@ -38,6 +38,7 @@ from pilotlight.kubernetes.kinds import POD
 from snapshotter import errors
 from snapshotter.types import (
     AgentEvent,
+    GpuGrant,
     InstanceId,
     InstanceInfo,
     InstanceState,
@@ -341,7 +342,7 @@ class KnativeFleet(PodFleetLimits):
             memory_bytes=launch.memory_bytes,
             cpu=launch.cpu,
             labels=launch.labels,
-            gpu_count=launch.gpu_count,
+            gpus=GpuGrant.unidentified(launch.gpu, launch.gpu_count),
         )
 
     # -- stops -------------------------------------------------------------------------------------

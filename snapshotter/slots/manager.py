@@ -33,7 +33,7 @@ from snapshotter.slots.pausable_deadline import PausableDeadline
 from snapshotter.slots.pool import SlotPool
 from snapshotter.slots.slot import BootFailed, Slot
 from snapshotter.slots.weights import Opening, Served, Weights
-from snapshotter.types import LaunchSpec, RevisionKey, StartKind, TenantShare
+from snapshotter.types import GpuGrant, LaunchSpec, RevisionKey, StartKind, TenantShare
 
 _RECORD = "housing.json"
 _AT_ONCE_MS = 1.0
@@ -68,6 +68,9 @@ class OccupiedSlot:
             an instance that is the worker itself has secrets. Unknown for a slot of an earlier
             agent.
         lease_ids: its weight leases.
+        gpus: its GPUs, which no other slot has until this one is cleared; None without. A worker of
+            a launch with GPUs becomes the instance itself, so that an instance has the GPUs of its
+            slot.
         weights: its weights by name, once they are on the node.
         charged_ns: CPU time of its group that was already charged, or is not charged to anyone;
             None before it is a Template.
@@ -81,6 +84,7 @@ class OccupiedSlot:
     launch: LaunchSpec
     group: Group
     lease_ids: tuple[str, ...] = ()
+    gpus: GpuGrant | None = None
     weights: Mapping[str, Served] = field(default_factory=dict)
     boot_ms: Mapping[str, float] = field(default_factory=dict)
     took_ms: float = 0.0
@@ -153,6 +157,7 @@ class OccupiedSlot:
         held = {
             "group": self.group.to_json(),
             "lease_ids": list(self.lease_ids),
+            "gpus": self.gpus.to_json() if self.gpus is not None else None,
             "transient": self.transient,
             "snapshot": self.snapshot,
             "whole": self.whole,
@@ -166,16 +171,21 @@ class OccupiedSlot:
 
     @classmethod
     def of(cls, slot: Slot) -> OccupiedSlot | None:
-        """Load the state of a slot of an earlier agent; None if nothing was launched in it."""
+        """Load the state of a slot of an earlier agent; None if nothing was launched in it. Raises
+        ValueError, LookupError or TypeError if it is of another version."""
         try:
             body = json.loads((slot.directory / _RECORD).read_text())
         except (FileNotFoundError, ValueError):
             return None
+        launch = LaunchSpec.from_json(body["launch"])
+        if launch.gpu and not body.get("gpus"):
+            raise ValueError(f"slot {slot.id}: an earlier version did not record its GPUs")
         return cls(
             slot=slot,
-            launch=LaunchSpec.from_json(body["launch"]),
+            launch=launch,
             group=Group.from_json(body["group"]),
             lease_ids=tuple(body["lease_ids"]),
+            gpus=GpuGrant.from_json(body["gpus"]) if body.get("gpus") else None,
             boot_ms=body["boot_ms"],
             took_ms=body.get("took_ms", 0.0),
             transient=body.get("transient", False),
@@ -293,6 +303,7 @@ class SlotAllocator:
         weight cache.
         """
         began = time.perf_counter()
+        assert not spec.gpu or phase.gpus is not None, f"{spec.revision}: no GPUs were granted"
         phase.name = "slot"
         layout = self._files.images.layout(spec.image, spec.engine, uid=spec.uid)
         slot = await self._slot_pool.acquire(self._network_of(spec, network))
@@ -303,6 +314,7 @@ class SlotAllocator:
             group=self._cgroups.group(slot.id),
             is_booting=True,
             transient=transient,
+            gpus=phase.gpus,
         )
         self.occupied_slots[slot.id] = occupied
         opening = self._weights.open(spec.weights, holder=slot.id, pid=slot.shim_pid or None)
@@ -503,6 +515,7 @@ class StartPhase:
         patience: deadline of the strategy.
         is_background: it gets CPU time only when no call and no other start needs it.
         share: tenant share for limited resources.
+        gpus: the GPUs of its slot; None without.
         cpu_ns: CPU time of boots that this start caused, failed ones included. Failed restores are
             excluded: the platform chose to try them.
         attempt_ns: returns the CPU time of the current attempt, once a worker exists.
@@ -515,6 +528,7 @@ class StartPhase:
     patience: PausableDeadline = field(default_factory=PausableDeadline)
     is_background: bool = False
     share: TenantShare = NO_SHARE
+    gpus: GpuGrant | None = None
     cpu_ns: int = 0
     attempt_ns: Callable[[], int] = int
 
