@@ -223,7 +223,7 @@ class ActivatorApp:
             money=_shared_money(settings, site),
             is_open_without_money=settings.is_open_without_redis("budget"),
             is_served_unbilled=settings.journal_full == "serve",
-            on_unbilled=self.metrics.unbilled,
+            observer=self.metrics,
         )
         self.health = Health(
             journal=self.billing.journal, is_served_unbilled=settings.journal_full == "serve"

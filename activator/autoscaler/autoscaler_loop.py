@@ -308,8 +308,10 @@ class AutoscalerLoop:
 
     async def _adopt(self, info: InstanceInfo) -> None:
         target = self._target_of(info)
-        if target is None or (
-            info.state is InstanceState.READY and await self._is_partially_asleep(target, info)
+        if (
+            target is None
+            or not target.has_price(info.gpus)
+            or (info.state is InstanceState.READY and await self._is_partially_asleep(target, info))
         ):
             await self._fleet.stop(info.id, grace_s=ORPHAN_GRACE_S)
         else:

@@ -259,6 +259,7 @@ class InstanceLifecycle:
     def stop(self, instance: Instance) -> None:
         """Stop an instance that takes no more calls."""
         self._stopping_instances[instance.id] = instance
+        instance.stop_billing()
         task = asyncio.create_task(self._stop(instance), name=f"stop {instance.id}")
         self._stops.add(task)
         task.add_done_callback(self._stops.discard)
@@ -281,14 +282,14 @@ class InstanceLifecycle:
         interrupted calls wait for it. Returns False when it is not being stopped."""
         instance = self._stopping_instances.pop(instance_id, None)
         if instance is not None:
-            instance.settle_cpu(cpu_ns)
+            instance.settle_stopped(cpu_ns)
             instance.mark_exited(reason)
         return instance is not None
 
     def _on_exit_unreported(self, instance_id: str) -> None:
         instance = self._stopping_instances.pop(instance_id, None)
         if instance is not None:
-            instance.settle_cpu(None)
+            instance.settle_stopped(None)
 
     def release(self, instance_id: str) -> None:
         """Release the allowances and quotas of an ended instance."""

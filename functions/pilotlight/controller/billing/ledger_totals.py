@@ -166,6 +166,8 @@ def _key(span: RollupSlice, name: str) -> sa.Label[Any]:
         )
     if name == "day" and span.table is tables.usage_hours:
         return (c.hour // HOURS_PER_DAY).label(name)
+    if name == "gpu" and span.table is tables.usage:
+        return sa.func.coalesce(c.gpu, "").label(name)
     return c[name].label(name)
 
 
