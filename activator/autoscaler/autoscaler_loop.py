@@ -310,7 +310,7 @@ class AutoscalerLoop:
         target = self._target_of(info)
         if (
             target is None
-            or not target.has_price(info.gpus)
+            or target.missing_price(info.gpus) is not None
             or (info.state is InstanceState.READY and await self._is_partially_asleep(target, info))
         ):
             await self._fleet.stop(info.id, grace_s=ORPHAN_GRACE_S)

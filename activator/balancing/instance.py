@@ -157,9 +157,7 @@ class Instance:
     def settle_stopped(self, cpu_ns: int | None) -> None:
         """Record its CPU time and the time of its GPUs since it was settled, once it has ended or
         resumed. `cpu_ns`: see `settle_end`. Idempotent."""
-        self.account.finish(
-            cpu_ns=cpu_ns, now_ns=time.monotonic_ns(), at_ns=time.time_ns()
-        )
+        self.account.finish(cpu_ns=cpu_ns, now_ns=time.monotonic_ns(), at_ns=time.time_ns())
 
     def mark_stopping(self) -> None:
         """Mark it as being stopped. `mark_exited` may still record another reason for its end."""

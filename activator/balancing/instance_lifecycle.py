@@ -231,7 +231,19 @@ class InstanceLifecycle:
                     raise
                 await backoff.pause()
             else:
+                await self._require_price(info)
                 return info, began
+
+    async def _require_price(self, info: InstanceInfo) -> None:
+        """Stop an instance whose GPUs have no price, and raise StartFailed with their kind: its
+        calls could not be billed."""
+        missing = self._target.missing_price(info.gpus)
+        if missing is not None:
+            try:
+                await self._fleet.stop(info.id, grace_s=STUCK_GRACE_S)
+            except agent_errors.SnapshotterError as e:
+                log.warning("stop failed instance=%s error=%s", info.id, e)
+            raise agent_errors.StartFailed(str(missing))
 
     def obstacle(self) -> errors.PilotlightError | None:
         """Return why all starts are blocked; None when one is not."""

@@ -43,7 +43,7 @@ NO_LIMIT_NS = 7 * 86_400 * 10**9
 
 OnGpuTime = Callable[[UsageSubject, str, GpuState, float], None]
 """Called with each record of an instance with GPUs: whose it is, the granted kind, the state that
-was recorded, and GPU seconds (time × number of GPUs)."""
+was recorded, and GPU seconds (time of each of them)."""
 
 
 @dataclass(slots=True)
@@ -207,14 +207,7 @@ class InstanceAccount:
         worst = turn = 0
         if cover.balances and not is_shadow:
             ends_ns = self._limit_ns if limit_ns is None else min(limit_ns, self._limit_ns)
-            if tokens is not None:
-                worst = self._worst_template.picos(
-                    ends_ns + CLOCK_STEP_NS, tokens.estimated_in, tokens.max_out
-                )
-            elif limit_ns is None:
-                worst = self._worst
-            else:
-                worst = self._worst_template.picos(ends_ns + CLOCK_STEP_NS)
+            worst = self._worst if limit_ns is tokens is None else self._worst_of(ends_ns, tokens)
             turn = cover.reserve(name, worst, at_ns=at_ns, ends_ns=at_ns + ends_ns)
         else:
             turn = self._budgets.turn
@@ -382,8 +375,12 @@ class InstanceAccount:
     def finish(self, *, cpu_ns: int | None, now_ns: int, at_ns: int) -> None:
         """Record the CPU time, and the time of its GPUs, since the settlement at its stop or
         suspension, once it has ended or resumed. Idempotent."""
-        self._record_idle(now_ns=now_ns, at_ns=at_ns)
+        was_serving = self.meter.is_serving
         self.meter.end_service(now_ns, None)
+        if was_serving:  # neither stopped nor suspended: it was settled for the last time
+            self.meter.consume_idle(now_ns)
+        else:
+            self._record_idle(now_ns=now_ns, at_ns=at_ns)
         if self._cpu is None:
             return
         used = self._cpu.end(cpu_ns)
@@ -436,6 +433,12 @@ class InstanceAccount:
         self._cpu_since_ns = at_ns
         self._span(CPU, billed_ns=owed, started_ns=since_ns, at_ns=at_ns)
         return True
+
+    def _worst_of(self, ends_ns: int, tokens: TokenReservation | None) -> int:
+        limit_ns = ends_ns + CLOCK_STEP_NS
+        if tokens is None:
+            return self._worst_template.picos(limit_ns)
+        return self._worst_template.picos(limit_ns, tokens.estimated_in, tokens.max_out)
 
     def _drop_free(self, now_ns: int, at_ns: int) -> None:
         """Start billing at the first real call. Earlier usage stays free."""

@@ -100,6 +100,11 @@ class InstanceMeter:
         return len(self._open)
 
     @property
+    def is_serving(self) -> bool:
+        """Whether the instance takes calls."""
+        return self._is_serving
+
+    @property
     def busy_ns(self) -> int:
         """Time with at least one running call, up to the last event."""
         return self._busy_ns

@@ -59,9 +59,7 @@ class UsageObserver(Protocol):
         """A call was served without a billing record."""
         ...
 
-    def gpu_time(
-        self, subject: UsageSubject, gpu: str, state: GpuState, seconds: float
-    ) -> None:
+    def gpu_time(self, subject: UsageSubject, gpu: str, state: GpuState, seconds: float) -> None:
         """GPUs of this kind were in this state for so many GPU seconds."""
         ...
 

@@ -10,6 +10,7 @@ from activator.knative.agent_addresses import AgentAddresses
 from activator.knative.deletion_cost import DeletionCosts
 from activator.knative.fleet import KnativeFleet
 from activator.knative.lazy_client import LazyCluster
+from activator.knative.node_gpus import NodeGpus
 from activator.knative.pod_leases import InMemoryPodLeases, PodLeaseStore
 from activator.knative.pod_watcher import Pod, PodWatcher
 from activator.knative.readiness_probe import PROXY_PORT, WORKER_PORT
@@ -83,6 +84,7 @@ def cluster_parts(settings: ClusterSettings, around: FleetContext) -> ClusterPar
         claims=_claims(around),
         summons=summons,
         whereabouts=whereabouts,
+        gpus=NodeGpus(settings),
         target_of=lambda pod: _target_of(table, pod),
         member=around.member,
         port=PROXY_PORT if is_kpa else WORKER_PORT,

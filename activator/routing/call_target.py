@@ -11,7 +11,7 @@ from pilotlight.protocol import FunctionRoute
 from pilotlight.spec.function import FunctionSpec, MethodSpec, from_json
 from pilotlight.spec.identifiers import MAX_NAME_LENGTH
 from pilotlight.spec.policies import Objectives
-from pilotlight.spec.pricing import Footprint, Rates, dearest_gpu, rate_per_s
+from pilotlight.spec.pricing import Footprint, Rates, dearest_gpu, price_name_of, rate_per_s
 from snapshotter.types import GpuGrant, LaunchSpec
 
 
@@ -22,8 +22,8 @@ class CallTarget:
         is_stable: the rollback target of a rollout: it keeps capacity for all of the function's
             traffic.
         is_shadow: it gets copies of calls, and answers only callers that name it.
-        footprint: of its dearest instance: with the acceptable GPU kind of the highest price. Budgets
-            reserve by it; `granted_footprint` is what an instance is priced by.
+        footprint: of its dearest instance: with the acceptable GPU kind of the highest price.
+            Budgets reserve by it; `granted_footprint` is what an instance is priced by.
         batched: methods whose calls are batched, each with its maximum batch size; mostly none.
     """
 
@@ -110,19 +110,21 @@ class CallTarget:
         requested = self.spec.resources.gpu
         if not requested:
             return self.footprint
-        kind = gpus.kind if gpus is not None and gpus.kind else requested[0]
-        if kind not in self.rates.gpu_s:
-            raise _without_price(kind)
+        granted = gpus.kind if gpus is not None and gpus.kind else requested[0]
+        try:
+            kind = price_name_of(granted, requested, self.rates)
+        except KeyError as e:
+            raise _without_price(granted) from e
         count = len(gpus.devices) if gpus is not None else self.footprint.gpu_count
         return replace(self.footprint, gpu=kind, gpu_count=count)
 
-    def has_price(self, gpus: GpuGrant | None) -> bool:
-        """Whether an instance with these GPUs can be billed."""
+    def missing_price(self, gpus: GpuGrant | None) -> errors.Unavailable | None:
+        """Why an instance with these GPUs cannot be billed; None where it can."""
         try:
             self.granted_footprint(gpus)
-        except errors.Unavailable:
-            return False
-        return True
+        except errors.Unavailable as e:
+            return e
+        return None
 
     def _footprint(self, gpu: str | None) -> Footprint:
         resources = self.spec.resources

@@ -33,8 +33,8 @@ class Rates:
     Attributes:
         version: version of the list, stored in every record priced by it.
         cpu_core_s, memory_gib_s: price per second of one core, and of one GiB.
-        gpu_s: price per second of one accelerator, by its kind: of a whole GPU (`H100`), or of a MIG
-            instance of one profile (`H100-MIG-3g.40gb`).
+        gpu_s: price per second of one accelerator, by its kind: of a whole GPU (`H100`), or of a
+            MIG instance of one profile (`H100-MIG-3g.40gb`).
         request: price per call.
         token_in, token_out: price per token of a language model.
         start_factor: share of the execution rate charged while an instance starts; 0 = cold starts
@@ -99,7 +99,8 @@ GPU_S = {
 """Default prices of a second of one GPU; platform.yaml overrides them. A kind without a price
 cannot be requested."""
 ANY_GPU = "any"
-"""Requests a GPU of whatever kind has a price; it is priced as the kind that was granted."""
+"""Requests a GPU of whatever kind; it is priced as the kind that was granted. `gpu_s.any` is the
+price of kinds that the list does not name, if there is one."""
 ONE_CORE = Footprint(cpu=1.0, memory_bytes=0)
 """Footprint of CPU and BUILD records, which measure CPU time: one second of it is one core's."""
 
@@ -132,6 +133,16 @@ def acceptable_gpus(requested: Sequence[str], rates: Rates) -> tuple[str, ...]:
         else:
             found.append(kind)
     return tuple(dict.fromkeys(found))
+
+
+def price_name_of(granted: str, requested: Sequence[str], rates: Rates) -> str:
+    """Return the name in the price list of a kind that was granted. Raises KeyError with the kind
+    when it has no price."""
+    if granted in rates.gpu_s:
+        return granted
+    if ANY_GPU in rates.gpu_s and any(map(is_any_gpu, requested)):
+        return ANY_GPU
+    raise KeyError(granted)
 
 
 def dearest_gpu(requested: Sequence[str], rates: Rates) -> str | None:

@@ -71,7 +71,8 @@ def _create(table: str, unit: str) -> None:
 
 
 def _name_kinds() -> None:
-    usage = sa.table("usage", *(sa.column(name) for name in ("function_id", "revision", "kind", "gpu")))
+    names = ("function_id", "revision", "kind", "gpu")
+    usage = sa.table("usage", *(sa.column(name) for name in names))
     query = (
         sa.select(usage.c.function_id, usage.c.revision, usage.c.kind, usage.c.gpu)
         .where(usage.c.gpu.is_not(None))
@@ -80,9 +81,7 @@ def _name_kinds() -> None:
     connection = op.get_bind()
     found = connection.execute(query).all()
     for table in ("usage_days", "usage_hours"):
-        rollup = sa.table(
-            table, *(sa.column(name) for name in ("function_id", "revision", "kind", "gpu"))
-        )
+        rollup = sa.table(table, *(sa.column(name) for name in names))
         for function_id, revision_name, kind, gpu in found:
             connection.execute(
                 sa.update(rollup)
