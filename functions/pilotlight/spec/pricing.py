@@ -196,6 +196,8 @@ GPU_STATES: Mapping[str, GpuState] = {
     ASLEEP: GpuState.ASLEEP,
 }
 """The state that each kind of record measures; other kinds measure no GPU time."""
+UNPAID_KINDS = frozenset({"SHADOW", FREE_START, FREE_IDLE, ASLEEP})
+"""Kinds of records that cost nothing."""
 
 
 def kind_factor(kind: str, rates: Rates) -> Decimal:
@@ -207,7 +209,7 @@ def kind_factor(kind: str, rates: Rates) -> Decimal:
         "START": rates.start_factor,
         "CPU": rates.cpu_factor,
         "BUILD": rates.build_factor,
-        **dict.fromkeys(("SHADOW", FREE_START, FREE_IDLE, ASLEEP), Decimal(0)),
+        **dict.fromkeys(UNPAID_KINDS, Decimal(0)),
     }
     return factors.get(kind, Decimal(1))
 

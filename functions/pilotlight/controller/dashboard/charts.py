@@ -127,7 +127,8 @@ def spend_by_function(usage: EnvironmentUsage) -> Chart:
 
 def spend_by_kind(usage: EnvironmentUsage) -> Chart:
     """Cost per unit by kind of record."""
-    found = stacked(usage, lambda cell: cell.kind, most=len(KINDS))
+    paid = replace(usage, cells=tuple(c for c in usage.cells if c.kind not in UNPAID_KINDS))
+    found = stacked(paid, lambda cell: cell.kind, most=len(KINDS))
     ordered = [name for name in KINDS if name in found] + [
         name for name in found if name not in KINDS
     ]
