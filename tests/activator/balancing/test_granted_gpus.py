@@ -78,7 +78,7 @@ async def call(throttler: Throttler) -> None:
     reservation.release()
 
 
-@pytest.mark.parametrize(("granted", "rate"), [("H100", "0.1"), ("A100", "0.03")])
+@pytest.mark.parametrize("granted, rate", [("H100", "0.1"), ("A100", "0.03")])
 async def test_the_second_choice_costs_what_it_costs(
     world: ScaledWorld, granted: str, rate: str
 ) -> None:

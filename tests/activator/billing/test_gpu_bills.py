@@ -139,7 +139,7 @@ def _bills(tmp_path: Path) -> Bills:
 # -- the price -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "count"), [("A100", 1), ("H100", 2), (MIG, 1)])
+@pytest.mark.parametrize("kind, count", [("A100", 1), ("H100", 2), (MIG, 1)])
 def test_a_call_costs_what_its_granted_gpus_cost(bills: Bills, kind: str, count: int) -> None:
     account = bills.account(kind, count, worst=footprint("H100", count))
     account.started(start_kind="COLD", billed_ns=4 * SECOND, at_ns=bills.at_ns)
@@ -172,7 +172,7 @@ def test_a_budget_reserves_the_dearest_kind_and_settles_the_granted_one(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("requested", "dearest", "acceptable"),
+    "requested, dearest, acceptable",
     [
         ((), None, ()),
         (("A100", "H100"), "H100", ("A100", "H100")),

@@ -31,7 +31,7 @@ def kinds_of(grant: GpuGrant | None) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("product", "kind"),
+    "product, kind",
     [
         (PRODUCT, "A100"),
         ("NVIDIA-H100-80GB-HBM3", "H100"),

@@ -81,7 +81,5 @@ def by_owner_and_kind(cells: Iterable[UsageCell]) -> list[GpuRow]:
     for cell in cells:
         if cell.sums.gpu_s and cell.kind in GPU_STATES:
             found.setdefault((cell.name, cell.gpu), []).append(cell)
-    rows = [
-        GpuRow(owner=owner, gpu=gpu, time=gpu_time(own)) for (owner, gpu), own in found.items()
-    ]
+    rows = [GpuRow(owner=owner, gpu=gpu, time=gpu_time(own)) for (owner, gpu), own in found.items()]
     return sorted(rows, key=lambda row: (-row.time.unused_s, row.owner, row.gpu))
