@@ -305,8 +305,8 @@ class EnvironmentList(Body):
 
 
 class BillLine(Body):
-    """One line of a bill. `cost` is exact, as a string; `cpu_core_s`, `memory_gib_s` and `gpu_s` are
-    for display. `gpu` is the kind of the granted GPUs, `gpu_state` what they did: `start`,
+    """One line of a bill. `cost` is exact, as a string; `cpu_core_s`, `memory_gib_s` and `gpu_s`
+    are for display. `gpu` is the kind of the granted GPUs, `gpu_state` what they did: `start`,
     `idle_free`, `idle_paid`, `busy`, `asleep`."""
 
     name: str

@@ -114,8 +114,8 @@ def report(
     by: Annotated[
         str,
         typer.Option(
-            help="Group by function, app, environment, revision, key, caller, kind, gpu, hour, day, "
-            "or tag:NAME."
+            help="Group by function, app, environment, revision, key, caller, kind, gpu, hour, "
+            "day, or tag:NAME."
         ),
     ] = "function",
     app: Annotated[str | None, typer.Option(help="Only usage of this app.")] = None,
