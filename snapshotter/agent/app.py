@@ -105,7 +105,11 @@ async def running_agent(
             name="prune bundles and logs",
         )
         verifying = asyncio.create_task(node.snapshots.verify_all(), name="verify snapshots")
-        background = [pruning, verifying]
+        background = [
+            pruning,
+            verifying,
+            asyncio.create_task(node.gpu_view.run(), name="use of GPUs"),
+        ]
         if settings.log_refused_calls:
             background.append(
                 asyncio.create_task(

@@ -20,6 +20,7 @@ from snapshotter.cuda.devices import Devices, NoDevices
 from snapshotter.events import Events
 from snapshotter.gpus.grants import GpuGrants
 from snapshotter.gpus.inventory import GpuInventory
+from snapshotter.gpus.view import GpuHolder, GpuView
 from snapshotter.linux.cgroups import Cgroups
 from snapshotter.linux.dns_servers import DnsServers
 from snapshotter.linux.egress_policy import EVERYWHERE
@@ -105,6 +106,7 @@ class Node:
     builder: BackgroundBuilder
     snapshots: SnapshotApi
     gpus: GpuGrants
+    gpu_view: GpuView
     agent: Agent
 
     def refresh_metrics(self) -> None:
@@ -116,6 +118,7 @@ class Node:
             parked=self.templates.parked(),
         )
         self.metrics.observe_gpus(self.gpus.count_by_kind(), self.gpus.fragmentation())
+        self.metrics.observe_gpu_use(self.gpu_view.now())
         self.snapshots.observe()
 
 
@@ -231,6 +234,11 @@ def assemble(
         metrics=base.metrics,
         room=room,
     )
+    gpu_view = GpuView(
+        inventory=parts.gpus,
+        holders=lambda: _gpu_users(base.instances),
+        models=parts.weights,
+    )
     agent = Agent(
         starter=starter,
         instances=base.instances,
@@ -239,6 +247,7 @@ def assemble(
         logs=base.logs,
         events=base.events,
         snapshots=snapshots,
+        gpus=gpu_view,
         probe=lambda: parts.probe(cgroups),
     )
     return Node(
@@ -255,6 +264,7 @@ def assemble(
         builder=builder,
         snapshots=snapshots,
         gpus=base.gpus,
+        gpu_view=gpu_view,
         agent=agent,
     )
 
@@ -347,11 +357,22 @@ def _base(
     )
 
 
-def _gpu_holders(
-    instances: Instances, slot_allocator: SlotAllocator
-) -> Iterator[GpuGrant | None]:
+def _gpu_holders(instances: Instances, slot_allocator: SlotAllocator) -> Iterator[GpuGrant | None]:
     yield from (instance.info.gpus for instance in instances)
     yield from (occupied.gpus for occupied in slot_allocator.occupied_slots.values())
+
+
+def _gpu_users(instances: Instances) -> Iterator[GpuHolder]:
+    for instance in instances:
+        if instance.info.gpus is not None:
+            launch = instance.occupied.launch if instance.occupied is not None else None
+            yield GpuHolder(
+                instance=instance.info.id,
+                labels=instance.info.labels,
+                state=instance.info.state,
+                grant=instance.info.gpus,
+                manifests=tuple(w.manifest for w in launch.weights) if launch is not None else (),
+            )
 
 
 def _restores(
