@@ -165,7 +165,8 @@ class Checkpoints:
         """Restore it once more and check its examples; None if that failed and it is quarantined.
         Raises SnapshotUnknown.
 
-        gpus: of the restored copies. charge: receives the CPU time of each restored copy (`SnapshotValidator.prove`).
+        charge: receives the CPU time of each restored copy (`SnapshotValidator.prove`). gpus: of
+            these copies.
         """
         snapshot = self._stock.catalogue.get(snapshot_id)
         try:
@@ -234,9 +235,7 @@ class Checkpoints:
                 raise _refusal(launch, "no_gpu", f"it needs GPUs: {e}", passing=True) from e
             yield gpus
 
-    async def _try(
-        self, launch: LaunchSpec, *, unasked: bool, gpus: GpuGrant | None
-    ) -> Snapshot:
+    async def _try(self, launch: LaunchSpec, *, unasked: bool, gpus: GpuGrant | None) -> Snapshot:
         """Dump and prove, again while failures may be temporary."""
         backoff = Backoff(first_s=self._retry_first_s, max_s=_RETRY_MAX_S)
         while True:
@@ -249,9 +248,7 @@ class Checkpoints:
                 _log.info("snapshot.retried revision=%s error=%s", launch.revision, e)
                 await backoff.pause()
 
-    async def _dump(
-        self, launch: LaunchSpec, *, unasked: bool, gpus: GpuGrant | None
-    ) -> Snapshot:
+    async def _dump(self, launch: LaunchSpec, *, unasked: bool, gpus: GpuGrant | None) -> Snapshot:
         for attempt in range(_ATTEMPTS):
             try:
                 # dump nothing below the disk floor

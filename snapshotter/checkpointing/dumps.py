@@ -438,8 +438,10 @@ def launch_of(snapshot: Snapshot) -> LaunchSpec:
     """The launch that the snapshot was made of; of its kinds of GPUs only the model that the
     snapshot was made on."""
     launch = LaunchSpec.from_json(snapshot.manifest.point[LAUNCH])
+    if not launch.gpu:
+        return launch
     model = DeviceRecord.from_json(snapshot.manifest.point[DEVICES]).model
-    return replace(launch, gpu=(model,)) if launch.gpu and model else launch
+    return replace(launch, gpu=(model,)) if model else launch
 
 
 def _obstructed(

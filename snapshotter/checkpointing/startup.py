@@ -7,7 +7,7 @@ import asyncio
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from pilotlight.core.disk_floor import DiskFloor
 from pilotlight.core.object_store import ObjectStore, open_store

@@ -59,9 +59,7 @@ class CudaDevices:
     def __repr__(self) -> str:
         return f"<CudaDevices through {self._driver.name}>"
 
-    async def before_dump(
-        self, pids: Sequence[int], *, granted: Sequence[str] = ()
-    ) -> Suspension:
+    async def before_dump(self, pids: Sequence[int], *, granted: Sequence[str] = ()) -> Suspension:
         """Move the tree off its GPUs; rolls back if cancelled. A tree without a device gives an
         empty suspension (`record.processes == 0`)."""
         watch = _Watch()

@@ -70,9 +70,7 @@ class Suspension:
 class Devices(Protocol):
     """Device operations of checkpoints and restores."""
 
-    async def before_dump(
-        self, pids: Sequence[int], *, granted: Sequence[str] = ()
-    ) -> Suspension:
+    async def before_dump(self, pids: Sequence[int], *, granted: Sequence[str] = ()) -> Suspension:
         """Move the tree off its GPUs. If cancelled, it is rolled back first. `granted`: UUIDs of
         the slot's GPUs, in CUDA's order; () if not known."""
 
@@ -98,9 +96,7 @@ class NoDevices:
     def __init__(self, *, leftovers: Callable[[int], tuple[str, ...]] = nvidia_leftovers) -> None:
         self._leftovers = leftovers
 
-    async def before_dump(
-        self, pids: Sequence[int], *, granted: Sequence[str] = ()
-    ) -> Suspension:
+    async def before_dump(self, pids: Sequence[int], *, granted: Sequence[str] = ()) -> Suspension:
         """An empty suspension. Raises CudaRefused with the devices that a process has open."""
         refused = []
         for pid in pids:

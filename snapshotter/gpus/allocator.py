@@ -7,6 +7,7 @@ models that satisfy a kind (`any`) the one with the least memory, so that large 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,9 @@ from snapshotter.gpus.inventory import GpuInventory
 from snapshotter.gpus.kinds import ANY, satisfies
 from snapshotter.gpus.topology import Topology
 from snapshotter.types import GpuDevice, GpuGrant
+
+_KINDS = 256
+"""Kinds of which the devices are remembered; users write any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +45,7 @@ class GpuAllocator:
         self._topologies = [
             Topology([inventory.gpu_of(device) for device in devices]) for devices in self._models
         ]
+        self._of_kind = functools.lru_cache(maxsize=_KINDS)(self._models_of_kind)
 
     def __repr__(self) -> str:
         return f"<GpuAllocator of {len(self.inventory.devices)} devices>"
@@ -91,7 +96,7 @@ class GpuAllocator:
             largest=max(free, default=0),
         )
 
-    def _of_kind(self, kind: str) -> list[tuple[tuple[GpuDevice, ...], Topology]]:
+    def _models_of_kind(self, kind: str) -> list[tuple[tuple[GpuDevice, ...], Topology]]:
         return [
             (devices, topology)
             for devices, topology in zip(self._models, self._topologies, strict=True)
@@ -101,7 +106,7 @@ class GpuAllocator:
     def _fullest(self, devices: Sequence[GpuDevice], free: int, count: int) -> int:
         """`count` free MIG instances, of the GPUs with the fewest free ones first."""
         places = [n for n in range(len(devices)) if free >> n & 1]
-        left = {n: 0 for n in places}
+        left = dict.fromkeys(places, 0)
         for n in places:
             mine = self.inventory.gpu_of(devices[n])
             left[n] = sum(1 for m in places if self.inventory.gpu_of(devices[m]) is mine)
@@ -111,4 +116,8 @@ class GpuAllocator:
 
 def _mask(devices: Sequence[GpuDevice], granted: Collection[str]) -> int:
     """The devices that are not granted."""
-    return sum(1 << n for n, device in enumerate(devices) if device.uuid not in granted)
+    mask = 0
+    for n, device in enumerate(devices):
+        if device.uuid not in granted:
+            mask |= 1 << n
+    return mask

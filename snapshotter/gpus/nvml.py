@@ -46,10 +46,16 @@ class Nvml(Protocol):
     def nvmlDeviceGetMinorNumber(self, handle: Any) -> int: ...  # noqa: N802
     def nvmlDeviceGetMemoryInfo(self, handle: Any) -> Any: ...  # noqa: N802
     def nvmlDeviceGetMemoryAffinity(  # noqa: N802
-        self, handle: Any, nodeSetSize: int, scope: int  # noqa: N803
+        self,
+        handle: Any,
+        nodeSetSize: int,  # noqa: N803
+        scope: int,
     ) -> Sequence[int]: ...
     def nvmlDeviceGetP2PStatus(  # noqa: N802
-        self, device1: Any, device2: Any, p2pIndex: int  # noqa: N803
+        self,
+        device1: Any,
+        device2: Any,
+        p2pIndex: int,  # noqa: N803
     ) -> int: ...
     def nvmlDeviceGetMigMode(self, device: Any) -> Sequence[int]: ...  # noqa: N802
     def nvmlDeviceGetMaxMigDeviceCount(self, device: Any) -> int: ...  # noqa: N802
@@ -144,9 +150,7 @@ def _capabilities(directory: Path, gpu_instance: int, compute_instance: int) -> 
 
 def _numa_node(nvml: Nvml, handle: Any) -> int:
     try:
-        words = nvml.nvmlDeviceGetMemoryAffinity(
-            handle, _NUMA_WORDS, nvml.NVML_AFFINITY_SCOPE_NODE
-        )
+        words = nvml.nvmlDeviceGetMemoryAffinity(handle, _NUMA_WORDS, nvml.NVML_AFFINITY_SCOPE_NODE)
     except nvml.NVMLError:  # not supported by all drivers, nor in all virtual machines
         return -1
     mask = sum(word << (_MASK_BITS * n) for n, word in enumerate(words))

@@ -5,7 +5,7 @@ A pure decision over NVLink connections and NUMA nodes, for a set of free GPUs g
 small numbers, so that the answer for each mask is computed once. In this order, a choice
 1. has as few pairs without NVLink as possible,
 2. spans as few NUMA nodes as possible,
-3. leaves the largest connected groups: of NVLink, then of NUMA nodes (best fit).
+3. leaves the largest connected groups: of NUMA nodes, then of NVLink (best fit).
 
 A *connected group* is a set of GPUs that NVLink connects, directly or through others, or of one
 NUMA node."""
@@ -74,8 +74,8 @@ class Topology:
         return (
             self._unlinked_pairs(chosen),
             self._numa_span(chosen),
-            [-size for size in self._sizes(self._linked_groups(rest))],
             [-size for size in self._sizes(rest & node for node in self._numa)],
+            [-size for size in self._sizes(self._linked_groups(rest))],
             chosen,
         )
 

@@ -120,8 +120,8 @@ def node_identity(
 def identity_of(
     launch: LaunchSpec, node: NodeIdentity, layout: Layout, gpus: GpuGrant | None = None
 ) -> Identity:
-    """The identity of `launch` on this machine, with these GPUs. `layout`: the interpreter and packages that it
-    boots with. Costs a few stat(2) calls once warm.
+    """The identity of `launch` on this machine, with these GPUs. `layout`: the interpreter and
+    packages that it boots with. Costs a few stat(2) calls once warm.
 
     Raises OSError if the interpreter does not exist.
     """

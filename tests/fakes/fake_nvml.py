@@ -19,7 +19,11 @@ from snapshotter.gpus.inventory import GpuInventory
 
 GIB = 1024**3
 H100, L4, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA L4", "NVIDIA A100-SXM4-40GB"
-GPUS: Mapping[str, tuple[int, str]] = {H100: (80 * GIB, "H100"), L4: (23 * GIB, "L4"), A100: (40 * GIB, "A100")}
+GPUS: Mapping[str, tuple[int, str]] = {
+    H100: (80 * GIB, "H100"),
+    L4: (23 * GIB, "L4"),
+    A100: (40 * GIB, "A100"),
+}
 
 
 class NVMLError(Exception):
@@ -140,8 +144,12 @@ class FakeNvml:
             for mig in gpu.mig or ():
                 below = driver / "capabilities" / f"gpu{gpu.minor}" / "mig" / f"gi{mig.gi}"
                 (below / f"ci{mig.ci}").mkdir(parents=True)
-                for place, minor in zip((below, below / f"ci{mig.ci}"), mig.capabilities, strict=True):
-                    (place / "access").write_text(f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\n")
+                for place, minor in zip(
+                    (below, below / f"ci{mig.ci}"), mig.capabilities, strict=True
+                ):
+                    (place / "access").write_text(
+                        f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\n"
+                    )
 
     # -- the library -------------------------------------------------------------------------------
 
@@ -188,7 +196,10 @@ class FakeNvml:
         return SimpleNamespace(gpu=known.sm_percent, memory=0)
 
     def nvmlDeviceGetMemoryAffinity(  # noqa: N802
-        self, handle: FakeGpu, nodeSetSize: int, scope: int  # noqa: N803
+        self,
+        handle: FakeGpu,
+        nodeSetSize: int,  # noqa: N803
+        scope: int,
     ) -> list[int]:
         gpu = self._whole(handle)
         if gpu.numa_node < 0:
@@ -200,7 +211,10 @@ class FakeNvml:
         ]
 
     def nvmlDeviceGetP2PStatus(  # noqa: N802
-        self, device1: FakeGpu, device2: FakeGpu, p2pIndex: int  # noqa: N803
+        self,
+        device1: FakeGpu,
+        device2: FakeGpu,
+        p2pIndex: int,  # noqa: N803
     ) -> int:
         one, other = self._whole(device1), self._whole(device2)
         if p2pIndex != self.NVML_P2P_CAPS_INDEX_NVLINK or one is other:
@@ -272,9 +286,7 @@ def gpus(*names: str, pairs: bool = False, per_numa_node: int = 4) -> list[FakeG
             minor=n,
             memory_bytes=GPUS[name][0],
             numa_node=n // per_numa_node,
-            nvlink=(uuids[n ^ 1],)
-            if pairs and n ^ 1 < len(names) and names[n ^ 1] == name
-            else (),
+            nvlink=(uuids[n ^ 1],) if pairs and n ^ 1 < len(names) and names[n ^ 1] == name else (),
         )
         for n, (uuid, name) in enumerate(zip(uuids, names, strict=True))
     ]
@@ -307,7 +319,7 @@ def inventory_of(*described: FakeGpu, proc: Path = Path("/nonexistent")) -> GpuI
 
 
 def mixed_node() -> list[FakeGpu]:
-    """8 × H100 in NVLink pairs on two NUMA nodes, 4 × L4, and an A100 split by MIG."""
+    """8 H100 in NVLink pairs on two NUMA nodes, 4 L4, and an A100 split by MIG."""
     return [
         *gpus(*(H100,) * 8, *(L4,) * 4, pairs=True),
         partitioned(A100, 12, "3g.20gb", "2g.10gb", "1g.5gb", "1g.5gb"),

@@ -210,12 +210,8 @@ def test_no_choice_is_better_connected(free: int, count: int, pairs: bool, per_n
 
 @given(data=st.data(), per_node=st.sampled_from([4, 8]))
 def test_a_grown_choice_is_within_what_is_free(data: st.DataObject, per_node: int) -> None:
-    topology = Topology(
-        inventory_of(*gpus(*(H100,) * 16, pairs=True, per_numa_node=per_node)).gpus
-    )
+    topology = Topology(inventory_of(*gpus(*(H100,) * 16, pairs=True, per_numa_node=per_node)).gpus)
     free = data.draw(st.integers(2**15, 2**16 - 1))
     count = data.draw(st.integers(1, free.bit_count()))
     chosen = topology.choose(free, count)
     assert (chosen.bit_count(), chosen & ~free) == (count, 0)
-
-

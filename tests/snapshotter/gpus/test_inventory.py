@@ -40,9 +40,7 @@ async def test_the_library_says_what_there_is(tmp_path: Path, environ: dict[str,
     node = FakeNvml([*gpus(H100, H100, pairs=True), partitioned(A100, 2, "3g.20gb", "1g.5gb")])
     node.write_proc(tmp_path / "proc")
 
-    found = await read_inventory(
-        environ, helper=helper(node, tmp_path), proc=tmp_path / "proc"
-    )
+    found = await read_inventory(environ, helper=helper(node, tmp_path), proc=tmp_path / "proc")
     one, other, split = found.gpus
     assert found.driver == "580.65.06"
     assert (one.devices[0].kind, one.devices[0].minor) == ("H100", 0)
@@ -109,9 +107,7 @@ async def test_where_the_library_fails_proc_is_read(
 ) -> None:
     FakeNvml([*gpus(H100, L4), partitioned(A100, 2, "3g.20gb")]).write_proc(tmp_path / "proc")
     command = ("/nonexistent",) if said is None else (sys.executable, "-c", said)
-    found = await read_inventory(
-        environ, helper=command, proc=tmp_path / "proc", timeout_s=0.5
-    )
+    found = await read_inventory(environ, helper=command, proc=tmp_path / "proc", timeout_s=0.5)
     assert found.driver == "580.65.06"
     assert [(d.kind, d.minor, d.memory_bytes) for d in found.devices] == [
         ("H100", 0, 0),
