@@ -222,7 +222,7 @@ class ActivatorApp:
             ),
             shared=_shared_budgets(settings, site),
             is_served_unbilled=settings.journal_full == "serve",
-            on_unbilled=self.metrics.unbilled,
+            observer=self.metrics,
         )
         self.health = Health(
             journal=self.billing.journal, is_served_unbilled=settings.journal_full == "serve"

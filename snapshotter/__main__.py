@@ -118,6 +118,7 @@ async def _serve(
             bundles=parts.bundles,
             weights=weights,
             snapshots=agent.snapshots,
+            gpus=agent.gpus,
             runtime=parts.runtime,
             restores=settings.restore_into_pods,
             activators=settings.activators,

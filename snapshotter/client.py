@@ -166,8 +166,14 @@ class AgentClient(SharedRpcConnection):
         return await self._call("capabilities", {})
 
     async def usage(self, instance_id: InstanceId) -> Mapping[str, Any]:
-        """CPU time (`cpu_ns`) and memory (`memory_bytes`, `pss_bytes`) of one instance."""
+        """CPU time (`cpu_ns`), memory (`memory_bytes`, `pss_bytes`) and `gpus` (as `gpus()`) of one
+        instance."""
         return await self._call("usage", {"instance_id": instance_id})
+
+    async def gpus(self) -> list[Mapping[str, Any]]:
+        """The GPUs and MIG instances of the node, who has them, and the weights in their memory
+        (`snapshotter.gpus.view.GpuUse` as JSON); [] without any."""
+        return list((await self._call("gpus", {}))["gpus"])
 
     def watch(self) -> AsyncIterator[AgentEvent]:
         """Events from now on, until cancelled or the connection is lost (AgentUnavailable)."""

@@ -16,16 +16,20 @@
 | `pilotlight_snapshots_made_total{outcome}` | `ready`, or `refused` |
 | `pilotlight_snapshot_phase_seconds{phase}` | duration of each phase of making a snapshot: `quiesce, dump, publish, prove` |
 | `pilotlight_snapshot_misses_total{field}` | starts that found a mismatched snapshot, by the identity field that differs |
+| `pilotlight_gpu_sm_utilisation{tenant,app,function,gpu,device}` | share of the last sample period in which a kernel ran on a granted GPU |
+| `pilotlight_gpu_memory_used_bytes{…}` | memory in use of a granted GPU |
+| `pilotlight_gpu_weights_bytes{…,state}` | weights in the memory of a granted GPU: `delivered`, of these `pinned` |
 | `pilotlight_log_dropped_bytes_total` | output discarded because a function printed faster than it could be stored |
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from snapshotter.gpus.view import GpuUse
 from snapshotter.types import InstanceState, SnapshotState, StartKind
 
 _START_BUCKETS = (
@@ -122,6 +126,21 @@ class Metrics:
             "none is free",
             ["kind"],
         )
+        owner = ["tenant", "app", "function", "gpu", "device"]
+        self._gpu_utilisation = gauge(
+            "pilotlight_gpu_sm_utilisation",
+            "Share of the last sample period in which a kernel ran on a granted GPU (NVML); absent "
+            "where the driver does not tell",
+            owner,
+        )
+        self._gpu_used = gauge(
+            "pilotlight_gpu_memory_used_bytes", "Memory in use of a granted GPU (NVML)", owner
+        )
+        self._gpu_weights = gauge(
+            "pilotlight_gpu_weights_bytes",
+            "Weights in the memory of a granted GPU: delivered, and those of them that are pinned",
+            [*owner, "state"],
+        )
         self._log_dropped = counter("pilotlight_log_dropped_bytes", "Output that was discarded")
 
     def started(self, kind: StartKind, seconds: float, phases_ms: Mapping[str, float]) -> None:
@@ -181,6 +200,25 @@ class Metrics:
         for kind, share in fragmentation.items():
             if share is not None:
                 self._gpu_fragmentation.labels(kind=kind).set(share)
+
+    def observe_gpu_use(self, uses: Iterable[GpuUse]) -> None:
+        """Set the gauges of the granted devices, of which there are at most as many as the node
+        has; called before each scrape. What NVML does not tell has no series."""
+        for gauge in (self._gpu_utilisation, self._gpu_used, self._gpu_weights):
+            gauge.clear()
+        for use in uses:
+            if use.holder is None:
+                continue
+            labels = use.holder.labels
+            owner = {name: labels.get(name, "") for name in ("tenant", "app", "function")}
+            owner |= {"gpu": use.device.kind, "device": use.device.uuid}
+            if use.sample is not None:
+                self._gpu_used.labels(**owner).set(use.sample.used_bytes)
+                if use.sample.sm_utilisation is not None:
+                    self._gpu_utilisation.labels(**owner).set(use.sample.sm_utilisation)
+            if use.weights:
+                self._gpu_weights.labels(**owner, state="delivered").set(use.delivered_bytes)
+                self._gpu_weights.labels(**owner, state="pinned").set(use.pinned_bytes)
 
     def log_dropped(self, count: int) -> None:
         """Count `count` discarded bytes of output."""

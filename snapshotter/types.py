@@ -422,12 +422,22 @@ class NodeSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGpu:
-    """A GPU of a node. `is_free`: no process uses its memory."""
+    """A GPU of a node.
+
+    Attributes:
+        is_free: no process uses its memory.
+        used_bytes, sm_utilisation: its memory in use, and the share of the last sample period in
+            which a kernel ran (NVML); None if not known.
+        holder: labels of the function that it is granted to; {} = of none.
+    """
 
     product: str
     uuid: str
     total_bytes: int
     is_free: bool
+    used_bytes: int | None = None
+    sm_utilisation: float | None = None
+    holder: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

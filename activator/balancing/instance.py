@@ -137,10 +137,26 @@ class Instance:
         None = unknown."""
         self.account.end(cpu_ns=cpu_ns, now_ns=time.monotonic_ns(), at_ns=time.time_ns())
 
-    def settle_cpu(self, cpu_ns: int | None) -> None:
-        """Record the CPU time of an ended instance since it was settled. `cpu_ns`: see
-        `settle_end`. Idempotent."""
-        self.account.end_cpu(cpu_ns=cpu_ns, at_ns=time.time_ns())
+    def settle_gpus(self) -> None:
+        """Record the time of its GPUs up to now, while it is suspended."""
+        self.account.settle_gpus(now_ns=time.monotonic_ns(), at_ns=time.time_ns())
+
+    def suspend_billing(self) -> None:
+        """Its idle time was recorded, and it is suspended."""
+        self.account.suspend(now_ns=time.monotonic_ns())
+
+    def resume_billing(self) -> None:
+        """It is being resumed, as another start."""
+        self.account.resume(now_ns=time.monotonic_ns())
+
+    def stop_billing(self) -> None:
+        """Its idle time was recorded, and it is being stopped."""
+        self.account.stop(now_ns=time.monotonic_ns())
+
+    def settle_stopped(self, cpu_ns: int | None) -> None:
+        """Record its CPU time and the time of its GPUs since it was settled, once it has ended or
+        resumed. `cpu_ns`: see `settle_end`. Idempotent."""
+        self.account.finish(cpu_ns=cpu_ns, now_ns=time.monotonic_ns(), at_ns=time.time_ns())
 
     def mark_stopping(self) -> None:
         """Mark it as being stopped. `mark_exited` may still record another reason for its end."""

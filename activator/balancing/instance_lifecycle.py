@@ -231,7 +231,19 @@ class InstanceLifecycle:
                     raise
                 await backoff.pause()
             else:
+                await self._require_price(info)
                 return info, began
+
+    async def _require_price(self, info: InstanceInfo) -> None:
+        """Stop an instance whose GPUs have no price, and raise StartFailed with their kind: its
+        calls could not be billed."""
+        missing = self._target.missing_price(info.gpus)
+        if missing is not None:
+            try:
+                await self._fleet.stop(info.id, grace_s=STUCK_GRACE_S)
+            except agent_errors.SnapshotterError as e:
+                log.warning("stop failed instance=%s error=%s", info.id, e)
+            raise agent_errors.StartFailed(str(missing))
 
     def obstacle(self) -> errors.PilotlightError | None:
         """Return why all starts are blocked; None when one is not."""
@@ -259,6 +271,7 @@ class InstanceLifecycle:
     def stop(self, instance: Instance) -> None:
         """Stop an instance that takes no more calls."""
         self._stopping_instances[instance.id] = instance
+        instance.stop_billing()
         task = asyncio.create_task(self._stop(instance), name=f"stop {instance.id}")
         self._stops.add(task)
         task.add_done_callback(self._stops.discard)
@@ -281,14 +294,14 @@ class InstanceLifecycle:
         interrupted calls wait for it. Returns False when it is not being stopped."""
         instance = self._stopping_instances.pop(instance_id, None)
         if instance is not None:
-            instance.settle_cpu(cpu_ns)
+            instance.settle_stopped(cpu_ns)
             instance.mark_exited(reason)
         return instance is not None
 
     def _on_exit_unreported(self, instance_id: str) -> None:
         instance = self._stopping_instances.pop(instance_id, None)
         if instance is not None:
-            instance.settle_cpu(None)
+            instance.settle_stopped(None)
 
     def release(self, instance_id: str) -> None:
         """Release the allowances and quotas of an ended instance."""

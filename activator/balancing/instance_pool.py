@@ -28,10 +28,12 @@ from pilotlight import errors
 from pilotlight.spec.identifiers import Priority
 from snapshotter import errors as agent_errors
 from snapshotter.linux.cpu_counter import CpuCounter
-from snapshotter.types import InstanceInfo, InstanceState
+from snapshotter.types import GpuGrant, InstanceInfo, InstanceState
 
 log = logging.getLogger(__name__)
 
+OpenAccount = Callable[[CallTarget, str, GpuGrant | None], InstanceAccount]
+"""Opens the account of a new instance, which was granted these GPUs."""
 ListenForCalls = Callable[[CallTarget, Instance], None]
 """Begins to serve the calls that an instance's function makes, until the instance is gone."""
 
@@ -57,7 +59,7 @@ class InstancePool(ABC):
         fleet: Fleet,
         secret_env: Callable[[CallTarget], dict[str, str]],
         observer: StartObserver,
-        account: Callable[[CallTarget, str], InstanceAccount],
+        account: OpenAccount,
         allowance: InstanceLeases | None,
         gate: StartAdmission | None,
         listen: ListenForCalls,
@@ -153,9 +155,8 @@ class InstancePool(ABC):
     def add(self, info: InstanceInfo, began: float | None = None) -> None:
         """Add a started or adopted instance, and assign its slots to waiting calls."""
         now = self._clock()
-        instance = Instance(
-            info, account=self._account(self.target, info.id), capacity=self.slots_each, now=now
-        )
+        account = self._account(self.target, info.id, info.gpus)
+        instance = Instance(info, account=account, capacity=self.slots_each, now=now)
         self._meter_cpu(instance, is_new=began is not None)
         is_asleep = info.state is InstanceState.ASLEEP
         if is_asleep and self.target.spec.scaling.keep_asleep_s > 0:
@@ -194,7 +195,7 @@ class InstancePool(ABC):
     def start_used(self, instance_id: str, cpu_ns: int) -> None:
         """Bill the CPU time of a failed start."""
         if cpu_ns > 0:
-            self._account(self.target, instance_id).start_failed(
+            self._account(self.target, instance_id, None).start_failed(
                 cpu_ns=cpu_ns, at_ns=time.time_ns()
             )
 
@@ -246,7 +247,7 @@ class InstancePool(ABC):
         """Remove an instance whose process exited while it was suspended or being resumed."""
         log.info("suspended instance exited instance=%s reason=%s", instance_id, reason)
         if (instance := self.asleep.record_exit(instance_id)) is not None:
-            instance.settle_cpu(cpu_ns)
+            instance.settle_stopped(cpu_ns)
         self._observer.instance_lost(self.target, reason)
         self._lifecycle.release(instance_id)
         self.request_scale_up(self._clock())
@@ -322,6 +323,7 @@ class InstancePool(ABC):
         for n, instance in enumerate(self.instances.values()):
             instance.account.reserve(is_reserved=n < reserved, now_ns=time.monotonic_ns())
             instance.settle_idle()
+        self.asleep.settle_gpus()
 
     @property
     def min_instances(self) -> int:

@@ -94,6 +94,7 @@ class SuspendedInstances:
     # -- down --------------------------------------------------------------------------------------
     def suspend(self, target: CallTarget, instance: Instance) -> None:
         """Suspend an idle instance that takes no more calls."""
+        instance.suspend_billing()
         suspended = self._suspended[instance.id] = SuspendedInstance(
             instance, self._clock() + target.spec.scaling.keep_asleep_s
         )
@@ -101,6 +102,7 @@ class SuspendedInstances:
 
     def adopt(self, target: CallTarget, instance: Instance) -> None:
         """Adopt an instance that was suspended before this activator started."""
+        instance.suspend_billing()
         self._suspended[instance.id] = SuspendedInstance(
             instance, self._clock() + target.spec.scaling.keep_asleep_s, is_down=True
         )
@@ -134,6 +136,7 @@ class SuspendedInstances:
 
     async def _resume(self, target: CallTarget, instance: Instance) -> None:
         began = self._clock()
+        instance.resume_billing()
         try:
             info = await self._fleet.wake(instance.info.id)
             await _SLEEP_MODE.resume(target.spec, info.socket)
@@ -143,10 +146,10 @@ class SuspendedInstances:
             self._owner.resume_failed(instance)
         except BaseException:
             self._waking.pop(instance.id, None)
-            instance.settle_cpu(None)
+            instance.settle_stopped(None)
             raise
         else:
-            instance.settle_cpu(info.cpu_from_ns)
+            instance.settle_stopped(info.cpu_from_ns)
             if self._waking.pop(instance.id, None) is not None:
                 self._owner.add(info, began)
 
@@ -170,6 +173,11 @@ class SuspendedInstances:
             for suspended in self._suspended.values()
             if suspended.is_down and now >= suspended.until
         ]
+
+    def settle_gpus(self) -> None:
+        """Record the time of suspended instances' GPUs up to now."""
+        for suspended in self._suspended.values():
+            suspended.instance.settle_gpus()
 
     def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)

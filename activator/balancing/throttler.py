@@ -21,7 +21,12 @@ from activator.balancing.fleet import Fleet
 from activator.balancing.global_queue import MAX_QUEUED, GlobalQueue
 from activator.balancing.instance import WARM, Instance, Reservation
 from activator.balancing.instance_lifecycle import StartObserver, start_error_for_caller
-from activator.balancing.instance_pool import InstancePool, ListenForCalls, listen_to_none
+from activator.balancing.instance_pool import (
+    InstancePool,
+    ListenForCalls,
+    OpenAccount,
+    listen_to_none,
+)
 from activator.balancing.outlier_detection import (
     BAD,
     LatencyOutliers,
@@ -31,7 +36,6 @@ from activator.balancing.outlier_detection import (
 )
 from activator.balancing.start_estimates import starts_for_burst
 from activator.balancing.wait_queue import ConcurrencyMeter, EngineLoad, QueuedCall, WaitQueue
-from activator.billing.instance_meter import InstanceAccount
 from activator.coordination.state import InstanceLeases
 from activator.fairness.queue_priority import DEFAULT_RANK, QueueBound, QueuePriority
 from activator.fairness.start_admission import StartAdmission
@@ -66,7 +70,7 @@ class Throttler(InstancePool):
         queue: GlobalQueue,
         secret_env: Callable[[CallTarget], dict[str, str]],
         observer: StartObserver,
-        account: Callable[[CallTarget, str], InstanceAccount],
+        account: OpenAccount,
         allowance: InstanceLeases | None = None,
         gate: StartAdmission | None = None,
         terms: BreakerTerms = BreakerTerms(),  # noqa: B008  # frozen

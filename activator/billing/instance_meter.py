@@ -14,7 +14,7 @@ from activator.billing.budgets import CLOCK_STEP_NS, ApplicableBudgets, Budgets,
 from activator.billing.cpu import PauseCpuMeter
 from activator.billing.errors import JournalFull
 from activator.billing.journal import Journal
-from activator.billing.meter import InstanceMeter
+from activator.billing.meter import IdleKind, InstanceMeter
 from activator.billing.usage_pricing import (
     CALL,
     CPU,
@@ -25,11 +25,25 @@ from activator.billing.usage_pricing import (
     marked_tokens,
 )
 from activator.quotas.token_reservation import TokenReservation
-from pilotlight.spec.pricing import BUSY, ONE_CORE, Footprint, Rates, kind_factor
+from pilotlight.spec.pricing import (
+    BUSY,
+    FREE_START,
+    GPU_STATES,
+    ONE_CORE,
+    Footprint,
+    GpuState,
+    Rates,
+    kind_factor,
+)
 
 NO_LIMIT_NS = 7 * 86_400 * 10**9
 """Limit for an account without an execution clock: the longest that is allowed
 (`spec.function.Clocks`)."""
+
+
+OnGpuTime = Callable[[UsageSubject, str, GpuState, float], None]
+"""Called with each record of an instance with GPUs: whose it is, the granted kind, the state that
+was recorded, and GPU seconds (time of each of them)."""
 
 
 @dataclass(slots=True)
@@ -78,8 +92,11 @@ class BillingTerms:
     """How an instance is billed.
 
     Attributes:
+        footprint: with the GPUs that were granted.
         free_ns: idle time that is not billed.
         limit_ns: the execution clock.
+        worst: what budgets reserve a call at: the dearest footprint that the revision accepts;
+            None = `footprint`.
         is_free: the instance was started for mirrored calls. Neither its start nor its idle time is
             billed until it serves a real call.
     """
@@ -88,6 +105,7 @@ class BillingTerms:
     rates: Rates
     free_ns: int
     limit_ns: int = NO_LIMIT_NS
+    worst: Footprint | None = None
     is_free: bool = False
 
 
@@ -107,6 +125,7 @@ class InstanceAccount:
         "_is_free",
         "_journal",
         "_limit_ns",
+        "_on_gpu_time",
         "_on_unbilled",
         "_paid_ns",
         "_rates",
@@ -114,6 +133,7 @@ class InstanceAccount:
         "_subject",
         "_templates",
         "_worst",
+        "_worst_template",
         "meter",
     )
 
@@ -126,9 +146,12 @@ class InstanceAccount:
         started_ns: int,
         budgets: Budgets | None = None,
         on_unbilled: Callable[[], None] | None = None,
+        on_gpu_time: OnGpuTime | None = None,
     ) -> None:
         """`subject` without key and method. `on_unbilled`: called when a call is served although
-        the journal has no room for it. None: such a call is refused."""
+        the journal has no room for it. None: such a call is refused.
+
+        Raises KeyError when a GPU kind has no price."""
         footprint, rates, limit_ns = terms.footprint, terms.rates, terms.limit_ns
         self._journal = journal
         self._subject = subject
@@ -138,6 +161,7 @@ class InstanceAccount:
         self._budgets = budgets if budgets is not None else Budgets()
         self._limit_ns = limit_ns
         self._on_unbilled = on_unbilled
+        self._on_gpu_time = on_gpu_time if footprint.gpu else None
         self._is_free = terms.is_free
         self._revision = f"{subject.function_id}@{subject.revision}"
         self._cover = self._budgets.cover(
@@ -145,10 +169,13 @@ class InstanceAccount:
                 subject.tenant, subject.environment, subject.app, subject.function, rates.currency
             )
         )
-        self._worst = UsageTemplate(subject, footprint=footprint, rates=rates).picos(
-            limit_ns + CLOCK_STEP_NS
+        self._worst_template = UsageTemplate(
+            subject, footprint=terms.worst or footprint, rates=rates
         )
-        self.meter = InstanceMeter(started_ns, free_ns=terms.free_ns)
+        self._worst = self._worst_template.picos(limit_ns + CLOCK_STEP_NS)
+        self.meter = InstanceMeter(
+            started_ns, free_ns=terms.free_ns, counts_all=footprint.gpu is not None
+        )
         self._cpu: PauseCpuMeter | None = None
         self._cpu_kept_ns = self._cpu_since_ns = self._paid_ns = 0
 
@@ -195,10 +222,7 @@ class InstanceAccount:
         worst = turn = 0
         if cover.balances and not is_shadow:
             ends_ns = self._limit_ns if limit_ns is None else min(limit_ns, self._limit_ns)
-            if tokens is not None:
-                worst = template.picos(ends_ns + CLOCK_STEP_NS, tokens.estimated_in, tokens.max_out)
-            else:
-                worst = self._worst if limit_ns is None else template.picos(ends_ns + CLOCK_STEP_NS)
+            worst = self._worst if limit_ns is tokens is None else self._worst_of(ends_ns, tokens)
             turn = cover.reserve(name, worst, at_ns=at_ns, ends_ns=at_ns + ends_ns)
         else:
             turn = self._budgets.turn
@@ -277,6 +301,8 @@ class InstanceAccount:
                 finish=tokens.finish,
                 first_token_ms=tokens.first_token_ms,
             )
+        if self._on_gpu_time is not None:
+            self._count_gpu_time(CALL, billed_ns)
         exec_ms = (at_ns - ticket.at_ns) // 1_000_000 if at_ns > ticket.at_ns else 0
         if not ticket.is_billed:
             return Charge(exec_ms, billed_ns, "0", 0)
@@ -317,10 +343,10 @@ class InstanceAccount:
     def started(self, *, start_kind: str, billed_ns: int, at_ns: int) -> None:
         """Record the start of the instance, which ended at `at_ns`, as a START record. `billed_ns`
         excludes the time it was queued."""
-        if self._is_free:
+        if self._is_free and self._footprint.gpu is None:
             return
         self._span(
-            "START",
+            FREE_START if self._is_free else "START",
             billed_ns=billed_ns,
             started_ns=at_ns - billed_ns,
             at_ns=at_ns,
@@ -345,9 +371,31 @@ class InstanceAccount:
         None = unknown."""
         self.settle_idle(now_ns=now_ns, at_ns=at_ns, is_last=True, last_cpu_ns=cpu_ns)
 
-    def end_cpu(self, *, cpu_ns: int | None, at_ns: int) -> None:
-        """Charge the CPU time used since the settlement at its stop or suspension, once it has
-        ended or resumed. Idempotent."""
+    def suspend(self, *, now_ns: int) -> None:
+        """The instance is being suspended, and was settled: its time is ASLEEP from now on."""
+        self.meter.end_service(now_ns, IdleKind.ASLEEP)
+
+    def resume(self, *, now_ns: int) -> None:
+        """The suspended instance is being resumed. What follows is recorded as its next start."""
+        self.meter.end_service(now_ns, None)
+
+    def stop(self, *, now_ns: int) -> None:
+        """The instance is being stopped, and was settled: nobody pays for its time from now on."""
+        self.meter.end_service(now_ns, IdleKind.FREE)
+
+    def settle_gpus(self, *, now_ns: int, at_ns: int) -> None:
+        """Record the time of its GPUs up to now, of an instance that takes no calls."""
+        self._record_idle(now_ns=now_ns, at_ns=at_ns)
+
+    def finish(self, *, cpu_ns: int | None, now_ns: int, at_ns: int) -> None:
+        """Record the CPU time, and the time of its GPUs, since the settlement at its stop or
+        suspension, once it has ended or resumed. Idempotent."""
+        was_serving = self.meter.is_serving
+        self.meter.end_service(now_ns, None)
+        if was_serving:  # neither stopped nor suspended: it was settled for the last time
+            self.meter.consume_idle(now_ns)
+        else:
+            self._record_idle(now_ns=now_ns, at_ns=at_ns)
         if self._cpu is None:
             return
         used = self._cpu.end(cpu_ns)
@@ -361,23 +409,32 @@ class InstanceAccount:
     def settle_idle(
         self, *, now_ns: int, at_ns: int, is_last: bool = False, last_cpu_ns: int | None = None
     ) -> int:
-        """Record the idle time up to now as IDLE and RESERVED records, and the CPU time outside
-        calls as a CPU record. Returns the number of records. Call it each minute, and `end` at the
-        end."""
-        spans = self.meter.consume_idle(now_ns)
+        """Record the idle time up to now as IDLE and RESERVED records, that of GPUs for which
+        nobody pays as FREE_IDLE and ASLEEP records, and the CPU time outside calls as a CPU record.
+        Returns the number of records. Call it each minute, and `end` at the end."""
         cpu_ns = 0
         if self._cpu is not None:
             cpu_ns = self._cpu.end(last_cpu_ns) if is_last else self._cpu.consume()
+        records = self._record_idle(now_ns=now_ns, at_ns=at_ns)
         if self._is_free:
+            return records
+        return records + self._charge_cpu(cpu_ns, at_ns=at_ns, is_last=is_last)
+
+    def _record_idle(self, *, now_ns: int, at_ns: int) -> int:
+        """Write the records of the idle time that was not recorded; return their number. While
+        nobody pays for the instance, only the time of GPUs is recorded, as free."""
+        spans = self.meter.consume_idle(now_ns)
+        if self._is_free and self._footprint.gpu is None:
             return 0
         for span in spans:
+            is_unpaid = self._is_free and span.kind is not IdleKind.ASLEEP
             self._span(
-                span.kind.value,
+                IdleKind.FREE.value if is_unpaid else span.kind.value,
                 billed_ns=span.billed_ns,
                 started_ns=at_ns - (now_ns - span.started_ns),
                 at_ns=at_ns,
             )
-        return len(spans) + self._charge_cpu(cpu_ns, at_ns=at_ns, is_last=is_last)
+        return len(spans)
 
     def _charge_cpu(self, cpu_ns: int, *, at_ns: int, is_last: bool) -> bool:
         """Write a CPU record of what the START, IDLE and RESERVED records since the last settlement
@@ -392,9 +449,15 @@ class InstanceAccount:
         self._span(CPU, billed_ns=owed, started_ns=since_ns, at_ns=at_ns)
         return True
 
+    def _worst_of(self, ends_ns: int, tokens: TokenReservation | None) -> int:
+        limit_ns = ends_ns + CLOCK_STEP_NS
+        if tokens is None:
+            return self._worst_template.picos(limit_ns)
+        return self._worst_template.picos(limit_ns, tokens.estimated_in, tokens.max_out)
+
     def _drop_free(self, now_ns: int, at_ns: int) -> None:
         """Start billing at the first real call. Earlier usage stays free."""
-        self.meter.consume_idle(now_ns)
+        self._record_idle(now_ns=now_ns, at_ns=at_ns)
         if self._cpu is not None:
             self._cpu.consume()
             self._cpu_since_ns = at_ns
@@ -414,6 +477,8 @@ class InstanceAccount:
             self._paid_ns += int(
                 billed_ns * self._footprint.cpu * min(1.0, float(kind_factor(kind, self._rates)))
             )
+        if self._on_gpu_time is not None:
+            self._count_gpu_time(kind, billed_ns)
         template = UsageTemplate(self._subject, footprint=footprint, rates=self._rates, kind=kind)
         picos = template.picos(billed_ns)
         record = template.record(
@@ -432,6 +497,12 @@ class InstanceAccount:
         )
         self._budgets.cover(self._cover.subject).charge(picos, started_ns)
         self._journal.append_record(record, at_ns=at_ns)
+
+    def _count_gpu_time(self, kind: str, billed_ns: int) -> None:
+        state, gpu = GPU_STATES.get(kind), self._footprint.gpu
+        if state is not None and gpu is not None and self._on_gpu_time is not None:
+            seconds = billed_ns * self._footprint.gpu_count / 1e9
+            self._on_gpu_time(self._subject, gpu, state, seconds)
 
     def _make_template(self, key: str, method: str, caller: str, kind: str) -> UsageTemplate:
         subject = replace(self._subject, key=key, method=method, caller=caller)

@@ -7,7 +7,9 @@ instance's calls add up to its busy time exactly, however they overlap, and an e
 with 1 or 10,000 calls.
 
 Idle time counts beyond the free `free_ns` of each pause (IDLE), or from its first moment while
-`min_instances` reserves the instance (RESERVED).
+`min_instances` reserves the instance (RESERVED). Where the instance has a GPU (`counts_all`), the
+rest of its time counts too: the free part of each pause (FREE), and its suspension (ASLEEP). Then
+the charges of its calls and all idle time add up to the life of the meter.
 
 Source of the virtual clock: Parekh and Gallager, "A generalized processor sharing approach to flow
 control", 1993."""
@@ -18,19 +20,22 @@ import enum
 from dataclasses import dataclass
 
 from pilotlight.errors import Conflict
+from pilotlight.spec import pricing
 
 
 class IdleKind(enum.StrEnum):
     """IDLE: idle beyond the free window. RESERVED: idle because min_instances reserves the
-    instance."""
+    instance. FREE: idle within the free window, or stopping. ASLEEP: suspended."""
 
     IDLE = "IDLE"
     RESERVED = "RESERVED"
+    FREE = pricing.FREE_IDLE
+    ASLEEP = pricing.ASLEEP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleSpan:
-    """Unbilled idle time of one kind. It began at `started_ns` on the meter's clock and may have
+    """Unrecorded idle time of one kind. It began at `started_ns` on the meter's clock and may have
     been interrupted."""
 
     kind: IdleKind
@@ -49,16 +54,19 @@ class InstanceMeter:
         "_billed_to",
         "_busy_ns",
         "_carry",
+        "_counts_all",
         "_free_ns",
         "_idle_from",
         "_is_reserved",
+        "_is_serving",
         "_last",
         "_open",
+        "_out_of_service",
         "_spans",
         "_virtual",
     )
 
-    def __init__(self, started_ns: int, *, free_ns: int = 0) -> None:
+    def __init__(self, started_ns: int, *, free_ns: int = 0, counts_all: bool = False) -> None:
         self._virtual = 0
         self._carry = 0
         self._last = started_ns
@@ -66,6 +74,9 @@ class InstanceMeter:
         self._open: dict[str, int] = {}
         self._free_ns = free_ns
         self._is_reserved = False
+        self._counts_all = counts_all
+        self._is_serving = True
+        self._out_of_service: IdleKind | None = None
         self._idle_from = started_ns
         self._billed_to = started_ns
         self._spans: dict[IdleKind, tuple[int, int]] = {}
@@ -80,6 +91,11 @@ class InstanceMeter:
     def in_flight(self) -> int:
         """Number of running calls."""
         return len(self._open)
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether the instance takes calls."""
+        return self._is_serving
 
     @property
     def busy_ns(self) -> int:
@@ -131,6 +147,15 @@ class InstanceMeter:
                 self._cut_idle(now_ns)
             self._is_reserved = is_reserved
 
+    def end_service(self, now_ns: int, kind: IdleKind | None) -> None:
+        """From `now_ns` on the instance takes no calls and is not paid for: its time is of this
+        kind (ASLEEP, FREE); None = it does not count, as it has ended or is being resumed. May be
+        called again, with another kind."""
+        if not self._open:
+            self._cut_idle(now_ns)
+        self._is_serving = False
+        self._out_of_service = kind
+
     def consume_idle(self, now_ns: int) -> list[IdleSpan]:
         """Return the idle time up to `now_ns` that was not returned before, one span per kind. A
         pause in progress is split here."""
@@ -153,11 +178,22 @@ class InstanceMeter:
         self._virtual += share
 
     def _cut_idle(self, now_ns: int) -> None:
+        counted_to = self._billed_to
+        if now_ns <= counted_to:
+            return
+        self._billed_to = now_ns
+        if not self._is_serving:
+            if self._counts_all and self._out_of_service is not None:
+                self._add_idle(self._out_of_service, counted_to, now_ns)
+            return
         free_until = self._idle_from if self._is_reserved else self._idle_from + self._free_ns
-        started = free_until if free_until > self._billed_to else self._billed_to
+        started = free_until if free_until > counted_to else counted_to
         if now_ns > started:
             kind = IdleKind.RESERVED if self._is_reserved else IdleKind.IDLE
-            first, billed = self._spans.get(kind, (started, 0))
-            self._spans[kind] = (first, billed + now_ns - started)
-        if now_ns > self._billed_to:
-            self._billed_to = now_ns
+            self._add_idle(kind, started, now_ns)
+        if self._counts_all and started > counted_to:
+            self._add_idle(IdleKind.FREE, counted_to, min(started, now_ns))
+
+    def _add_idle(self, kind: IdleKind, started_ns: int, ended_ns: int) -> None:
+        first, counted = self._spans.get(kind, (started_ns, 0))
+        self._spans[kind] = (first, counted + ended_ns - started_ns)

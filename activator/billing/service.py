@@ -8,7 +8,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -32,7 +32,8 @@ from activator.worker_client.connection import (
 from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.core.transport.endpoint import Endpoint
 from pilotlight.protocol import BUDGETS_PATH, USAGE_PATH, BudgetState
-from pilotlight.spec.pricing import Rates
+from pilotlight.spec.pricing import GpuState, Rates
+from snapshotter.types import GpuGrant
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,18 @@ class ClosableLedger(Ledger, BudgetSource, Protocol):
 
     async def aclose(self) -> None:
         """Close the connections."""
+        ...
+
+
+class UsageObserver(Protocol):
+    """Counts usage in metrics."""
+
+    def unbilled(self) -> None:
+        """A call was served without a billing record."""
+        ...
+
+    def gpu_time(self, subject: UsageSubject, gpu: str, state: GpuState, seconds: float) -> None:
+        """GPUs of this kind were in this state for so many GPU seconds."""
         ...
 
 
@@ -157,13 +170,13 @@ class BillingService:
         ledger: ClosableLedger,
         shared: SharedBudgets | None = None,
         is_served_unbilled: bool = False,
-        on_unbilled: Callable[[], None] | None = None,
+        observer: UsageObserver | None = None,
     ) -> None:
         """Opens the journal and recovers what the last process left. Raises JournalInUse,
         JournalFull.
 
         `shared`: None = this is the only activator. `is_served_unbilled`: a call that the journal
-        has no room for runs all the same, and `on_unbilled` is called (`journal_full: serve`)."""
+        has no room for runs all the same, and is counted (`journal_full: serve`)."""
         self.journal, self.recovered = Journal.open(directory, activator=activator, sync_s=sync_s)
         self._free_idle_ns = int(free_idle_s * 1e9)
         self._ledger = ledger
@@ -182,7 +195,7 @@ class BillingService:
         )
         self.unbilled = 0
         self._is_served_unbilled = is_served_unbilled
-        self._on_unbilled = on_unbilled
+        self._observer = observer
         self._unbilled_logged_at = -UNBILLED_LOG_S
         if self.recovered.lost or self.recovered.unfinished:
             log.warning(
@@ -194,8 +207,13 @@ class BillingService:
     def __repr__(self) -> str:
         return f"<BillingService {self.journal!r} {self.shipper!r} {self.budgets!r}>"
 
-    def account(self, target: CallTarget, instance_id: str) -> InstanceAccount:
-        """Create a new instance's account."""
+    def account(
+        self, target: CallTarget, instance_id: str, gpus: GpuGrant | None = None
+    ) -> InstanceAccount:
+        """Create a new instance's account. `gpus`: those that it was granted, by which it is
+        priced; None = the first kind that its revision names.
+
+        Raises Unavailable when the granted kind has no price."""
         subject = UsageSubject(
             tenant=target.tenant,
             environment=target.environment,
@@ -209,7 +227,8 @@ class BillingService:
             self.journal,
             subject=subject,
             terms=BillingTerms(
-                footprint=target.footprint,
+                footprint=target.granted_footprint(gpus),
+                worst=target.footprint,
                 rates=target.rates,
                 free_ns=self._free_idle_ns,
                 limit_ns=_ns(target.spec.clocks.execution_s),
@@ -218,6 +237,7 @@ class BillingService:
             started_ns=time.monotonic_ns(),
             budgets=self.budgets,
             on_unbilled=self._count_unbilled if self._is_served_unbilled else None,
+            on_gpu_time=self._observer.gpu_time if self._observer is not None else None,
         )
 
     def is_spent(self, target: CallTarget) -> bool:
@@ -258,8 +278,8 @@ class BillingService:
 
     def _count_unbilled(self) -> None:
         self.unbilled += 1
-        if self._on_unbilled is not None:
-            self._on_unbilled()
+        if self._observer is not None:
+            self._observer.unbilled()
         now_s = time.monotonic()
         if now_s - self._unbilled_logged_at >= UNBILLED_LOG_S:
             self._unbilled_logged_at = now_s

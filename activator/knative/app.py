@@ -10,6 +10,7 @@ from activator.knative.agent_addresses import AgentAddresses
 from activator.knative.deletion_cost import DeletionCosts
 from activator.knative.fleet import KnativeFleet, PodTargets
 from activator.knative.lazy_client import LazyCluster
+from activator.knative.node_gpus import NodeGpus
 from activator.knative.pod_leases import InMemoryPodLeases, PodLeaseStore
 from activator.knative.pod_watcher import Pod, PodWatcher
 from activator.knative.readiness_probe import PROXY_PORT, WORKER_PORT
@@ -82,7 +83,11 @@ def cluster_parts(settings: ClusterSettings, around: FleetContext) -> ClusterPar
         pods=pods,
         claims=_claims(around),
         summons=summons,
-        targets=PodTargets(target_of=lambda pod: _target_of(table, pod), whereabouts=whereabouts),
+        targets=PodTargets(
+            target_of=lambda pod: _target_of(table, pod),
+            whereabouts=whereabouts,
+            gpus=NodeGpus(settings),
+        ),
         member=around.member,
         port=PROXY_PORT if is_kpa else WORKER_PORT,
         grace_s=settings.unschedulable_grace_s,

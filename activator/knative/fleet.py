@@ -22,6 +22,7 @@ from typing import Any
 from activator.knative import start_failure
 from activator.knative.activation_requests import Whereabouts
 from activator.knative.lazy_client import Access
+from activator.knative.node_gpus import NodeGpus
 from activator.knative.pod_leases import ClaimsUnreachable, PodLeaseStore
 from activator.knative.pod_registry import OwnedPod, PendingStart
 from activator.knative.pod_status import Blocker, WorkerExit
@@ -38,7 +39,6 @@ from pilotlight.kubernetes.kinds import POD
 from snapshotter import errors
 from snapshotter.types import (
     AgentEvent,
-    GpuGrant,
     InstanceId,
     InstanceInfo,
     InstanceState,
@@ -73,10 +73,12 @@ unavailable."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodTargets:
-    """Which target a pod belongs to (None: it has no route), and where a target's pods are made."""
+    """Which target a pod belongs to (None: it has no route), where a target's pods are made, and
+    which GPUs a pod has."""
 
     target_of: Callable[[Pod], CallTarget | None]
     whereabouts: Whereabouts
+    gpus: NodeGpus
 
 
 class KnativeFleet(PodFleetLimits):
@@ -212,7 +214,10 @@ class KnativeFleet(PodFleetLimits):
             candidates = {
                 pod.life: pod
                 for pod in pods
-                if pod.is_usable and pod.life not in self._held and pod.uid not in self._replaced
+                if pod.is_usable
+                and pod.life not in self._held
+                and pod.uid not in self._replaced
+                and self._targets.gpus.is_known(target, pod)
             }
             for pod in candidates.values():
                 self.readiness.probe(pod)
@@ -312,6 +317,9 @@ class KnativeFleet(PodFleetLimits):
         if not self.pods.synced.is_set():
             return "the cluster's API server does not answer"
         pods = [pod for pod in self.pods.of(target.key) if pod.life not in self._held]
+        for pod in pods:
+            if pod.is_usable and not self._targets.gpus.is_known(target, pod):
+                return self._targets.gpus.describe(pod)
         worker_said = next(
             (error for pod in pods if (error := self.readiness.last_error(pod.life))), ""
         )
@@ -342,7 +350,7 @@ class KnativeFleet(PodFleetLimits):
             memory_bytes=launch.memory_bytes,
             cpu=launch.cpu,
             labels=launch.labels,
-            gpus=GpuGrant.unidentified(launch.gpu, launch.gpu_count),
+            gpus=self._targets.gpus.grant(target, pod),
         )
 
     # -- stops -------------------------------------------------------------------------------------
@@ -522,6 +530,7 @@ class KnativeFleet(PodFleetLimits):
         """Follow the cluster and state our claims periodically, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.pods.follow(self._cluster), name="pods")
+            tasks.create_task(self._targets.gpus.follow(self._cluster), name="GPUs of nodes")
             tasks.create_task(self._run_heartbeat(), name="claims")
 
     async def _run_heartbeat(self) -> None:
@@ -577,11 +586,23 @@ class KnativeFleet(PodFleetLimits):
         infos = []
         for held in list(self._held.values()):
             target = self._targets.target_of(held.pod)
-            if target is not None and held.pod.ip is not None:
+            if (
+                target is not None
+                and held.pod.ip is not None
+                and await self._are_gpus_known(target, held.pod)
+            ):
                 infos.append(self._info(target, held.pod, held.instance, StartKind.WARM, {}))
             else:
                 await self._release(held.pod.life)
         return infos
+
+    async def _are_gpus_known(self, target: CallTarget, pod: Pod) -> bool:
+        """Whether a pod can be billed, once the cluster's nodes are known."""
+        if not self._targets.gpus.is_known(target, pod):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ADOPT_S):
+                    await self._targets.gpus.synced.wait()
+        return self._targets.gpus.is_known(target, pod)
 
     async def _restore_claims(self) -> None:
         """Restore the claims of this member from before its restart."""

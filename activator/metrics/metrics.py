@@ -15,6 +15,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from activator.billing.shipping import Lag
+from activator.billing.usage_pricing import UsageSubject
 from activator.call_stats.observer import CallStats
 from activator.calls.call import AnsweredCall
 from activator.coordination.state import SharedStatistics
@@ -40,6 +41,7 @@ from activator.metrics.llm import LlmMetrics
 from activator.routing.route_table import CallTarget
 from pilotlight.errors import BudgetReserved, OverBudget, OverQuota, PilotlightError, Shed
 from pilotlight.protocol import HEADER_BATCH
+from pilotlight.spec.pricing import GpuState
 from snapshotter.types import InstanceInfo
 
 __all__ = ["DEFAULT_SERIES", "OTHER", "LabelLimiter", "Metrics"]
@@ -98,6 +100,13 @@ class Metrics:
             "From arrival to a slot, of calls that did not find one free.",
             ("priority",),
             buckets=FAST,
+            registry=self.registry,
+        )
+        self._gpu_seconds = Counter(
+            "pilotlight_gpu_seconds",
+            "Time of granted GPUs that was recorded, by kind and state: start, idle_free, "
+            "idle_paid, busy, asleep.",
+            (*FUNCTION, "gpu", "state"),
             registry=self.registry,
         )
         self._unbilled = Counter(
@@ -239,6 +248,11 @@ class Metrics:
         """Count a call that was served without a billing record."""
         self._unbilled.inc()
 
+    def gpu_time(self, subject: UsageSubject, gpu: str, state: GpuState, seconds: float) -> None:
+        """Count recorded GPU seconds of a function."""
+        labels = self.functions.of(subject.tenant, subject.app, subject.function)
+        self._gpu_seconds.labels(*labels, gpu, state.value).inc(seconds)
+
     def instance_ready(self, target: CallTarget, info: InstanceInfo, seconds: float) -> None:
         """Count an instance that has started."""
         self.observer.started(target, ok=True)
@@ -306,7 +320,7 @@ class Metrics:
 
     def _forget(self, labels: tuple[str, ...]) -> None:
         named = dict(zip(FUNCTION, labels, strict=True))
-        for metric in (self._cold, self._start, self._start_failures):
+        for metric in (self._cold, self._start, self._start_failures, self._gpu_seconds):
             metric.remove_by_labels(named)
         for part in (self.batches, self._indicators, self.language):
             part.forget(labels)

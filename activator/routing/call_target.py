@@ -11,8 +11,8 @@ from pilotlight.protocol import FunctionRoute
 from pilotlight.spec.function import FunctionSpec, MethodSpec, from_json
 from pilotlight.spec.identifiers import MAX_NAME_LENGTH
 from pilotlight.spec.policies import Objectives
-from pilotlight.spec.pricing import Footprint, Rates, rate_per_s
-from snapshotter.types import LaunchSpec
+from pilotlight.spec.pricing import Footprint, Rates, dearest_gpu, price_name_of, rate_per_s
+from snapshotter.types import GpuGrant, LaunchSpec
 
 
 class CallTarget:
@@ -22,6 +22,8 @@ class CallTarget:
         is_stable: the rollback target of a rollout: it keeps capacity for all of the function's
             traffic.
         is_shadow: it gets copies of calls, and answers only callers that name it.
+        footprint: of its dearest instance: with the acceptable GPU kind of the highest price.
+            Budgets reserve by it; `granted_footprint` is what an instance is priced by.
         batched: methods whose calls are batched, each with its maximum batch size; mostly none.
     """
 
@@ -84,21 +86,12 @@ class CallTarget:
         self.warm_head = (
             b"pilotlight-revision: %s\r\npilotlight-start: WARM\r\n" % revision.encode()
         )
-        gpu = self.spec.resources.gpu[0] if self.spec.resources.gpu else None
-        self.footprint = Footprint(
-            cpu=self.spec.resources.cpu,
-            memory_bytes=self.spec.resources.memory_bytes,
-            gpu=gpu,
-            gpu_count=self.spec.resources.gpu_count,
-        )
         self.rates = rates
         try:
-            self.rate_per_s: Decimal = rate_per_s(self.footprint, rates)
+            self.footprint = self._footprint(dearest_gpu(self.spec.resources.gpu, rates))
         except KeyError as e:
-            raise errors.Unavailable(
-                f"no price for accelerator {gpu!r} in platform.yaml: add prices.gpu_s.{gpu}",
-                retry_after_s=60,
-            ) from e
+            raise _without_price(str(e.args[0])) from e
+        self.rate_per_s: Decimal = rate_per_s(self.footprint, rates)
         self._checks: dict[str, ArgumentValidator] = {}
 
     def __repr__(self) -> str:
@@ -108,6 +101,39 @@ class CallTarget:
     def name(self) -> str:
         """`<tenant>/<environment>/<app>/<function>`."""
         return f"{self.tenant}/{self.environment}/{self.app}/{self.function}"
+
+    def granted_footprint(self, gpus: GpuGrant | None) -> Footprint:
+        """Return the footprint of an instance that was granted these GPUs: what it is priced by.
+        Without a grant, whose kind the node did not record, the first kind that the spec names.
+
+        Raises Unavailable when the kind has no price."""
+        requested = self.spec.resources.gpu
+        if not requested:
+            return self.footprint
+        granted = gpus.kind if gpus is not None and gpus.kind else requested[0]
+        try:
+            kind = price_name_of(granted, requested, self.rates)
+        except KeyError as e:
+            raise _without_price(granted) from e
+        count = len(gpus.devices) if gpus is not None else self.footprint.gpu_count
+        return replace(self.footprint, gpu=kind, gpu_count=count)
+
+    def missing_price(self, gpus: GpuGrant | None) -> errors.Unavailable | None:
+        """Why an instance with these GPUs cannot be billed; None where it can."""
+        try:
+            self.granted_footprint(gpus)
+        except errors.Unavailable as e:
+            return e
+        return None
+
+    def _footprint(self, gpu: str | None) -> Footprint:
+        resources = self.spec.resources
+        return Footprint(
+            cpu=resources.cpu,
+            memory_bytes=resources.memory_bytes,
+            gpu=gpu,
+            gpu_count=max(1, resources.gpu_count) if gpu is not None else 0,
+        )
 
     def method(self, name: str) -> MethodSpec:
         """Return a method. Raises NotFound with the existing methods."""
@@ -135,6 +161,13 @@ class CallTarget:
                 f"schema of {self.app}/{self.function} in revision {self.revision}",
             )
         return check
+
+
+def _without_price(gpu: str) -> errors.Unavailable:
+    return errors.Unavailable(
+        f"no price for GPU kind {gpu!r} in platform.yaml: add prices.gpu_s.{gpu}",
+        retry_after_s=60,
+    )
 
 
 def _kept(spec: FunctionSpec, min_instances: int | None) -> FunctionSpec:

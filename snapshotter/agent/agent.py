@@ -14,6 +14,7 @@ from snapshotter.agent.launch_signature import verify_launch
 from snapshotter.checkpointing.api import SnapshotApi
 from snapshotter.errors import InstanceUnknown, SnapshotterError
 from snapshotter.events import Events, WatcherTooSlow
+from snapshotter.gpus.view import GpuView
 from snapshotter.linux import proc
 from snapshotter.slots.instances import Instance, Instances
 from snapshotter.slots.launch_plan import ImageStore
@@ -42,6 +43,7 @@ class Agent:
         logs: Logs,
         events: Events,
         snapshots: SnapshotApi,
+        gpus: GpuView,
         probe: Callable[[], Awaitable[Mapping[str, Any]]],
     ) -> None:
         self._starter = starter
@@ -52,6 +54,7 @@ class Agent:
         self._logs = logs
         self._events = events
         self._snapshots = snapshots
+        self._gpus = gpus
         self._probe = probe
 
     def __repr__(self) -> str:
@@ -61,6 +64,11 @@ class Agent:
     def snapshots(self) -> SnapshotApi:
         """Snapshots of this node."""
         return self._snapshots
+
+    @property
+    def gpus(self) -> GpuView:
+        """Use of the node's GPUs."""
+        return self._gpus
 
     def operations(self) -> Mapping[str, RpcOperation]:
         """Operations by name, for `pilotlight.core.rpc.serve_rpc`."""
@@ -80,6 +88,7 @@ class Agent:
             "delete_snapshots": self._delete_snapshots,
             "capabilities": self._capabilities,
             "usage": self._usage,
+            "gpus": self._list_gpus,
             "watch": self._watch,
             "logs": self._read_logs,
             "exec": self._exec,
@@ -160,7 +169,12 @@ class Agent:
             "cpu_ns": instance.cpu_ns(),
             "memory_bytes": proc.rss_bytes(pid) if memory_bytes is None else memory_bytes,
             "pss_bytes": await asyncio.to_thread(proc.pss_bytes, pid),
+            "gpus": [use.to_json() for use in self._gpus.of_instance(instance.info.id)],
         }
+
+    async def _list_gpus(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
+        await self._gpus.refresh()
+        return {"gpus": [use.to_json() for use in self._gpus.now()]}
 
     async def _watch(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         with self._events.watching() as watcher:

@@ -130,6 +130,7 @@ def _start_background(
     background = [
         asyncio.create_task(pruning, name="prune bundles and logs"),
         asyncio.create_task(node.snapshots.verify_all(), name="verify snapshots"),
+        asyncio.create_task(node.gpu_view.run(), name="use of GPUs"),
     ]
     if settings.log_refused_calls:
         watching = SeccompLog(_labels_by_group(node)).watch()

@@ -20,6 +20,7 @@ from snapshotter.cuda.devices import Devices, NoDevices
 from snapshotter.events import Events
 from snapshotter.gpus.grants import GpuGrants
 from snapshotter.gpus.inventory import GpuInventory
+from snapshotter.gpus.view import GpuHolder, GpuView
 from snapshotter.linux.cgroups import Cgroups
 from snapshotter.linux.dns_servers import DnsServers, NetworkAccess
 from snapshotter.linux.egress_policy import EVERYWHERE
@@ -114,6 +115,7 @@ class Node(_Base):
     starter: InstanceStarter
     builder: BackgroundBuilder
     snapshots: SnapshotApi
+    gpu_view: GpuView
     agent: Agent
 
     def refresh_metrics(self) -> None:
@@ -125,6 +127,7 @@ class Node(_Base):
             parked=self.templates.parked(),
         )
         self.metrics.observe_gpus(self.gpus.count_by_kind(), self.gpus.fragmentation())
+        self.metrics.observe_gpu_use(self.gpu_view.now())
         self.snapshots.observe()
 
 
@@ -208,6 +211,11 @@ def assemble(
         weights=Weights(parts.weights),
     )
     starter = _starter(base, template_booter=template_booter, strategy=strategy, room=room)
+    gpu_view = GpuView(
+        inventory=parts.gpus,
+        holders=lambda: _gpu_users(base.instances),
+        models=parts.weights,
+    )
     agent = Agent(
         starter=starter,
         instances=base.instances,
@@ -216,6 +224,7 @@ def assemble(
         logs=base.logs,
         events=base.events,
         snapshots=snapshots,
+        gpus=gpu_view,
         probe=lambda: parts.probe(cgroups),
     )
     return Node(
@@ -224,6 +233,7 @@ def assemble(
         starter=starter,
         builder=builder,
         snapshots=snapshots,
+        gpu_view=gpu_view,
         agent=agent,
     )
 
@@ -344,6 +354,19 @@ def _base(
 def _gpu_holders(instances: Instances, slot_allocator: SlotAllocator) -> Iterator[GpuGrant | None]:
     yield from (instance.info.gpus for instance in instances)
     yield from (occupied.gpus for occupied in slot_allocator.occupied_slots.values())
+
+
+def _gpu_users(instances: Instances) -> Iterator[GpuHolder]:
+    for instance in instances:
+        if instance.info.gpus is not None:
+            launch = instance.occupied.launch if instance.occupied is not None else None
+            yield GpuHolder(
+                instance=instance.info.id,
+                labels=instance.info.labels,
+                state=instance.info.state,
+                grant=instance.info.gpus,
+                manifests=tuple(w.manifest for w in launch.weights) if launch is not None else (),
+            )
 
 
 def _restores(

@@ -16,7 +16,7 @@ from pilotlight.core.rpc import RpcGuest, RpcOperation, SendPart
 from pilotlight.core.settings import Paths
 from snapshotter.errors import OrderRefused
 
-PLAIN = ("instances", "templates", "drop_template", "snapshots", "capabilities")
+PLAIN = ("instances", "templates", "drop_template", "snapshots", "capabilities", "gpus")
 """Operations whose arguments are only looked up among existing objects."""
 _INSTANCE = re.compile(r"i-[0-9a-f]{16}\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")

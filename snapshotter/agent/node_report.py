@@ -25,6 +25,7 @@ from pilotlight.core.settings import SettingsInvalid
 from pilotlight.core.transport.controller_client import controller_client
 from pilotlight.core.transport.endpoint import Endpoint
 from snapshotter.cuda.memory import GpuMemory, GpuMemoryUnknown, MemoryReader
+from snapshotter.gpus.view import GpuUse
 from snapshotter.types import (
     NODES_PATH,
     NodeGpu,
@@ -91,8 +92,9 @@ class Reporter:
         snapshots: Callable[[], Sequence[SnapshotInfo]],
         memory: MemoryReader | None,
         pods: Callable[[], int],
+        gpu_uses: Callable[[], Sequence[GpuUse]] = tuple,
     ) -> None:
-        """`memory` None: the node has no GPUs."""
+        """`memory` None: the node has no GPUs. `gpu_uses`: of its devices, where NVML tells it."""
         self._client = controller_client(controller, token=token, timeout_s=_POST_TIMEOUT_S)
         self._node = node
         self._version = version
@@ -100,6 +102,7 @@ class Reporter:
         self._snapshots = snapshots
         self._memory = memory
         self._pods = pods
+        self._gpu_uses = gpu_uses
         self._failure = ""
         self._known_weights: tuple[str, ...] = ()
 
@@ -138,12 +141,13 @@ class Reporter:
             snapshots=snapshots,
             memory_bytes=total,
             memory_free_bytes=free,
-            gpus=tuple(
-                NodeGpu(product=g.name, uuid=g.uuid, total_bytes=g.total_bytes, is_free=g.is_free)
-                for g in gpus
-            ),
+            gpus=self._node_gpus(gpus),
             pods=self._pods(),
         )
+
+    def _node_gpus(self, gpus: Sequence[GpuMemory]) -> tuple[NodeGpu, ...]:
+        uses = {use.device.uuid: use for use in self._gpu_uses()}
+        return tuple(_node_gpu(gpu, uses.get(gpu.uuid)) for gpu in gpus)
 
     async def _hot_weights(self) -> tuple[str, ...]:
         try:
@@ -180,6 +184,19 @@ class Reporter:
             else:
                 _log.info("report.taken node=%s", self._node)
         return not failure
+
+
+def _node_gpu(gpu: GpuMemory, use: GpuUse | None) -> NodeGpu:
+    sample = use.sample if use is not None else None
+    return NodeGpu(
+        product=gpu.name,
+        uuid=gpu.uuid,
+        total_bytes=gpu.total_bytes,
+        is_free=gpu.is_free,
+        used_bytes=sample.used_bytes if sample is not None else None,
+        sm_utilisation=sample.sm_utilisation if sample is not None else None,
+        holder=dict(use.holder.labels) if use is not None and use.holder is not None else {},
+    )
 
 
 def memory_of_node(meminfo: Path = _MEMINFO) -> tuple[int, int]:

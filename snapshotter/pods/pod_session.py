@@ -25,11 +25,13 @@ from pilotlight.core.yield_budget import YieldBudget
 from snapshotter.agent.launch_signature import LaunchSigner
 from snapshotter.cuda.memory import MemoryReader
 from snapshotter.errors import SnapshotterError, Unsupported
+from snapshotter.gpus.view import GpuHolder
 from snapshotter.pods import gpus
 from snapshotter.pods.pod_process import pod_of_peer
 from snapshotter.pods.registration import Announcement, NotAdmitted
 from snapshotter.pods.restoring import PodRestores
 from snapshotter.pods.tenant_mounts import TenantMounts
+from snapshotter.types import GpuDevice, GpuGrant, InstanceState
 from weight_cache.errors import WeightCacheError
 
 _log = logging.getLogger(__name__)
@@ -83,6 +85,24 @@ class PodSession:
     def __repr__(self) -> str:
         pod = self.announcement.pod if self.announcement else "unannounced"
         return f"<PodSession of {self._tenant}/{pod} {'ready' if self.is_ready else 'waiting'}>"
+
+    def gpu_holder(self) -> GpuHolder | None:
+        """The GPUs that the pod says it has, by UUID; None without any."""
+        announced = self.announcement
+        devices = tuple(
+            GpuDevice(uuid=uuid, kind="")
+            for uuid in (announced.gpus if announced is not None else ())
+            if uuid.startswith(("GPU-", "MIG-"))
+        )
+        if announced is None or not devices:
+            return None
+        return GpuHolder(
+            instance=announced.pod,
+            labels=announced.launch.labels,
+            state=InstanceState.READY if self.is_ready else InstanceState.STARTING,
+            grant=GpuGrant(kind="", devices=devices),
+            manifests=tuple(mount.manifest for mount in announced.launch.weights),
+        )
 
     async def run(self) -> None:
         """Serve until the pod exits or is refused."""

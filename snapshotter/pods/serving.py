@@ -17,6 +17,7 @@ from snapshotter.agent.launch_signature import LaunchSigner
 from snapshotter.checkpointing.api import SnapshotApi
 from snapshotter.cuda.gpu_usage import cuda_node
 from snapshotter.cuda.memory import NvidiaSmi
+from snapshotter.gpus.view import GpuView
 from snapshotter.pods import tenant_listeners
 from snapshotter.pods.activator_search import ActivatorSearch
 from snapshotter.pods.pod_calls import PodCalls
@@ -35,6 +36,7 @@ async def opened(
     bundles: BundleStore,
     weights: WeightCacheClient,
     snapshots: SnapshotApi,
+    gpus: GpuView,
     runtime: Mapping[str, Path],
     environ: Mapping[str, str],
     restores: bool = False,
@@ -76,7 +78,11 @@ async def opened(
             snapshots=lambda: snapshots.infos({}),
             memory=memory if cuda_node().gpus else None,
             pods=lambda: len(serving.sessions()),
+            gpu_uses=gpus.now,
         )
+        gpus.pods = lambda: [
+            holder for session in serving.sessions() if (holder := session.gpu_holder()) is not None
+        ]
         async with contextlib.aclosing(reporter):
             reporting = asyncio.create_task(reporter.run(), name="report this node")
             try:

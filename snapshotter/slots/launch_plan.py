@@ -17,7 +17,7 @@ from pilotlight.core.transport.calls_socket import CALLS_DIRECTORY, CALLS_VARIAB
 from snapshotter.shim.child import CONTROL_FD
 from snapshotter.shim.sandbox import mounts
 from snapshotter.types import LaunchSpec
-from weight_cache.types import OpenedLease, Prediction, WeightsLease
+from weight_cache.types import ModelInfo, OpenedLease, Prediction, WeightsLease
 
 THREADS_OFF = {
     "OMP_NUM_THREADS": "1",
@@ -99,6 +99,8 @@ class WeightSource(Protocol):
     async def close(self, lease_id: str) -> bool: ...
 
     async def predict(self, manifest: str) -> Prediction: ...
+
+    async def models(self) -> list[ModelInfo]: ...
 
 
 @dataclass(frozen=True, kw_only=True)

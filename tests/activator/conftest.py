@@ -133,7 +133,7 @@ class Edge:
             free_idle_s=60.0,
             ledger=self.ledger,
             is_served_unbilled=settings.journal_full == "serve",
-            on_unbilled=self.metrics.unbilled,
+            observer=self.metrics,
         )
         self.queue = GlobalQueue(settings.max_queued)
         self.strangers = UnauthenticatedRateLimiter(rate_per_s=settings.unauthenticated_per_s)

@@ -32,7 +32,7 @@ from snapshotter.settings import SnapshotterSettings
 from snapshotter.types import InstanceId, InstanceInfo, LaunchSpec, RevisionKey
 from tests.fakes.fake_nvml import FakeGpu, inventory_of
 from weight_cache.errors import WeightCacheError
-from weight_cache.types import Lease, OpenedLease, Prediction, Tier, WeightsLease
+from weight_cache.types import Lease, ModelInfo, OpenedLease, Prediction, Tier, WeightsLease
 
 WORKER = Path(__file__).with_name("slot_worker.py")
 REPOSITORY = WORKER.parent.parent.parent
@@ -88,6 +88,10 @@ class FakeWeights:
     async def predict(self, manifest: str) -> Prediction:
         """As long as the test says."""
         return Prediction(tier=self.tier, seconds=self.expected_s, missing={})
+
+    async def models(self) -> list[ModelInfo]:
+        """None of which the size is known."""
+        return []
 
 
 class AgentHome:

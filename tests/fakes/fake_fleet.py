@@ -13,6 +13,7 @@ from activator.routing.route_table import CallTarget
 from snapshotter import errors
 from snapshotter.types import (
     AgentEvent,
+    GpuGrant,
     InstanceId,
     InstanceInfo,
     InstanceState,
@@ -39,7 +40,8 @@ class FakeFleet:
         `snapshots`, else COLD. refusal: what the next checkpoints raise, if anything. launched:
         launches of starts, in order. naps: (`ASLEEP` or `READY`, instance) of those that were put
         to sleep or woken, in order. nap_failures: what the next of these raise. cpu_file,
-        cpu_from_ns: of the instances that start from now on. dropped: revisions whose Template was
+        cpu_from_ns: of the instances that start from now on. gpus: what the next starts of a function
+        are granted. dropped: revisions whose Template was
         asked to go, in order.
     """
 
@@ -74,6 +76,7 @@ class FakeFleet:
         self.nap_failures: list[errors.SnapshotterError] = []
         self.cpu_file = ""
         self.cpu_from_ns = 0
+        self.gpus: dict[str, GpuGrant] = {}
         self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
 
     async def start(
@@ -110,6 +113,7 @@ class FakeFleet:
             info_of(target, instance_id, str(path), kind),
             cpu_file=self.cpu_file,
             cpu_from_ns=self.cpu_from_ns,
+            gpus=self.gpus.get(target.function),
         )
         return self.infos[instance_id]
 

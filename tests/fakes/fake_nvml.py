@@ -65,6 +65,7 @@ class FakeMig:
     ci: int = 0
     memory_bytes: int = 5 * GIB
     capabilities: tuple[int, int] = (0, 0)
+    used_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,8 @@ class FakeGpu:
     nvlink: tuple[str, ...] = ()
     mig: tuple[FakeMig, ...] | None = None
     is_lost: bool = False
+    used_bytes: int = 0
+    sm_percent: int | None = 0
 
 
 @dataclass(eq=False)
@@ -183,8 +186,14 @@ class FakeNvml:
         return self._whole(handle).minor
 
     def nvmlDeviceGetMemoryInfo(self, handle: FakeGpu | FakeMig) -> SimpleNamespace:  # noqa: N802
-        total = self._known(handle).memory_bytes
-        return SimpleNamespace(total=total, used=0, free=total)
+        total, used = self._known(handle).memory_bytes, handle.used_bytes
+        return SimpleNamespace(total=total, used=used, free=total - used)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: FakeGpu | FakeMig) -> SimpleNamespace:  # noqa: N802
+        known = self._known(handle)
+        if not isinstance(known, FakeGpu) or known.sm_percent is None:
+            raise NotSupported(3, "Not Supported")
+        return SimpleNamespace(gpu=known.sm_percent, memory=0)
 
     def nvmlDeviceGetMemoryAffinity(  # noqa: N802
         self,

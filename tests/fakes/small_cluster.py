@@ -6,10 +6,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from decimal import Decimal
 from pathlib import Path
 
 from activator.knative.activation_requests import ActivationRequests
 from activator.knative.fleet import KnativeFleet, PodTargets
+from activator.knative.node_gpus import NodeGpus
 from activator.knative.pod_leases import InMemoryPodLeases, PodLeaseStore
 from activator.knative.pod_watcher import PodWatcher
 from activator.knative.scale_request import ScaleRequester
@@ -19,13 +21,15 @@ from pilotlight.kubernetes.credentials import find_credentials
 from pilotlight.kubernetes.names import function_selector
 from pilotlight.kubernetes.retry_policy import RetryDelays
 from pilotlight.kubernetes.settings import ClusterSettings
+from pilotlight.spec.pricing import Rates
 from snapshotter.types import InstanceId, InstanceInfo
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
 from tests.fakes.kubernetes.server import ApiServer
 from tests.fakes.pod_maker import PodMaker, whereabouts
-from tests.fakes.routes import spec_of, target_of
+from tests.fakes.routes import route_of, spec_of
 
 NO_SECRETS: Mapping[str, str] = {}
+NO_PRICES: Mapping[str, int] = {}
 PATIENCE = CallDeadlines(
     pauses=RetryDelays(first_s=0.01, most_s=0.05),
     watch_pauses=RetryDelays(first_s=0.01, most_s=0.1),
@@ -65,9 +69,15 @@ class World:
         self.woken.set()
         return WorkerAnswer(status=self.wake_status)
 
-    def target(self, name: str = "hello", **more: object) -> CallTarget:
-        """A function's revision."""
-        target = target_of(spec_of(name, **more))  # type: ignore[arg-type]
+    def target(
+        self, name: str = "hello", *, prices: Mapping[str, int] = NO_PRICES, **more: object
+    ) -> CallTarget:
+        """A function's revision. `prices`: of kinds of GPUs."""
+        rates = Rates(
+            version="test", gpu_s={kind: Decimal(price) for kind, price in prices.items()}
+        )
+        route = route_of(spec_of(name, **more))  # type: ignore[arg-type]
+        target = CallTarget(route, route.traffic[0][0], rates)
         self.targets[target.key] = target
         return target
 
@@ -92,7 +102,9 @@ class World:
                 self.wake_url, whereabouts=whereabouts, waiting_of=lambda _: self.waiting
             ),
             targets=PodTargets(
-                target_of=lambda pod: self.targets.get(pod.key), whereabouts=whereabouts
+                target_of=lambda pod: self.targets.get(pod.key),
+                whereabouts=whereabouts,
+                gpus=NodeGpus(settings),
             ),
             member=member,
             port=port,

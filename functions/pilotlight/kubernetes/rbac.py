@@ -140,6 +140,7 @@ _ACTIVATOR = (
     _right(kinds.POD, _READ, "instances"),
     _right(kinds.ENDPOINT_SLICE, _READ, "addresses of instances"),
     _right(kinds.DEPLOYMENT, _READ, "why a revision's pods cannot be created"),
+    _right(kinds.NODE, ("list", "watch"), "the kind of GPU that a pod was granted"),
     _right(
         kinds.POD,
         ("patch", "delete"),

@@ -5,14 +5,12 @@ digits, and is stored with its record, so a bill is the plain sum of its records
 
 from __future__ import annotations
 
+import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from decimal import Decimal, InvalidOperation, localcontext
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
+from typing import Any
 
 GIB = 1024**3
 _NS_PER_S = Decimal(10**9)
@@ -35,7 +33,8 @@ class Rates:
     Attributes:
         version: version of the list, stored in every record priced by it.
         cpu_core_s, memory_gib_s: price per second of one core, and of one GiB.
-        gpu_s: price per second of one accelerator, by its name.
+        gpu_s: price per second of one accelerator, by its kind: of a whole GPU (`H100`), or of a
+            MIG instance of one profile (`H100-MIG-3g.40gb`).
         request: price per call.
         token_in, token_out: price per token of a language model.
         start_factor: share of the execution rate charged while an instance starts; 0 = cold starts
@@ -80,7 +79,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """The resources of one instance: cores, bytes, accelerators by name."""
+    """The resources of one instance: cores, bytes, and its accelerators: their kind and number."""
 
     cpu: float
     memory_bytes: int
@@ -97,8 +96,11 @@ GPU_S = {
     "L4": "0.000222",
     "T4": "0.000164",
 }
-"""Default prices of a second of one GPU; platform.yaml overrides them. A type without a price
+"""Default prices of a second of one GPU; platform.yaml overrides them. A kind without a price
 cannot be requested."""
+ANY_GPU = "any"
+"""Requests a GPU of whatever kind; it is priced as the kind that was granted. `gpu_s.any` is the
+price of kinds that the list does not name, if there is one."""
 ONE_CORE = Footprint(cpu=1.0, memory_bytes=0)
 """Footprint of CPU and BUILD records, which measure CPU time: one second of it is one core's."""
 
@@ -110,6 +112,43 @@ def rate_per_s(footprint: Footprint, rates: Rates) -> Decimal:
     memory = Decimal(footprint.memory_bytes) / GIB * rates.memory_gib_s
     gpu = rates.gpu_s[footprint.gpu] * footprint.gpu_count if footprint.gpu else Decimal(0)
     return cpu + memory + gpu
+
+
+def is_any_gpu(kind: str) -> bool:
+    """Whether a requested kind stands for every kind."""
+    return kind.lower() == ANY_GPU
+
+
+def acceptable_gpus(requested: Sequence[str], rates: Rates) -> tuple[str, ...]:
+    """Return the kinds that an instance may be granted, in the order of preference; `any` stands
+    for every kind of the price list. Raises KeyError with the first one that has no price."""
+    found: list[str] = []
+    for kind in requested:
+        if is_any_gpu(kind):
+            if not rates.gpu_s:
+                raise KeyError(kind)
+            found += sorted(rates.gpu_s)
+        elif kind not in rates.gpu_s:
+            raise KeyError(kind)
+        else:
+            found.append(kind)
+    return tuple(dict.fromkeys(found))
+
+
+def price_name_of(granted: str, requested: Sequence[str], rates: Rates) -> str:
+    """Return the name in the price list of a kind that was granted. Raises KeyError with the kind
+    when it has no price."""
+    if granted in rates.gpu_s:
+        return granted
+    if ANY_GPU in rates.gpu_s and any(map(is_any_gpu, requested)):
+        return ANY_GPU
+    raise KeyError(granted)
+
+
+def dearest_gpu(requested: Sequence[str], rates: Rates) -> str | None:
+    """Return the acceptable kind with the highest price, which is the worst case of a call; None
+    without a GPU. Raises KeyError like `acceptable_gpus`."""
+    return max(acceptable_gpus(requested, rates), key=lambda kind: rates.gpu_s[kind], default=None)
 
 
 def price_duration(billed_ns: int, per_s: Decimal, per_request: Decimal = Decimal(0)) -> Decimal:
@@ -132,16 +171,45 @@ def charged_ns(billed_ns: int, *, minimum_ms: int, rounding_ms: int) -> int:
     return -(-ns // step) * step if step else ns
 
 
+class GpuState(enum.StrEnum):
+    """What an instance does with the GPUs that it was granted. IDLE_FREE: idle, stopping, or kept
+    for copies of calls; nobody pays for it. IDLE_PAID: idle beyond the free window, or reserved."""
+
+    START = "start"
+    IDLE_FREE = "idle_free"
+    IDLE_PAID = "idle_paid"
+    BUSY = "busy"
+    ASLEEP = "asleep"
+
+
+FREE_START, FREE_IDLE, ASLEEP = "FREE_START", "FREE_IDLE", "ASLEEP"
+"""Kinds of records that cost nothing and account for time of granted GPUs. Only instances with a
+GPU have them."""
+GPU_STATES: Mapping[str, GpuState] = {
+    "START": GpuState.START,
+    FREE_START: GpuState.START,
+    FREE_IDLE: GpuState.IDLE_FREE,
+    "IDLE": GpuState.IDLE_PAID,
+    "RESERVED": GpuState.IDLE_PAID,
+    "CALL": GpuState.BUSY,
+    "SHADOW": GpuState.BUSY,
+    ASLEEP: GpuState.ASLEEP,
+}
+"""The state that each kind of record measures; other kinds measure no GPU time."""
+UNPAID_KINDS = frozenset({"SHADOW", FREE_START, FREE_IDLE, ASLEEP})
+"""Kinds of records that cost nothing."""
+
+
 def kind_factor(kind: str, rates: Rates) -> Decimal:
     """Return the share of the execution rate that this kind of record costs: 1 for a CALL, 0 for a
-    SHADOW."""
+    SHADOW and for time that nobody pays for."""
     factors = {
         "IDLE": rates.idle_factor,
         "RESERVED": rates.reserved_factor,
         "START": rates.start_factor,
         "CPU": rates.cpu_factor,
         "BUILD": rates.build_factor,
-        "SHADOW": Decimal(0),
+        **dict.fromkeys(UNPAID_KINDS, Decimal(0)),
     }
     return factors.get(kind, Decimal(1))
 

@@ -295,7 +295,7 @@ def test_what_is_used_after_the_stop_is_owed_and_no_idle_time(tmp_path: Path) ->
     world.settle()
     world.machine.run(5, cores=1)
     for _ in range(2):
-        world.account.end_cpu(cpu_ns=world.machine.used_ns, at_ns=world.at_ns)
+        world.account.finish(cpu_ns=world.machine.used_ns, now_ns=world.now_ns, at_ns=world.at_ns)
     assert world.records() == [("RESERVED", SECOND), ("CPU", 5 * SECOND)]
     assert world.machine.is_closed
 

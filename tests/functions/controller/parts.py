@@ -113,6 +113,7 @@ class SmallAgent:
     templates: list[TemplateInfo] = field(default_factory=list)
     snapshots: list[SnapshotInfo] = field(default_factory=list)
     memory: dict[str, int] = field(default_factory=dict)
+    gpus: list[Mapping[str, Any]] = field(default_factory=list)
     lines: list[dict[str, Any]] = field(default_factory=list)
     logs_failure: SnapshotterError | None = None
     asked: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
@@ -142,6 +143,7 @@ class SmallAgent:
             "prove_snapshot": self._prove,
             "delete_snapshots": self._delete,
             "usage": self._usage,
+            "gpus": self._gpus,
             "delete_image": self._delete_image,
         }
         return await serve_rpc(path, operations, _describe)
@@ -157,6 +159,9 @@ class SmallAgent:
         if args["instance_id"] not in self.memory:
             raise InstanceUnknown(f"no instance {args['instance_id']}")
         return {"cpu_ns": 0, "memory_bytes": self.memory[args["instance_id"]], "pss_bytes": 0}
+
+    async def _gpus(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
+        return {"gpus": self.gpus}
 
     async def _templates(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
         return {"templates": [t.to_json() for t in self.templates]}

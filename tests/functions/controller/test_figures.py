@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -19,6 +20,7 @@ from pilotlight.controller.analytics import (
     tenant_shares,
 )
 from pilotlight.controller.analytics.environment_usage import EnvironmentUsage
+from pilotlight.controller.analytics.gpu_time import GpuTime, by_owner_and_kind, gpu_time
 from pilotlight.controller.analytics.latency_histograms import Histogram
 from pilotlight.controller.analytics.rightsizing import ObservedUsage, rightsizing_hints
 from pilotlight.controller.analytics.rollup_queries import UsageCell, UsageSums
@@ -27,7 +29,7 @@ from pilotlight.controller.billing import ledger
 from pilotlight.controller.dashboard import charts, formatting, page_stats, svg
 from pilotlight.controller.database.store import Store
 from pilotlight.spec.identifiers import ephemeral_name
-from pilotlight.spec.pricing import GIB, PriceSettings, Rates
+from pilotlight.spec.pricing import GIB, GpuState, PriceSettings, Rates
 from pilotlight.spec.quotas import BUILT_IN_PLANS, UNLIMITED, Plan
 from tests.functions.controller.parts import ManualClock
 from tests.functions.controller.parts import usage as record
@@ -206,11 +208,55 @@ def test_gpu_time_decides_how_busy_an_owner_is() -> None:
             cell("STORAGE", name="", picos=3),
         ]
     )
-    assert [(row.owner, row.busy, row.idle_gpu_min) for row in rows] == [
-        ("a/f", 0.25, 3.0),
+    assert [(row.owner, row.busy, row.gpus.unused_s) for row in rows] == [
+        ("a/f", 0.25, 180.0),
         ("b/g", 0.0, 0.0),
     ]
     assert page_stats.utilisation("nobody", []).busy is None
+
+
+def test_starts_unpaid_idle_time_and_sleep_are_gpu_time_without_calls() -> None:
+    cells = [
+        cell("CALL", gpu_s=100.0),
+        cell("SHADOW", gpu_s=20.0),
+        cell("START", gpu_s=30.0),
+        cell("FREE_START", gpu_s=10.0),
+        cell("FREE_IDLE", gpu_s=240.0),
+        cell("IDLE", gpu_s=150.0),
+        cell("RESERVED", gpu_s=50.0),
+        cell("ASLEEP", gpu_s=600.0),
+        cell("CPU", billed_ns=10**9),
+    ]
+    time = gpu_time(cells)
+    assert time.seconds == {
+        GpuState.BUSY: 120.0,
+        GpuState.START: 40.0,
+        GpuState.IDLE_FREE: 240.0,
+        GpuState.IDLE_PAID: 200.0,
+        GpuState.ASLEEP: 600.0,
+    }
+    assert (time.held_s, time.unused_s, time.utilisation) == (1200.0, 1080.0, 0.1)
+    assert time.describe() == (
+        "asleep 50 %, idle unpaid 20 %, idle paid 17 %, busy 10 %, starting 3 %"
+    )
+    assert page_stats.utilisation("a/f", cells).busy == 0.1
+    other = replace(cell("FREE_IDLE", gpu_s=9.0), gpu="L4")
+    assert [(row.gpu, row.time.held_s) for row in by_owner_and_kind([*cells, other])] == [
+        ("", 1200.0),
+        ("L4", 9.0),
+    ]
+    assert gpu_time([]).utilisation is None
+
+
+def test_a_hint_for_a_gpu_says_what_its_time_was_spent_on() -> None:
+    time = GpuTime(seconds={GpuState.BUSY: 10.0, GpuState.IDLE_PAID: 90.0})
+    one = observed(
+        whole=UsageSums(picos=10**13, billed_ns=10**9),
+        idle=UsageSums(picos=10**13, billed_ns=10**9),
+        gpus=time,
+    )
+    [hint] = rightsizing_hints([one], rates=RATES, elapsed_s=MONTH_S)
+    assert hint.why.endswith("; of GPU time idle paid 90 %, busy 10 %")
 
 
 def test_quotas_show_their_use_where_it_is_known() -> None:

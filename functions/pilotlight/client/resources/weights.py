@@ -25,7 +25,9 @@ class WeightsInfo:
         is_pinned: whether the node never evicts them.
         tier: where most of their bytes are: `origin`, `nvme` or `dram`.
         expected_s: predicted time that a start waits for them.
-        instances: running instances of this environment that map them."""
+        instances: running instances of this environment that map them.
+        hbm: GPUs that hold them for instances of this environment: `{"gpu", "uuid",
+            "memory_bytes", "bytes", "state", "instance"}`; None: the node has no GPU."""
 
     name: str
     manifest: str
@@ -39,6 +41,7 @@ class WeightsInfo:
     tier: str | None = None
     expected_s: float | None = None
     instances: int | None = None
+    hbm: list[dict[str, Any]] | None = None
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:

@@ -16,7 +16,7 @@ from pilotlight.spec.identifiers import without_run
 
 START_KINDS = ("WARM", "WAKE", "FORK", "RESTORE", "COLD")
 KINDS = ("CALL", "START", "IDLE", "RESERVED", "CPU", "BUILD", "STORAGE", "ADJUSTMENT")
-"""Kinds of records, in the stacking order of charts."""
+"""Kinds of records that may cost something, in the stacking order of charts."""
 _Key = TypeVar("_Key", bound=Hashable)
 
 

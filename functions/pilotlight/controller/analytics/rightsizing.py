@@ -7,9 +7,10 @@ nothing itself."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import ROUND_HALF_EVEN, Decimal
 
+from pilotlight.controller.analytics.gpu_time import GpuTime
 from pilotlight.controller.analytics.rollup_queries import UsageSums
 from pilotlight.spec.pricing import COST_QUANTUM, GIB, Rates
 
@@ -34,8 +35,9 @@ class ObservedUsage:
         memory_bytes: an instance's memory, as configured and billed.
         measured_bytes: the highest memory of an instance now; None if unknown.
         min_instances, scaledown_window_s: as deployed.
-        whole, busy, idle, reserved: sums of all records, of calls, of idle time beyond the
-            platform's own window, and of `min_instances`.
+        whole, busy, idle, reserved: sums of all records that may cost something, of calls, of idle
+            time beyond the platform's own window, and of `min_instances`.
+        gpus: time of its GPUs by state.
         start_ms: median time of a start that is not warm; None if unknown.
     """
 
@@ -50,6 +52,7 @@ class ObservedUsage:
     idle: UsageSums
     reserved: UsageSums
     start_ms: float | None
+    gpus: GpuTime = field(default_factory=GpuTime)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +126,7 @@ def _reserved(one: ObservedUsage, pace: Decimal) -> RightsizingHint | None:
         change="min_instances=0",
         saving=_rounded(one.reserved.cost * pace),
         why=f"{one.min_instances or 'the'} reserved instances are busy "
-        f"{100 * one.busy.billed_ns / reserved_ns:.0f} % of their time{start}",
+        f"{100 * one.busy.billed_ns / reserved_ns:.0f} % of their time{start}{_gpus(one)}",
     )
 
 
@@ -137,8 +140,12 @@ def _idle(one: ObservedUsage, pace: Decimal) -> RightsizingHint | None:
         change='scaledown_window="auto"',
         saving=_rounded(one.idle.cost * pace),
         why=f"{share:.0f} % of the billed time is idle beyond the platform's free minutes; this is "
-        f"the maximum saving",
+        f"the maximum saving{_gpus(one)}",
     )
+
+
+def _gpus(one: ObservedUsage) -> str:
+    return f"; of GPU time {one.gpus.describe()}" if one.gpus.held_s else ""
 
 
 def _rounded(amount: Decimal) -> Decimal:

@@ -75,7 +75,7 @@ class UsageSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageCell:
-    """Sums of one unit of time, function, record kind and start kind."""
+    """Sums of one unit of time, function, record kind, start kind and kind of granted GPU."""
 
     unit: int
     app: str
@@ -85,6 +85,7 @@ class UsageCell:
     start_kind: str
     currency: str
     sums: UsageSums
+    gpu: str = ""
 
     @property
     def name(self) -> str:
@@ -92,17 +93,19 @@ class UsageCell:
         return f"{self.app}/{self.function}" if self.function else self.kind.lower()
 
 
-_GROUPS = ("app", "function", "function_id", "kind", "start_kind", "currency")
+_GROUPS = ("app", "function", "function_id", "kind", "start_kind", "currency", "gpu")
 
 
 def cells(
     sql: sa.Connection, table: sa.Table, unit: str, *where: sa.ColumnElement[bool]
 ) -> list[UsageCell]:
-    """Return a rollup's matching rows, summed by unit, function, kind and start kind."""
+    """Return a rollup's matching rows, summed by unit, function, kind, start kind and GPU."""
     groups = [table.c[unit].label("unit"), *(table.c[name] for name in _GROUPS)]
     query = sa.select(*groups, *summed(table)).where(*where).group_by(*groups)
     return [
-        UsageCell(**dict(zip(_CELL, row[:7], strict=True)), sums=sums_of_row(row[7:]))
+        UsageCell(
+            **dict(zip(_CELL, row[: len(_CELL)], strict=True)), sums=sums_of_row(row[len(_CELL) :])
+        )
         for row in sql.execute(query)
     ]
 

@@ -8,33 +8,32 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from pilotlight.controller.analytics import entitlements, rollup_queries
+from pilotlight.controller.analytics.gpu_time import GpuTime, gpu_time
 from pilotlight.controller.analytics.rollup_queries import UsageCell, UsageSums
 from pilotlight.controller.analytics.time_range import TimeRange
 from pilotlight.controller.database import tables
 from pilotlight.spec.quotas import Plan
 
 MAX_TENANTS = 500
-_HELD = ("IDLE", "RESERVED")
+_PAID_IDLE = ("IDLE", "RESERVED")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldTime:
-    """Paid time: of running calls, and of waiting for them."""
+    """Paid time, of running calls and of waiting for them; and all time of granted GPUs."""
 
     busy_s: float
     idle_s: float
-    busy_gpu_min: float
-    idle_gpu_min: float
+    gpus: GpuTime
 
     @property
     def busy(self) -> float | None:
-        """The share of time that ran calls: of GPU time if there is any, else of instance time.
-        None without paid time."""
-        gpus = self.busy_gpu_min + self.idle_gpu_min
-        used, whole = (
-            (self.busy_gpu_min, gpus) if gpus else (self.busy_s, self.busy_s + self.idle_s)
-        )
-        return used / whole if whole else None
+        """The share of time that ran calls: of all time of granted GPUs if there is any, else of
+        paid instance time. None without either."""
+        if self.gpus.held_s:
+            return self.gpus.utilisation
+        whole = self.busy_s + self.idle_s
+        return self.busy_s / whole if whole else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,13 +96,12 @@ def _share(
 ) -> TenantShare:
     busy, idle = (
         rollup_queries.total(c for c in cells if c.kind == "CALL"),
-        rollup_queries.total(c for c in cells if c.kind in _HELD),
+        rollup_queries.total(c for c in cells if c.kind in _PAID_IDLE),
     )
     utilisation = HeldTime(
         busy_s=busy.billed_s,
         idle_s=idle.billed_s,
-        busy_gpu_min=busy.gpu_s / 60,
-        idle_gpu_min=idle.gpu_s / 60,
+        gpus=gpu_time(cells),
     )
     return TenantShare(
         id=row.id,

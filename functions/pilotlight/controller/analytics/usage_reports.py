@@ -15,6 +15,7 @@ from pilotlight.controller.billing.ledger_totals import Total, totals
 from pilotlight.controller.billing.usage_aggregation import DAY_S, HOUR_S
 from pilotlight.controller.database import tables
 from pilotlight.errors import InvalidInput
+from pilotlight.spec.pricing import GPU_STATES
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "function": ("environment", "app", "function"),
@@ -24,6 +25,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "key": ("key",),
     "caller": ("caller",),
     "kind": ("kind",),
+    "gpu": ("gpu",),
     "day": ("day",),
     "hour": ("hour",),
 }
@@ -40,6 +42,8 @@ class ReportLine:
     Attributes:
         group: the values of the grouping.
         kind: `UsageRecord.kind` of the records.
+        gpu: kind of their granted GPUs; "" without.
+        gpu_state: what the GPUs did in this time (`pricing.GpuState`); "" without.
         records, errors: the number of records, and how many of them are calls with status 500 or
         above.
         cpu_core_s, memory_gib_s, gpu_s: for display only; costs are computed per record.
@@ -48,6 +52,8 @@ class ReportLine:
 
     group: dict[str, str]
     kind: str
+    gpu: str
+    gpu_state: str
     currency: str
     records: int
     errors: int
@@ -76,7 +82,7 @@ def report(
         raise InvalidInput(
             f"by = {by!r}: use one of {', '.join(GROUPS)} or {TAG}<name>", parameter="by"
         )
-    columns = list(dict.fromkeys((*groups, "kind", "currency")))
+    columns = list(dict.fromkeys((*groups, "kind", "gpu", "currency")))
     found = totals(
         sql,
         tenant=tenant,
@@ -96,9 +102,9 @@ def _by_tag(sql: sa.Connection, found: Sequence[Total], tag: str) -> list[Total]
     values = _tag_values(sql, sorted({str(total.group["function_id"]) for total in found}), tag)
     out: dict[tuple[str, ...], Total] = {}
     for total in found:
-        function_id, revision, kind, currency = (str(value) for value in total.group.values())
-        key = (values.get((function_id, revision), ""), kind, currency)
-        total.group = {TAG + tag: key[0], "kind": kind, "currency": currency}
+        function_id, revision, *rest = (str(value) for value in total.group.values())
+        key = (values.get((function_id, revision), ""), *rest)
+        total.group = dict(zip((TAG + tag, "kind", "gpu", "currency"), key, strict=True))
         if key in out:
             out[key].absorb(total)
         else:
@@ -125,6 +131,8 @@ def _line(total: Total, groups: Sequence[str]) -> ReportLine:
     return ReportLine(
         group={name: _format_group(name, total.group[name]) for name in groups},
         kind=str(total.group["kind"]),
+        gpu=str(total.group["gpu"]),
+        gpu_state=GPU_STATES.get(str(total.group["kind"]), "") if total.group["gpu"] else "",
         currency=str(total.group["currency"]),
         records=total.records,
         errors=total.errors,

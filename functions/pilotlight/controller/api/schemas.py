@@ -317,12 +317,15 @@ class EnvironmentList(Body):
 
 
 class BillLine(Body):
-    """One line of a bill. `cost` is exact, as a string; `cpu_core_s` and `memory_gib_s` are for
-    display."""
+    """One line of a bill. `cost` is exact, as a string; `cpu_core_s`, `memory_gib_s` and `gpu_s`
+    are for display. `gpu` is the kind of the granted GPUs, `gpu_state` what they did: `start`,
+    `idle_free`, `idle_paid`, `busy`, `asleep`."""
 
     name: str
     group: dict[str, str]
     kind: str
+    gpu: str = ""
+    gpu_state: str = ""
     currency: str
     records: int
     errors: int = 0

@@ -166,6 +166,8 @@ def _key(span: RollupSlice, name: str) -> sa.Label[Any]:
         )
     if name == "day" and span.table is tables.usage_hours:
         return (c.hour // HOURS_PER_DAY).label(name)
+    if name == "gpu" and span.table is tables.usage:
+        return sa.func.coalesce(c.gpu, "").label(name)
     return c[name].label(name)
 
 
@@ -207,15 +209,16 @@ def _sums_of(table: sa.Table) -> list[sa.Label[Any]]:
                 for name in ("records", "errors", *tables.ROLLUP_FLOATS)
             ),
         ]
+    # first in each product: bytes times nanoseconds exceed 64 bits
     seconds = c.billed_ns * sa.literal(1e-9, sa.Double)
     return [
         *sums,
         *money,
         sa.func.count().label("records"),
         sa.func.sum(sa.case((c.status >= 500, 1), else_=0)).label("errors"),
-        sa.func.sum(c.cpu * seconds).label("cpu_core_s"),
-        sa.func.sum(c.memory_bytes * seconds).label("memory_byte_s"),
-        sa.func.sum(c.gpu_count * seconds).label("gpu_s"),
+        sa.func.sum(seconds * c.cpu).label("cpu_core_s"),
+        sa.func.sum(seconds * c.memory_bytes).label("memory_byte_s"),
+        sa.func.sum(seconds * c.gpu_count).label("gpu_s"),
     ]
 
 

@@ -53,6 +53,7 @@ _KIND, _START_KIND, _FUNCTION_ID = (
     2 + tables.ROLLUP_GROUPS.index(name) for name in ("kind", "start_kind", "function_id")
 )
 _CURRENCY = 2 + tables.ROLLUP_GROUPS.index("currency")
+_GPU = 2 + tables.ROLLUP_GROUPS.index("gpu")
 
 GroupKey = tuple[Any, ...]
 """(hour or day, tenant, *ROLLUP_GROUPS)."""
@@ -122,7 +123,8 @@ def aggregate(rows: Iterable[Sequence[Any]]) -> UsageAggregate:
         grouped[(int(row[_STARTED_AT]) // HOUR_S, *_group_of(row))].append(_numbers(row))
     hours: dict[GroupKey, BatchSums] = {}
     spans: defaultdict[LatencyKey, list[Sequence[Any]]] = defaultdict(list)
-    for key, numbers in grouped.items():
+    for group, numbers in grouped.items():
+        key = (*group[:_GPU], group[_GPU] or "", *group[_GPU + 1 :])
         hours[key] = _sums(numbers)
         if key[_KIND] == CALL:
             spans[LatencyKey(key[1], key[0], key[2], key[_FUNCTION_ID], key[_START_KIND])] += (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -15,6 +15,7 @@ from pilotlight.controller.analytics.latency_histograms import HOURS, Histogram
 from pilotlight.controller.analytics.rollup_queries import UsageSums
 from pilotlight.controller.analytics.time_range import HOUR_S, TimeRange
 from pilotlight.controller.dashboard import formatting
+from pilotlight.spec.pricing import UNPAID_KINDS
 
 MOST_SERIES = 7
 Number = Decimal | float | int | None
@@ -127,7 +128,8 @@ def spend_by_function(usage: EnvironmentUsage) -> Chart:
 
 def spend_by_kind(usage: EnvironmentUsage) -> Chart:
     """Cost per unit by kind of record."""
-    found = stacked(usage, lambda cell: cell.kind, most=len(KINDS))
+    paid = replace(usage, cells=tuple(c for c in usage.cells if c.kind not in UNPAID_KINDS))
+    found = stacked(paid, lambda cell: cell.kind, most=len(KINDS))
     ordered = [name for name in KINDS if name in found] + [
         name for name in found if name not in KINDS
     ]

@@ -1,5 +1,5 @@
-"""Figures shared by several pages: start times, utilisation of paid time, and use of quotas.
-Pure."""
+"""Figures shared by several pages: start times, utilisation of paid time and of GPUs, and use of
+quotas. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from decimal import Decimal
 
 from pilotlight.controller.analytics.environment_usage import START_KINDS, EnvironmentUsage
+from pilotlight.controller.analytics.gpu_time import GpuTime, gpu_time
 from pilotlight.controller.analytics.latency_histograms import LatencyHistogram, merge_histograms
 from pilotlight.controller.analytics.rollup_queries import UsageCell, UsageSums
 from pilotlight.controller.dashboard import formatting
@@ -15,7 +16,7 @@ from pilotlight.spec.quotas import STORAGE_KEYS, Plan, Quotas
 from snapshotter.types import InstanceInfo
 
 PERCENTILES = (50, 95, 99)
-_HELD = ("IDLE", "RESERVED")
+_PAID_IDLE = ("IDLE", "RESERVED")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +72,14 @@ def _percentiles(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Utilisation:
-    """The share of paid time that ran calls.
+    """The share of time that ran calls.
 
     Attributes:
         owner: `app/function`, or a tenant.
-        busy: share between 0 and 1; of GPU time if there is any, else of instance time. None
-            without paid time.
-        idle_gpu_min: GPU-minutes that were reserved and ran nothing.
-        idle_s: the same for instances, in seconds.
+        busy: share between 0 and 1; of all time of granted GPUs if there is any, else of paid
+            instance time. None without either.
+        idle_s: paid time of instances that ran nothing, in seconds.
+        gpus: time of granted GPUs by state.
         cost_idle: cost of the idle time.
     """
 
@@ -86,8 +87,7 @@ class Utilisation:
     busy: float | None
     busy_s: float
     idle_s: float
-    busy_gpu_min: float
-    idle_gpu_min: float
+    gpus: GpuTime
     cost_idle: Decimal
 
 
@@ -97,30 +97,27 @@ def utilisation(owner: str, cells: Sequence[UsageCell]) -> Utilisation:
     for cell in cells:
         if cell.kind == "CALL":
             busy.add(cell.sums)
-        elif cell.kind in _HELD:
+        elif cell.kind in _PAID_IDLE:
             idle.add(cell.sums)
-    used, unused = (
-        (busy.gpu_s, idle.gpu_s) if busy.gpu_s or idle.gpu_s else (busy.billed_s, idle.billed_s)
-    )
+    gpus, paid_s = gpu_time(cells), busy.billed_s + idle.billed_s
     return Utilisation(
         owner=owner,
-        busy=used / (used + unused) if used + unused else None,
+        busy=gpus.utilisation if gpus.held_s else busy.billed_s / paid_s if paid_s else None,
         busy_s=busy.billed_s,
         idle_s=idle.billed_s,
-        busy_gpu_min=busy.gpu_s / 60,
-        idle_gpu_min=idle.gpu_s / 60,
+        gpus=gpus,
         cost_idle=idle.cost,
     )
 
 
 def by_owner(cells: Sequence[UsageCell]) -> list[Utilisation]:
-    """Return one row per function with paid time, the most idle first."""
+    """Return one row per function, the most unused GPU time and paid idle time first."""
     owned: dict[str, list[UsageCell]] = {}
     for cell in cells:
         if cell.function:
             owned.setdefault(cell.name, []).append(cell)
     rows = [utilisation(owner, owner_cells) for owner, owner_cells in owned.items()]
-    return sorted(rows, key=lambda row: (-row.idle_gpu_min, -row.idle_s, row.owner))
+    return sorted(rows, key=lambda row: (-row.gpus.unused_s, -row.idle_s, row.owner))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from pilotlight.controller.weights import blobs
 from pilotlight.errors import InvalidInput, TooLarge
 from pilotlight.spec.function import PUBLIC, FunctionSpec, canonical_json, from_json, to_json
 from pilotlight.spec.identifiers import require_name
-from pilotlight.spec.pricing import Rates
+from pilotlight.spec.pricing import Rates, is_any_gpu
 from snapshotter.engines import check_environment_name
 from snapshotter.linux.egress_policy import EgressPolicy
 from weight_cache import manifest
@@ -126,11 +126,11 @@ def check_fallbacks(caller: Principal, *, app: str, specs: Sequence[FunctionSpec
 
 
 def check_prices(specs: Sequence[FunctionSpec], rates: Rates) -> None:
-    """Raise InvalidInput for the first GPU type without a price: calls of such a function could not
-    be billed."""
+    """Raise InvalidInput for the first GPU kind without a price: calls of such a function could not
+    be billed. `any` needs a list with at least one."""
     for spec in specs:
         for gpu in spec.resources.gpu:
-            if gpu not in rates.gpu_s:
+            if gpu not in rates.gpu_s and not (is_any_gpu(gpu) and rates.gpu_s):
                 there = ", ".join(sorted(rates.gpu_s)) or "none"
                 raise InvalidInput(
                     f"function {spec.name!r}: gpu = {gpu!r} has no price in list "

@@ -207,6 +207,10 @@ class ClusterBackend:
         """Return nothing: a monitoring system measures the usage of pods."""
         return {}
 
+    async def gpus(self) -> list[Mapping[str, Any]]:
+        """Return nothing: the reports of nodes have their GPUs, and no tenant's weights."""
+        return []
+
     async def build_image(
         self, spec: Mapping[str, Any], *, uid: int | None
     ) -> AsyncGenerator[Mapping[str, Any], None]:

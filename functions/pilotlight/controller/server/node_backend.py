@@ -47,6 +47,10 @@ class NodeBackend(Protocol):
     async def usage(self, instance_id: InstanceId) -> Mapping[str, Any]:
         """Return an instance's current resource usage, as far as known: `{"memory_bytes": …}`."""
 
+    async def gpus(self) -> list[Mapping[str, Any]]:
+        """Return the GPUs of the node, who has them, and the weights in their memory
+        (`snapshotter.gpus.view.GpuUse` as JSON); [] without any, and where they are not known."""
+
     async def logs(
         self,
         *,

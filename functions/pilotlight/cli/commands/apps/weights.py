@@ -45,6 +45,7 @@ _COLUMNS = {
     "size_bytes": "size",
     "files": "files",
     "tier": "where",
+    "hbm": "GPU",
     "pinned": "pinned",
     "instances": "instances",
     "source": "source",
@@ -165,7 +166,7 @@ def pull(
 
 def list_(session: Session) -> None:
     """List the environment's weights and their location: `origin` (the platform's store), or the
-    node's `nvme` or `dram`."""
+    node's `nvme` or `dram`; and the GPUs whose memory has them."""
     found = session.request(lambda client: client.list_weights())
     empty = (
         "No weights yet. Run `pilotlight weights push DIRECTORY`, or declare weights in an app and "
@@ -253,7 +254,24 @@ def delete(session: Session, name: Name, yes: Yes = False) -> None:
 
 def row_of(info: WeightsInfo) -> dict[str, Any]:
     """Format a model as a table row."""
-    return {**dataclasses.asdict(info), "pinned": True if info.is_pinned else None}
+    return {
+        **dataclasses.asdict(info),
+        "pinned": True if info.is_pinned else None,
+        "hbm": format_hbm(info),
+    }
+
+
+def format_hbm(info: WeightsInfo) -> str:
+    """Format what lies in which GPU: `H100 GPU-1a2b3c4d: 14.9 GiB`; "no GPU" where the node has
+    none."""
+    if info.hbm is None:
+        return "no GPU"
+    return ", ".join(
+        f"{one['gpu']} {one['uuid'][:12]}: "
+        + ("?" if one["bytes"] is None else format_bytes(one["bytes"]))
+        + ("" if one["state"] == "delivered" else f" {one['state']}")
+        for one in info.hbm
+    )
 
 
 def file_rows(manifest: Manifest) -> list[dict[str, Any]]:
@@ -396,5 +414,6 @@ def _details(info: WeightsInfo, manifest: Manifest) -> RenderableType:
         f"manifest {info.manifest}",
         escape(f"source {info.source or '-'}"),
         f"{_where(info)}{kept}{mapped}{expected}",
+        f"in GPU memory: {format_hbm(info) or 'nowhere'}",
     ]
     return Group(*lines, "", format_table(file_rows(manifest), _FILE_COLUMNS, empty=""))

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _COLUMNS = {
     "name": "what",
     "kind": "kind",
+    "gpu": "GPU",
+    "gpu_state": "GPU state",
     "records": "records",
     "errors": "errors",
     "exec_ms": "busy ms",
@@ -32,7 +34,7 @@ _COLUMNS = {
     "cost": "cost",
     "currency": "",
 }
-_OFTEN_NOTHING = ("errors", "gpu_s", "tokens_in", "tokens_out")
+_OFTEN_NOTHING = ("errors", "gpu", "gpu_state", "gpu_s", "tokens_in", "tokens_out")
 """Columns that are shown only if they have values."""
 _INVOICES = {
     "id": "id",
@@ -112,8 +114,8 @@ def report(
     by: Annotated[
         str,
         typer.Option(
-            help="Group by function, app, environment, revision, key, caller, kind, hour, day, or "
-            "tag:NAME."
+            help="Group by function, app, environment, revision, key, caller, kind, gpu, hour, "
+            "day, or tag:NAME."
         ),
     ] = "function",
     app: Annotated[str | None, typer.Option(help="Only usage of this app.")] = None,

@@ -105,6 +105,8 @@ def _row(line: ReportLine) -> schemas.BillLine:
         name="/".join(filter(None, shown)) or "(none)",
         group=line.group,
         kind=line.kind,
+        gpu=line.gpu,
+        gpu_state=line.gpu_state,
         currency=line.currency,
         records=line.records,
         errors=line.errors,

@@ -52,6 +52,17 @@ class WeightsRequest(Body):
     source: str = ""
 
 
+class WeightsOnGpu(Body):
+    """Weights in the memory of one GPU, or MIG instance."""
+
+    gpu: str = Field(description="kind of the GPU")
+    uuid: str
+    memory_bytes: int = Field(description="memory of the GPU")
+    bytes: int | None = Field(description="its part on this GPU; null: not known")
+    state: str = Field(description="`arriving`, `delivered` or `asleep`")
+    instance: str
+
+
 class WeightsInfo(Body):
     """The manifest to which a name refers. Fields that only the node knows are null while it does
     not respond."""
@@ -70,6 +81,10 @@ class WeightsInfo(Body):
         description="predicted time that a start waits for them, in seconds"
     )
     instances: int | None = Field(description="running instances of this environment that map it")
+    hbm: list[WeightsOnGpu] | None = Field(
+        description="GPUs in whose memory instances of this environment hold it; null: the node has "
+        "no GPU, or does not respond"
+    )
 
 
 class WeightsList(Body):
@@ -287,7 +302,15 @@ async def _shown(
         await node_cache.locations(context.cache, {row["manifest"] for row in rows}) if rows else {}
     )
     mapped = await _instances(context, caller) if rows else {}
-    return [WeightsInfo(**row, **_node(row["manifest"], predictions, mapped)) for row in rows]
+    on_gpus = await _on_gpus(context, caller) if rows else None
+    return [
+        WeightsInfo(
+            **row,
+            **_node(row["manifest"], predictions, mapped),
+            hbm=None if on_gpus is None else on_gpus.get(row["manifest"], []),
+        )
+        for row in rows
+    ]
 
 
 def _node(
@@ -313,6 +336,33 @@ async def _instances(context: Context, caller: Principal) -> dict[str, int] | No
         return None
     counted = Counter(str(instance.revision) for instance in found)
     return await context.read(caller.tenant, lambda sql: weight_names.instances_of(sql, counted))
+
+
+async def _on_gpus(context: Context, caller: Principal) -> dict[str, list[WeightsOnGpu]] | None:
+    """Return what the caller's own instances hold in GPUs, by manifest; None where there is no
+    GPU."""
+    own = {"tenant": caller.tenant, "environment": caller.environment}
+    try:
+        gpus = await context.agent.gpus()
+    except SnapshotterError:
+        return None
+    found: dict[str, list[WeightsOnGpu]] = {}
+    for gpu in gpus:
+        if own.items() <= gpu["labels"].items():
+            for weights in gpu["weights"]:
+                found.setdefault(weights["manifest"], []).append(_weights_on_gpu(gpu, weights))
+    return found if gpus else None
+
+
+def _weights_on_gpu(gpu: Mapping[str, Any], weights: Mapping[str, Any]) -> WeightsOnGpu:
+    return WeightsOnGpu(
+        gpu=gpu["kind"],
+        uuid=gpu["uuid"],
+        memory_bytes=gpu["memory_bytes"],
+        bytes=weights["bytes"],
+        state=weights["state"],
+        instance=gpu["instance"],
+    )
 
 
 def _manifest_of(context: Context, caller: Principal, digest: str) -> Manifest:

@@ -12,12 +12,25 @@ from pilotlight.controller.context import Admin, Ctx, require_node_token
 from pilotlight.controller.kubernetes.node_reports import NodeStatus
 from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.errors import InvalidInput
-from snapshotter.types import NODES_PATH, NodeReport
+from snapshotter.types import NODES_PATH, NodeGpu, NodeReport
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?\Z", re.IGNORECASE)
 
 internal = APIRouter(dependencies=[Depends(require_node_token)], include_in_schema=False)
 router = APIRouter(prefix="/v1", tags=["node"])
+
+
+class NodeGpuInfo(Body):
+    """A GPU of a node. `used_bytes` and `sm_utilisation` are null where NVML does not tell;
+    `function` is `<app>/<function>` of the tenant `tenant` that has it, as its pod says."""
+
+    product: str
+    uuid: str
+    total_bytes: int
+    used_bytes: int | None
+    sm_utilisation: float | None
+    tenant: str
+    function: str
 
 
 class NodeInfo(Body):
@@ -33,6 +46,7 @@ class NodeInfo(Body):
     pods: int
     gpus: list[str]
     gpus_free: int
+    gpu_use: list[NodeGpuInfo]
     memory_bytes: int
     memory_free_bytes: int
 
@@ -65,6 +79,19 @@ async def nodes(context: Ctx, caller: Admin) -> NodeList:
     return NodeList(nodes=[_node_info(known, now) for known in context.nodes.all()])
 
 
+def _gpu_info(gpu: NodeGpu) -> NodeGpuInfo:
+    holder = gpu.holder
+    return NodeGpuInfo(
+        product=gpu.product,
+        uuid=gpu.uuid,
+        total_bytes=gpu.total_bytes,
+        used_bytes=gpu.used_bytes,
+        sm_utilisation=gpu.sm_utilisation,
+        tenant=str(holder.get("tenant", "")),
+        function="/".join(filter(None, (holder.get("app"), holder.get("function")))),
+    )
+
+
 def _node_info(known: NodeStatus, now: float) -> NodeInfo:
     report = known.report
     return NodeInfo(
@@ -77,6 +104,7 @@ def _node_info(known: NodeStatus, now: float) -> NodeInfo:
         pods=report.pods,
         gpus=[gpu.product for gpu in report.gpus],
         gpus_free=sum(gpu.is_free for gpu in report.gpus),
+        gpu_use=[_gpu_info(gpu) for gpu in report.gpus],
         memory_bytes=report.memory_bytes,
         memory_free_bytes=report.memory_free_bytes,
     )

@@ -20,6 +20,7 @@ from pilotlight.controller.analytics import (
 )
 from pilotlight.controller.analytics.environment_usage import EnvironmentUsage
 from pilotlight.controller.analytics.function_stats import FunctionStats
+from pilotlight.controller.analytics.gpu_time import by_owner_and_kind
 from pilotlight.controller.analytics.latency_histograms import Histogram, LatencyHistogram
 from pilotlight.controller.dashboard import charts, page_stats, running_instances
 from pilotlight.controller.dashboard.html import render
@@ -78,6 +79,7 @@ def _page(
         requests=charts.requests(found.usage),
         slowness=charts.latency(found.hours, visit.now),
         utilisation=page_stats.utilisation(found.row.title, found.usage.cells),
+        gpus=by_owner_and_kind(found.usage.cells),
         per_thousand=page_stats.per_thousand,
         hints=rightsizing.rightsizing_hints(seen, rates=rates, elapsed_s=elapsed_s),
     )

@@ -16,12 +16,14 @@ from pilotlight.controller.analytics import (
     latency_histograms,
     recent_calls,
     rightsizing,
+    rollup_queries,
 )
 from pilotlight.controller.analytics.environment_usage import EnvironmentUsage
 from pilotlight.controller.analytics.function_stats import FunctionStats
+from pilotlight.controller.analytics.gpu_time import by_owner_and_kind, gpu_time
 from pilotlight.controller.analytics.latency_histograms import Histogram, LatencyHistogram
 from pilotlight.controller.analytics.rightsizing import ObservedUsage, RightsizingHint
-from pilotlight.controller.analytics.rollup_queries import UsageSums
+from pilotlight.controller.analytics.rollup_queries import UsageCell, UsageSums
 from pilotlight.controller.billing import budgets
 from pilotlight.controller.dashboard import charts, live_summary, page_stats, running_instances
 from pilotlight.controller.dashboard.html import render
@@ -30,6 +32,7 @@ from pilotlight.controller.dashboard.pages.budgets import amount
 from pilotlight.controller.dashboard.running_instances import RunningInstances
 from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.core.dashboard.dashboard_origin import DASHBOARD_PATH
+from pilotlight.spec.pricing import UNPAID_KINDS
 
 NEWEST = 8
 MOST_HINTS = 5
@@ -109,6 +112,7 @@ def _page(
         requests=charts.requests(found.usage),
         slowness=charts.latency(found.hours, visit.now),
         utilisation=page_stats.by_owner(found.usage.cells),
+        gpus=by_owner_and_kind(found.usage.cells),
         per_thousand=page_stats.per_thousand,
         hints=_hints(visit, found, measured),
     )
@@ -164,6 +168,9 @@ def observed(
 ) -> list[ObservedUsage]:
     """Return deployed functions in the form that hints use."""
     sums = used.by(lambda cell: (cell.function_id, cell.kind))
+    cells: dict[str, list[UsageCell]] = {}
+    for cell in used.cells:
+        cells.setdefault(cell.function_id, []).append(cell)
     slow = latency_histograms.by_function(
         part for part in parts if part.clock == "start" and part.start_kind != "WARM"
     )
@@ -175,7 +182,10 @@ def observed(
             measured_bytes=measured.get(row.id),
             min_instances=row.deployed.min_instances,
             scaledown_window_s=row.deployed.scaledown_window_s,
-            whole=row.whole,
+            whole=rollup_queries.total(
+                c for c in cells.get(row.id, ()) if c.kind not in UNPAID_KINDS
+            ),
+            gpus=gpu_time(cells.get(row.id, ())),
             busy=sums.get((row.id, "CALL"), UsageSums()),
             idle=sums.get((row.id, "IDLE"), UsageSums()),
             reserved=sums.get((row.id, "RESERVED"), UsageSums()),

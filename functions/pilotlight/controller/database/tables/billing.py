@@ -119,7 +119,9 @@ ROLLUP_GROUPS = (
     "price_version",
     "currency",
     "month",
+    "gpu",
 )
+"""`gpu`: the kind of GPU that was granted; "" without."""
 ROLLUP_SUMS = (
     "records",
     "errors",
