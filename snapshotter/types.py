@@ -95,6 +95,83 @@ class WeightsMount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuDevice(JsonRecord):
+    """A whole GPU, or a MIG instance of one.
+
+    Attributes:
+        uuid: `GPU-…`, or `MIG-…` of a MIG instance; "" if not known, as of the GPUs that the
+            device plugin of a cluster assigned to a pod.
+        kind: as users write it: `H100`, `H100-MIG-3g.40gb`.
+        model: the driver's name, `NVIDIA H100 80GB HBM3`; of a MIG instance that of its GPU.
+        minor: number of `/dev/nvidia<minor>`; -1 if not known.
+        capabilities: numbers of `/dev/nvidia-caps/nvidia-cap<n>` that open a MIG instance; () for a
+            whole GPU.
+        memory_bytes: its memory, also of a MIG instance its own.
+    """
+
+    uuid: str
+    kind: str
+    model: str = ""
+    minor: int = -1
+    capabilities: tuple[int, ...] = ()
+    memory_bytes: int = 0
+
+    @property
+    def is_mig(self) -> bool:
+        """Whether it is a MIG instance."""
+        return self.uuid.startswith("MIG-")
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """The reverse of `to_json`."""
+        return cls(**{**body, "capabilities": tuple(body.get("capabilities", ()))})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuGrant(JsonRecord):
+    """The GPUs of one slot, and of the instance in it: no other slot has them.
+
+    Attributes:
+        kind: the requested kind that they satisfy, by which they are priced; of a request for
+            `any` that of the devices; "" if not known.
+        devices: in the order in which CUDA numbers them.
+    """
+
+    kind: str
+    devices: tuple[GpuDevice, ...]
+
+    @property
+    def uuids(self) -> tuple[str, ...]:
+        """UUIDs of the devices, in order."""
+        return tuple(device.uuid for device in self.devices if device.uuid)
+
+    @property
+    def visible_devices(self) -> str:
+        """Value of CUDA_VISIBLE_DEVICES. Source: CUDA C++ Programming Guide, environment
+        variables."""
+        return ",".join(self.uuids)
+
+    @classmethod
+    def unidentified(cls, kinds: tuple[str, ...], count: int) -> GpuGrant | None:
+        """The grant of a pod, whose GPUs its cluster assigned: kind (if only one is acceptable) and
+        count; None without GPUs."""
+        kind = kinds[0] if len(kinds) == 1 else ""
+        return cls(kind=kind, devices=(GpuDevice(uuid="", kind=kind),) * count) if count else None
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {"kind": self.kind, "devices": [device.to_json() for device in self.devices]}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """The reverse of `to_json`."""
+        return cls(
+            kind=body["kind"],
+            devices=tuple(GpuDevice.from_json(device) for device in body["devices"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec:
     """Everything that the node needs to start a worker of one revision; immutable like the
     revision.
@@ -115,7 +192,8 @@ class LaunchSpec:
             agent is root.
         egress: networks that it may reach in addition to those open to all
             (`snapshotter.egress_on_request`).
-        gpu: required accelerator, e.g. "H100"; None for none.
+        gpu: acceptable kinds of GPUs, best first, e.g. ("H100", "A100-MIG-3g.40gb"); () for none.
+            All GPUs of an instance are of one kind.
         gpu_count: how many; all of them must be on this node.
         startup_timeout_s: budget from start to ready.
         forkable: False boots a separate process for each instance.
@@ -139,7 +217,7 @@ class LaunchSpec:
     engine: str | None = None
     offline: bool = False
     egress: tuple[str, ...] = ()
-    gpu: str | None = None
+    gpu: tuple[str, ...] = ()
     gpu_count: int = 0
     startup_timeout_s: float
     forkable: bool = True
@@ -155,8 +233,11 @@ class LaunchSpec:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """The reverse of `to_json`; unknown keys are an error (TypeError names them)."""
+        """The reverse of `to_json`; unknown keys are an error (TypeError names them). Documents of
+        earlier versions name one kind of GPU as a string, or null."""
         values = dict(body)
+        gpu = body.get("gpu") or ()
+        values["gpu"] = (gpu,) if isinstance(gpu, str) else tuple(gpu)
         values["weights"] = tuple(WeightsMount(**w) for w in body.get("weights", ()))
         values["secret_variables"] = tuple(body.get("secret_variables", ()))
         values["egress"] = tuple(body.get("egress", ()))
@@ -179,7 +260,7 @@ class InstanceInfo(JsonRecord):
             `template_lost`, …
         weights: mount's name → tier from which its start loaded them: `origin, nvme, dram, hbm`
             (`weight_cache.types.Tier`).
-        gpu_count: GPUs of the node that are assigned to it.
+        gpus: the GPUs that it alone has until it has ended; None without.
         cpu_file: CPU time counter of its cgroup, on its node (`cpu_counter`); "" without one.
         cpu_from_ns: value of that counter when the instance began, minus the CPU time that its
             start used elsewhere (the boot of the Template that it caused): counter - cpu_from_ns is
@@ -200,14 +281,26 @@ class InstanceInfo(JsonRecord):
     labels: Mapping[str, str]
     exit_reason: str | None = None
     weights: Mapping[str, str] = field(default_factory=dict)
-    gpu_count: int = 0
+    gpus: GpuGrant | None = None
     cpu_file: str = ""
     cpu_from_ns: int = 0
 
+    @property
+    def gpu_count(self) -> int:
+        """Number of its GPUs and MIG instances."""
+        return len(self.gpus.devices) if self.gpus is not None else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {**values, "gpus": self.gpus.to_json() if self.gpus is not None else None}
+
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """The reverse of `to_json`."""
-        values = dict(body)
+        """The reverse of `to_json`. `gpu_count` of earlier versions, which did not record the GPUs,
+        is ignored."""
+        values = {name: value for name, value in body.items() if name != "gpu_count"}
+        values["gpus"] = GpuGrant.from_json(body["gpus"]) if body.get("gpus") else None
         values["state"] = InstanceState(body["state"])
         values["start_kind"] = StartKind(body["start_kind"])
         return cls(**values)

@@ -37,6 +37,7 @@ from pilotlight.kubernetes.kinds import POD
 from snapshotter import errors
 from snapshotter.types import (
     AgentEvent,
+    GpuGrant,
     InstanceId,
     InstanceInfo,
     InstanceState,
@@ -337,7 +338,7 @@ class KnativeFleet(PodFleetLimits):
             memory_bytes=launch.memory_bytes,
             cpu=launch.cpu,
             labels=launch.labels,
-            gpu_count=launch.gpu_count,
+            gpus=GpuGrant.unidentified(launch.gpu, launch.gpu_count),
         )
 
     # -- stops -------------------------------------------------------------------------------------

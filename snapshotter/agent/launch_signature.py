@@ -60,8 +60,10 @@ def verify_launch(launch: LaunchSpec) -> LaunchSpec:
 
 def _text(bare: LaunchSpec) -> bytes:
     """Canonical text of the document. Fields at their defaults are omitted, so that a field added
-    by a newer version does not invalidate older signatures."""
+    by a newer version does not invalidate older signatures; a single kind of GPU is a string, as
+    earlier versions signed it."""
     values = bare.to_json()
+    values["gpu"] = bare.gpu[0] if len(bare.gpu) == 1 else bare.gpu
     defaults = {field.name: _default(field) for field in fields(bare)}
     values_set: Mapping[str, Any] = {
         name: value for name, value in values.items() if _plain(value) != defaults[name]

@@ -275,7 +275,7 @@ class Dumps:
         self, subject: _Subject, quiesced: slots.QuiesceResult
     ) -> AsyncIterator[Suspension]:
         """Suspend the tree's devices; roll back if the dump fails."""
-        devices = self._devices if subject.occupied.launch.gpu is not None else NoDevices()
+        devices = self._devices if subject.occupied.launch.gpu else NoDevices()
         suspension = await devices.before_dump(proc.process_tree(quiesced.host_pid))
         try:
             yield suspension

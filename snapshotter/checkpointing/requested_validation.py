@@ -23,6 +23,7 @@ from snapshotter.slots.boot_limiter import FairSemaphore
 from snapshotter.slots.instances import Instance, Instances
 from snapshotter.starts.node_capacity import NodeCapacity, gpus_of
 from snapshotter.types import (
+    GpuGrant,
     InstanceId,
     InstanceInfo,
     InstanceState,
@@ -175,7 +176,7 @@ class RequestedValidations:
             pid=0,
             memory_bytes=launch.memory_bytes,
             cpu=launch.cpu,
-            gpu_count=gpus_of(launch),
+            gpus=GpuGrant.unidentified(launch.gpu, gpus_of(launch)),
             labels=dict(launch.labels),
         )
         claim = Instance(info=info)

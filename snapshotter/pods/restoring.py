@@ -79,7 +79,7 @@ class PodRestores:
 
     def want(self, spec: LaunchSpec) -> None:
         """Request a snapshot after a pod had to boot cold."""
-        if spec.gpu is None:
+        if not spec.gpu:
             self._snapshots.want(spec)
 
     @contextlib.asynccontextmanager
@@ -122,7 +122,7 @@ class PodRestores:
         stock = self._snapshots.stock
         if stock is None:
             raise Unsupported(f"this node has no snapshots: {self._snapshots.selector.why_not}")
-        if spec.gpu is not None:
+        if spec.gpu:
             raise Unsupported(
                 "a function with a GPU cannot be restored into a pod: its devices are "
                 "assigned to the pod by its plugin, not to the node agent"

@@ -196,7 +196,7 @@ def plan(
         "limits": dict(limits),
         "log_refused": log_refused,
         "snapshot": launch.snapshot,
-        "gpu": launch.gpu is not None,
+        "gpu": bool(launch.gpu),
         "rootfs": "" if layout.rootfs is None else str(layout.rootfs),
         "writable_bytes": max(_WRITABLE_FLOOR_BYTES, launch.memory_bytes),
         "binds": _binds(sources, directory) if namespaced else [],
@@ -270,6 +270,6 @@ def _environment(
         env["LD_LIBRARY_PATH"] = ":".join(
             filter(None, [f"{mounts.ROOT}/python/lib", env.get("LD_LIBRARY_PATH")])
         )
-    if launch.gpu is not None and layout.rootfs is not None:
+    if launch.gpu and layout.rootfs is not None:
         env["LD_LIBRARY_PATH"] = ":".join(filter(None, [mounts.DRIVER, env.get("LD_LIBRARY_PATH")]))
     return env

@@ -34,7 +34,7 @@ from snapshotter.slots.pausable_deadline import PausableDeadline
 from snapshotter.slots.pool import SlotPool
 from snapshotter.slots.slot import BootFailed, Slot
 from snapshotter.slots.weights import Opening, Served, Weights
-from snapshotter.types import LaunchSpec, RevisionKey, StartKind, TenantShare
+from snapshotter.types import GpuGrant, LaunchSpec, RevisionKey, StartKind, TenantShare
 
 _RECORD = "housing.json"
 _AT_ONCE_MS = 1.0
@@ -69,6 +69,9 @@ class OccupiedSlot:
             an instance that is the worker itself has secrets. Unknown for a slot of an earlier
             agent.
         lease_ids: its weight leases.
+        gpus: its GPUs, which no other slot has until this one is cleared; None without. A worker of
+            a launch with GPUs becomes the instance itself, so that an instance has the GPUs of its
+            slot.
         weights: its weights by name, once they are on the node.
         charged_ns: CPU time of its group that was already charged, or is not charged to anyone;
             None before it is a Template.
@@ -82,6 +85,7 @@ class OccupiedSlot:
     launch: LaunchSpec
     group: Group
     lease_ids: tuple[str, ...] = ()
+    gpus: GpuGrant | None = None
     weights: Mapping[str, Served] = field(default_factory=dict)
     boot_ms: Mapping[str, float] = field(default_factory=dict)
     took_ms: float = 0.0
@@ -154,6 +158,7 @@ class OccupiedSlot:
         held = {
             "group": self.group.to_json(),
             "lease_ids": list(self.lease_ids),
+            "gpus": self.gpus.to_json() if self.gpus is not None else None,
             "transient": self.transient,
             "snapshot": self.snapshot,
             "whole": self.whole,
@@ -177,6 +182,7 @@ class OccupiedSlot:
             launch=LaunchSpec.from_json(body["launch"]),
             group=Group.from_json(body["group"]),
             lease_ids=tuple(body["lease_ids"]),
+            gpus=GpuGrant.from_json(body["gpus"]) if body.get("gpus") else None,
             boot_ms=body["boot_ms"],
             took_ms=body.get("took_ms", 0.0),
             transient=body.get("transient", False),
@@ -311,6 +317,7 @@ class SlotAllocator:
             group=self._cgroups.group(slot.id),
             is_booting=True,
             transient=transient,
+            gpus=phase.gpus,
         )
         self.occupied_slots[slot.id] = occupied
         opening = self._weights.open(spec.weights, holder=slot.id, pid=slot.shim_pid or None)
@@ -498,6 +505,7 @@ class StartPhase:
         patience: deadline of the strategy.
         is_background: it gets CPU time only when no call and no other start needs it.
         share: tenant share for limited resources.
+        gpus: the GPUs of its slot; None without.
         cpu_ns: CPU time of boots that this start caused, failed ones included. Failed restores are
             excluded: the platform chose to try them.
         attempt_ns: returns the CPU time of the current attempt, once a worker exists.
@@ -510,6 +518,7 @@ class StartPhase:
     patience: PausableDeadline = field(default_factory=PausableDeadline)
     is_background: bool = False
     share: TenantShare = NO_SHARE
+    gpus: GpuGrant | None = None
     cpu_ns: int = 0
     attempt_ns: Callable[[], int] = int
 

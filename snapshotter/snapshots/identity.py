@@ -140,7 +140,7 @@ def identity_of(launch: LaunchSpec, node: NodeIdentity, layout: Layout) -> Ident
         cpu=node.cpu,
         criu=node.criu,
         driver=node.driver,
-        gpu=f"{launch.gpu or ''} of {node.gpus}" if launch.gpu else "",
+        gpu=f"{','.join(launch.gpu)} of {node.gpus}" if launch.gpu else "",
     )
 
 

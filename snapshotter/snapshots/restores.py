@@ -125,7 +125,7 @@ class Restores:
         )
         record, devices = (
             DeviceRecord.from_json(manifest.point[DEVICES]),
-            self._devices if occupied.launch.gpu is not None else NoDevices(),
+            self._devices if occupied.launch.gpu else NoDevices(),
         )
         devices.check_restore(record)
         ahead = ReadAhead([snapshot.images])

@@ -101,10 +101,11 @@ class NodeCapacity:
         requested = gpus_of(launch)
         if not requested or self.gpus is None:
             return
-        fitting = sum(is_gpu(launch.gpu or "", name) for name in self.gpus)
+        fitting = sum(any(is_gpu(kind, name) for kind in launch.gpu) for name in self.gpus)
         if fitting < requested:
             present = ", ".join(self.gpus) or "none"
-            demand = f"{requested} {launch.gpu} GPU{'s' if requested > 1 else ''}"
+            kinds = " or ".join(launch.gpu)
+            demand = f"{requested} {kinds} GPU{'s' if requested > 1 else ''}"
             raise Unsupported(
                 f"{demand} wanted, but this node has {present}",
                 {"resource": "gpu", "asked": requested, "total": fitting},

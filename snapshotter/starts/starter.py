@@ -38,6 +38,7 @@ from snapshotter.starts.teardown import Teardown
 from snapshotter.starts.template_boot import TemplateBooter
 from snapshotter.starts.templates import Templates
 from snapshotter.types import (
+    GpuGrant,
     InstanceId,
     InstanceInfo,
     InstanceState,
@@ -354,7 +355,7 @@ class InstanceStarter:
             pid=0,
             memory_bytes=request.launch.memory_bytes,
             cpu=request.launch.cpu,
-            gpu_count=gpus_of(request.launch),
+            gpus=GpuGrant.unidentified(request.launch.gpu, gpus_of(request.launch)),
             labels=dict(request.launch.labels),
         )
         instance = Instance(info=info)

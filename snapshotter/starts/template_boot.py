@@ -135,7 +135,10 @@ class TemplateBooter:
             occupied=occupied,
             threads=point.threads,
             phases_ms=occupied.boot_ms,
-            single=bool(point.threads) or not occupied.launch.forkable or occupied.whole,
+            single=bool(point.threads)
+            or not occupied.launch.forkable
+            or occupied.whole
+            or bool(occupied.launch.gpu),
             last_used_at=self._clock(),
         )
         self._templates.add(template)

@@ -82,7 +82,7 @@ def route_of(
             "revision": revision,
         },
         weights=tuple(WeightsMount(name=w.name, manifest=w.manifest) for w in spec.weights),
-        gpu=next(iter(spec.resources.gpu), None),
+        gpu=spec.resources.gpu,
         gpu_count=spec.resources.gpu_count,
         offline=spec.network is FunctionNetwork.NONE,
     )

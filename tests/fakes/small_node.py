@@ -10,7 +10,7 @@ from pathlib import Path
 from activator.routing.route_table import CallTarget
 from snapshotter.slots.boot_limiter import NO_SHARE, FairSemaphore
 from snapshotter.starts.node_capacity import NodeCapacity, gpus_of
-from snapshotter.types import InstanceId, InstanceInfo, StartKind, TenantShare
+from snapshotter.types import GpuGrant, InstanceId, InstanceInfo, StartKind, TenantShare
 from tests.fakes.fake_fleet import FakeFleet, info_of
 from tests.fakes.fake_worker import Behaviour, echo
 
@@ -55,9 +55,10 @@ class SmallNode(FakeFleet):
         self.asked.append(target.tenant)
         share = self._share_of(target.tenant)
         claim = replace(
-            info_of(target, instance_id, "", StartKind.COLD), gpu_count=gpus_of(target.launch)
+            info_of(target, instance_id, "", StartKind.COLD),
+            gpus=GpuGrant.unidentified(target.launch.gpu, gpus_of(target.launch)),
         )
-        other = replace(claim, memory_bytes=self.others_bytes, gpu_count=0, labels={})
+        other = replace(claim, memory_bytes=self.others_bytes, gpus=None, labels={})
         self.room.check(target.launch, [*self._claims.values(), other], share)
         self._claims[instance_id] = claim
         try:

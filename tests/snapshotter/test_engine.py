@@ -131,7 +131,7 @@ def function(
         startup_timeout_s=PATIENCE_S,
         weights=(WeightsMount(name="m", manifest=MANIFEST),),
         env=env,
-        gpu=gpu,
+        gpu=(gpu,) if gpu else (),
         gpu_count=1 if gpu else 0,
     )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import hmac
 import json
 from dataclasses import replace
 
@@ -70,3 +72,24 @@ def test_the_controllers_key_derives_the_same() -> None:
     assert LaunchSigner(PlatformKey(base64.urlsafe_b64encode(RAW)).derived(KEY_LABEL)).verify(
         GRANTS.signed(LAUNCH)
     )
+
+
+def test_a_signature_of_a_version_that_knew_one_kind_of_gpu_is_still_valid() -> None:
+    bare = {**LAUNCH.to_json(), "gpu": "H100", "gpu_count": 2}
+    omitted = {"image", "env", "engine", "offline", "egress", "forkable", "snapshot"}
+    text = {n: v for n, v in bare.items() if n not in {*omitted, "secret_variables"}}
+    text["image"] = None
+    signature = hmac.new(
+        hmac.new(RAW, KEY_LABEL, hashlib.sha256).digest(),
+        json.dumps(text, sort_keys=True, separators=(",", ":")).encode(),
+        hashlib.sha256,
+    ).hexdigest()
+    document = {**bare, "labels": {**LAUNCH.labels, LABEL: signature}}
+
+    launch = LaunchSpec.from_json(document)
+    assert launch.gpu == ("H100",)
+    assert GRANTS.verify(launch)
+    assert not GRANTS.verify(replace(launch, gpu=("H100", "A100")))
+    without = LaunchSpec.from_json({**GRANTS.signed(LAUNCH).to_json(), "gpu": None})
+    assert without.gpu == ()
+    assert GRANTS.verify(without)

@@ -385,7 +385,7 @@ async def test_a_pod_with_gpus_waits_until_their_memory_is_free_and_hears_who_ho
 ) -> None:
     node.memory.gpus = (gpu(0, used_gib=61.0, holders=["vllm (pid 4711): 61.0 GiB"]), gpu(1))
     async with node.agent():
-        pod = await node.announce(node.launch(gpu="H100", gpu_count=1), gpus=["GPU-0000"])
+        pod = await node.announce(node.launch(gpu=("H100",), gpu_count=1), gpus=["GPU-0000"])
         while (said := await pod.hear())["op"] == "wait" and "GPU" not in said["why"]:
             continue
         node.memory.gpus = (gpu(0, used_gib=0.5), gpu(1))
@@ -400,7 +400,7 @@ async def test_a_pod_that_runs_already_does_not_wait_for_its_own_memory(node: No
     node.memory.gpus = (gpu(0, used_gib=61.0, holders=["vllm (pid 4711): 61.0 GiB"]),)
     async with node.agent():
         pod = await node.announce(
-            node.launch(gpu="H100", gpu_count=1), gpus=["GPU-0000"], running=True
+            node.launch(gpu=("H100",), gpu_count=1), gpus=["GPU-0000"], running=True
         )
 
         assert (await pod.hear_last())["op"] == "cold"
@@ -410,7 +410,7 @@ async def test_a_pod_that_runs_already_does_not_wait_for_its_own_memory(node: No
 async def test_when_half_of_the_startup_clock_is_over_it_goes_on_all_the_same(node: Node) -> None:
     node.memory.gpus = (gpu(0, used_gib=61.0),)
     async with node.agent():
-        pod = await node.announce(node.launch(gpu="H100", gpu_count=1, startup_timeout_s=0.02))
+        pod = await node.announce(node.launch(gpu=("H100",), gpu_count=1, startup_timeout_s=0.02))
         said = []
         while (message := await pod.hear())["op"] == "wait":
             said.append(message["why"])

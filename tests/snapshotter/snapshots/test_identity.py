@@ -112,8 +112,8 @@ def test_each_part_of_the_machine_counts_and_is_named(layout: OnDisk, field: str
 def test_another_gpu_counts_only_for_who_asks_for_one(layout: OnDisk) -> None:
     other = replace(NODE, gpus="H200")
     assert identity_of(launch(), NODE, layout) == identity_of(launch(), other, layout)
-    assert identity_of(launch(gpu="any"), NODE, layout) != identity_of(
-        launch(gpu="any"), other, layout
+    assert identity_of(launch(gpu=("any",)), NODE, layout) != identity_of(
+        launch(gpu=("any",)), other, layout
     )
 
 

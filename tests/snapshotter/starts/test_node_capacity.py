@@ -10,6 +10,7 @@ import pytest
 from snapshotter.errors import NoCapacity, Unsupported
 from snapshotter.starts.node_capacity import NodeCapacity
 from snapshotter.types import (
+    GpuGrant,
     InstanceId,
     InstanceInfo,
     InstanceState,
@@ -113,18 +114,20 @@ def test_a_share_survives_the_wire() -> None:
 
 
 def on(gpu: str, count: int = 0) -> LaunchSpec:
-    return replace(launch_of(1), gpu=gpu, gpu_count=count)
+    return replace(launch_of(1), gpu=(gpu,), gpu_count=count)
 
 
 def test_gpus_are_had_all_together_or_not_at_all() -> None:
     room = replace(ROOM, gpus=("NVIDIA H100 80GB HBM3",) * 8)
-    five = replace(claim("a", 1), gpu_count=5)
+    five = replace(claim("a", 1), gpus=GpuGrant.unidentified(("H100",), 5))
 
     room.check(on("H100", 3), [five], None)
     with pytest.raises(NoCapacity, match="4 GPUs wanted, 3 of 8 free") as e:
         room.check(on("H100", 4), [five], None)
     assert e.value.detail["resource"] == "gpu"
-    room.check(launch_of(1), [replace(claim("a", 1), gpu_count=8)], None)
+    room.check(
+        launch_of(1), [replace(claim("a", 1), gpus=GpuGrant.unidentified(("H100",), 8))], None
+    )
 
 
 def test_gpus_that_a_node_never_has_are_no_matter_of_waiting() -> None:

@@ -8,7 +8,14 @@ from typing import Any
 
 from pilotlight.kubernetes import names
 from pilotlight.kubernetes.settings import ClusterSettings
-from snapshotter.types import InstanceId, InstanceInfo, InstanceState, RevisionKey, StartKind
+from snapshotter.types import (
+    GpuGrant,
+    InstanceId,
+    InstanceInfo,
+    InstanceState,
+    RevisionKey,
+    StartKind,
+)
 
 CONTAINER = "user"
 _LABELS = {
@@ -60,7 +67,9 @@ def pod_to_instance(pod: Mapping[str, Any], settings: ClusterSettings) -> Instan
         memory_bytes=round(quantity(str(limits.get("memory") or requests.get("memory") or "0"))),
         cpu=quantity(str(requests.get("cpu") or limits.get("cpu") or "0")),
         labels=labels_of(pod),
-        gpu_count=round(quantity(str(limits.get(settings.gpu_resource) or "0"))),
+        gpus=GpuGrant.unidentified(
+            (), round(quantity(str(limits.get(settings.gpu_resource) or "0")))
+        ),
     )
 
 

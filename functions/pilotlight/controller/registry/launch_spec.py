@@ -37,8 +37,7 @@ def launch_spec(
     snapshots: bool,
     variables: Mapping[str, Sequence[str]],
 ) -> LaunchSpec:
-    """Return what the node agent needs to start `spec`. Of several acceptable accelerators, it
-    requests the first.
+    """Return what the node agent needs to start `spec`.
 
     `snapshots`: the operator's switch. `variables`: secret → names of the variables that it sets.
     """
@@ -59,7 +58,7 @@ def launch_spec(
         engine=spec.engine.environment if spec.engine is not None and spec.image is None else None,
         offline=spec.kind is FunctionKind.ENGINE or spec.network is FunctionNetwork.NONE,
         egress=spec.egress,
-        gpu=resources.gpu[0] if resources.gpu else None,
+        gpu=resources.gpu,
         gpu_count=resources.gpu_count,
         startup_timeout_s=spec.clocks.startup_s,
         forkable=spec.snapshot,
