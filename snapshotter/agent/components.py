@@ -29,6 +29,7 @@ from snapshotter.slots.launch_plan import BundleStore, ImageStore, WeightSource
 from snapshotter.slots.logs import Logs
 from snapshotter.slots.manager import SlotAllocator
 from snapshotter.slots.pool import SlotPool
+from snapshotter.slots.slot_devices import DeviceLayout
 from snapshotter.slots.weights import Weights
 from snapshotter.snapshots.background_builder import DELAY_S, BackgroundBuilder
 from snapshotter.snapshots.components import SnapshotComponents
@@ -66,6 +67,7 @@ class AgentComponents:
         metrics_token_file: bearer token of metrics over TCP; None: <home>/metrics.token.
         disk_floor_bytes: free disk reserved for journals; as `platform.disk_floor_bytes`.
         name_servers: of slots with their own network.
+        device_layout: where the device nodes and driver files of GPUs are.
     """
 
     bundles: BundleStore
@@ -83,6 +85,7 @@ class AgentComponents:
     metrics_token_file: Path | None = None
     disk_floor_bytes: int | None = 0
     name_servers: DnsServers = field(default_factory=DnsServers)
+    device_layout: DeviceLayout = field(default_factory=DeviceLayout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,6 +302,7 @@ def _base(
         platform=paths.for_functions,
         log_refused=settings.log_refused_calls,
         criu=criu,
+        device_layout=parts.device_layout,
     )
     prefork_pool = PreforkPool(
         cgroups=cgroups,

@@ -16,7 +16,8 @@ from pilotlight.core.settings import FUNCTIONS_SOCKET
 from pilotlight.core.transport.calls_socket import CALLS_DIRECTORY, CALLS_VARIABLE
 from snapshotter.shim.child import CONTROL_FD
 from snapshotter.shim.sandbox import mounts
-from snapshotter.types import LaunchSpec
+from snapshotter.slots.slot_devices import NO_DEVICES, SlotDevices
+from snapshotter.types import VISIBLE_DEVICES, LaunchSpec
 from weight_cache.types import OpenedLease, Prediction, WeightsLease
 
 THREADS_OFF = {
@@ -148,9 +149,11 @@ def plan(
     uid: int | None,
     namespaced: bool,
     limits: Mapping[str, int],
+    devices: SlotDevices = NO_DEVICES,
     log_refused: bool = False,
 ) -> Plan:
-    """How to boot `launch` in the slot whose directory is `directory`. Pure: no I/O."""
+    """How to boot `launch` in the slot whose directory is `directory`, with these devices. Pure: no
+    I/O."""
     root = Path(mounts.ROOT)
     layout = sources.layout
     if namespaced:
@@ -176,6 +179,7 @@ def plan(
     env = _environment(
         launch, layout, python=python, work=work, temporary=temporary, namespaced=namespaced
     )
+    env[VISIBLE_DEVICES] = devices.visible_devices
     if namespaced and sources.platform is not None:
         env.setdefault(_PLATFORM_URL, f"unix://{root}/platform/{FUNCTIONS_SOCKET}")
     if sources.calls is not None:
@@ -196,7 +200,8 @@ def plan(
         "limits": dict(limits),
         "log_refused": log_refused,
         "snapshot": launch.snapshot,
-        "gpu": bool(launch.gpu),
+        "devices": [list(node) for node in devices.nodes],
+        "driver_files": [list(file) for file in devices.driver_files],
         "rootfs": "" if layout.rootfs is None else str(layout.rootfs),
         "writable_bytes": max(_WRITABLE_FLOOR_BYTES, launch.memory_bytes),
         "binds": _binds(sources, directory) if namespaced else [],

@@ -33,6 +33,7 @@ from snapshotter.slots.logs import Logs
 from snapshotter.slots.pausable_deadline import PausableDeadline
 from snapshotter.slots.pool import SlotPool
 from snapshotter.slots.slot import BootFailed, Slot
+from snapshotter.slots.slot_devices import DeviceLayout, SlotDevices
 from snapshotter.slots.weights import Opening, Served, Weights
 from snapshotter.types import GpuGrant, LaunchSpec, RevisionKey, StartKind, TenantShare
 
@@ -225,11 +226,13 @@ class SlotAllocator:
         platform: Path | None = None,
         log_refused: bool = False,
         criu: Path | None = None,
+        device_layout: DeviceLayout | None = None,
     ) -> None:
         """`places`: limiter of concurrent boots; default: two per processor. `network`: of
         functions that need no network of their own. `platform`: directory with the socket of the
         platform's API for functions (`Paths.for_functions`). `criu`: as `launch_plan.Sources.criu`.
-        `log_refused`: the kernel logs denied system calls (`seccomp_log`)."""
+        `log_refused`: the kernel logs denied system calls (`seccomp_log`). `device_layout`: where
+        the device nodes of GPUs are; default: where the driver makes them."""
         self._network, self._log_refused, self._criu = network, log_refused, criu
         self._platform = platform if platform is not None and platform.is_dir() else None
         self._slot_pool = slot_pool
@@ -239,6 +242,7 @@ class SlotAllocator:
         self._cgroups = cgroups
         self._logs = logs
         self._runtime = runtime
+        self._device_layout = device_layout or DeviceLayout()
         self._boot_limiter = places or BootLimiter.for_processors()
         self.occupied_slots: dict[str, OccupiedSlot] = {}
 
@@ -327,8 +331,9 @@ class SlotAllocator:
             if spec.egress:
                 await self._slot_pool.open_egress(slot, spec.egress)
             uid, code = self._uid(spec), await self._bundles.ensure(spec.bundle)
+            devices = self._devices_of(occupied)
             occupied.group = self._cgroups.make(
-                slot.id, memory_bytes=spec.memory_bytes, cpu=spec.cpu
+                slot.id, memory_bytes=spec.memory_bytes, cpu=spec.cpu, devices=devices.rules
             )
             if phase.is_background or transient:
                 occupied.lower_cpu_priority(
@@ -355,7 +360,9 @@ class SlotAllocator:
                 calls=calls,
             )
             preparation = SlotPreparation(
-                occupied=occupied, plan=self._write_launch(occupied, sources, uid), uid=uid
+                occupied=occupied,
+                plan=self._write_launch(occupied, sources, uid, devices),
+                uid=uid,
             )
             occupied.boot_ms = {
                 **phase.before_ms,
@@ -464,8 +471,16 @@ class SlotAllocator:
             f"CAP_SYS_ADMIN"
         )
 
+    def _devices_of(self, occupied: OccupiedSlot) -> SlotDevices:
+        """The devices of its grant. Without namespaces a slot shares the machine's nodes, and only
+        CUDA_VISIBLE_DEVICES is its own. Raises Unsupported."""
+        grant = occupied.gpus
+        if self._slot_pool.namespaced or grant is None:
+            return self._device_layout.devices_of(grant)
+        return SlotDevices(visible_devices=grant.visible_devices)
+
     def _write_launch(
-        self, occupied: OccupiedSlot, sources: Sources, uid: int | None
+        self, occupied: OccupiedSlot, sources: Sources, uid: int | None, devices: SlotDevices
     ) -> launch_plan.Plan:
         """Write the record and the launch file, and without namespaces create the directories that
         it names."""
@@ -483,6 +498,7 @@ class SlotAllocator:
             uid=uid,
             namespaced=self._slot_pool.namespaced,
             limits=limits,
+            devices=devices,
             log_refused=self._log_refused,
         )
         slots.write_json(slot.directory / _RECORD, occupied.record())
