@@ -442,7 +442,7 @@ async def test_a_build_opens_no_device_of_the_machine(
     """Neither in /dev, nor by a world-writable node that it finds elsewhere."""
     if not cgroups.controls_devices:
         pytest.skip(f"needs cgroups: {cgroups.why_no_devices}")
-    images = Images(tmp_path, environ=environ, requirements=[], cgroups=cgroups)
+    images = Images(tmp_path, environ=environ, requirements=["plserver==2.0"], cgroups=cgroups)
     directory = Path(tempfile.mkdtemp(prefix="pl", dir="/var/lib"))
     try:
         directory.chmod(0o755)
