@@ -356,6 +356,8 @@ def do(step: str) -> None:  # noqa: C901, PLR0912  # a flat list of steps
                 f.write(text)
         case "open":
             OPEN.append(open(value))  # noqa: SIM115  it stays open, that is what it is for
+        case "open_to_write":
+            OPEN.append(open(value, "wb", buffering=0))  # noqa: SIM115  it stays open
         case "grow":
             name, _, mib = value.partition("=")
             with open(name, "ab") as big:

@@ -5,18 +5,22 @@ shown."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from snapshotter.criu.errors import CriuFailed
 from snapshotter.errors import Unsupported
-from snapshotter.slots.slot_devices import DeviceLayout
+from snapshotter.linux.device_control import DeviceRule
+from snapshotter.slots.slot_devices import DeviceLayout, SlotDevices
 from snapshotter.types import GpuDevice, GpuGrant
 from tests.conftest import RequireOrSkip
 from tests.fakes.agent_home import AgentHome
 from tests.fakes.allocated_slots import AllocatedSlots, allocated_slots, find_groups, plant
 from tests.fakes.gpu_nodes import GpuNodes, make_gpu_nodes
+from tests.fakes.slot_workshop import Workshop
 
 pytestmark = pytest.mark.root
 
@@ -225,6 +229,28 @@ async def test_a_grant_whose_node_is_missing_is_refused_by_name(
         await slots.start(nodes.grant(nodes.gpu(7)))
     assert slots.allocator.occupied_slots == {}
     assert slots.cgroups.names() == set()
+
+
+async def test_a_snapshot_opens_no_device_that_the_slot_was_not_granted(
+    shop: Workshop, tmp_path: Path
+) -> None:
+    """CRIU opens what was open in the process, as root, but in the slot's control group. The
+    kernel's log is a device that it would open again."""
+    log = tmp_path / "kmsg"
+    os.mknod(log, 0o20666, os.makedev(1, 11))
+    log.chmod(0o666)
+    shown, rules = ((str(log), "kmsg"),), (DeviceRule.of_node(log),)
+    shop.devices = SlotDevices(nodes=shown, rules=rules)
+    image = await shop.dump(await shop.boot(boot=["open_to_write:/dev/kmsg"]))
+    place = await shop.restore(image)
+    assert await shop.ask(place, await shop.start(place), "/restored") is True
+
+    shop.devices = SlotDevices(nodes=shown)
+    with pytest.raises(CriuFailed):
+        await shop.restore(image)
+    log_of_criu = (shop.places[-1].slot.directory / "criu/restore.log").read_text()
+    assert "Can't open file dev/kmsg" in log_of_criu
+    assert "Operation not permitted" in log_of_criu
 
 
 def test_a_node_of_another_gpu_is_refused(nodes: GpuNodes) -> None:
