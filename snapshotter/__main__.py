@@ -32,6 +32,7 @@ from snapshotter.cuda.gpu_usage import cuda_node
 from snapshotter.cuda.host import ThisMachine
 from snapshotter.engines import Engines
 from snapshotter.errors import SnapshotterError
+from snapshotter.gpus.inventory import read_inventory
 from snapshotter.images.build_network import BuildNetwork
 from snapshotter.images.bundles import Bundles
 from snapshotter.images.images import Images, runtime_requirements
@@ -97,8 +98,8 @@ async def _serve(
             function_network=Network(settings.function_network),
         )
 
-    gpus = cuda_node()
-    found = await find_driver(node=gpus, environ=os.environ)
+    gpus = await read_inventory(os.environ)
+    found = await find_driver(node=cuda_node(), environ=os.environ)
     floor, name_servers = DiskFloor(paths.home, platform.disk_floor_bytes), DnsServers()
     parts = AgentComponents(
         bundles=Bundles(paths.home, blobs=blobs, floor=floor),
@@ -121,7 +122,7 @@ async def _serve(
         },
         probe=probe,
         namespaces=is_root() and not arguments.plain,
-        gpus=tuple({"name": gpu.name, "driver": gpus.version} for gpu in gpus.gpus),
+        gpus=gpus,
         devices=NoDevices() if found.driver is None else CudaDevices(found.driver, ThisMachine()),
         s3_client=platform.s3_client,
         disk_floor_bytes=platform.disk_floor_bytes,

@@ -128,6 +128,25 @@ class Metrics:
             ["field"],
             registry=self.registry,
         )
+        self._gpus = Gauge(
+            "pilotlight_gpus",
+            "GPUs and MIG instances of this node",
+            ["kind"],
+            registry=self.registry,
+        )
+        self._gpus_granted = Gauge(
+            "pilotlight_gpus_granted",
+            "GPUs and MIG instances that a slot has",
+            ["kind"],
+            registry=self.registry,
+        )
+        self._gpu_fragmentation = Gauge(
+            "pilotlight_gpu_fragmentation",
+            "Largest request that would get connected GPUs, divided by the free GPUs; absent while "
+            "none is free",
+            ["kind"],
+            registry=self.registry,
+        )
         self._log_dropped = Counter(
             "pilotlight_log_dropped_bytes", "Output that was discarded", registry=self.registry
         )
@@ -175,6 +194,20 @@ class Metrics:
         for state in SnapshotState:
             self._snapshots.labels(state=state.value).set(by_state.get(state, 0))
         self._snapshot_bytes.set(used_bytes)
+
+    def observe_gpus(
+        self,
+        counts: Mapping[str, tuple[int, int]],
+        fragmentation: Mapping[str, float | None],
+    ) -> None:
+        """Set the gauges; called before each scrape. `counts`: kind → number, granted."""
+        for kind, (total, granted) in counts.items():
+            self._gpus.labels(kind=kind).set(total)
+            self._gpus_granted.labels(kind=kind).set(granted)
+        self._gpu_fragmentation.clear()
+        for kind, share in fragmentation.items():
+            if share is not None:
+                self._gpu_fragmentation.labels(kind=kind).set(share)
 
     def log_dropped(self, count: int) -> None:
         """Count `count` discarded bytes of output."""

@@ -13,6 +13,7 @@ from activator.coordination.state import HeartbeatReply, InstanceDemand
 from activator.fairness.preemption import PreemptionCandidate
 from activator.fairness.start_admission import GPUS, INSTANCES
 from pilotlight.spec.quotas import Plan
+from snapshotter.types import GpuDevice, InstanceInfo
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class PreemptibleInstances:
                     function=target.name,
                     memory_bytes=target.launch.memory_bytes,
                     gpus=target.footprint.gpu_count if target.footprint.gpu else 0,
+                    devices=_devices(instance.info),
                     idle_s=ASLEEP_S,
                     in_flight=0,
                     is_spare=True,
@@ -67,6 +69,7 @@ class PreemptibleInstances:
                     function=target.name,
                     memory_bytes=target.launch.memory_bytes,
                     gpus=target.footprint.gpu_count if target.footprint.gpu else 0,
+                    devices=_devices(instance.info),
                     idle_s=None if instance.in_flight else now - instance.idle_since,
                     in_flight=instance.in_flight,
                     is_spare=n < spare,
@@ -125,3 +128,7 @@ class PreemptibleInstances:
             )
             self._starved_since.pop(key, None)
             self.give_up(victim.id)
+
+
+def _devices(info: InstanceInfo) -> tuple[GpuDevice, ...]:
+    return info.gpus.devices if info.gpus is not None else ()

@@ -9,7 +9,9 @@ changes on the node are not visible here, so the first start in the queue asks t
 RETRY_S. A start does not wait when waiting cannot help (a node for other tenants, more than the
 node has). For missing GPUs, idle instances that hold some are released. A start waits while GPUs
 are becoming free: of instances that are ending, or claimed by something that does not accept calls
-(a start, a snapshot proof). When instances that accept calls have them all, the refusal stands."""
+(a start, a snapshot proof). When instances that accept calls have them all, the refusal stands.
+Only GPUs of the kinds that the start accepts count: an L4 that becomes free is of no use to a start
+that waits for an H100."""
 
 from __future__ import annotations
 
@@ -274,11 +276,7 @@ class NodeCapacity:
         before."""
         if self._draining_gpus:
             return True
-        chosen = spare_gpus(
-            self.inventory.tenures(),
-            tenant=request.tenant,
-            lacking=int(detail.get("asked", request.gpus)) - int(detail.get("free", 0)),
-        )
+        chosen = self._spare_gpus(request, detail)
         self._draining_gpus = {tenure.id for tenure in chosen}
         for victim in chosen:
             log.info(
@@ -290,11 +288,26 @@ class NodeCapacity:
             self.inventory.give_up(victim.id)
         return bool(chosen)
 
+    def _spare_gpus(
+        self, request: StartRequest, detail: Mapping[str, Any]
+    ) -> list[PreemptionCandidate]:
+        """Instances to release: for the first kind of which enough becomes free, otherwise for the
+        first of which any does."""
+        tenures, partly = list(self.inventory.tenures()), list[PreemptionCandidate]()
+        for kind, figures in detail.get("kinds", {}).items():
+            lacking = int(detail.get("asked", request.gpus)) - int(figures["free"])
+            chosen = spare_gpus(tenures, tenant=request.tenant, kind=kind, lacking=lacking)
+            if chosen and sum(tenure.gpus_of([kind]) for tenure in chosen) >= lacking:
+                return chosen
+            partly = partly or chosen
+        return partly
+
     def _has_others(self, detail: Mapping[str, Any]) -> bool:
-        """Whether the node reports more claimed GPUs than the instances here that accept calls
-        have."""
+        """Whether the node reports more claimed GPUs of the acceptable kinds than the instances
+        here that accept calls have."""
+        kinds = list(detail.get("kinds", {}))
         return int(detail.get("claimed", 0)) > sum(
-            tenure.gpus for tenure in self.inventory.tenures()
+            tenure.gpus_of(kinds) for tenure in self.inventory.tenures()
         )
 
     def _need(self, request: StartRequest, promised: Counter[str]) -> ResourceShortfall:

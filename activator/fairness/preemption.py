@@ -10,8 +10,11 @@ for TURN_S, and only from tenants over theirs: they finish their calls and accep
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+from snapshotter.gpus.kinds import satisfies_any
+from snapshotter.types import GpuDevice
 
 SPARE_S = 5.0
 """Time without a call after which an instance may be released for any tenant, although its
@@ -31,7 +34,8 @@ class PreemptionCandidate:
         idle_s: time without a call; None while it has one.
         in_flight: number of running calls.
         is_spare: it is one of those that its revision has beyond `min_instances`, which go
-            first."""
+            first.
+        devices: the GPUs that the node granted it."""
 
     id: str
     tenant: str
@@ -42,6 +46,11 @@ class PreemptionCandidate:
     idle_s: float | None
     in_flight: int
     is_spare: bool
+    devices: tuple[GpuDevice, ...] = ()
+
+    def gpus_of(self, kinds: Sequence[str]) -> int:
+        """How many of its GPUs are of one of these kinds."""
+        return sum(satisfies_any(device, kinds) for device in self.devices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,17 +159,17 @@ def pick_within_quota(
 
 
 def spare_gpus(
-    tenures: Iterable[PreemptionCandidate], *, tenant: str, lacking: int
+    tenures: Iterable[PreemptionCandidate], *, tenant: str, kind: str, lacking: int
 ) -> list[PreemptionCandidate]:
-    """Select idle instances to release for `lacking` GPUs: the tenant's own, and those without a
-    call for SPARE_S, longest idle first.
+    """Select idle instances to release for `lacking` GPUs of a kind: the tenant's own, and those
+    without a call for SPARE_S, longest idle first.
 
     Instances kept by `min_instances` are never taken. Returns all candidates even if they are not
     enough: the rest may become free elsewhere."""
     idle = [
         one
         for one in tenures
-        if one.gpus
+        if one.gpus_of([kind])
         and one.is_spare
         and one.idle_s is not None
         and (one.tenant == tenant or one.idle_s >= SPARE_S)
@@ -170,5 +179,5 @@ def spare_gpus(
         if lacking <= 0:
             break
         chosen.append(one)
-        lacking -= one.gpus
+        lacking -= one.gpus_of([kind])
     return chosen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from snapshotter.checkpointing.requested_validation import RequestedValidations
 from snapshotter.checkpointing.trial_restore import SnapshotValidator
 from snapshotter.cuda.devices import Devices, NoDevices
 from snapshotter.events import Events
+from snapshotter.gpus.grants import GpuGrants
+from snapshotter.gpus.inventory import GpuInventory
 from snapshotter.linux.cgroups import Cgroups
 from snapshotter.linux.dns_servers import DnsServers
 from snapshotter.linux.egress_policy import EVERYWHERE
@@ -44,6 +46,7 @@ from snapshotter.starts.strategy import StartStrategy
 from snapshotter.starts.teardown import Teardown
 from snapshotter.starts.template_boot import TemplateBooter
 from snapshotter.starts.templates import Templates
+from snapshotter.types import GpuGrant
 
 _PROOF_S = 30.0
 """Deadline of a snapshot validation on a loaded node; a function that starts slowly has its own
@@ -59,7 +62,7 @@ class AgentComponents:
         probe: body of `capabilities`, given the detected cgroups.
         namespaces: False forces slots without namespaces, as for an agent without root.
         criu_cache: directory of the cached self-test result; None: below the home.
-        gpus: rows of `capabilities()`.
+        gpus: the node's GPUs.
         devices: saves and restores device state of processes.
         build_delay_s: delay between a COLD start and the snapshot that it causes.
         s3_client: S3 client for copies of snapshots; values as in PlatformSettings.
@@ -77,7 +80,7 @@ class AgentComponents:
     probe: Callable[[Cgroups], Awaitable[Mapping[str, Any]]]
     namespaces: bool
     criu_cache: Path | None = None
-    gpus: tuple[Mapping[str, Any], ...] = ()
+    gpus: GpuInventory = field(default_factory=GpuInventory)
     devices: Devices = field(default_factory=NoDevices)
     build_delay_s: float = DELAY_S
     s3_client: str = "auto"
@@ -104,6 +107,7 @@ class Node:
     metrics: Metrics
     builder: BackgroundBuilder
     snapshots: SnapshotApi
+    gpus: GpuGrants
     agent: Agent
 
     def refresh_metrics(self) -> None:
@@ -114,6 +118,7 @@ class Node:
             template_pss_bytes=self.templates.pss_bytes(),
             parked=self.templates.parked(),
         )
+        self.metrics.observe_gpus(self.gpus.count_by_kind(), self.gpus.fragmentation())
         self.snapshots.observe()
 
 
@@ -132,6 +137,7 @@ class _Base:
     slot_allocator: SlotAllocator
     prefork_pool: PreforkPool
     ends: Teardown
+    gpus: GpuGrants
 
 
 def assemble(
@@ -171,19 +177,25 @@ def assemble(
         events=base.events,
         background_tasks=base.background_tasks,
         selector=selector,
+        gpus=base.gpus,
         budget_bytes=settings.template_memory_bytes,
     )
     room = NodeCapacity(
         memory_bytes=settings.node_memory_bytes(),
         dedicated_to=settings.dedicated_to,
-        gpus=tuple(str(row["name"]) for row in parts.gpus),
+        gpus=base.gpus,
     )
     checkpoints = asked = None
     if stock is not None and restores is not None:
         dumps = _dumps(base, parts, stock, template_booter)
         proofs = _proofs(base, settings, restores)
         checkpoints = Checkpoints(
-            stock=stock, selector=selector, dumps=dumps, proofs=proofs, metrics=base.metrics
+            stock=stock,
+            selector=selector,
+            dumps=dumps,
+            proofs=proofs,
+            metrics=base.metrics,
+            gpus=base.gpus,
         )
         asked = RequestedValidations(checkpoints, instances=base.instances, room=room)
     builder = BackgroundBuilder(
@@ -245,6 +257,7 @@ def assemble(
         metrics=base.metrics,
         builder=builder,
         snapshots=snapshots,
+        gpus=base.gpus,
         agent=agent,
     )
 
@@ -334,7 +347,13 @@ def _base(
         slot_allocator=slot_allocator,
         prefork_pool=prefork_pool,
         ends=ends,
+        gpus=GpuGrants(parts.gpus, lambda: _gpu_holders(instances, slot_allocator)),
     )
+
+
+def _gpu_holders(instances: Instances, slot_allocator: SlotAllocator) -> Iterator[GpuGrant | None]:
+    yield from (instance.info.gpus for instance in instances)
+    yield from (occupied.gpus for occupied in slot_allocator.occupied_slots.values())
 
 
 def _restores(

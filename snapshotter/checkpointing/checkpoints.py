@@ -12,10 +12,11 @@ explicit request (a deploy, a command) does."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,8 @@ from snapshotter.checkpointing.dumps import (
     launch_of,
 )
 from snapshotter.checkpointing.trial_restore import ProofFailed, SnapshotValidator, nobody_pays
-from snapshotter.errors import SnapshotRefused, SnapshotterError
+from snapshotter.errors import NoCapacity, SnapshotRefused, SnapshotterError
+from snapshotter.gpus.grants import GpuGrants
 from snapshotter.metrics import Metrics
 from snapshotter.slots.manager import StartPhase
 from snapshotter.slots.slot import SlotConnectionLost
@@ -37,7 +39,7 @@ from snapshotter.snapshots.components import SnapshotComponents
 from snapshotter.snapshots.manifest import Proof, SnapshotManifest
 from snapshotter.snapshots.selector import SnapshotSelector
 from snapshotter.snapshots.stored import DiskBudgetExceeded, Snapshot, SnapshotStaging
-from snapshotter.types import LaunchSpec, RevisionKey
+from snapshotter.types import GpuGrant, LaunchSpec, RevisionKey
 
 _log = logging.getLogger(__name__)
 _ATTEMPTS = 3
@@ -87,6 +89,7 @@ class Checkpoints:
         dumps: Dumps,
         proofs: SnapshotValidator,
         metrics: Metrics,
+        gpus: GpuGrants,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         retry_first_s: float = _RETRY_FIRST_S,
@@ -98,6 +101,7 @@ class Checkpoints:
         self._dumps = dumps
         self._proofs = proofs
         self._metrics = metrics
+        self._gpus = gpus
         self._clock = clock
         self._flights: dict[RevisionKey, asyncio.Task[Snapshot]] = {}
         self._refused: dict[RevisionKey, _Refused] = {}
@@ -155,15 +159,18 @@ class Checkpoints:
         """The launch that the snapshot was made of. Raises SnapshotUnknown."""
         return launch_of(self._stock.catalogue.get(snapshot_id))
 
-    async def prove(self, snapshot_id: str, charge: Callable[[int], None]) -> Snapshot | None:
+    async def prove(
+        self, snapshot_id: str, charge: Callable[[int], None], *, gpus: GpuGrant | None = None
+    ) -> Snapshot | None:
         """Restore it once more and check its examples; None if that failed and it is quarantined.
         Raises SnapshotUnknown.
 
-        charge: receives the CPU time of each restored copy (`SnapshotValidator.prove`).
+        charge: receives the CPU time of each restored copy (`SnapshotValidator.prove`). gpus: of
+            these copies.
         """
         snapshot = self._stock.catalogue.get(snapshot_id)
         try:
-            return await self._prove(launch_of(snapshot), snapshot, charge=charge)
+            return await self._prove(launch_of(snapshot), snapshot, gpus=gpus, charge=charge)
         except SnapshotRefused:
             return None
 
@@ -179,11 +186,13 @@ class Checkpoints:
             _log.info("snapshot.not_made revision=%s error=%s", revision, error)
 
     async def _make(self, launch: LaunchSpec, *, unasked: bool) -> Snapshot:
-        found = await self._selector.find(launch, StartPhase())
-        if found is not None:
-            return found
         try:
-            proven = await self._try(launch, unasked=unasked)
+            # one set of GPUs for the dump and the proof, which follow each other
+            with self._reserved_gpus(launch) as gpus:
+                found = await self._selector.find(launch, StartPhase(gpus=gpus))
+                if found is not None:
+                    return found
+                proven = await self._try(launch, unasked=unasked, gpus=gpus)
         except SnapshotRefused as e:
             self._metrics.snapshot_made("refused", {})
             self.last_refusal = {
@@ -215,27 +224,38 @@ class Checkpoints:
         self._late.add(revision)
         return is_again
 
-    async def _try(self, launch: LaunchSpec, *, unasked: bool) -> Snapshot:
+    @contextlib.contextmanager
+    def _reserved_gpus(self, launch: LaunchSpec) -> Iterator[GpuGrant | None]:
+        """GPUs for a snapshot of `launch`. Raises SnapshotRefused while none are free, and
+        Unsupported."""
+        with contextlib.ExitStack() as held:
+            try:
+                gpus = held.enter_context(self._gpus.reserved(launch))
+            except NoCapacity as e:
+                raise _refusal(launch, "no_gpu", f"it needs GPUs: {e}", passing=True) from e
+            yield gpus
+
+    async def _try(self, launch: LaunchSpec, *, unasked: bool, gpus: GpuGrant | None) -> Snapshot:
         """Dump and prove, again while failures may be temporary."""
         backoff = Backoff(first_s=self._retry_first_s, max_s=_RETRY_MAX_S)
         while True:
             try:
-                snapshot = await self._dump(launch, unasked=unasked)
-                return await self._prove(launch, snapshot, unasked=unasked)
+                snapshot = await self._dump(launch, unasked=unasked, gpus=gpus)
+                return await self._prove(launch, snapshot, unasked=unasked, gpus=gpus)
             except SnapshotRefused as e:
                 if backoff.failures + 1 == _TRIES or not _is_retried_now(e):
                     raise
                 _log.info("snapshot.retried revision=%s error=%s", launch.revision, e)
                 await backoff.pause()
 
-    async def _dump(self, launch: LaunchSpec, *, unasked: bool) -> Snapshot:
+    async def _dump(self, launch: LaunchSpec, *, unasked: bool, gpus: GpuGrant | None) -> Snapshot:
         for attempt in range(_ATTEMPTS):
             try:
                 # dump nothing below the disk floor
                 await self._stock.catalogue.make_room(0)
                 async with self._stock.catalogue.stage() as stage:
                     return await self._publish(
-                        await self._dumps.dump(launch, stage, unasked=unasked), stage
+                        await self._dumps.dump(launch, stage, unasked=unasked, gpus=gpus), stage
                     )
             except DumpBlocked as e:
                 raise SnapshotRefused(
@@ -272,12 +292,15 @@ class Checkpoints:
         snapshot: Snapshot,
         *,
         unasked: bool = False,
+        gpus: GpuGrant | None = None,
         charge: Callable[[int], None] = nobody_pays,
     ) -> Snapshot:
         """Prove the snapshot: afterwards it is READY, or quarantined and refused."""
         began = time.perf_counter()
         try:
-            verdict = await self._proofs.prove(launch, snapshot, unasked=unasked, charge=charge)
+            verdict = await self._proofs.prove(
+                launch, snapshot, unasked=unasked, gpus=gpus, charge=charge
+            )
         except ProofFailed as e:
             if e.passing and snapshot.manifest.proof is None:
                 await self._stock.catalogue.delete(snapshot.id)

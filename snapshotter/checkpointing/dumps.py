@@ -23,6 +23,7 @@ from snapshotter.criu import operations, zero_pages
 from snapshotter.criu.errors import CriuError, CriuFailed, CriuReason
 from snapshotter.cuda.devices import Devices, NoDevices, Suspension
 from snapshotter.cuda.errors import CudaFailed, CudaLost, CudaRefused
+from snapshotter.cuda.gpu_mapping import DeviceRecord
 from snapshotter.linux import proc
 from snapshotter.shim import cpu_priority
 from snapshotter.shim.sandbox import mounts
@@ -36,7 +37,7 @@ from snapshotter.snapshots.stored import Snapshot, SnapshotStaging
 from snapshotter.starts.teardown import Teardown
 from snapshotter.starts.template_boot import TemplateBooter
 from snapshotter.starts.templates import Template, Templates
-from snapshotter.types import LaunchSpec
+from snapshotter.types import GpuGrant, LaunchSpec
 
 _DEADLINE_S = 120.0
 """A dump writes at disk speed: 30 GB at 250 MB/s."""
@@ -114,13 +115,19 @@ class Dumps:
         self._clock = clock
 
     async def dump(
-        self, launch: LaunchSpec, stage: SnapshotStaging, *, unasked: bool
+        self,
+        launch: LaunchSpec,
+        stage: SnapshotStaging,
+        *,
+        unasked: bool,
+        gpus: GpuGrant | None = None,
     ) -> SnapshotManifest:
-        """Fill `stage`; returns the manifest without its files.
+        """Fill `stage`; returns the manifest without its files. `gpus`: of the worker that is
+        booted for it.
 
         Raises DumpBlocked, InstanceStartedDuringDump, TemplateGone, SlotConnectionLost,
         OSError, and the errors of a boot."""
-        async with self._subject(launch, unasked=unasked) as subject:
+        async with self._subject(launch, unasked=unasked, gpus=gpus) as subject:
             point = subject.occupied.slot.point.result()
             if point.obstacles:
                 is_full = all(obstacle["kind"] == "disk" for obstacle in point.obstacles)
@@ -161,12 +168,14 @@ class Dumps:
             return manifest
 
     @contextlib.asynccontextmanager
-    async def _subject(self, launch: LaunchSpec, *, unasked: bool) -> AsyncIterator[_Subject]:
+    async def _subject(
+        self, launch: LaunchSpec, *, unasked: bool, gpus: GpuGrant | None
+    ) -> AsyncIterator[_Subject]:
         """The resident Template if no instance has run from it yet, otherwise a worker booted for
         this purpose. A booted worker that cannot be forked is consumed by the dump, and restored
         processes are never snapshotted again."""
         fresh = None
-        if launch.forkable and not self._templates.is_single(launch.revision):
+        if launch.forkable and not gpus and not self._templates.is_single(launch.revision):
             template = self._templates.get(launch.revision)
             if template is None and unasked:
                 raise TemplateGone(f"the Template of {launch.revision} was dropped")
@@ -181,12 +190,12 @@ class Dumps:
                 with self._template_booter.pinned(template):
                     yield _Subject(occupied=template.occupied, in_place=False, network=False)
                 return
-        async with self._whole_tree(launch, fresh, unasked=unasked) as subject:
+        async with self._whole_tree(launch, fresh, unasked=unasked, gpus=gpus) as subject:
             yield subject
 
     @contextlib.asynccontextmanager
     async def _whole_tree(
-        self, launch: LaunchSpec, fresh: Template | None, *, unasked: bool
+        self, launch: LaunchSpec, fresh: Template | None, *, unasked: bool, gpus: GpuGrant | None
     ) -> AsyncIterator[_Subject]:
         """A worker for this purpose, booted again in its own network namespace if it turns out to
         listen on TCP.
@@ -197,7 +206,10 @@ class Dumps:
             launch.offline or not self._slot_allocator.is_listening(launch.revision)
         ):
             occupied = await self._slot_allocator.boot(
-                launch, StartPhase(is_background=unasked), self._ends, transient=True
+                launch,
+                StartPhase(is_background=unasked, gpus=gpus),
+                self._ends,
+                transient=True,
             )
         network = not launch.offline and (
             occupied is None or bool(occupied.slot.point.result().listens)
@@ -206,7 +218,11 @@ class Dumps:
             if occupied is not None:
                 await self._slot_allocator.clear(occupied)
             occupied = await self._slot_allocator.boot(
-                launch, StartPhase(is_background=unasked), self._ends, network=True, transient=True
+                launch,
+                StartPhase(is_background=unasked, gpus=gpus),
+                self._ends,
+                network=True,
+                transient=True,
             )
         try:
             yield _Subject(occupied=occupied, in_place=_whole(occupied), network=network)
@@ -276,7 +292,10 @@ class Dumps:
     ) -> AsyncIterator[Suspension]:
         """Suspend the tree's devices; roll back if the dump fails."""
         devices = self._devices if subject.occupied.launch.gpu else NoDevices()
-        suspension = await devices.before_dump(proc.process_tree(quiesced.host_pid))
+        granted = subject.occupied.gpus
+        suspension = await devices.before_dump(
+            proc.process_tree(quiesced.host_pid), granted=granted.uuids if granted else ()
+        )
         try:
             yield suspension
         except BaseException as e:
@@ -290,7 +309,7 @@ class Dumps:
             subject.occupied.launch,
             subject.occupied.slot.point.result(),
         )
-        identity, binds = self._stock.describe(launch)
+        identity, binds = self._stock.describe(launch, occupied.gpus)
         heap_bytes, weights_bytes, paths = await asyncio.to_thread(examine, quiesced.host_pid)
         return SnapshotManifest(
             identity=identity,
@@ -416,8 +435,13 @@ def _read(path: Path, most: int) -> str:
 
 
 def launch_of(snapshot: Snapshot) -> LaunchSpec:
-    """The launch that the snapshot was made of."""
-    return LaunchSpec.from_json(snapshot.manifest.point[LAUNCH])
+    """The launch that the snapshot was made of; of its kinds of GPUs only the model that the
+    snapshot was made on."""
+    launch = LaunchSpec.from_json(snapshot.manifest.point[LAUNCH])
+    if not launch.gpu:
+        return launch
+    model = DeviceRecord.from_json(snapshot.manifest.point[DEVICES]).model
+    return replace(launch, gpu=(model,)) if model else launch
 
 
 def _obstructed(

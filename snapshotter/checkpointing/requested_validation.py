@@ -21,7 +21,7 @@ from snapshotter.errors import ProofsBusy, SnapshotRefused
 from snapshotter.slots import slot
 from snapshotter.slots.boot_limiter import FairSemaphore
 from snapshotter.slots.instances import Instance, Instances
-from snapshotter.starts.node_capacity import NodeCapacity, gpus_of
+from snapshotter.starts.node_capacity import NodeCapacity
 from snapshotter.types import (
     GpuGrant,
     InstanceId,
@@ -47,7 +47,9 @@ class RequestedValidator(Protocol):
 
     def launch_of(self, snapshot_id: str) -> LaunchSpec: ...
 
-    async def prove(self, snapshot_id: str, charge: Callable[[int], None]) -> object: ...
+    async def prove(
+        self, snapshot_id: str, charge: Callable[[int], None], *, gpus: GpuGrant | None
+    ) -> object: ...
 
 
 Report = Callable[[str, int], Awaitable[None]]
@@ -145,8 +147,8 @@ class RequestedValidations:
                 await self._turns.acquire(TenantShare(tenant=flight.tenant))
                 began = self._clock()
                 try:
-                    with self._claimed(snapshot_id, launch):
-                        await self._prover.prove(snapshot_id, flight.charge)
+                    with self._claimed(snapshot_id, launch) as gpus:
+                        await self._prover.prove(snapshot_id, flight.charge, gpus=gpus)
                 finally:
                     self._turns.release()
                     self._rest(flight.tenant, self._clock() - began)
@@ -158,10 +160,10 @@ class RequestedValidations:
             raise SnapshotRefused(message, {"reasons": [], "passing": True}) from e
 
     @contextlib.contextmanager
-    def _claimed(self, snapshot_id: str, launch: LaunchSpec) -> Iterator[None]:
+    def _claimed(self, snapshot_id: str, launch: LaunchSpec) -> Iterator[GpuGrant | None]:
         """Claim memory and GPUs, so that starts cannot. Raises NoCapacity, Unsupported."""
         tenant = launch.labels.get("tenant", "")
-        self._room.check_claim(
+        gpus = self._room.check_claim(
             launch, [instance.info for instance in self._instances], tenant=tenant
         )
         info = InstanceInfo(
@@ -176,13 +178,13 @@ class RequestedValidations:
             pid=0,
             memory_bytes=launch.memory_bytes,
             cpu=launch.cpu,
-            gpus=GpuGrant.unidentified(launch.gpu, gpus_of(launch)),
+            gpus=gpus,
             labels=dict(launch.labels),
         )
         claim = Instance(info=info)
         self._instances.add(claim)
         try:
-            yield
+            yield gpus
         finally:
             self._instances.remove(claim)
             claim.cleared.set()

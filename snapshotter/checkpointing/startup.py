@@ -7,7 +7,7 @@ import asyncio
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from pilotlight.core.disk_floor import DiskFloor
 from pilotlight.core.object_store import ObjectStore, open_store
@@ -16,6 +16,7 @@ from snapshotter.criu.bundle import make_bundle
 from snapshotter.criu.errors import CriuError
 from snapshotter.criu.self_test import self_test
 from snapshotter.errors import Unsupported
+from snapshotter.gpus.inventory import GpuInventory
 from snapshotter.settings import SnapshotterSettings
 from snapshotter.slots.launch_plan import ImageStore
 from snapshotter.snapshots.catalog import Catalog
@@ -43,7 +44,7 @@ class SnapshotDependencies(Protocol):
     @property
     def criu_cache(self) -> Path | None: ...
     @property
-    def gpus(self) -> tuple[Mapping[str, Any], ...]: ...
+    def gpus(self) -> GpuInventory: ...
     @property
     def s3_client(self) -> str: ...
     @property
@@ -75,7 +76,7 @@ async def open_components(
             runtime=given.runtime,
             criu_version=test.version,
             criu_sha256=test.sha256,
-            gpus=given.gpus,
+            gpus=[{"name": m, "driver": given.gpus.driver} for m in given.gpus.models],
         )
         catalogue = await asyncio.to_thread(
             _catalogue,

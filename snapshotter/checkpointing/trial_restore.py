@@ -20,7 +20,7 @@ from snapshotter.slots.slot import BootFailed, SlotConnectionLost
 from snapshotter.snapshots.restores import RESTORE_PHASES, RestoreFailed, Restores
 from snapshotter.snapshots.stored import Snapshot
 from snapshotter.starts.teardown import Teardown
-from snapshotter.types import LaunchSpec
+from snapshotter.types import GpuGrant, LaunchSpec
 
 _log = logging.getLogger(__name__)
 _STARVED_PART = 0.25
@@ -101,18 +101,24 @@ class SnapshotValidator:
         snapshot: Snapshot,
         *,
         unasked: bool = False,
+        gpus: GpuGrant | None = None,
         charge: Callable[[int], None] = nobody_pays,
     ) -> ValidationResult:
         """Restore it and check its examples. Raises ProofFailed if the first kind of pages does not
         work; a later failure only excludes that kind.
 
-        unasked: a background request, which yields to everything else. charge: receives the CPU
+        unasked: a background request, which yields to everything else. gpus: of the restored
+        copies, one after the other. charge: receives the CPU
         time (ns) of each restored copy, after success or failure."""
         measured: dict[str, RestoreTiming] = {}
+
+        def phase() -> StartPhase:
+            return StartPhase(is_background=unasked, gpus=gpus)
+
         for way in self._ways:
             try:
                 measured[way] = await self._measure(
-                    spec, snapshot, lazy=way == "lazy", unasked=unasked, charge=charge
+                    spec, snapshot, lazy=way == "lazy", phase=phase, charge=charge
                 )
             except ProofFailed as e:
                 if not measured:
@@ -127,15 +133,15 @@ class SnapshotValidator:
         snapshot: Snapshot,
         *,
         lazy: bool,
-        unasked: bool,
+        phase: Callable[[], StartPhase],
         charge: Callable[[int], None],
     ) -> RestoreTiming:
         """The fastest of several attempts; one attempt is enough if it was not CPU-starved."""
-        best = await self._try(spec, snapshot, lazy=lazy, unasked=unasked, charge=charge)
+        best = await self._try(spec, snapshot, lazy=lazy, phase=phase, charge=charge)
         for _ in range(_ATTEMPTS - 1):
             if not best.is_starved:
                 break
-            again = await self._try(spec, snapshot, lazy=lazy, unasked=unasked, charge=charge)
+            again = await self._try(spec, snapshot, lazy=lazy, phase=phase, charge=charge)
             best = min(best, again, key=lambda measured: measured.answer_ms)
         return best
 
@@ -145,7 +151,7 @@ class SnapshotValidator:
         snapshot: Snapshot,
         *,
         lazy: bool,
-        unasked: bool,
+        phase: Callable[[], StartPhase],
         charge: Callable[[int], None],
     ) -> RestoreTiming:
         deadline_s = max(self._deadline_s, spec.startup_timeout_s)
@@ -154,7 +160,7 @@ class SnapshotValidator:
                 occupied = await self._restores.restore(
                     spec,
                     snapshot,
-                    StartPhase(is_background=unasked),
+                    phase(),
                     self._ends,
                     deadline_s=deadline_s,
                     lazy=lazy,

@@ -16,9 +16,10 @@ from snapshotter.cuda.devices import Suspension
 from snapshotter.cuda.driver import CudaDriver, Deadlines
 from snapshotter.cuda.errors import CudaFailed, CudaLost, CudaRefused, DriverFailed, Refusal
 from snapshotter.cuda.gpu_blockers import (
-    gpu_in_use,
+    gpus_in_use,
     left_over,
     managed_memory,
+    not_granted,
     refusals,
     unlisted,
     without_context,
@@ -58,11 +59,11 @@ class CudaDevices:
     def __repr__(self) -> str:
         return f"<CudaDevices through {self._driver.name}>"
 
-    async def before_dump(self, pids: Sequence[int]) -> Suspension:
-        """Move the tree off the GPU; rolls back if cancelled. A tree without a device gives an
+    async def before_dump(self, pids: Sequence[int], *, granted: Sequence[str] = ()) -> Suspension:
+        """Move the tree off its GPUs; rolls back if cancelled. A tree without a device gives an
         empty suspension (`record.processes == 0`)."""
         watch = _Watch()
-        suspension = await self._examined(pids)
+        suspension = await self._examined(pids, granted)
         try:
             for pid in suspension.cuda_pids:
                 await self._lock(pid)
@@ -98,13 +99,13 @@ class CudaDevices:
         """Roll back after a failed dump, once. Raises CudaLost if that fails."""
         await self._lead_back(suspension, _Stumble(Step.DUMP, suspension.first_pid, reason))
 
-    def check_restore(self, record: DeviceRecord, *, target: str | None = None) -> None:
+    def check_restore(self, record: DeviceRecord, *, target: Sequence[str] = ()) -> None:
         """Raises CudaRefused if this node cannot restore `record`."""
         if record.processes:
             gpu_mapping(record, self._machine.node(), target=target)
 
     async def after_restore(
-        self, pids: Sequence[int], record: DeviceRecord, *, target: str | None = None
+        self, pids: Sequence[int], record: DeviceRecord, *, target: Sequence[str] = ()
     ) -> Mapping[str, float]:
         """Move the tree back to a GPU. A snapshot without GPU state is left alone. Raises
         CudaLost."""
@@ -132,7 +133,7 @@ class CudaDevices:
 
     # -- suspend -----------------------------------------------------------------------------------
 
-    async def _examined(self, pids: Sequence[int]) -> Suspension:
+    async def _examined(self, pids: Sequence[int], granted: Sequence[str]) -> Suspension:
         """Examine the processes without modifying them: identity, obstacles, use of CUDA."""
         victims, gone = self._victims(pids)
         try:
@@ -156,10 +157,12 @@ class CudaDevices:
             raise _failed(e, {}) from e
         if bare := [without_context(h.pid, h.devices) for h in held if h not in contexts]:
             raise CudaRefused(bare)
-        gpu = gpu_in_use(node, held)
-        if gpu is None:
+        used = [gpu.uuid for gpu in gpus_in_use(node, held)]
+        if not used:
             raise CudaRefused([unlisted(held)])
-        record = record_of(node, gpu, len(contexts))
+        if granted and (others := [uuid for uuid in used if uuid not in granted]):
+            raise CudaRefused([not_granted(others)])
+        record = record_of(node, used, len(contexts), granted=granted)
         return Suspension(victims=victims, cuda_pids=[h.pid for h in contexts], record=record)
 
     def _managed(self, suspension: Suspension, stumble: _Stumble) -> list[Refusal]:
@@ -243,7 +246,7 @@ class CudaDevices:
             await self._bounded(step, pid, self._driver.unlock(pid), self._deadlines.unlock_s)
 
     async def _resume(
-        self, pids: Sequence[int], record: DeviceRecord, target: str | None
+        self, pids: Sequence[int], record: DeviceRecord, target: Sequence[str]
     ) -> dict[str, float]:
         watch = _Watch()
         mapping = gpu_mapping(record, self._machine.node(), target=target)

@@ -70,21 +70,22 @@ class Suspension:
 class Devices(Protocol):
     """Device operations of checkpoints and restores."""
 
-    async def before_dump(self, pids: Sequence[int]) -> Suspension:
-        """Move the tree off the GPU. If cancelled, it is rolled back first."""
+    async def before_dump(self, pids: Sequence[int], *, granted: Sequence[str] = ()) -> Suspension:
+        """Move the tree off its GPUs. If cancelled, it is rolled back first. `granted`: UUIDs of
+        the slot's GPUs, in CUDA's order; () if not known."""
 
     async def rollback(self, suspension: Suspension, reason: str) -> None:
         """Roll back to running after a failed dump, once (a second call does nothing). Raises
         CudaLost if that fails."""
 
-    def check_restore(self, record: DeviceRecord, *, target: str | None = None) -> None:
-        """Raises CudaRefused if `record` cannot be restored on this node (onto GPU `target`). Call
-        before CRIU restores."""
+    def check_restore(self, record: DeviceRecord, *, target: Sequence[str] = ()) -> None:
+        """Raises CudaRefused if `record` cannot be restored on this node (onto the GPUs `target`).
+        Call before CRIU restores."""
 
     async def after_restore(
-        self, pids: Sequence[int], record: DeviceRecord, *, target: str | None = None
+        self, pids: Sequence[int], record: DeviceRecord, *, target: Sequence[str] = ()
     ) -> Mapping[str, float]:
-        """Move the tree back to a GPU; returns `cuda_restore` and `cuda_unlock` in ms. Raises
+        """Move the tree back to GPUs; returns `cuda_restore` and `cuda_unlock` in ms. Raises
         CudaLost: the tree was killed."""
 
 
@@ -95,7 +96,7 @@ class NoDevices:
     def __init__(self, *, leftovers: Callable[[int], tuple[str, ...]] = nvidia_leftovers) -> None:
         self._leftovers = leftovers
 
-    async def before_dump(self, pids: Sequence[int]) -> Suspension:
+    async def before_dump(self, pids: Sequence[int], *, granted: Sequence[str] = ()) -> Suspension:
         """An empty suspension. Raises CudaRefused with the devices that a process has open."""
         refused = []
         for pid in pids:
@@ -111,7 +112,7 @@ class NoDevices:
         """End the suspension; there is nothing to roll back."""
         suspension.end()
 
-    def check_restore(self, record: DeviceRecord, *, target: str | None = None) -> None:
+    def check_restore(self, record: DeviceRecord, *, target: Sequence[str] = ()) -> None:
         """Raises CudaRefused for a snapshot with GPU state."""
         if record.processes:
             message = (
@@ -121,7 +122,7 @@ class NoDevices:
             raise CudaRefused([Refusal(kind="cuda_driver", what="none", message=message)])
 
     async def after_restore(
-        self, pids: Sequence[int], record: DeviceRecord, *, target: str | None = None
+        self, pids: Sequence[int], record: DeviceRecord, *, target: Sequence[str] = ()
     ) -> Mapping[str, float]:
         """Check that there is no GPU state to restore."""
         self.check_restore(record, target=target)

@@ -3,9 +3,9 @@ over the result of `holdings`.
 
 Sources: README of cuda-checkpoint (no managed memory; CUDA IPC from 610 on; a failure inside the
 driver may leave the process broken, so checking first is safer), README of CRIU's CUDA plugin (no
-MIG, no MPS). The limit to one GPU is our own: across several, a restore can hang in NCCL. Only
-managed memory is detected afterwards: every context maps some, in an amount chosen by the driver,
-and the driver rejects it cleanly (580: the process stays locked, and unlocks)."""
+MIG, no MPS). Across several GPUs a restore can hang in NCCL: its deadline ends it, and its proof
+fails. Only managed memory is detected afterwards: every context maps some, in an amount chosen by
+the driver, and the driver rejects it cleanly (580: the process stays locked, and unlocks)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def refusals(
     driver implementation."""
     return (
         *_of_node(node, minimum_release),
-        *_of_tree(held),
+        *_of_tree(held, node),
         *(r for h in held for r in _of_process(h, node)),
     )
 
@@ -58,13 +58,13 @@ def _of_node(node: CudaNode, minimum_release: int) -> Iterator[Refusal]:
         yield _refusal("mps", "nvidia-cuda-mps", message)
 
 
-def _of_tree(held: Sequence[GpuUsage]) -> Iterator[Refusal]:
+def _of_tree(held: Sequence[GpuUsage], node: CudaNode) -> Iterator[Refusal]:
     minors = sorted(frozenset[int]().union(*(h.minors for h in held)))
-    if len(minors) > 1:
+    if len(minors) > 1 and (node.release or 0) < MIGRATION_RELEASE:
         names = ", ".join(f"/dev/nvidia{n}" for n in minors)
         message = (
-            f"the function uses {len(minors)} GPUs ({names}), but only one can be "
-            f"snapshotted: request one{_OR_NOT}"
+            f"the function uses {len(minors)} GPUs ({names}), and a snapshot of several requires "
+            f"driver {MIGRATION_RELEASE} (this node has {node.version}): request one{_OR_NOT}"
         )
         yield _refusal("multi_gpu", names, message)
 
@@ -132,11 +132,24 @@ def unlisted(held: Sequence[GpuUsage]) -> Refusal:
     )
 
 
-def gpu_in_use(node: CudaNode, held: Sequence[GpuUsage]) -> Gpu | None:
-    """The one GPU that the tree uses; None if it uses none, or one that the driver does not
-    list."""
+def gpus_in_use(node: CudaNode, held: Sequence[GpuUsage]) -> tuple[Gpu, ...]:
+    """The GPUs that the tree uses, in the order of their device numbers; () if it uses none, or one
+    that the driver does not list."""
     minors = frozenset[int]().union(*(h.minors for h in held))
-    return next((g for g in node.gpus if g.minor in minors), None)
+    used = [g for g in node.gpus if g.minor in minors]
+    return tuple(sorted(used, key=lambda g: g.minor)) if len(used) == len(minors) else ()
+
+
+def not_granted(uuids: Sequence[str]) -> Refusal:
+    """The refusal of a tree on GPUs that it was not granted, as without namespaces it can be: a
+    restore would not move it to those that its instance is granted."""
+    names = ", ".join(uuids)
+    return _refusal(
+        "gpu",
+        names,
+        f"the function uses {names}, which it was not granted: use the GPUs of "
+        f"CUDA_VISIBLE_DEVICES",
+    )
 
 
 def _refusal(kind: str, what: str, message: str) -> Refusal:

@@ -1,7 +1,9 @@
-"""Choice of the GPU for a restored process, by UUID: a pure decision.
+"""Choice of the GPUs for a restored process, by UUID: a pure decision.
 
 The driver requires a pair for *every* GPU that its kernel part sees, used or not, and treats an
-empty mapping as "unchanged", which is faster. Only a GPU of the same model can replace another."""
+empty mapping as "unchanged", which is faster. Only a GPU of the same model can replace another. A
+process numbers its GPUs (device 0, 1, …) in the order of its grant, so that pairs keep that
+order."""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from typing import Any, Self
 
 from snapshotter.cuda.errors import CudaRefused, Refusal
 from snapshotter.cuda.gpu_blockers import MIGRATION_RELEASE
-from snapshotter.cuda.gpu_usage import CudaNode, Gpu
+from snapshotter.cuda.gpu_usage import CudaNode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,55 +22,61 @@ class DeviceRecord:
 
     Attributes:
         processes: number of processes of the tree with checkpointed CUDA state; 0: none.
-        used: UUID of the GPU that they used.
+        used: UUIDs of its GPUs, in the order in which CUDA numbers them; also those that were
+            granted and not used yet.
         gpus: (UUID, model) of every GPU of the node, in the order of their device numbers.
         release: the display driver's release.
     """
 
     processes: int = 0
-    used: str | None = None
+    used: tuple[str, ...] = ()
     gpus: tuple[tuple[str, str], ...] = ()
     release: int | None = None
+
+    @property
+    def model(self) -> str:
+        """Model of its GPUs; "" if it has none."""
+        return dict(self.gpus).get(self.used[0], "") if self.used else ""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         return {
             "processes": self.processes,
-            "used": self.used,
+            "used": list(self.used),
             "gpus": [list(g) for g in self.gpus],
             "release": self.release,
         }
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """The reverse of `to_json`."""
+        """The reverse of `to_json`. Earlier versions recorded one GPU, as a string or null."""
+        used = body["used"] or ()
         return cls(
             processes=body["processes"],
-            used=body["used"],
+            used=(used,) if isinstance(used, str) else tuple(used),
             gpus=tuple((u, n) for u, n in body["gpus"]),
             release=body["release"],
         )
 
 
 def gpu_mapping(
-    record: DeviceRecord, node: CudaNode, *, target: str | None = None
+    record: DeviceRecord, node: CudaNode, *, target: Sequence[str] = ()
 ) -> dict[str, str]:
-    """Old UUID → new UUID for a restore on `node`, onto GPU `target` (None: the same one, otherwise
-    the first free one of the model).
+    """Old UUID → new UUID for a restore on `node`, of the first used GPU onto the first of
+    `target`, and so on (empty: the same ones, otherwise the first free ones of the model).
 
     Empty if unchanged. Raises CudaRefused with the difference if the nodes are incompatible.
     """
     here = {g.uuid: g.name for g in sorted(node.gpus, key=lambda g: g.minor)}
     there = dict(record.gpus)
-    if record.used is None or record.used not in there:
+    if not record.used or not there.keys() >= set(record.used):
         raise _refused(
-            str(record.used), "the snapshot does not say which GPU it used: create it again"
+            ", ".join(record.used) or "none",
+            "the snapshot does not say which GPUs it used: create it again",
         )
-    chosen = _chosen(record.used, there[record.used], here, target)
-    pairs = {record.used: chosen}
-    pairs.update(
-        (uuid, uuid) for uuid in there if uuid in here and uuid not in (record.used, chosen)
-    )
+    chosen = _given(record, here, target) if target else _found(record, here)
+    pairs = dict(zip(record.used, chosen, strict=True))
+    pairs.update((uuid, uuid) for uuid in there if uuid in here and uuid not in {*pairs, *chosen})
     free = [uuid for uuid in here if uuid not in pairs.values()]
     for uuid in (u for u in there if u not in pairs):
         stand_in = next((f for f in free if here[f] == there[uuid]), None)
@@ -90,38 +98,63 @@ def gpu_mapping(
         return {}
     if (node.release or 0) < MIGRATION_RELEASE:
         raise _refused(
-            chosen,
-            f"a restore onto another GPU needs driver {MIGRATION_RELEASE} (this node has "
-            f"{node.version or 'none'}): restore on {record.used}",
+            ", ".join(chosen),
+            f"a restore onto other GPUs needs driver {MIGRATION_RELEASE} (this node has "
+            f"{node.version or 'none'}): restore on {', '.join(record.used)}",
         )
     return pairs
 
 
-def record_of(node: CudaNode, used: Gpu | None, processes: int) -> DeviceRecord:
-    """The record for a snapshot made on `node`."""
+def record_of(
+    node: CudaNode, used: Sequence[str], processes: int, *, granted: Sequence[str] = ()
+) -> DeviceRecord:
+    """The record for a snapshot made on `node`. `used`: UUIDs in the order of device numbers;
+    `granted`: those of the slot, in CUDA's order, which include them; () if not known."""
     ordered = tuple((g.uuid, g.name) for g in sorted(node.gpus, key=lambda g: g.minor))
     return DeviceRecord(
-        processes=processes, used=used.uuid if used else None, gpus=ordered, release=node.release
+        processes=processes,
+        used=tuple(granted) or tuple(used),
+        gpus=ordered,
+        release=node.release,
     )
 
 
-def _chosen(used: str, model: str, here: Mapping[str, str], target: str | None) -> str:
-    if target is None:
-        candidates: Sequence[str] = [uuid for uuid, name in here.items() if name == model]
-        if not candidates:
+def _given(record: DeviceRecord, here: Mapping[str, str], target: Sequence[str]) -> Sequence[str]:
+    """The GPUs of `target`, if each is of the model of the one that it replaces."""
+    there = dict(record.gpus)
+    if len(target) != len(record.used):
+        raise _refused(
+            ", ".join(target),
+            f"the snapshot was made on {len(record.used)} GPUs, and {len(target)} are granted",
+        )
+    for old, new in zip(record.used, target, strict=True):
+        if here.get(new) != there[old]:
             raise _refused(
-                model,
-                f"the snapshot was made on a {model}, and this node has "
+                new,
+                f"the snapshot was made on a {there[old]}, and {new} is "
+                f"{here.get(new, 'not on this node')}",
+            )
+    return target
+
+
+def _found(record: DeviceRecord, here: Mapping[str, str]) -> list[str]:
+    """For each used GPU itself, if it is on this node, otherwise the first other one of its
+    model."""
+    there, chosen = dict(record.gpus), list[str]()
+    for old in record.used:
+        others = [
+            uuid
+            for uuid, model in here.items()
+            if model == there[old] and uuid not in (*chosen, *record.used)
+        ]
+        if old not in here and not others:
+            raise _refused(
+                there[old],
+                f"the snapshot was made on a {there[old]}, and this node has "
                 f"{', '.join(sorted(set(here.values()))) or 'no GPU'}",
             )
-        return used if used in here else candidates[0]
-    if here.get(target) != model:
-        raise _refused(
-            target,
-            f"the snapshot was made on a {model}, and {target} is "
-            f"{here.get(target, 'not on this node')}",
-        )
-    return target
+        chosen.append(old if old in here else others[0])
+    return chosen
 
 
 def _refused(what: str, message: str) -> CudaRefused:

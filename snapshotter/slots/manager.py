@@ -173,14 +173,18 @@ class OccupiedSlot:
 
     @classmethod
     def of(cls, slot: Slot) -> OccupiedSlot | None:
-        """Load the state of a slot of an earlier agent; None if nothing was launched in it."""
+        """Load the state of a slot of an earlier agent; None if nothing was launched in it. Raises
+        ValueError, LookupError or TypeError if it is of another version."""
         try:
             body = json.loads((slot.directory / _RECORD).read_text())
         except (FileNotFoundError, ValueError):
             return None
+        launch = LaunchSpec.from_json(body["launch"])
+        if launch.gpu and not body.get("gpus"):
+            raise ValueError(f"slot {slot.id}: an earlier version did not record its GPUs")
         return cls(
             slot=slot,
-            launch=LaunchSpec.from_json(body["launch"]),
+            launch=launch,
             group=Group.from_json(body["group"]),
             lease_ids=tuple(body["lease_ids"]),
             gpus=GpuGrant.from_json(body["gpus"]) if body.get("gpus") else None,
@@ -311,6 +315,7 @@ class SlotAllocator:
         weight cache.
         """
         began = time.perf_counter()
+        assert not spec.gpu or phase.gpus is not None, f"{spec.revision}: no GPUs were granted"
         phase.name = "slot"
         layout = self._images.layout(spec.image, spec.engine, uid=spec.uid)
         slot = await self._slot_pool.acquire(self._network_of(spec, network))

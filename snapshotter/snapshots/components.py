@@ -12,7 +12,7 @@ from snapshotter.snapshots.catalog import Catalog
 from snapshotter.snapshots.identity import Identity, NodeIdentity, identity_of
 from snapshotter.snapshots.mapped_files import BindMounts
 from snapshotter.snapshots.remote_copies import RemoteCopies
-from snapshotter.types import LaunchSpec
+from snapshotter.types import GpuGrant, LaunchSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,15 +34,17 @@ class SnapshotComponents:
     node: NodeIdentity
     remote: RemoteCopies | None
 
-    def describe(self, launch: LaunchSpec) -> tuple[Identity, BindMounts]:
-        """The identity required of a snapshot of `launch`, and the host paths of the files that its
-        process maps. Raises OSError."""
+    def describe(
+        self, launch: LaunchSpec, gpus: GpuGrant | None = None
+    ) -> tuple[Identity, BindMounts]:
+        """The identity required of a snapshot of `launch` on these GPUs, and the host paths of the
+        files that its process maps. Raises OSError."""
         layout = self.images.layout(launch.image, launch.engine, uid=launch.uid)
         pairs = [
             (str(layout.prefix), "python"),
             *((str(site), f"env/{i}") for i, site in enumerate(layout.site)),
         ]
         rootfs = "" if layout.rootfs is None else str(layout.rootfs)
-        return identity_of(launch, self.node, layout), BindMounts.of(
+        return identity_of(launch, self.node, layout, gpus), BindMounts.of(
             pairs, built_image=launch.image is not None, rootfs=rootfs
         )

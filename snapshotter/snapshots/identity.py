@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from pilotlight.core.json_record import JsonRecord
 from snapshotter.slots.launch_plan import Layout
-from snapshotter.types import LaunchSpec
+from snapshotter.types import GpuGrant, LaunchSpec
 
 SCHEMA = "3"
 """Increment when the layout of a slot or a snapshot changes, so that older snapshots are not
@@ -40,7 +40,8 @@ class Identity(JsonRecord):
         python: the interpreter's name and a hash of its executable and library.
         kernel, machine, cpu: release, architecture, hash of the processor's flags.
         criu: version and hash of the binary.
-        driver, gpu: of the GPUs, and the GPU that the launch requests.
+        driver, gpu: of the GPUs; number and model of those that the launch has, beside those of
+            the node.
     """
 
     schema: str
@@ -116,9 +117,11 @@ def node_identity(
     )
 
 
-def identity_of(launch: LaunchSpec, node: NodeIdentity, layout: Layout) -> Identity:
-    """The identity of `launch` on this machine. `layout`: the interpreter and packages that it
-    boots with. Costs a few stat(2) calls once warm.
+def identity_of(
+    launch: LaunchSpec, node: NodeIdentity, layout: Layout, gpus: GpuGrant | None = None
+) -> Identity:
+    """The identity of `launch` on this machine, with these GPUs. `layout`: the interpreter and
+    packages that it boots with. Costs a few stat(2) calls once warm.
 
     Raises OSError if the interpreter does not exist.
     """
@@ -140,8 +143,16 @@ def identity_of(launch: LaunchSpec, node: NodeIdentity, layout: Layout) -> Ident
         cpu=node.cpu,
         criu=node.criu,
         driver=node.driver,
-        gpu=f"{','.join(launch.gpu)} of {node.gpus}" if launch.gpu else "",
+        gpu=f"{_granted(gpus)} of {node.gpus}" if launch.gpu else "",
     )
+
+
+def _granted(gpus: GpuGrant | None) -> str:
+    """Number and model of the GPUs: `2 NVIDIA H100 80GB HBM3`."""
+    if gpus is None:
+        return "none"
+    first = gpus.devices[0]
+    return f"{len(gpus.devices)} {first.kind if first.is_mig else first.model}"
 
 
 def cpu_digest(cpuinfo: str) -> str:

@@ -55,6 +55,10 @@ class RestoreFailed(Exception):
         self.reason = reason
 
 
+class SnapshotUnfit(RestoreFailed):
+    """Raised when a snapshot does not fit the GPUs that were granted; it is not broken."""
+
+
 class Restores:
     """Restores snapshots. Owner: the event loop; its only state are the watched page servers
     (`_watch`)."""
@@ -89,7 +93,7 @@ class Restores:
         """A worker at its snapshot point. `lazy` overrides the kind of pages that the proof found
         faster.
 
-        Raises RestoreFailed, and the errors of provisioning a slot (BundleUnavailable, Unsupported,
+        Raises RestoreFailed, SnapshotUnfit, and the errors of provisioning a slot (BundleUnavailable, Unsupported,
         errors of the weight cache)."""
         network = snapshot.manifest.network
         pages = snapshot.manifest.pages if self._pages == "auto" else self._pages
@@ -123,11 +127,17 @@ class Restores:
             snapshot.manifest,
             preparation.occupied.slot,
         )
-        record, devices = (
+        record, devices, target = (
             DeviceRecord.from_json(manifest.point[DEVICES]),
             self._devices if occupied.launch.gpu else NoDevices(),
+            occupied.gpus.uuids if occupied.gpus is not None else (),
         )
-        devices.check_restore(record)
+        try:
+            devices.check_restore(record, target=target)
+        except CudaRefused as e:
+            raise SnapshotUnfit(
+                "devices", f"snapshot {snapshot.id} of {occupied.launch.revision}: {e}"
+            ) from e
         ahead = ReadAhead([snapshot.images])
         try:
             with self._opened(snapshot, slot.directory) as (images, work, files, kdat):
@@ -155,7 +165,7 @@ class Restores:
             gpu: Mapping[str, float] = {}
             if record.processes:
                 pids = proc.process_tree(proc.inside(slot.shim_pid, restored.pid))
-                gpu = await devices.after_restore(pids, record)
+                gpu = await devices.after_restore(pids, record, target=target)
             whole_at = time.perf_counter()
             await slot.resume(restored.pid, _point(manifest.point), deadline_s)
         except BaseException:

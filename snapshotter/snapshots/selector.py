@@ -21,7 +21,7 @@ from snapshotter.snapshots.identity import Identity
 from snapshotter.snapshots.mapped_files import BindMounts
 from snapshotter.snapshots.predictions import Predictions
 from snapshotter.snapshots.remote_copies import RemoteCopies, RemoteError
-from snapshotter.snapshots.restores import RestoreFailed, Restores
+from snapshotter.snapshots.restores import RestoreFailed, Restores, SnapshotUnfit
 from snapshotter.snapshots.stored import DiskBudgetExceeded, LibraryChanged, Snapshot
 from snapshotter.types import AgentEvent, LaunchSpec, RevisionKey, SnapshotState, StartKind
 
@@ -77,7 +77,7 @@ class SnapshotSelector:
         if self._stock is None or not launch.snapshot:
             return None
         try:
-            identity, binds = self._stock.describe(launch)
+            identity, binds = self._stock.describe(launch, phase.gpus)
             with self.telling("corrupt"):
                 found = await self._stock.catalogue.usable(identity, binds)
             if found is not None or self._stock.remote is None:
@@ -162,6 +162,9 @@ class SnapshotSelector:
                 # a lower bound
                 self._predictions.observe(launch.revision, StartKind.RESTORE, deadline_s * 1000)
             await self.failed(snapshot.id, "timeout", f"not restored within {deadline_s:g} s")
+        except SnapshotUnfit as e:
+            _log.warning("restore.unfit snapshot=%s error=%s", snapshot.id, e)
+            self._metrics.rung_failed(StartKind.RESTORE, e.reason)
         except RestoreFailed as e:
             await self.failed(snapshot.id, e.reason, str(e))
         return None

@@ -82,6 +82,7 @@ class InstanceLauncher:
             instance.info = replace(
                 instance.info,
                 start_kind=way.kind,
+                gpus=occupied.gpus,
                 socket=str(slot.directory / f"{instance.info.id}.sock"),
             )
             running = self._order(instance, request, way)

@@ -7,12 +7,14 @@ reservations with every start; the agent, which alone knows all claims, applies 
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from snapshotter.errors import NoCapacity, Unsupported
-from snapshotter.types import InstanceInfo, LaunchSpec, TenantShare
+from snapshotter.errors import NoCapacity
+from snapshotter.gpus.grants import GpuGrants
+from snapshotter.types import GpuGrant, InstanceInfo, LaunchSpec, TenantShare
 
 _MIB = 1024**2
 
@@ -25,13 +27,13 @@ class NodeCapacity:
         memory_bytes: total memory that instances may claim.
         dedicated_to: name of the only tenant that runs here; None = all tenants without dedicated
             nodes.
-        gpus: names of the node's GPUs as the driver reports them; None = GPUs are not counted.
+        gpus: the node's GPUs and their holders; None = a launch with GPUs is admitted without any.
         reserved: memory (bytes) reserved for tenants, by id, from the latest start.
     """
 
     memory_bytes: int
     dedicated_to: str | None = None
-    gpus: tuple[str, ...] | None = None
+    gpus: GpuGrants | None = None
     reserved: Mapping[str, int] = field(default_factory=dict)
 
     def require_tenant_allowed(self, share: TenantShare | None) -> None:
@@ -59,26 +61,51 @@ class NodeCapacity:
         return self.memory_bytes - claimed.total() - kept_bytes(claimed, share)
 
     def check(
-        self, launch: LaunchSpec, instances: Collection[InstanceInfo], share: TenantShare | None
-    ) -> None:
-        """Raises NoCapacity when the launch does not fit, Unsupported when it never can because the
+        self,
+        launch: LaunchSpec,
+        instances: Collection[InstanceInfo],
+        share: TenantShare | None,
+        *,
+        has: GpuGrant | None = None,
+    ) -> GpuGrant | None:
+        """The GPUs for the launch, None if it needs none; the caller records them before its next
+        await. `has`: GPUs that it takes over, of the worker that becomes its instance.
+
+        Raises NoCapacity when the launch does not fit, Unsupported when it never can because the
         node lacks GPUs."""
         self.require_tenant_allowed(share)
         if share is not None:
             self.reserved = share.reserved
-        self._check(launch, instances, share)
+        return self._check(launch, instances, share, has)
 
     def check_claim(
         self, launch: LaunchSpec, instances: Collection[InstanceInfo], *, tenant: str
-    ) -> None:
+    ) -> GpuGrant | None:
         """As `check`, for an instance that already exists on this node: uses the latest start's
         reservations. Raises NoCapacity, Unsupported."""
-        self._check(launch, instances, TenantShare(tenant=tenant, reserved=self.reserved))
+        return self._check(launch, instances, TenantShare(tenant=tenant, reserved=self.reserved))
+
+    @contextlib.contextmanager
+    def reserved_gpus(
+        self, launch: LaunchSpec, grant: GpuGrant | None = None
+    ) -> Iterator[GpuGrant | None]:
+        """As `GpuGrants.reserved`."""
+        if self.gpus is None:
+            yield grant
+            return
+        with self.gpus.reserved(launch, grant) as reserved:
+            yield reserved
 
     def _check(
-        self, launch: LaunchSpec, instances: Collection[InstanceInfo], share: TenantShare | None
-    ) -> None:
-        self._check_gpus(launch, instances)
+        self,
+        launch: LaunchSpec,
+        instances: Collection[InstanceInfo],
+        share: TenantShare | None,
+        has: GpuGrant | None = None,
+    ) -> GpuGrant | None:
+        grant = has
+        if grant is None and self.gpus is not None:
+            grant = self.gpus.allocate(launch)
         free = self.free_bytes(instances, share)
         if launch.memory_bytes > free:
             free = max(0, free)
@@ -95,45 +122,7 @@ class NodeCapacity:
                 f"{self.memory_bytes // _MIB} MiB free"
             )
             raise NoCapacity(f"{shortfall} on this node", detail)
-
-    def _check_gpus(self, launch: LaunchSpec, instances: Collection[InstanceInfo]) -> None:
-        """All requested GPUs must be free."""
-        requested = gpus_of(launch)
-        if not requested or self.gpus is None:
-            return
-        fitting = sum(any(is_gpu(kind, name) for kind in launch.gpu) for name in self.gpus)
-        if fitting < requested:
-            present = ", ".join(self.gpus) or "none"
-            kinds = " or ".join(launch.gpu)
-            demand = f"{requested} {kinds} GPU{'s' if requested > 1 else ''}"
-            raise Unsupported(
-                f"{demand} wanted, but this node has {present}",
-                {"resource": "gpu", "asked": requested, "total": fitting},
-            )
-        claimed = sum(info.gpu_count for info in instances)
-        if (free := len(self.gpus) - claimed) < requested:
-            detail = {
-                "resource": "gpu",
-                "asked": requested,
-                "free": free,
-                "claimed": claimed,
-                "total": len(self.gpus),
-            }
-            raise NoCapacity(
-                f"{requested} GPUs wanted, {free} of {len(self.gpus)} free on this node", detail
-            )
-
-
-def gpus_of(launch: LaunchSpec) -> int:
-    """Number of GPUs of one instance."""
-    return (launch.gpu_count or 1) if launch.gpu else 0
-
-
-def is_gpu(kind: str, name: str) -> bool:
-    """Whether a GPU that its driver names `NVIDIA H100 80GB HBM3` matches a request such as `H100`,
-    `A100-80GB` or `any`."""
-    words = [word for word in kind.upper().replace("-", " ").split() if word]
-    return kind.upper() == "ANY" or all(word in name.upper() for word in words)
+        return grant
 
 
 def reservation_of(instances: Iterable[InstanceInfo]) -> Counter[str]:

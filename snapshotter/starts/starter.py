@@ -32,7 +32,7 @@ from snapshotter.slots.logs import Logs
 from snapshotter.slots.manager import SlotAllocator, StartPhase
 from snapshotter.slots.slot import SlotConnectionLost
 from snapshotter.starts.launcher import InstanceLauncher, StartRequest, StartSource, TemplateLost
-from snapshotter.starts.node_capacity import NodeCapacity, gpus_of, reservation_of
+from snapshotter.starts.node_capacity import NodeCapacity, reservation_of
 from snapshotter.starts.strategy import StartDeadline, StartStrategy
 from snapshotter.starts.teardown import Teardown
 from snapshotter.starts.template_boot import TemplateBooter
@@ -199,16 +199,20 @@ class InstanceStarter:
         slots.seen(task)
 
     async def _start(self, request: StartRequest) -> InstanceInfo:
-        began, phase, timeout_s = (
-            time.perf_counter(),
-            StartPhase(share=request.share or NO_SHARE),
-            request.launch.startup_timeout_s,
-        )
+        began, phase = time.perf_counter(), StartPhase(share=request.share or NO_SHARE)
         previous = self._instances.get(request.instance_id)
         if previous is not None:  # an earlier instance of the same id is still being cleared
             await previous.cleared.wait()
-        self._make_room(request)
-        attempt = self._claim(request)
+        grant = self._make_room(request)
+        # also while no attempt has them: one that failed was cleared, and the next has not begun
+        with self._room.reserved_gpus(request.launch, grant) as phase.gpus:
+            return await self._start_claimed(request, phase, began)
+
+    async def _start_claimed(
+        self, request: StartRequest, phase: StartPhase, began: float
+    ) -> InstanceInfo:
+        timeout_s = request.launch.startup_timeout_s
+        attempt = self._claim(request, phase.gpus)
         try:
             async with asyncio.timeout(timeout_s):
                 instance = await self._try_strategies(request, attempt, phase)
@@ -297,7 +301,7 @@ class InstanceStarter:
                 else:
                     await self._wait_cleared(instance)
             phase.cpu_ns = 0  # the platform bears an attempt that it repeats
-            instance = self._claim(request)
+            instance = self._claim(request, phase.gpus)
         raise StartFailed(
             f"instance {request.instance_id}: its Template exited {_ATTEMPTS} times before "
             f"the fork",
@@ -342,7 +346,7 @@ class InstanceStarter:
         if instance.running is not None and not instance.cleared.is_set():
             await instance.cleared.wait()
 
-    def _claim(self, request: StartRequest) -> Instance:
+    def _claim(self, request: StartRequest, gpus: GpuGrant | None) -> Instance:
         info = InstanceInfo(
             id=request.instance_id,
             revision=request.launch.revision,
@@ -355,7 +359,7 @@ class InstanceStarter:
             pid=0,
             memory_bytes=request.launch.memory_bytes,
             cpu=request.launch.cpu,
-            gpus=GpuGrant.unidentified(request.launch.gpu, gpus_of(request.launch)),
+            gpus=gpus,
             labels=dict(request.launch.labels),
         )
         instance = Instance(info=info)
@@ -385,22 +389,29 @@ class InstanceStarter:
         else:
             self._starts.kill_unready(instance)
 
-    def _make_room(self, request: StartRequest) -> None:
-        """Evict unused Templates if that frees enough memory. Raises NoCapacity; no await before
-        the claim, so the answer remains valid."""
+    def _make_room(self, request: StartRequest) -> GpuGrant | None:
+        """The GPUs of the start: of the Template that it will use, or free ones. Evict unused
+        Templates if that frees enough memory. Raises NoCapacity; no await before the claim, so the
+        answer remains valid."""
         launch = request.launch
         infos = [instance.info for instance in self._instances]
+        template = self._templates.get(launch.revision)
+        has = template.occupied.gpus if template is not None else None
         try:
-            self._room.check(launch, infos, request.share)
+            grant = self._room.check(launch, infos, request.share, has=has)
         except NoCapacity as e:
             if e.detail["resource"] == "memory":
                 self._ends.publish_shortage(
                     request.instance_id, request.share, e, reservation_of(infos)
                 )
+            elif e.detail["resource"] == "gpu":
+                # the next request for them finds those of the evicted Templates
+                self._template_booter.evict_gpus(launch)
             raise
         claimed = self._instances.claimed_bytes()
         need = claimed + launch.memory_bytes + self._templates.pss_bytes() - self._room.memory_bytes
         self._template_booter.evict_unused(need, but=launch.revision)
+        return grant
 
 
 def _is_wrong_answer(error: Exception) -> bool:

@@ -121,7 +121,11 @@ class StartStrategy:
                     return StartSource(occupied=occupied, in_place=True, kind=StartKind.RESTORE)
                 continue
             kind, phase.name, phase.kind = StartKind.COLD, "boot", StartKind.COLD
-            if not launch.forkable or self._templates.is_single(launch.revision):
+            if (
+                not launch.forkable
+                or launch.gpu  # its slot's GPUs are those of one instance
+                or self._templates.is_single(launch.revision)
+            ):
                 occupied = await self._template_booter.boot(launch, phase)
                 phase.cpu_ns += occupied.cpu_ns()
                 return StartSource(occupied=occupied, in_place=True, kind=kind)

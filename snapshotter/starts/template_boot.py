@@ -13,6 +13,8 @@ from typing import Any
 from pilotlight.core.background_tasks import BackgroundTasks, cancel_all
 from snapshotter.errors import StartFailed, StartTimeout
 from snapshotter.events import Events
+from snapshotter.gpus.grants import GpuGrants
+from snapshotter.gpus.kinds import satisfies_any
 from snapshotter.linux import proc
 from snapshotter.slots import slot as slots
 from snapshotter.slots.boot_limiter import NO_SHARE
@@ -39,6 +41,7 @@ class TemplateBooter:
         events: Events,
         background_tasks: BackgroundTasks,
         selector: SnapshotSelector,
+        gpus: GpuGrants,
         budget_bytes: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -49,6 +52,7 @@ class TemplateBooter:
         self._events = events
         self._background_tasks = background_tasks
         self._selector = selector
+        self._gpus = gpus
         self._budget_bytes = budget_bytes
         self._clock = clock
         self._flights: dict[RevisionKey, asyncio.Task[None]] = {}
@@ -88,6 +92,7 @@ class TemplateBooter:
         if (
             launch.revision in self._background_restores
             or not launch.forkable
+            or launch.gpu
             or self._closing.is_set()
         ):
             return
@@ -157,6 +162,18 @@ class TemplateBooter:
             if victim.revision != but:
                 self._ends.drop(victim, "evicted")
 
+    def evict_gpus(self, launch: LaunchSpec) -> None:
+        """Evict the least recently used Template that has GPUs which this launch accepts."""
+        holders = [
+            template
+            for template in self._templates
+            if template.occupied.gpus is not None
+            and not template.is_dumped
+            and satisfies_any(template.occupied.gpus.devices[0], launch.gpu)
+        ]
+        if holders:
+            self._ends.drop(min(holders, key=lambda t: t.last_used_at), "evicted")
+
     @contextlib.contextmanager
     def pinned(self, template: Template) -> Iterator[None]:
         """Prevent eviction while the context lasts; the budget is checked again afterwards."""
@@ -187,9 +204,10 @@ class TemplateBooter:
     ) -> None:
         phase = StartPhase(share=share)
         try:
-            async with asyncio.timeout(launch.startup_timeout_s):
-                occupied = await self._restored(launch, phase) if restoring else None
-                occupied = occupied or await self.boot(launch, phase)
+            with self._gpus.reserved(launch) as phase.gpus:
+                async with asyncio.timeout(launch.startup_timeout_s):
+                    occupied = await self._restored(launch, phase) if restoring else None
+                    occupied = occupied or await self.boot(launch, phase)
             phase.cpu_ns += occupied.cpu_ns()
         except TimeoutError as e:
             message = (

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from snapshotter.images.images import Images
 from snapshotter.linux.cgroups import Cgroups
 from snapshotter.settings import SnapshotterSettings
 from snapshotter.types import InstanceId, InstanceInfo, LaunchSpec, RevisionKey
+from tests.fakes.fake_nvml import FakeGpu, inventory_of
 from weight_cache.errors import WeightCacheError
 from weight_cache.types import Lease, OpenedLease, Prediction, Tier, WeightsLease
 
@@ -126,7 +127,7 @@ class AgentHome:
         *,
         namespaces: bool | None = None,
         devices: Devices | None = None,
-        gpus: tuple[str, ...] = (),
+        gpus: Sequence[FakeGpu] = (),
         **settings: Any,
     ) -> AsyncIterator[Agent]:
         """The agent in this event loop; it parks nothing, and makes and restores no snapshots,
@@ -146,7 +147,7 @@ class AgentHome:
             runtime=self.runtime,
             probe=probe,
             namespaces=os.geteuid() == 0 if namespaces is None else namespaces,
-            gpus=tuple({"name": name, "driver": "580.65.06"} for name in gpus),
+            gpus=inventory_of(*gpus),
             devices=devices or NoDevices(),
             build_delay_s=0.0,
             criu_cache=Path(tempfile.gettempdir()) / f"pilotlight-criu-{os.geteuid()}",

@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from activator.routing.route_table import CallTarget
+from snapshotter.gpus.grants import GpuGrants
 from snapshotter.slots.boot_limiter import NO_SHARE, FairSemaphore
-from snapshotter.starts.node_capacity import NodeCapacity, gpus_of
-from snapshotter.types import GpuGrant, InstanceId, InstanceInfo, StartKind, TenantShare
+from snapshotter.starts.node_capacity import NodeCapacity
+from snapshotter.types import InstanceId, InstanceInfo, StartKind, TenantShare
 from tests.fakes.fake_fleet import FakeFleet, info_of
+from tests.fakes.fake_nvml import gpus, inventory_of
 from tests.fakes.fake_worker import Behaviour, echo
 
 
@@ -48,24 +50,28 @@ class SmallNode(FakeFleet):
         """By instances, those that start and end included."""
         return sum(info.memory_bytes for info in self._claims.values())
 
+    def add_gpus(self, *models: str) -> None:
+        """Give it GPUs of these models."""
+        self.room.gpus = GpuGrants(
+            inventory_of(*gpus(*models)), lambda: (claim.gpus for claim in self._claims.values())
+        )
+
     async def start(
         self, target: CallTarget, instance_id: InstanceId, secret_env: Mapping[str, str]
     ) -> InstanceInfo:
         """See Fleet."""
         self.asked.append(target.tenant)
         share = self._share_of(target.tenant)
-        claim = replace(
-            info_of(target, instance_id, "", StartKind.COLD),
-            gpus=GpuGrant.unidentified(target.launch.gpu, gpus_of(target.launch)),
-        )
-        other = replace(claim, memory_bytes=self.others_bytes, gpus=None, labels={})
-        self.room.check(target.launch, [*self._claims.values(), other], share)
-        self._claims[instance_id] = claim
+        claim = info_of(target, instance_id, "", StartKind.COLD)
+        other = replace(claim, memory_bytes=self.others_bytes, labels={})
+        grant = self.room.check(target.launch, [*self._claims.values(), other], share)
+        self._claims[instance_id] = replace(claim, gpus=grant)
         try:
             await self.turns.acquire(share or NO_SHARE)
             try:
                 self.booted.append(target.tenant)
-                return await super().start(target, instance_id, secret_env)
+                info = await super().start(target, instance_id, secret_env)
+                return replace(info, gpus=grant)
             finally:
                 self.turns.release()
         except BaseException:

@@ -33,6 +33,7 @@ from snapshotter.types import InstanceInfo, LaunchSpec, SnapshotState, StartKind
 from tests.fakes.agent_home import MIB, AgentHome, instance_id
 from tests.fakes.engine.environment import make_environment
 from tests.fakes.engine.server import WRONG_AFTER_RESTORE
+from tests.fakes.fake_nvml import H100, gpus
 
 pytestmark = [
     pytest.mark.root,
@@ -77,7 +78,7 @@ class Diary:
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    async def before_dump(self, pids: Sequence[int]) -> Suspension:
+    async def before_dump(self, pids: Sequence[int], *, granted: Sequence[str] = ()) -> Suspension:
         """See Devices."""
         self.lines.append("before dump")
         return Suspension(record=DeviceRecord(processes=1))
@@ -86,11 +87,11 @@ class Diary:
         """See Devices."""
         self.lines.append("rollback")
 
-    def check_restore(self, record: DeviceRecord, *, target: str | None = None) -> None:
+    def check_restore(self, record: DeviceRecord, *, target: Sequence[str] = ()) -> None:
         """See Devices."""
 
     async def after_restore(
-        self, pids: Sequence[int], record: DeviceRecord, *, target: str | None = None
+        self, pids: Sequence[int], record: DeviceRecord, *, target: Sequence[str] = ()
     ) -> Mapping[str, float]:
         """See Devices."""
         self.lines.append("after restore")
@@ -393,7 +394,7 @@ async def test_on_a_gpu_an_engine_sleeps_before_the_checkpoint_and_wakes_after_i
 ) -> None:
     diary = Diary()
     async with (
-        home.agent(snapshots=True, devices=diary, gpus=("NVIDIA H100 80GB HBM3",)),
+        home.agent(snapshots=True, devices=diary, gpus=gpus(H100)),
         home.client() as client,
     ):
         launch = function(home, gpu="H100")

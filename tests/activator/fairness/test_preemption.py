@@ -18,6 +18,8 @@ from activator.fairness.preemption import (
     spare_gpus,
     victims,
 )
+from tests.fakes import fake_nvml
+from tests.fakes.fake_nvml import H100, L4, inventory_of
 
 
 def tenure(
@@ -29,6 +31,7 @@ def tenure(
     key: str = "r",
     is_spare: bool = True,
     gpus: int = 0,
+    model: str = H100,
 ) -> PreemptionCandidate:
     return PreemptionCandidate(
         id=id,
@@ -37,6 +40,7 @@ def tenure(
         function=key,
         memory_bytes=size,
         gpus=gpus,
+        devices=inventory_of(*fake_nvml.gpus(*(model,) * gpus)).devices,
         idle_s=idle_s,
         in_flight=int(idle_s is None),
         is_spare=is_spare,
@@ -203,6 +207,18 @@ def test_gpus_come_from_ones_own_idle_instances_and_from_what_nobody_calls() -> 
         tenure("long", "b", idle_s=SPARE_S + 1, gpus=2),
         tenure("cpu", "a", idle_s=99),
     ]
-    assert [one.id for one in spare_gpus(held, tenant="a", lacking=1)] == ["long"]
-    assert [one.id for one in spare_gpus(held, tenant="a", lacking=3)] == ["long", "mine"]
-    assert spare_gpus(held[:2], tenant="a", lacking=1) == []
+    assert [one.id for one in spare_gpus(held, tenant="a", kind="H100", lacking=1)] == ["long"]
+    assert [one.id for one in spare_gpus(held, tenant="a", kind="any", lacking=3)] == [
+        "long",
+        "mine",
+    ]
+    assert spare_gpus(held[:2], tenant="a", kind="H100", lacking=1) == []
+
+
+def test_an_instance_on_another_kind_of_gpu_is_left_alone() -> None:
+    held = [
+        tenure("l4", "a", idle_s=99, gpus=2, model=L4),
+        tenure("h100", "a", idle_s=1, gpus=1),
+    ]
+    assert [one.id for one in spare_gpus(held, tenant="a", kind="H100", lacking=1)] == ["h100"]
+    assert [one.id for one in spare_gpus(held, tenant="a", kind="L4", lacking=1)] == ["l4"]

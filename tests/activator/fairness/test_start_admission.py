@@ -28,6 +28,7 @@ from snapshotter.starts.node_capacity import NodeCapacity
 from tests.activator.scaled_world import ScaledWorld
 from tests.activator.test_gateway import until
 from tests.fakes.clock import ManualClock
+from tests.fakes.fake_nvml import H100, L4
 from tests.fakes.routes import TEST_KEY, change, route_of, spec_of
 from tests.fakes.shared_board import Board, BoardState
 from tests.fakes.small_node import SmallNode
@@ -49,7 +50,8 @@ class World(ScaledWorld):
         clock = clock or ManualClock()
         self.allowance = allowance
         table = RouteTable(
-            {"test": Rates(version="test", gpu_s={"H100": Decimal(1)})}, TEST_KEY.secrets
+            {"test": Rates(version="test", gpu_s={"H100": Decimal(1), "L4": Decimal(1)})},
+            TEST_KEY.secrets,
         )
         self.node = SmallNode(
             directory, NodeCapacity(memory_bytes=10 * SIZE), lambda tenant: share_of(table, tenant)
@@ -713,7 +715,7 @@ async def test_a_refusal_that_is_not_about_memory_fails_the_start(world: World) 
 
 
 async def test_an_idle_instance_gives_its_gpu_to_a_start_that_lacks_one(world: World) -> None:
-    world.node.room = NodeCapacity(memory_bytes=10 * SIZE, gpus=("NVIDIA H100 80GB HBM3",))
+    world.node.add_gpus(H100)
     world.gate.capacity.gpu_pause_s = 0.0
     gpu = Resources(memory_bytes=SIZE, gpu=("H100",), gpu_count=1)
     old, new = (
@@ -729,6 +731,34 @@ async def test_an_idle_instance_gives_its_gpu_to_a_start_that_lacks_one(world: W
     second.release()
 
 
+async def test_a_gpu_of_another_kind_does_not_help_and_its_instance_goes_on(world: World) -> None:
+    world.node.add_gpus(H100, L4)
+    world.gate.capacity.gpu_pause_s = 0.0
+
+    def on(*kinds: str) -> Resources:
+        return Resources(memory_bytes=SIZE, gpu=kinds, gpu_count=1)
+
+    large, small = (
+        world.throttler("a", "large", resources=on("H100")),
+        world.throttler("a", "small", resources=on("L4")),
+    )
+    (busy,), (idle,) = await held(large, 1), await held(small, 1)
+    idle.release()
+    with pytest.raises(errors.Unavailable, match="0 of 1 H100 free") as e:
+        await world.throttler("a", "more", resources=on("H100")).reserve(30)
+    assert e.value.detail["kinds"] == {"H100": {"free": 0, "claimed": 1, "total": 1}}
+    assert len(small.instances) == 1
+
+    either = world.throttler("a", "either", resources=on("H100", "L4"))
+    (second,) = await held(either, 1)
+    assert not small.instances, "its second choice is had by releasing an idle instance"
+    (instance,) = either.instances.values()
+    assert instance.info.gpus is not None
+    assert instance.info.gpus.kind == "L4"
+    second.release()
+    busy.release()
+
+
 async def test_a_start_waits_for_a_gpu_of_an_instance_that_ends(world: World) -> None:
     world.gate.capacity.gpu_pause_s = 0.0
     taken = {"resource": "gpu", "asked": 1, "free": 0, "claimed": 1, "total": 1}
@@ -740,7 +770,7 @@ async def test_a_start_waits_for_a_gpu_of_an_instance_that_ends(world: World) ->
 
 
 async def test_a_start_that_nobody_waits_for_takes_nobodys_gpu(world: World) -> None:
-    world.node.room = NodeCapacity(memory_bytes=10 * SIZE, gpus=("NVIDIA H100 80GB HBM3",))
+    world.node.add_gpus(H100)
     world.gate.capacity.gpu_pause_s = 0.0
     gpu = Resources(memory_bytes=SIZE, gpu=("H100",), gpu_count=1)
     old, new = (

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NoReturn, cast
 
 import pytest
@@ -21,6 +22,8 @@ from snapshotter.checkpointing.trial_restore import (
 )
 from snapshotter.errors import SnapshotRefused
 from snapshotter.events import Events
+from snapshotter.gpus.grants import GpuGrants
+from snapshotter.gpus.inventory import GpuInventory
 from snapshotter.metrics import Metrics
 from snapshotter.slots.manager import StartPhase
 from snapshotter.snapshots.catalog import Catalog
@@ -30,7 +33,9 @@ from snapshotter.snapshots.predictions import Predictions
 from snapshotter.snapshots.restores import LAUNCH
 from snapshotter.snapshots.selector import SnapshotSelector
 from snapshotter.snapshots.stored import Snapshot, SnapshotStaging
-from snapshotter.types import LaunchSpec, RevisionKey, SnapshotState
+from snapshotter.types import GpuGrant, LaunchSpec, RevisionKey, SnapshotState
+from tests.fakes import fake_nvml
+from tests.fakes.fake_nvml import inventory_of
 from tests.snapshotter.snapshots import shapes
 
 SPEC = LaunchSpec(
@@ -67,11 +72,18 @@ class Dumping:
     def __init__(self, *failures: Exception) -> None:
         self.failures = list(failures)
         self.calls = 0
+        self.gpus: list[GpuGrant | None] = []
 
     async def dump(
-        self, launch: LaunchSpec, stage: SnapshotStaging, *, unasked: bool
+        self,
+        launch: LaunchSpec,
+        stage: SnapshotStaging,
+        *,
+        unasked: bool,
+        gpus: GpuGrant | None = None,
     ) -> SnapshotManifest:
         self.calls += 1
+        self.gpus.append(gpus)
         if self.failures:
             raise self.failures.pop(0)
         (stage.images / "core-1.img").write_bytes(b"core")
@@ -84,8 +96,12 @@ class Proving:
 
     def __init__(self, *failures: Exception) -> None:
         self.failures = list(failures)
+        self.gpus: list[GpuGrant | None] = []
 
-    async def prove(self, *_: object, **__: object) -> ValidationResult:
+    async def prove(
+        self, *_: object, gpus: GpuGrant | None = None, **__: object
+    ) -> ValidationResult:
+        self.gpus.append(gpus)
         if self.failures:
             raise self.failures.pop(0)
         timing = RestoreTiming(restore_ms=1.0, answer_ms=2.0)
@@ -108,6 +124,7 @@ def checkpoints_of(
     dumps: Dumping | None = None,
     proofs: object,
     monotonic: Callable[[], float] = time.monotonic,
+    gpus: GpuGrants | None = None,
 ) -> Checkpoints:
     nothing, metrics = cast(Any, None), Metrics()
     stock = SnapshotComponents(
@@ -126,6 +143,7 @@ def checkpoints_of(
         dumps=cast(Dumps, dumps),
         proofs=cast(SnapshotValidator, proofs),
         metrics=metrics,
+        gpus=gpus or GpuGrants(GpuInventory(), lambda: ()),
         monotonic=monotonic,
         retry_first_s=0.0,
     )
@@ -143,6 +161,26 @@ async def test_a_temporary_failure_of_a_dump_is_tried_again_within_the_request(
     dumps = Dumping(*(blocked("unix_peer", passing=True) for _ in range(2)))
     made = await checkpoints_of(catalogue, dumps=dumps, proofs=Proving()).make(SPEC)
     assert (made.state, dumps.calls) == (SnapshotState.READY, 3)
+
+
+async def test_a_snapshot_on_a_gpu_waits_for_a_free_one_and_keeps_it_until_it_is_proven(
+    catalogue: Catalog,
+) -> None:
+    held: list[GpuGrant] = []
+    gpus = GpuGrants(inventory_of(*fake_nvml.gpus(fake_nvml.L4)), lambda: held)
+    launch, dumps, proofs = replace(SPEC, gpu=("L4",)), Dumping(), Proving()
+    made = checkpoints_of(catalogue, dumps=dumps, proofs=proofs, gpus=gpus)
+    held.append(cast(GpuGrant, gpus.allocate(launch)))
+    with pytest.raises(SnapshotRefused, match="0 of 1 L4 free") as e:
+        await made.make(launch)
+    assert (e.value.detail["passing"], e.value.detail["reasons"][0]["kind"]) == (True, "no_gpu")
+    assert made.refused(launch.revision) is None, "it is tried again"
+
+    (grant,) = held
+    held.clear()
+    await made.make(launch)
+    assert dumps.gpus == proofs.gpus == [grant]
+    assert gpus.granted() == frozenset()
 
 
 async def test_temporary_failures_end_a_request_after_three_attempts_and_not_the_next_one(

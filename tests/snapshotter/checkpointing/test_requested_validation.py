@@ -12,9 +12,11 @@ import pytest
 from snapshotter.checkpointing import requested_validation
 from snapshotter.checkpointing.requested_validation import RequestedValidations
 from snapshotter.errors import NoCapacity, ProofsBusy, SnapshotRefused, SnapshotUnknown
+from snapshotter.gpus.grants import GpuGrants
 from snapshotter.slots.instances import Instances
 from snapshotter.starts.node_capacity import NodeCapacity
-from snapshotter.types import InstanceState, LaunchSpec, RevisionKey, TenantShare
+from snapshotter.types import GpuGrant, InstanceState, LaunchSpec, RevisionKey, TenantShare
+from tests.fakes.fake_nvml import L4, gpus, inventory_of
 
 MIB = 1024**2
 LAUNCH = LaunchSpec(
@@ -47,6 +49,7 @@ class World:
         self.let = asyncio.Event()
         self.heard: list[tuple[str, int]] = []
         self.failure: Exception | None = None
+        self.gpus: GpuGrant | None = None
         self.instances = Instances()
         self.room = NodeCapacity(memory_bytes=250 * MIB)
         self.proofs = RequestedValidations(
@@ -58,7 +61,10 @@ class World:
             raise SnapshotUnknown(snapshot_id)
         return self.launches[snapshot_id]
 
-    async def prove(self, snapshot_id: str, charge: Callable[[int], None]) -> None:
+    async def prove(
+        self, snapshot_id: str, charge: Callable[[int], None], *, gpus: GpuGrant | None
+    ) -> None:
+        self.gpus = gpus
         self.asked[snapshot_id] += 1
         self.running += 1
         self.most = max(self.most, self.running)
@@ -197,6 +203,22 @@ async def test_a_proof_for_which_there_is_no_memory_is_refused(world: World) -> 
         await second
     await first
     assert world.asked == {"sn-1": 1}
+
+
+async def test_a_proof_has_gpus_as_an_instance_has(world: World) -> None:
+    inventory = inventory_of(*gpus(L4))
+    world.room.gpus = GpuGrants(
+        inventory, lambda: (instance.info.gpus for instance in world.instances)
+    )
+    world.launches["sn-1"] = replace(LAUNCH, gpu=("L4",))
+    first = world.begin("sn-1")
+    await settle()
+    assert world.gpus == GpuGrant(kind="L4", devices=inventory.devices)
+    with pytest.raises(NoCapacity, match="0 of 1 L4 free"):
+        world.room.check(world.launches["sn-1"], [], None)
+    world.let.set()
+    await first
+    assert world.room.gpus.granted() == frozenset()
 
 
 async def test_a_proof_has_a_deadline_of_its_own_whatever_the_startup_timeout(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,6 +27,9 @@ LIMIT_S = {"state": 1, "restore_thread": 1, "lock": 2, "checkpoint": 10, "restor
 EPSILON_S = 1e-6
 
 
+TWO = replace(NODE, gpus=(GPU_A, GPU_B))
+
+
 def devices(cuda: FakeCuda) -> CudaDevices:
     return CudaDevices(cuda, cuda, deadlines=DEADLINES)
 
@@ -35,7 +39,7 @@ def checkpointed(pid: int = 1) -> FakeProcess:
 
 
 def record(processes: int = 1) -> DeviceRecord:
-    return record_of(NODE, GPU_A, processes)
+    return record_of(NODE, [GPU_A.uuid], processes)
 
 
 # -- out -------------------------------------------------------------------------------------------
@@ -51,7 +55,7 @@ def test_a_tree_is_taken_off_the_gpu_with_each_phase_timed() -> None:
     suspension = run(devices(cuda).before_dump([1, 2, 3]))
     assert suspension.phases_ms == pytest.approx({"cuda_lock": 1000, "cuda_checkpoint": 8000})
     assert suspension.record == DeviceRecord(
-        processes=2, used=GPU_A.uuid, gpus=((GPU_A.uuid, GPU_A.name),), release=580
+        processes=2, used=(GPU_A.uuid,), gpus=((GPU_A.uuid, GPU_A.name),), release=580
     )
     assert repr(suspension) == "<Suspension open of 1, 3>"
     assert [cuda.processes[pid].history for pid in (1, 2, 3)] == [
@@ -139,8 +143,11 @@ def test_a_process_with_a_device_and_no_context_is_refused_untouched() -> None:
 
 
 def test_preconditions_are_asked_before_anything_is_touched() -> None:
-    cuda = FakeCuda(FakeProcess(pid=1, mapped=(*CONTEXT_MAPPINGS, ("/dev/nvidia1", 4096))))
-    with pytest.raises(CudaRefused, match="uses 2 GPUs") as caught:
+    cuda = FakeCuda(
+        FakeProcess(pid=1, mapped=(*CONTEXT_MAPPINGS, ("/dev/nvidia1", 4096))),
+        node=replace(TWO, release=575),
+    )
+    with pytest.raises(CudaRefused, match=r"uses 2 GPUs .*requires driver 580") as caught:
         run(devices(cuda).before_dump([1]))
     assert caught.value.detail["reasons"][0]["kind"] == "multi_gpu"
     assert cuda.calls("restore_thread") == 0
@@ -238,6 +245,46 @@ def test_another_gpu_is_mapped_by_uuid() -> None:
     )
     run(devices(cuda).after_restore([1], record()))
     assert cuda.mappings == [{GPU_A.uuid: GPU_B.uuid}]
+
+
+def test_a_tree_on_several_gpus_comes_back_on_its_new_ones_in_order() -> None:
+    both = FakeProcess(pid=1, mapped=(*CONTEXT_MAPPINGS, ("/dev/nvidia1", 4096)))
+    cuda = FakeCuda(both, FakeProcess(pid=2), node=TWO)
+    granted = [GPU_B.uuid, GPU_A.uuid]
+    suspension = run(devices(cuda).before_dump([1, 2], granted=granted))
+    assert (suspension.record.used, suspension.record.processes) == (tuple(granted), 2)
+
+    run(devices(cuda).after_restore([1, 2], suspension.record, target=granted[::-1]))
+    swapped = {GPU_B.uuid: GPU_A.uuid, GPU_A.uuid: GPU_B.uuid}
+    assert cuda.mappings == [swapped, swapped]
+    assert all(p.state is CudaState.RUNNING for p in cuda.processes.values())
+
+
+def test_a_tree_goes_to_the_gpu_that_is_granted_and_not_to_its_old_one() -> None:
+    cuda = FakeCuda(checkpointed(1), node=TWO)
+    made = record_of(TWO, [GPU_A.uuid], 1)
+    run(devices(cuda).after_restore([1], made, target=[GPU_B.uuid]))
+    assert cuda.mappings == [{GPU_A.uuid: GPU_B.uuid, GPU_B.uuid: GPU_A.uuid}]
+
+
+def test_a_tree_on_a_gpu_that_it_was_not_granted_is_refused_untouched() -> None:
+    cuda = FakeCuda(FakeProcess(pid=1), node=TWO)
+    with pytest.raises(CudaRefused, match=f"uses {GPU_A.uuid}, which it was not granted"):
+        run(devices(cuda).before_dump([1], granted=[GPU_B.uuid]))
+    assert cuda.calls("lock") == 0
+
+
+def test_gpus_of_another_model_or_number_do_not_fit() -> None:
+    other = replace(GPU_B, name="Other 24GB")
+    mixed = FakeCuda(node=replace(NODE, gpus=(GPU_A, other)))
+    made = record_of(mixed.node(), [GPU_A.uuid], 1)
+    devices(mixed).check_restore(made, target=[GPU_A.uuid])
+    with pytest.raises(CudaRefused, match="is Other 24GB"):
+        devices(mixed).check_restore(made, target=[other.uuid])
+    with pytest.raises(CudaRefused, match="made on 1 GPUs, and 2 are granted"):
+        devices(FakeCuda(node=TWO)).check_restore(
+            record_of(TWO, [GPU_A.uuid], 1), target=[GPU_A.uuid, GPU_B.uuid]
+        )
 
 
 @pytest.mark.parametrize("fault", list(Fault))

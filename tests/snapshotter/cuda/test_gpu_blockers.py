@@ -52,10 +52,10 @@ def test_each_precondition_by_name() -> None:
     cut_up = replace(NODE, mig_instances=frozenset({30}))
     assert kinds(cut_up, held(devices=("/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap30"))) == ["mig"]
     assert kinds(node(GPU_A, mps=True), held()) == ["mps"]
-    assert kinds(node(GPU_A, GPU_B), held(("/dev/nvidia0", 1), ("/dev/nvidia1", 1))) == [
-        "multi_gpu"
-    ]
-    assert kinds(node(GPU_A, GPU_B), held(), held(devices=("/dev/nvidia1",))) == ["multi_gpu"]
+    older = node(GPU_A, GPU_B, release=579)
+    assert kinds(older, held(("/dev/nvidia0", 1), ("/dev/nvidia1", 1))) == ["multi_gpu"]
+    assert kinds(older, held(), held(devices=("/dev/nvidia1",))) == ["multi_gpu"]
+    assert kinds(node(GPU_A, GPU_B), held(), held(devices=("/dev/nvidia1",))) == []
     assert kinds(node(release=None), held()) == ["cuda_driver"]
 
 
@@ -97,36 +97,39 @@ def test_all_reasons_are_said_at_once() -> None:
 
 def test_the_same_gpus_need_no_mapping() -> None:
     here = node(GPU_A, GPU_B, release=570)
-    assert gpu_mapping(record_of(here, GPU_A, 1), here) == {}
+    assert gpu_mapping(record_of(here, [GPU_A.uuid], 1), here) == {}
 
 
 def test_a_twin_takes_its_place() -> None:
-    assert gpu_mapping(record_of(node(GPU_A), GPU_A, 1), node(GPU_B)) == {GPU_A.uuid: GPU_B.uuid}
+    assert gpu_mapping(record_of(node(GPU_A), [GPU_A.uuid], 1), node(GPU_B)) == {
+        GPU_A.uuid: GPU_B.uuid
+    }
 
 
 def test_a_chosen_target_swaps_and_every_gpu_of_the_node_is_in_the_mapping() -> None:
     here = node(GPU_A, GPU_B, GPU_C)
-    mapping = gpu_mapping(record_of(here, GPU_A, 1), here, target=GPU_B.uuid)
+    mapping = gpu_mapping(record_of(here, [GPU_A.uuid], 1), here, target=[GPU_B.uuid])
     assert mapping == {GPU_A.uuid: GPU_B.uuid, GPU_B.uuid: GPU_A.uuid, GPU_C.uuid: GPU_C.uuid}
 
 
 @pytest.mark.parametrize(
     "there, here, target, message",
     [
-        (node(GPU_A), node(GPU_C), None, "made on a Fake 80GB, and this node has Other 24GB"),
-        (node(GPU_A), node(), None, "this node has no GPU"),
-        (node(GPU_A), node(GPU_A, GPU_C), GPU_C.uuid, f"{GPU_C.uuid} is Other 24GB"),
-        (node(GPU_A), node(GPU_A), GPU_B.uuid, f"{GPU_B.uuid} is not on this node"),
-        (node(GPU_A), node(GPU_A, GPU_B), None, "this node has 2 GPUs and the snapshot's had 1"),
-        (node(GPU_A, GPU_C), node(GPU_A), None, "made beside a Other 24GB"),
-        (node(GPU_A), node(GPU_B, release=570), None, "needs driver 580"),
+        (node(GPU_A), node(GPU_C), (), "made on a Fake 80GB, and this node has Other 24GB"),
+        (node(GPU_A), node(), (), "this node has no GPU"),
+        (node(GPU_A), node(GPU_A, GPU_C), (GPU_C.uuid,), f"{GPU_C.uuid} is Other 24GB"),
+        (node(GPU_A), node(GPU_A), (GPU_B.uuid,), f"{GPU_B.uuid} is not on this node"),
+        (node(GPU_A), node(GPU_A, GPU_B), (GPU_A.uuid, GPU_B.uuid), "on 1 GPUs, and 2 are granted"),
+        (node(GPU_A), node(GPU_A, GPU_B), (), "this node has 2 GPUs and the snapshot's had 1"),
+        (node(GPU_A, GPU_C), node(GPU_A), (), "made beside a Other 24GB"),
+        (node(GPU_A), node(GPU_B, release=570), (), "needs driver 580"),
     ],
 )
 def test_a_node_that_does_not_fit_is_named(
-    there: CudaNode, here: CudaNode, target: str | None, message: str
+    there: CudaNode, here: CudaNode, target: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(CudaRefused, match=message) as caught:
-        gpu_mapping(record_of(there, GPU_A, 1), here, target=target)
+        gpu_mapping(record_of(there, [GPU_A.uuid], 1), here, target=target)
     assert caught.value.refusals[0].kind == "gpu_remap"
 
 
@@ -136,8 +139,36 @@ def test_a_record_without_its_gpu_is_refused() -> None:
 
 
 def test_a_record_survives_the_manifest() -> None:
-    record = record_of(node(GPU_A, GPU_C), GPU_C, 2)
+    record = record_of(node(GPU_A, GPU_C), [GPU_C.uuid], 2)
     assert DeviceRecord.from_json(record.to_json()) == record
+    assert record.model == "Other 24GB"
+    assert DeviceRecord().model == ""
+
+
+def test_a_record_of_an_earlier_version_names_one_gpu_or_none() -> None:
+    body = record_of(NODE, [GPU_A.uuid], 1).to_json()
+    assert DeviceRecord.from_json({**body, "used": GPU_A.uuid}).used == (GPU_A.uuid,)
+    assert DeviceRecord.from_json({**body, "used": None}).used == ()
+
+
+def test_granted_gpus_are_recorded_in_the_order_in_which_cuda_numbers_them() -> None:
+    record = record_of(node(GPU_A, GPU_B), [GPU_A.uuid], 1, granted=[GPU_B.uuid, GPU_A.uuid])
+    assert record.used == (GPU_B.uuid, GPU_A.uuid), "one was not used yet, and may be later"
+
+
+def test_several_gpus_keep_their_order() -> None:
+    first, second = GPU_B, GPU_A
+    here = node(GPU_A, GPU_B, GPU_C)
+    record = record_of(here, [], 2, granted=[first.uuid, second.uuid])
+    swapped = gpu_mapping(record, here, target=[second.uuid, first.uuid])
+    assert swapped == {
+        first.uuid: second.uuid,
+        second.uuid: first.uuid,
+        GPU_C.uuid: GPU_C.uuid,
+    }
+    assert gpu_mapping(record, here, target=[first.uuid, second.uuid]) == {}
+    with pytest.raises(CudaRefused, match="is Other 24GB"):
+        gpu_mapping(record, here, target=[first.uuid, GPU_C.uuid])
 
 
 uuids = st.lists(
@@ -152,9 +183,12 @@ def test_a_mapping_is_a_bijection_of_all_gpus_onto_the_target(
     def machine(names: list[str]) -> CudaNode:
         return node(*(Gpu(uuid=u, name="m", minor=i) for i, u in enumerate(names)))
 
-    used = data.draw(st.sampled_from(there))
-    target = data.draw(st.none() | st.sampled_from(here))
-    record = record_of(machine(there), next(g for g in machine(there).gpus if g.uuid == used), 1)
+    used = data.draw(st.lists(st.sampled_from(there), unique=True, min_size=1))
+    size = min(len(used), len(here))
+    target = data.draw(
+        st.just([]) | st.lists(st.sampled_from(here), unique=True, min_size=size, max_size=size)
+    )
+    record = record_of(machine(there), used, 1)
     try:
         mapping = gpu_mapping(record, machine(here), target=target)
     except CudaRefused:
@@ -162,8 +196,8 @@ def test_a_mapping_is_a_bijection_of_all_gpus_onto_the_target(
         return
     if not mapping:
         assert set(there) == set(here)
-        assert target in (None, used)
+        assert target in ([], used)
         return
     assert set(mapping) == set(there)
     assert set(mapping.values()) == set(here)
-    assert target in (None, mapping[used])
+    assert target in ([], [mapping[uuid] for uuid in used])

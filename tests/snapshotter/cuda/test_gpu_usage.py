@@ -178,4 +178,4 @@ async def test_a_function_without_a_gpu_that_holds_one_all_the_same_is_refused()
 
 def test_a_snapshot_with_a_gpu_side_is_not_for_a_node_without() -> None:
     with pytest.raises(CudaRefused, match="GPU state of 2 processes"):
-        NoDevices().check_restore(DeviceRecord(processes=2, used="GPU-a"))
+        NoDevices().check_restore(DeviceRecord(processes=2, used=("GPU-a",)))

@@ -17,7 +17,8 @@ from snapshotter.snapshots.identity import (
     node_identity,
     source_digest,
 )
-from snapshotter.types import LaunchSpec, RevisionKey, WeightsMount
+from snapshotter.types import GpuDevice, GpuGrant, LaunchSpec, RevisionKey, WeightsMount
+from tests.fakes.fake_nvml import H100, L4, gpus, inventory_of
 from tests.snapshotter.snapshots import shapes
 
 
@@ -115,6 +116,21 @@ def test_another_gpu_counts_only_for_who_asks_for_one(layout: OnDisk) -> None:
     assert identity_of(launch(gpu=("any",)), NODE, layout) != identity_of(
         launch(gpu=("any",)), other, layout
     )
+
+
+def test_the_model_and_number_of_the_granted_gpus_count_and_not_which_ones(
+    layout: OnDisk,
+) -> None:
+    one, twin, other = inventory_of(*gpus(H100, H100, L4)).devices
+    wanted = launch(gpu=("H100", "L4"))
+
+    def of(*devices: GpuDevice) -> Identity:
+        return identity_of(wanted, NODE, layout, GpuGrant(kind="H100", devices=devices))
+
+    assert of(one) == of(twin)
+    assert of(one).first_difference(of(other)) == "gpu"
+    assert of(one) != of(one, twin)
+    assert of(one) != identity_of(wanted, NODE, layout)
 
 
 def test_what_is_no_part_of_the_process_does_not_count(layout: OnDisk) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from snapshotter.errors import NoCapacity, Unsupported
+from snapshotter.gpus.grants import GpuGrants
 from snapshotter.starts.node_capacity import NodeCapacity
 from snapshotter.types import (
     GpuGrant,
@@ -20,6 +21,7 @@ from snapshotter.types import (
     TenantShare,
 )
 from tests.fakes.agent_home import MIB
+from tests.fakes.fake_nvml import A100, H100, L4, FakeGpu, gpus, inventory_of, partitioned
 
 ROOM = NodeCapacity(memory_bytes=1000 * MIB)
 
@@ -113,35 +115,112 @@ def test_a_share_survives_the_wire() -> None:
     assert TenantShare.from_json(share.to_json()) == share
 
 
-def on(gpu: str, count: int = 0) -> LaunchSpec:
-    return replace(launch_of(1), gpu=(gpu,), gpu_count=count)
+# -- GPUs ------------------------------------------------------------------------------------------
+
+
+def on(*kinds: str, count: int = 0) -> LaunchSpec:
+    return replace(launch_of(1), gpu=kinds, gpu_count=count)
+
+
+class Held(list[GpuGrant | None]):
+    """The grants of a node's instances and slots."""
+
+    def room(self, *described: FakeGpu) -> NodeCapacity:
+        return replace(ROOM, gpus=GpuGrants(inventory_of(*described), lambda: self))
+
+    def admit(self, room: NodeCapacity, launch: LaunchSpec) -> GpuGrant:
+        """A start."""
+        grant = room.check(launch, [], None)
+        assert grant is not None
+        self.append(grant)
+        return grant
 
 
 def test_gpus_are_had_all_together_or_not_at_all() -> None:
-    room = replace(ROOM, gpus=("NVIDIA H100 80GB HBM3",) * 8)
-    five = replace(claim("a", 1), gpus=GpuGrant.unidentified(("H100",), 5))
+    held = Held()
+    room = held.room(*gpus(*(H100,) * 8))
+    held.admit(room, on("H100", count=5))
+    with pytest.raises(NoCapacity, match="4 GPUs wanted, 3 of 8 H100 free") as e:
+        room.check(on("H100", count=4), [], None)
+    assert e.value.detail == {
+        "resource": "gpu",
+        "asked": 4,
+        "free": 3,
+        "claimed": 5,
+        "total": 8,
+        "kinds": {"H100": {"free": 3, "claimed": 5, "total": 8}},
+    }
+    held.admit(room, on("H100", count=3))
+    assert len({uuid for grant in held if grant for uuid in grant.uuids}) == 8
+    assert room.check(launch_of(1), [], None) is None
 
-    room.check(on("H100", 3), [five], None)
-    with pytest.raises(NoCapacity, match="4 GPUs wanted, 3 of 8 free") as e:
-        room.check(on("H100", 4), [five], None)
-    assert e.value.detail["resource"] == "gpu"
-    room.check(
-        launch_of(1), [replace(claim("a", 1), gpus=GpuGrant.unidentified(("H100",), 8))], None
-    )
+
+def test_a_gpu_of_another_kind_is_not_admitted_in_its_place() -> None:
+    held = Held()
+    room = held.room(*gpus(H100, L4))
+    assert held.admit(room, on("H100")).kind == "H100"
+    with pytest.raises(NoCapacity, match="1 GPUs wanted, 0 of 1 H100 free") as e:
+        room.check(on("H100"), [], None)
+    assert e.value.detail["claimed"] == 1
+    assert held.admit(room, on("H100", "L4")).kind == "L4"
+    with pytest.raises(NoCapacity, match="0 of 1 H100 free, 0 of 1 L4 free") as e:
+        room.check(on("H100", "L4"), [], None)
+    assert e.value.detail["kinds"] == {
+        "H100": {"free": 0, "claimed": 1, "total": 1},
+        "L4": {"free": 0, "claimed": 1, "total": 1},
+    }
 
 
 def test_gpus_that_a_node_never_has_are_no_matter_of_waiting() -> None:
-    room = replace(ROOM, gpus=("NVIDIA A100-SXM4-80GB",))
-
-    room.check(on("A100"), [], None)
-    room.check(on("A100-80GB"), [], None)
-    room.check(on("any"), [], None)
-    for gpu, count in (("H100", 1), ("A100", 2), ("A100-40GB", 1)):
+    held = Held()
+    room = held.room(*gpus(A100))
+    for kind in ("A100", "A100-40GB", "any"):
+        room.check(on(kind), [], None)
+    for kind, count in (("H100", 1), ("A100", 2), ("A100-80GB", 1), ("A100-MIG-3g.20gb", 1)):
         with pytest.raises(Unsupported, match="but this node has NVIDIA A100"):
-            room.check(on(gpu, count), [], None)
-    with pytest.raises(Unsupported, match="this node has none"):
-        replace(ROOM, gpus=()).check(on("L4"), [], None)
+            room.check(on(kind, count=count), [], None)
+    with pytest.raises(Unsupported, match="1 L4 or T4 GPU wanted, but this node has none"):
+        Held().room().check(on("L4", "T4"), [], None)
+
+
+def test_a_worker_that_becomes_an_instance_hands_over_its_gpus() -> None:
+    held = Held()
+    room = held.room(*gpus(H100))
+    template = held.admit(room, on("H100"))
+    assert room.check(on("H100"), [], None, has=template) is template
+
+
+def test_a_reservation_holds_gpus_that_no_slot_has_and_ends_with_its_context() -> None:
+    room = Held().room(*gpus(H100, H100))
+    with room.reserved_gpus(on("H100")) as one, room.reserved_gpus(on("H100"), one) as same:
+        assert same is one
+        with room.reserved_gpus(on("H100")) as other:
+            assert one is not None
+            assert other is not None
+            assert set(one.uuids).isdisjoint(other.uuids)
+            with pytest.raises(NoCapacity):
+                room.check(on("H100"), [], None)
+        with pytest.raises(NoCapacity, match="2 GPUs wanted, 1 of 2 H100 free"):
+            room.check(on("H100", count=2), [], None)
+    room.check(on("H100", count=2), [], None)
+    with room.reserved_gpus(launch_of(1)) as none:
+        assert none is None
+
+
+def test_the_figures_of_the_node_are_by_kind() -> None:
+    held = Held()
+    room = held.room(*gpus(H100, H100, L4), partitioned(A100, 3, "3g.20gb"))
+    held.admit(room, on("H100"))
+    held.append(held[0])  # the instance, and its slot
+    assert room.gpus is not None
+    assert room.gpus.count_by_kind() == {
+        "H100": (2, 1),
+        "L4": (1, 0),
+        "A100-MIG-3g.20gb": (1, 0),
+    }
+    assert room.gpus.fragmentation() == {"H100": 1.0, "L4": 1.0}
+    assert repr(room.gpus) == "<GpuGrants 1 of 4 granted>"
 
 
 def test_where_nobody_counts_gpus_nobody_is_refused_one() -> None:
-    ROOM.check(on("H100", 8), [], None)
+    assert ROOM.check(on("H100", count=8), [], None) is None
