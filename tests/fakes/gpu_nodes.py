@@ -11,7 +11,8 @@ Needs root, and a directory on a file system where device nodes work."""
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,18 +33,16 @@ class GpuNodes:
 
     Attributes:
         directory: where they are.
-        majors: of GPUs, of unified memory, of capabilities.
         capabilities: name of a MIG instance → numbers of its two capabilities.
     """
 
     directory: Path
-    majors: tuple[int, int, int] = (0, 0, 0)
     capabilities: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def layout(self) -> DeviceLayout:
         """Where they are, for the agent."""
-        return DeviceLayout(dev=self.directory / "dev", driver=self.directory / "driver")
+        return _layout(self.directory)
 
     @property
     def names(self) -> Mapping[str, tuple[int, int]]:
@@ -84,54 +83,70 @@ class GpuNodes:
 
 
 def make_gpu_nodes(directory: Path, *, gpus: int, mig: Mapping[int, int] | None = None) -> GpuNodes:
-    """Make world-writable nodes of `gpus` GPUs; `mig`: GPU → number of its MIG instances."""
-    made = GpuNodes(directory=directory, majors=unassigned_majors())
-    whole, unified, _ = made.majors
-    _node(directory / "dev/nvidiactl", whole, 255)
-    _node(directory / "dev/nvidia-modeset", whole, 254)
-    _node(directory / "dev/nvidia-uvm", unified, 0)
-    _node(directory / "dev/nvidia-uvm-tools", unified, 1)
-    driver = directory / "driver"
-    _file(driver / "version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06\n")
-    _file(driver / "params", PARAMETERS)
-    _file(driver / "registry", 'Binary: ""\n')
-    for number in (CONFIGURE, MONITOR):
-        name = "config" if number == CONFIGURE else "monitor"
-        _capability(made, f"mig/{name}", number)
+    """Make nodes and files of `gpus` GPUs; `mig`: GPU → number of its MIG instances."""
+    made = GpuNodes(directory=directory)
     for minor in range(gpus):
-        _node(directory / f"dev/nvidia{minor}", whole, minor)
-        _file(
-            driver / f"gpus/0000:{minor + 1:02x}:00.0/information",
-            f"Model: \t\t {MODEL}\nGPU UUID: \t {made.gpu(minor).uuid}\n"
-            f"Bus Location: \t 0000:{minor + 1:02x}:00.0\nDevice Minor: \t {minor}\n",
-        )
         for i in range((mig or {}).get(minor, 0)):
             first = 100 * (minor + 1) + 10 * i
-            at = f"gpu{minor}/mig/gi{i + 1}"
-            _capability(made, at, first)
-            _capability(made, f"{at}/ci0", first + 1)
             made.capabilities[f"gpu{minor}/gi{i + 1}"] = (first, first + 1)
+    parts = [made.mig(name) for name in made.capabilities]
+    make_nodes_of(directory, [*(made.gpu(minor) for minor in range(gpus)), *parts])
     return made
 
 
+def make_nodes_of(directory: Path, devices: Iterable[GpuDevice]) -> DeviceLayout:
+    """Make world-writable nodes of these GPUs and MIG instances, those that all share, and the
+    driver's files; what exists is left alone."""
+    layout, (whole, unified, capability) = _layout(directory), unassigned_majors()
+    for name, major, minor in (
+        ("nvidiactl", whole, 255),
+        ("nvidia-modeset", whole, 254),
+        ("nvidia-uvm", unified, 0),
+        ("nvidia-uvm-tools", unified, 1),
+    ):
+        _node(layout.dev / name, major, minor)
+    _file(layout.driver / "version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06\n")
+    _file(layout.driver / "params", PARAMETERS)
+    _file(layout.driver / "registry", 'Binary: ""\n')
+    files = {"mig/config": CONFIGURE, "mig/monitor": MONITOR}
+    instances: Counter[int] = Counter()
+    for device in devices:
+        _node(layout.dev / f"nvidia{device.minor}", whole, device.minor)
+        bus = f"0000:{device.minor + 1:02x}:00.0"
+        if not device.is_mig:
+            _file(
+                layout.driver / f"gpus/{bus}/information",
+                f"Model: \t\t {device.model}\nGPU UUID: \t {device.uuid}\n"
+                f"Bus Location: \t {bus}\nDevice Minor: \t {device.minor}\n",
+            )
+        for number, part in zip(device.capabilities, ("access", "ci0/access"), strict=False):
+            instances[device.minor] += part == "access"
+            at = f"gpu{device.minor}/mig/gi{instances[device.minor]}"
+            files[f"{at}/{part}"] = number
+    for name, number in files.items():
+        _node(layout.dev / f"nvidia-caps/nvidia-cap{number}", capability, number)
+        text = f"DeviceFileMinor: {number}\nDeviceFileMode: 292\nDeviceFileModify: 1\n"
+        _file(layout.driver / "capabilities" / name, text)
+    return layout
+
+
+def _layout(directory: Path) -> DeviceLayout:
+    return DeviceLayout(dev=directory / "dev", driver=directory / "driver")
+
+
 def unassigned_majors() -> tuple[int, int, int]:
-    """Three majors for local use that no driver of this machine has."""
+    """Three majors for local use that no driver of this machine has: of GPUs, of unified memory, of
+    capabilities."""
     text = Path("/proc/devices").read_text()
     taken = {int(line.split()[0]) for line in text.splitlines() if line[:3].strip().isdigit()}
     first, second, third, *_ = (major for major in LOCAL if major not in taken)
     return first, second, third
 
 
-def _capability(made: GpuNodes, name: str, number: int) -> None:
-    _node(made.directory / f"dev/nvidia-caps/nvidia-cap{number}", made.majors[2], number)
-    text = f"DeviceFileMinor: {number}\nDeviceFileMode: 292\nDeviceFileModify: 1\n"
-    is_leaf = name in ("mig/config", "mig/monitor")
-    file = made.directory / "driver/capabilities" / name
-    _file(file if is_leaf else file / "access", text)
-
-
 def _node(path: Path, major: int, minor: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        return
     os.mknod(path, 0o20666, os.makedev(major, minor))
     path.chmod(0o666)
 
