@@ -25,6 +25,11 @@ NODES_PATH = "/internal/nodes"
 """Path on the controller: `POST` a NodeReport with the platform's token."""
 
 
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+"""Environment variable with the UUIDs of the GPUs that CUDA shows a process, in its order; "" shows
+none (CUDA C++ Programming Guide, environment variables)."""
+
+
 class StartKind(enum.StrEnum):
     """How an instance was started, fastest first."""
 
@@ -147,8 +152,7 @@ class GpuGrant(JsonRecord):
 
     @property
     def visible_devices(self) -> str:
-        """Value of CUDA_VISIBLE_DEVICES. Source: CUDA C++ Programming Guide, environment
-        variables."""
+        """Value of CUDA_VISIBLE_DEVICES (`VISIBLE_DEVICES`)."""
         return ",".join(self.uuids)
 
     @classmethod

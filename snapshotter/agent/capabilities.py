@@ -76,6 +76,7 @@ async def probe(
         isolation(results, function_network),
         await _cgroup_memory(cgroups),
         _cpu_accounting(cgroups),
+        _device_control(cgroups),
         restore,
         networks,
         _gpu_feature(gpus),
@@ -149,6 +150,20 @@ async def _cgroup_memory(cgroups: Cgroups) -> Feature:
     finally:
         await group.remove()
     return Feature(name="cgroup memory", on=True, why=f"cgroup v{cgroups.version}")
+
+
+def _device_control(cgroups: Cgroups) -> Feature:
+    """Whether the kernel refuses devices that a function was not granted (`device_control`), or
+    only their nodes are not shown to it."""
+    if cgroups.controls_devices:
+        how = "the devices controller" if cgroups.version == 1 else "BPF programs"
+        return Feature(name="device control", on=True, why=f"cgroup v{cgroups.version}, {how}")
+    why = (
+        f"{cgroups.why_no_devices or 'no devices controller'}: functions are kept from GPUs that "
+        f"they were not granted only by what their /dev shows. Run as root with CAP_SYS_ADMIN, "
+        f"and where the agent's own group may open the GPUs"
+    )
+    return Feature(name="device control", on=False, why=why)
 
 
 def _cpu_accounting(cgroups: Cgroups) -> Feature:

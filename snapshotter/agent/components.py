@@ -32,6 +32,7 @@ from snapshotter.slots.launch_plan import BundleStore, ImageStore, NodeFiles, We
 from snapshotter.slots.logs import Logs
 from snapshotter.slots.manager import SlotAllocator
 from snapshotter.slots.pool import SlotPool
+from snapshotter.slots.slot_devices import DeviceLayout
 from snapshotter.slots.weights import Weights
 from snapshotter.snapshots.background_builder import DELAY_S, BackgroundBuilder
 from snapshotter.snapshots.components import SnapshotComponents
@@ -70,6 +71,7 @@ class AgentComponents:
         metrics_token_file: bearer token of metrics over TCP; None: <home>/metrics.token.
         disk_floor_bytes: free disk reserved for journals; as `platform.disk_floor_bytes`.
         name_servers: of slots with their own network.
+        device_layout: where the device nodes and driver files of GPUs are.
     """
 
     bundles: BundleStore
@@ -87,6 +89,7 @@ class AgentComponents:
     metrics_token_file: Path | None = None
     disk_floor_bytes: int | None = 0
     name_servers: DnsServers = field(default_factory=DnsServers)
+    device_layout: DeviceLayout = field(default_factory=DeviceLayout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,6 +314,7 @@ def _base(
             runtime=parts.runtime,
             platform=paths.for_functions,
             criu=criu,
+            gpus=parts.device_layout,
         ),
         cgroups=cgroups,
         logs=logs,

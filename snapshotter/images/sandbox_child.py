@@ -37,16 +37,17 @@ _CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWIPC, _CLONE_NEWPID, _CLONE_NEWNET = (
 )
 _CLONE_NEWUSER = 0x10000000
 _MNT_DETACH = 2
-_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = (
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND, _MS_MOVE, _MS_REC = (
     1,
     2,
     4,
     8,
     32,
     4096,
+    8192,
     16384,
-    1 << 18,
 )
+_MS_PRIVATE = 1 << 18
 (
     _PR_SET_PDEATHSIG,
     _PR_SET_SECCOMP,
@@ -158,12 +159,18 @@ def _enter_box(order: dict[str, Any]) -> None:
         _mount(order["resolver"], os.path.realpath("/etc/resolv.conf"), None, _MS_BIND)
     for hidden in filter(os.path.isfile, order["hidden"]):
         _mount("/dev/null", os.path.realpath(hidden), None, _MS_BIND)
+    devices = f"{order['root']}/dev"
+    os.mkdir(devices)
+    _make_devices(devices)
+    _mount(devices, "/dev", None, _MS_MOVE)
+    os.rmdir(devices)
     _mount("/tmp", "/dev/shm", None, _MS_BIND)
     for shared in filter(os.path.isdir, _SHARED):
         _mount(shared, shared, None, _MS_BIND)
         _mount(None, shared, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
     _start_first_process()
     _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV)
+    _hide_drivers("/proc")
     _start_command()
     for capability in range(_LAST_CAPABILITY + 1):
         _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
@@ -201,21 +208,7 @@ def _prepare_rootfs(order: dict[str, Any]) -> None:
     )
     os.makedirs(f"{at}{order['root']}")
     _bind_all(order["binds"], at)
-    _mount("tmpfs", f"{at}/dev", "tmpfs", _MS_NOSUID, "size=64k,mode=755")
-    for name in _NODES:
-        os.close(os.open(f"{at}/dev/{name}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o444))
-        _mount(f"/dev/{name}", f"{at}/dev/{name}", None, _MS_BIND)
-    for name, target in _LINKS.items():
-        os.symlink(target, f"{at}/dev/{name}")
-    for name in ("pts", "shm"):
-        os.mkdir(f"{at}/dev/{name}")
-    _mount(
-        "devpts",
-        f"{at}/dev/pts",
-        "devpts",
-        _MS_NOSUID | _MS_NOEXEC,
-        "newinstance,ptmxmode=0666,mode=0620",
-    )
+    _make_devices(f"{at}/dev")
     _mount("tmpfs", f"{at}/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=1777")
     resolver = f"{at}/etc/resolv.conf"
     if os.path.islink(resolver) or not os.path.isfile(resolver):
@@ -226,6 +219,32 @@ def _prepare_rootfs(order: dict[str, Any]) -> None:
     _mount(order["resolver"] or os.path.realpath("/etc/resolv.conf"), resolver, None, _MS_BIND)
 
 
+def _make_devices(at: str) -> None:
+    """Mount the standard devices on the directory `at`, and no others."""
+    _mount("tmpfs", at, "tmpfs", _MS_NOSUID, "size=64k,mode=755")
+    for name in _NODES:
+        os.close(os.open(f"{at}/{name}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o444))
+        _mount(f"/dev/{name}", f"{at}/{name}", None, _MS_BIND)
+    for name, target in _LINKS.items():
+        os.symlink(target, f"{at}/{name}")
+    for name in ("pts", "shm"):
+        os.mkdir(f"{at}/{name}")
+    _mount(
+        "devpts",
+        f"{at}/pts",
+        "devpts",
+        _MS_NOSUID | _MS_NOEXEC,
+        "newinstance,ptmxmode=0666,mode=0620",
+    )
+
+
+def _hide_drivers(proc: str) -> None:
+    """Cover the machine's drivers' files, which name its GPUs, in a procfs."""
+    if os.path.isdir(f"{proc}/driver"):
+        flags = _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
+        _mount("tmpfs", f"{proc}/driver", "tmpfs", flags, "size=4k,mode=755")
+
+
 def _pivot(at: str, lent: list[str], owner: int) -> None:
     """Enter the root file system; runs in the first process of the sandbox.
 
@@ -233,6 +252,7 @@ def _pivot(at: str, lent: list[str], owner: int) -> None:
     when links can only lead into the image."""
     held = [(path, os.open(path, os.O_PATH | os.O_DIRECTORY)) for path in lent]
     _mount("proc", f"{at}/proc", "proc", _MS_NOSUID | _MS_NODEV)
+    _hide_drivers(f"{at}/proc")
     os.chdir(at)
     number = {"x86_64": 155, "aarch64": 41}[os.uname().machine]
     if _libc.syscall(number, b".", b".") != 0:

@@ -1,5 +1,5 @@
 """Limits per slot and instance through cgroup v1 or v2, in groups below the group that the agent
-was started in.
+was started in, and the devices that each may open (`device_control`).
 
 All groups are children of one base with a normal CPU weight, so that a low priority inside it
 (`cpu_priority`) does not starve them beside the machine's other processes.
@@ -16,16 +16,20 @@ import contextlib
 import hashlib
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from snapshotter.linux import device_control
+from snapshotter.linux.device_control import DeviceRule
 from snapshotter.shim import cpu_priority
 
 _CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
 _UNIFIED = ("memory", "pids", "cpu")
 """The same in v2, where `cpu` includes accounting."""
+_DEVICES = "devices"
+"""A controller of v1. In v2 it is a program, which needs no delegation, only a group."""
 MAX_PIDS = 4096
 """Processes and threads of one instance: numeric libraries use some hundred; the limit stops fork
 bombs."""
@@ -162,6 +166,7 @@ class Cgroups:
         bases: controller → the base's directory in its hierarchy.
         version: 1 or 2; 0 without cgroups.
         why_not: why memory cannot be limited, or None.
+        why_no_devices: why access to devices cannot be controlled, or None.
         reader: gid of users who may read the counters of a group whose name they know; None = only
             root.
     """
@@ -169,6 +174,7 @@ class Cgroups:
     bases: Mapping[str, Path]
     version: int
     why_not: str | None = None
+    why_no_devices: str | None = None
     reader: int | None = None
 
     @classmethod
@@ -180,7 +186,8 @@ class Cgroups:
         name = base_name(run)
         places = _places(proc)
         if not places:
-            return cls(bases={}, version=0, why_not="no cgroup hierarchy is mounted")
+            nothing = "no cgroup hierarchy is mounted"
+            return cls(bases={}, version=0, why_not=nothing, why_no_devices=nothing)
         version = 2 if "unified" in places and "memory" not in places else 1
         parents = {c: own for c, (own, _) in places.items() if c in _CONTROLLERS}
         if version == 2:
@@ -193,10 +200,13 @@ class Cgroups:
                 problems += at_top
         else:
             bases, problems = _bases(parents, name, version)
+        why_not = None if "memory" in bases else "; ".join(problems) or "no memory controller"
+        base, why_no_devices = _device_base(places, bases, name, version)
         return cls(
-            bases=bases,
+            bases=bases if base is None else {**bases, _DEVICES: base},
             version=version,
-            why_not=None if "memory" in bases else "; ".join(problems) or "no memory controller",
+            why_not=why_not,
+            why_no_devices=why_no_devices,
             reader=reader,
         )
 
@@ -210,8 +220,22 @@ class Cgroups:
         """Whether the number of processes is limited."""
         return "pids" in self.bases
 
-    def make(self, name: str, *, memory_bytes: int, cpu: float, pids: int = MAX_PIDS) -> Group:
-        """Create a group with limits. Raises OSError."""
+    @property
+    def controls_devices(self) -> bool:
+        """Whether groups may open their own devices only."""
+        return _DEVICES in self.bases
+
+    def make(
+        self,
+        name: str,
+        *,
+        memory_bytes: int,
+        cpu: float,
+        pids: int = MAX_PIDS,
+        devices: Iterable[DeviceRule] = (),
+    ) -> Group:
+        """Create a group with limits. `devices`: what it may open in addition to the standard
+        devices; of a group that exists, the new ones replace the earlier ones. Raises OSError."""
         group = self.group(name, cpu=cpu)
         for directory in set(group.directories.values()):
             directory.mkdir(mode=0o700, exist_ok=True)
@@ -229,6 +253,12 @@ class Cgroups:
         if group.has_cpu_group:
             (group.directories["cpu"] / cpu_priority.FILE[self.version]).write_text(
                 cpu_priority.weight(self.version, cpu)
+            )
+        if self.controls_devices:
+            device_control.allow_only(
+                group.directories[_DEVICES],
+                [*device_control.STANDARD, *devices],
+                version=self.version,
             )
         return group
 
@@ -281,6 +311,27 @@ def _bases(
         except OSError as e:
             problems.append(f"{controller}: {e.strerror} ({parent})")
     return bases, problems
+
+
+def _device_base(
+    places: Mapping[str, tuple[Path, Path]], bases: Mapping[str, Path], name: str, version: int
+) -> tuple[Path | None, str | None]:
+    """The base of groups with their own devices, created if it does not exist; or None and the
+    reason. In v2 it is that of the other controllers, if there is one."""
+    place = "unified" if version == 2 else _DEVICES
+    if place not in places:
+        return None, "no devices controller is mounted"
+    base = next(iter(bases.values())) if version == 2 and bases else places[place][0] / name
+    is_new = not base.is_dir()
+    try:
+        base.mkdir(exist_ok=True)
+        base.chmod(0o711)
+        device_control.probe(base, version=version)
+    except OSError as e:
+        if is_new:
+            _remove(base)
+        return None, f"devices: {e.strerror or e} ({base.parent})"
+    return base, None
 
 
 def _places(proc: Path) -> dict[str, tuple[Path, Path]]:

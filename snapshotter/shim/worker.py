@@ -162,7 +162,7 @@ class ShimWorker:
         return self._recorder.pipes_into(self._log, self._pipes)
 
     def _build(self, message: Mapping[str, Any]) -> None:
-        more = {name: message[name] for name in ("writable_bytes", "gpu")}
+        more = {name: message[name] for name in ("writable_bytes", "devices", "driver_files")}
         mounts.build(
             self._root,
             message["binds"],

@@ -8,7 +8,7 @@ those of the host.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +16,8 @@ from pilotlight.core.settings import FUNCTIONS_SOCKET
 from pilotlight.core.transport.calls_socket import CALLS_DIRECTORY, CALLS_VARIABLE
 from snapshotter.shim.child import CONTROL_FD
 from snapshotter.shim.sandbox import mounts
-from snapshotter.types import LaunchSpec
+from snapshotter.slots.slot_devices import NO_DEVICES, DeviceLayout, SlotDevices
+from snapshotter.types import VISIBLE_DEVICES, LaunchSpec
 from weight_cache.types import ModelInfo, OpenedLease, Prediction, WeightsLease
 
 THREADS_OFF = {
@@ -109,6 +110,7 @@ class NodeFiles:
 
     Attributes:
         runtime, criu, platform: as in `Sources`; a `platform` that does not exist is None.
+        gpus: where the device nodes and driver files of GPUs are.
     """
 
     bundles: BundleStore
@@ -117,6 +119,7 @@ class NodeFiles:
     runtime: Mapping[str, Path]
     platform: Path | None = None
     criu: Path | None = None
+    gpus: DeviceLayout = field(default_factory=DeviceLayout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,9 +169,11 @@ def plan(
     uid: int | None,
     namespaced: bool,
     limits: Mapping[str, int],
+    devices: SlotDevices = NO_DEVICES,
     log_refused: bool = False,
 ) -> Plan:
-    """How to boot `launch` in the slot whose directory is `directory`. Pure: no I/O."""
+    """How to boot `launch` in the slot whose directory is `directory`, with these devices. Pure: no
+    I/O."""
     root = Path(mounts.ROOT)
     layout = sources.layout
     if namespaced:
@@ -194,6 +199,7 @@ def plan(
     env = _environment(
         launch, layout, python=python, work=work, temporary=temporary, namespaced=namespaced
     )
+    env[VISIBLE_DEVICES] = devices.visible_devices
     if namespaced and sources.platform is not None:
         env.setdefault(_PLATFORM_URL, f"unix://{root}/platform/{FUNCTIONS_SOCKET}")
     if sources.calls is not None:
@@ -214,7 +220,8 @@ def plan(
         "limits": dict(limits),
         "log_refused": log_refused,
         "snapshot": launch.snapshot,
-        "gpu": bool(launch.gpu),
+        "devices": [list(node) for node in devices.nodes],
+        "driver_files": [list(file) for file in devices.driver_files],
         "rootfs": "" if layout.rootfs is None else str(layout.rootfs),
         "writable_bytes": max(_WRITABLE_FLOOR_BYTES, launch.memory_bytes),
         "binds": _binds(sources, directory) if namespaced else [],

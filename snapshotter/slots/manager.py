@@ -32,6 +32,7 @@ from snapshotter.slots.logs import Logs
 from snapshotter.slots.pausable_deadline import PausableDeadline
 from snapshotter.slots.pool import SlotPool
 from snapshotter.slots.slot import BootFailed, Slot
+from snapshotter.slots.slot_devices import SlotDevices
 from snapshotter.slots.weights import Opening, Served, Weights
 from snapshotter.types import GpuGrant, LaunchSpec, RevisionKey, StartKind, TenantShare
 
@@ -324,8 +325,9 @@ class SlotAllocator:
             if spec.egress:
                 await self._slot_pool.open_egress(slot, spec.egress)
             uid, code = self._uid(spec), await self._files.bundles.ensure(spec.bundle)
+            devices = self._devices_of(occupied)
             occupied.group = self._cgroups.make(
-                slot.id, memory_bytes=spec.memory_bytes, cpu=spec.cpu
+                slot.id, memory_bytes=spec.memory_bytes, cpu=spec.cpu, devices=devices.rules
             )
             if phase.is_background or transient:
                 occupied.lower_cpu_priority(
@@ -352,7 +354,9 @@ class SlotAllocator:
                 calls=calls,
             )
             preparation = SlotPreparation(
-                occupied=occupied, plan=self._write_launch(occupied, sources, uid), uid=uid
+                occupied=occupied,
+                plan=self._write_launch(occupied, sources, uid, devices),
+                uid=uid,
             )
             occupied.boot_ms = {
                 **phase.before_ms,
@@ -474,8 +478,16 @@ class SlotAllocator:
             f"CAP_SYS_ADMIN"
         )
 
+    def _devices_of(self, occupied: OccupiedSlot) -> SlotDevices:
+        """The devices of its grant. Without namespaces a slot shares the machine's nodes, and only
+        CUDA_VISIBLE_DEVICES is its own. Raises Unsupported."""
+        grant = occupied.gpus
+        if self._slot_pool.namespaced or grant is None:
+            return self._files.gpus.devices_of(grant)
+        return SlotDevices(visible_devices=grant.visible_devices)
+
     def _write_launch(
-        self, occupied: OccupiedSlot, sources: Sources, uid: int | None
+        self, occupied: OccupiedSlot, sources: Sources, uid: int | None, devices: SlotDevices
     ) -> launch_plan.Plan:
         """Write the record and the launch file, and without namespaces create the directories that
         it names."""
@@ -493,6 +505,7 @@ class SlotAllocator:
             uid=uid,
             namespaced=self._slot_pool.namespaced,
             limits=limits,
+            devices=devices,
             log_refused=self._log_refused,
         )
         slots.write_json(slot.directory / _RECORD, occupied.record())

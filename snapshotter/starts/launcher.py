@@ -21,6 +21,7 @@ from snapshotter.slots.instances import Instance
 from snapshotter.slots.logs import Logs
 from snapshotter.slots.manager import OccupiedSlot
 from snapshotter.slots.slot import SlotConnectionLost
+from snapshotter.slots.slot_devices import environment_of
 from snapshotter.slots.weights import served_from
 from snapshotter.starts.prefork_pool import PreforkPool
 from snapshotter.starts.teardown import Teardown
@@ -158,7 +159,7 @@ class InstanceLauncher:
                 {"log_tail": []},
             ) from e
         env, cgroup, note = (
-            {**launch.env, **request.secret_env},
+            {**launch.env, **request.secret_env, **environment_of(occupied.gpus)},
             instance.group.entry_files(),
             instance.to_note(),
         )

@@ -29,8 +29,10 @@ from snapshotter.images.bundles import Bundles
 from snapshotter.images.images import Images
 from snapshotter.linux.cgroups import Cgroups
 from snapshotter.settings import SnapshotterSettings
+from snapshotter.slots.slot_devices import DeviceLayout
 from snapshotter.types import InstanceId, InstanceInfo, LaunchSpec, RevisionKey
 from tests.fakes.fake_nvml import FakeGpu, inventory_of
+from tests.fakes.gpu_nodes import make_nodes_of
 from weight_cache.errors import WeightCacheError
 from weight_cache.types import Lease, ModelInfo, OpenedLease, Prediction, Tier, WeightsLease
 
@@ -138,8 +140,11 @@ class AgentHome:
         unless told to.
 
         What it makes unasked it makes at once. `devices`: of functions with a GPU, `gpus`: what
-        there is."""
+        there is, as root with device nodes (`gpu_nodes`)."""
         images = Images(self.paths.home, environ=os.environ, requirements=())
+        inventory, layout = inventory_of(*gpus), DeviceLayout()
+        if gpus and os.geteuid() == 0:
+            layout = make_nodes_of(self.paths.home / "gpus", inventory.devices)
 
         async def probe(cgroups: Cgroups) -> Mapping[str, Any]:
             return {"features": [], "node": {"cgroup": cgroups.version}}
@@ -151,7 +156,8 @@ class AgentHome:
             runtime=self.runtime,
             probe=probe,
             namespaces=os.geteuid() == 0 if namespaces is None else namespaces,
-            gpus=inventory_of(*gpus),
+            gpus=inventory,
+            device_layout=layout,
             devices=devices or NoDevices(),
             build_delay_s=0.0,
             criu_cache=Path(tempfile.gettempdir()) / f"pilotlight-criu-{os.geteuid()}",

@@ -12,6 +12,7 @@ that it stands still. A request's path does things: see `answer`. Standard libra
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import select
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 HOARD: list[bytearray] = []
@@ -64,7 +66,7 @@ def obey(control: socket.socket, launch: dict[str, Any]) -> None:
         # orders together.
         control.settimeout(0.05 if children else None)
         try:
-            raw, fds, _, _ = socket.recv_fds(control, 128 * 1024, 8)
+            raw, fds, _, _ = socket.recv_fds(control, 128 * 1024, 16)
         except TimeoutError:
             reap(control, children)
             continue
@@ -110,7 +112,7 @@ def parked(
     control.settimeout(None)
     say(control, {"event": "parked", "instance": order["instance"]})
     with socket.socket(fileno=channel) as desk:
-        raw, given, _, _ = socket.recv_fds(desk, 128 * 1024, 8)
+        raw, given, _, _ = socket.recv_fds(desk, 128 * 1024, 16)
         if not raw:
             os._exit(0)
         say(desk, {"event": "assigned"})
@@ -267,6 +269,13 @@ def answer(words: list[str]) -> Any:  # noqa: C901, PLR0912  # a flat list of re
         case ["read", *parts]:
             with open("/" + "/".join(parts)) as f:
                 return f.read()
+        case ["open", *parts]:
+            return failure(lambda: os.close(os.open("/" + "/".join(parts), os.O_RDWR)))
+        case ["mknod", major, minor, *parts]:
+            number = os.makedev(int(major), int(minor))
+            return failure(lambda: os.mknod("/" + "/".join(parts), 0o20666, number))
+        case ["list", *parts]:
+            return sorted(os.listdir("/" + "/".join(parts)))
         case ["opened"]:
             return [f.read() for f in OPEN if not f.seek(0)]
         case ["remember", text]:
@@ -281,6 +290,15 @@ def answer(words: list[str]) -> Any:  # noqa: C901, PLR0912  # a flat list of re
         case ["spawn"]:
             return subprocess.Popen(["/bin/sleep", "1000"], start_new_session=True).pid
     return os.getpid()
+
+
+def failure(action: Callable[[], None]) -> str:
+    """The name of the errno with which it fails; "" if it does not."""
+    try:
+        action()
+    except OSError as e:
+        return errno.errorcode[e.errno or 0]
+    return ""
 
 
 def syscalls() -> dict[str, int]:
@@ -338,6 +356,8 @@ def do(step: str) -> None:  # noqa: C901, PLR0912  # a flat list of steps
                 f.write(text)
         case "open":
             OPEN.append(open(value))  # noqa: SIM115  it stays open, that is what it is for
+        case "open_to_write":
+            OPEN.append(open(value, "wb", buffering=0))  # noqa: SIM115  it stays open
         case "grow":
             name, _, mib = value.partition("=")
             with open(name, "ab") as big:

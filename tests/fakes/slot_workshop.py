@@ -24,6 +24,7 @@ from snapshotter.slots.instance_process import InstanceProcess
 from snapshotter.slots.launch_plan import Sources
 from snapshotter.slots.pool import SlotPool
 from snapshotter.slots.slot import QuiesceResult, Slot
+from snapshotter.slots.slot_devices import NO_DEVICES, SlotDevices
 from snapshotter.types import InstanceId, LaunchSpec
 from tests.fakes.agent_home import AgentHome, get, instance_id
 
@@ -104,6 +105,7 @@ class Workshop:
         self.images = Images(home.paths.home, environ=os.environ, requirements=())
         self.kit: CriuBundle | None = None
         self.places: list[Place] = []
+        self.devices: SlotDevices = NO_DEVICES
 
     async def take(self, spec: LaunchSpec) -> tuple[Place, Mapping[str, Any]]:
         """A slot with a group and a launch file, and the order to boot in it."""
@@ -112,7 +114,9 @@ class Workshop:
         place = Place(slot=slot, group=self.cgroups.group(slot.id), spec=spec, witness=Witness())
         slot.owner = place.witness
         self.places.append(place)
-        place.group = self.cgroups.make(slot.id, memory_bytes=spec.memory_bytes, cpu=spec.cpu)
+        place.group = self.cgroups.make(
+            slot.id, memory_bytes=spec.memory_bytes, cpu=spec.cpu, devices=self.devices.rules
+        )
         code = self.home.paths.home.parent / "code"
         code.mkdir(exist_ok=True)
         layout, kit = (
@@ -122,7 +126,13 @@ class Workshop:
         sources = Sources(layout=layout, code=code, weights={}, runtime=self.home.runtime, criu=kit)
         limits = launch_plan.limits(spec, uid=spec.uid, limits_memory=True, limits_pids=True)
         plan = launch_plan.plan(
-            spec, sources, directory=slot.directory, uid=spec.uid, namespaced=True, limits=limits
+            spec,
+            sources,
+            directory=slot.directory,
+            uid=spec.uid,
+            namespaced=True,
+            limits=limits,
+            devices=self.devices,
         )
         slots.write_json(slot.directory / "launch.json", plan.launch_file, mode=0o444)
         place.ms["slot"] = (time.perf_counter() - began) * 1000

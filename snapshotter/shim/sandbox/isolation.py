@@ -70,6 +70,7 @@ def confine(*, uid: int | None, limits: Mapping[str, int], log_refused: bool = F
     lower_limits(limits)
     if os.geteuid() == 0:
         if uid:
+            drop_bounding_set()
             os.setgroups([])
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)

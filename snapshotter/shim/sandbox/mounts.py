@@ -116,11 +116,13 @@ def build(
     *,
     uid: int,
     writable_bytes: int,
-    gpu: bool = False,
+    devices: Sequence[tuple[str, str]] = (),
+    driver_files: Sequence[tuple[str, str]] = (),
     rootfs: str = "",
 ) -> None:
     """Mount the tree in the root `at`, and enter it. `binds`: (host path, path below ROOT);
-    `rootfs`: of the image, "" = the host's.
+    `devices`, `driver_files`: as in `root_directory.finish`; `rootfs`: of the image, "" = the
+    host's.
 
     Afterwards only the binds and the contents of `root_directory` are visible of the host; open
     descriptors remain valid. Raises OSError.
@@ -132,13 +134,15 @@ def build(
     else:
         root_directory.write_names(at, uid=uid, home=HOME)
     own = f"{at}{ROOT}"
-    root_directory.finish(at, gpu=gpu, shared_bytes=writable_bytes)
+    root_directory.finish(
+        at, devices=devices, driver_files=driver_files, shared_bytes=writable_bytes
+    )
     mount("tmpfs", f"{at}{_RUN}", "tmpfs", NOSUID | NODEV, f"size={writable_bytes},mode=755")
     os.makedirs(own)
     for source, name in binds:
         with contextlib.ExitStack() as stack:
             _bind(_hold(source, stack, follow=not _is_tenants(name)), f"{own}/{_below_root(name)}")
-    if rootfs and gpu:
+    if rootfs and devices:
         _show_driver(f"{at}{DRIVER}")
     for name, mode in (("work", 0o700), ("tmp", 0o1777)):
         os.mkdir(f"{own}/{name}")

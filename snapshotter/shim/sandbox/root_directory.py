@@ -2,9 +2,9 @@
 
     /usr, /bin, /sbin, /lib*   the host's (symbolic links are copied)
     /etc                       separate users, hosts and resolver; of the host certificates, files of the dynamic linker, alternatives
-    /dev                       null, zero, full, random, urandom, tty, pts and shm; GPUs if requested
-    /sys                       the machine's processors and memory, read-only; all of it if a GPU is requested
-    /proc, /run, /tmp          separate
+    /dev                       null, zero, full, random, urandom, tty, pts and shm; the slot's GPUs
+    /sys                       the machine's processors and memory, read-only; all of it with a GPU
+    /proc, /run, /tmp          separate; in /proc/driver only what belongs to the slot's GPUs
 
 An image that installs Debian packages has its own root file system instead (`base_rootfs`), mounted
 as a whole and read-only, with the same /dev, /sys, /proc, /run and /tmp. Its files are the
@@ -19,9 +19,9 @@ Sources: pivot_root(2), mount(2), hier(7), devpts (kernel documentation, filesys
 from __future__ import annotations
 
 import ctypes
-import glob
 import os
 import stat
+from collections.abc import Sequence
 
 from snapshotter.shim.sandbox import isolation, system_calls
 from snapshotter.shim.sandbox.mount import (
@@ -66,7 +66,6 @@ _ETC_BEGINS = ("ImageMagick-", "java-", "python3")
 _ETC_PARTS = ("/etc/pki/ca-trust", "/etc/pki/tls", "/etc/ssl/certs", "/etc/ssl/openssl.cnf")
 """Files of the host, if they exist: settings that its programs and libraries require."""
 _NODES = ("null", "zero", "full", "random", "urandom", "tty")
-_GPU_NODES = ("/dev/nvidia*", "/dev/dri", "/dev/kfd", "/dev/dxg")
 _LINKS = {
     "fd": "/proc/self/fd",
     "stdin": "/proc/self/fd/0",
@@ -77,6 +76,11 @@ _LINKS = {
 _MACHINE = "/sys/devices/system"
 """Processors and memory nodes, which numeric libraries count to size their thread pools."""
 _RESOLVER = "/etc/resolv.conf"
+_DRIVERS = "/proc/driver"
+"""Files of the machine's drivers, which every procfs shows; those of NVIDIA's name all GPUs."""
+_PARAMETERS = "nvidia/params"
+_NO_NODES = "ModifyDeviceFiles: 0"
+"""Parameter by which CUDA learns that it cannot make device nodes (libnvidia-container)."""
 _MOUNTED = (
     "dev",
     "etc",
@@ -169,15 +173,46 @@ def write_names(at: str, *, uid: int, home: str) -> None:
     _write(f"{at}/etc/group", groups)
 
 
-def finish(at: str, *, gpu: bool, shared_bytes: int) -> None:
-    """Add launch-specific parts: GPUs, and the size of /dev/shm. Raises OSError."""
-    if gpu:
-        for path in (path for pattern in _GPU_NODES for path in sorted(glob.glob(pattern))):
-            _show(path, at, read_only=False)
+def finish(
+    at: str,
+    *,
+    devices: Sequence[tuple[str, str]],
+    driver_files: Sequence[tuple[str, str]],
+    shared_bytes: int,
+) -> None:
+    """Add launch-specific parts: GPUs, and the size of /dev/shm. Raises OSError.
+
+    `devices`: (host path of a node, name in /dev); `driver_files`: (host path, name in
+    /proc/driver). All other device nodes and files of drivers are hidden.
+    """
+    for source, name in devices:
+        target = f"{at}/dev/{name}"
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        _bind(source, target, is_directory=False, read_only=False)
+    _hide_drivers(f"{at}{_DRIVERS}", driver_files)
+    if devices:
         mount("/sys", f"{at}/sys", None, BIND)
         mount(None, f"{at}/sys", None, BIND | REMOUNT | RDONLY | NOSUID | NODEV)
     mount("tmpfs", f"{at}/dev/shm", "tmpfs", NOSUID | NODEV, f"size={shared_bytes},mode=1777")
     mount(None, f"{at}/dev", None, REMOUNT | BIND | RDONLY | NOSUID | NOEXEC)
+
+
+def _hide_drivers(at: str, shown: Sequence[tuple[str, str]]) -> None:
+    """Cover the directory of drivers' files with one that has the shown ones only."""
+    if not os.path.isdir(at):
+        return
+    mount("tmpfs", at, "tmpfs", NOSUID | NODEV | NOEXEC, "size=64k,mode=755")
+    for source, name in shown:
+        target = f"{at}/{name}"
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if name == _PARAMETERS:
+            with open(source) as f:
+                lines = f.read().splitlines()
+            name_of = _NO_NODES.partition(":")[0]
+            _write(target, [_NO_NODES if line.startswith(name_of) else line for line in lines])
+        else:
+            _bind(source, target, is_directory=os.path.isdir(source))
+    mount(None, at, None, REMOUNT | BIND | RDONLY | NOSUID | NODEV | NOEXEC)
 
 
 def enter(at: str) -> None:

@@ -902,7 +902,17 @@ def _handle(facts: Facts) -> str:
     return f"opened {syscall('open_by_handle_at', directory, handle, os.O_RDONLY)}"
 
 
-for _path in ("mem", "kmsg", "port", "loop-control", "vhost-net", "mapper/control", "cpu/0/msr"):
+for _path in (
+    "mem",
+    "kmsg",
+    "port",
+    "loop-control",
+    "vhost-net",
+    "mapper/control",
+    "cpu/0/msr",
+    "nvidiactl",
+    "nvidia0",
+):
     attempt("devices", f"open /dev/{_path}", also="ENXIO ENODEV")(
         lambda _, path=_path: open_to_write(f"/dev/{path}")  # type: ignore[misc]
     )
@@ -962,6 +972,20 @@ def _disks(facts: Facts) -> str:
 def _mknod(facts: Facts) -> str:
     os.mknod("disk", stat.S_IFBLK | 0o600, os.makedev(254, 0))
     return "made"
+
+
+@attempt("devices", "make the device node of a GPU")
+def _mknod_gpu(facts: Facts) -> str:
+    os.mknod("gpu", stat.S_IFCHR | 0o600, os.makedev(195, 0))
+    return "made"
+
+
+@attempt("devices", "list the host's GPUs in /proc/driver")
+def _drivers(facts: Facts) -> str:
+    found = sorted(os.listdir("/proc/driver"))
+    if not found:
+        raise Denied("it is empty")
+    return f"found {found}"
 
 
 @attempt("devices", "make a network interface with /dev/net/tun", also="ENODEV")

@@ -39,6 +39,7 @@ from snapshotter.images.pip_config import (
 from snapshotter.images.spec import image_digest, parse_image
 from snapshotter.linux import proc, slot_network
 from snapshotter.linux.cgroups import Cgroups
+from tests.fakes.gpu_nodes import unassigned_majors
 from tests.fakes.wheels import make_wheel
 
 REPOSITORY = Path(__file__).parents[3]
@@ -431,6 +432,35 @@ async def test_a_build_has_a_cgroup_of_its_own_with_bounds(
     await images.build(description, uid=TENANT_UID, part=look)
 
     assert bounds == {"1024\n"}
+
+
+@needs_root
+@pytest.mark.slow
+async def test_a_build_opens_no_device_of_the_machine(
+    tmp_path: Path, environ: dict[str, str], cgroups: Cgroups
+) -> None:
+    """Neither in /dev, nor by a world-writable node that it finds elsewhere."""
+    if not cgroups.controls_devices:
+        pytest.skip(f"needs cgroups: {cgroups.why_no_devices}")
+    images = Images(tmp_path, environ=environ, requirements=["plserver==2.0"], cgroups=cgroups)
+    directory = Path(tempfile.mkdtemp(prefix="pl", dir="/var/lib"))
+    try:
+        directory.chmod(0o755)
+        node = directory / "nvidia0"
+        os.mknod(node, 0o20666, os.makedev(unassigned_majors()[0], 0))
+        node.chmod(0o666)
+        shown = "fd full null ptmx pts random shm stderr stdin stdout tty urandom zero"
+        commands = [
+            f'test "$(ls /dev | tr "\\n" " ")" = "{shown} "',
+            'test -z "$(ls -A /proc/driver)"',
+            "echo written > /dev/null",
+            f"(: < {node}) 2>&1 | grep 'Operation not permitted'",
+        ]
+        await images.build(spec({"op": "run", "commands": commands}), uid=TENANT_UID, part=Parts())
+        with pytest.raises(OSError, match="No such device or address"):
+            node.open("rb")  # of a process outside of a group
+    finally:
+        shutil.rmtree(directory)
 
 
 @needs_root

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def refused(path):
     except OSError as e:
         return os.strerror(e.errno)
 
-uid, gpu, code, directory, rootfs = json.loads(sys.argv[1])
+uid, devices, code, directory, rootfs = json.loads(sys.argv[1])
 mounts.unshare()
 child = os.fork()
 if child:
@@ -34,14 +35,20 @@ if child:
 mounts.enter_as_init()
 nodes = {name: os.stat(f"/dev/{name}").st_rdev for name in ("null", "zero", "full", "random", "urandom", "tty")}
 mount.mount("tmpfs", "/dev", "tmpfs", 0, "size=64k")
-for name, number in {**nodes, "nvidia0": nodes["null"], "nvidiactl": nodes["null"], "sda": nodes["null"]}.items():
+others = ("nvidia0", "nvidia1", "nvidiactl", "sda")
+for name, number in {**nodes, **dict.fromkeys(others, nodes["null"])}.items():
     os.mknod(f"/dev/{name}", 0o20666, number)
+os.mkdir("/dev/nvidia-caps")
+os.mknod("/dev/nvidia-caps/nvidia-cap21", 0o20666, nodes["null"])
 mount.mount("tmpfs", "/usr/local/share", "tmpfs", 0, "size=64k")
 open("/usr/local/share/libcuda.so.1", "w").close()
 held = os.open("/etc/debian_version" if os.path.exists("/etc/debian_version") else "/etc/passwd", os.O_RDONLY)
 at = mounts.prepare(directory)
 mounts._DRIVER_LIBRARIES = ("/usr/local/share/libcuda*",)
-mounts.build(at, [(code, "code")], uid=uid, writable_bytes=1024**2, gpu=gpu, rootfs=rootfs)
+mounts.build(at, [(code, "code")], uid=uid, writable_bytes=1024**2, rootfs=rootfs,
+    devices=[(f"/dev/{name}", name) for name in devices],
+    driver_files=[(f"{directory}/code/app.py", "nvidia/gpus/0/information")] if devices else [],
+)
 work = os.stat(f"{mounts.ROOT}/work")
 try:
     import colorsys
@@ -49,7 +56,9 @@ try:
 except ImportError:
     imported = False
 print(json.dumps({
-    "imported": imported, "driver": sorted(os.listdir(mounts.DRIVER)) if os.path.exists(mounts.DRIVER) else None,
+    "imported": imported, "caps": os.path.exists("/dev/nvidia-caps") and os.listdir("/dev/nvidia-caps"),
+    "drivers": [os.path.join(at, name) for at, _, names in os.walk("/proc/driver") for name in names],
+    "driver": sorted(os.listdir(mounts.DRIVER)) if os.path.exists(mounts.DRIVER) else None,
     **{name: sorted(os.listdir(path)) for name, path in (("root", "/"), ("dev", "/dev"), ("sys", "/sys"), ("etc", "/etc"))},
     "machine": sorted(os.listdir("/sys/devices/system")), "users": open("/etc/passwd").read(), "code": os.listdir(f"{mounts.ROOT}/code"),
     "refused": {
@@ -74,13 +83,18 @@ def code(tmp_path: Path) -> Path:
     return made
 
 
-def look(code: Path, *, gpu: bool = False, rootfs: str = "") -> dict[str, Any]:
+def look(code: Path, *, devices: Sequence[str] = (), rootfs: str = "") -> dict[str, Any]:
     """What a process finds in the root that it made. It is root still: what it cannot do, nobody in
     a slot can."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
     done = subprocess.run(
-        [sys.executable, "-c", LOOK, json.dumps([UID, gpu, str(code), str(code.parent), rootfs])],
+        [
+            sys.executable,
+            "-c",
+            LOOK,
+            json.dumps([UID, devices, str(code), str(code.parent), rootfs]),
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -125,6 +139,7 @@ def test_of_the_host_there_are_programs_libraries_and_public_settings(code: Path
         "zero",
     ]
     assert seen["below"] == ["libcuda.so.1"]
+    assert seen["drivers"] == []
     assert seen["sys"] == ["devices"]
     assert "cpu" in seen["machine"]
     assert {"group", "hosts", "nsswitch.conf", "passwd", "ssl"} <= set(seen["etc"])
@@ -171,10 +186,12 @@ def test_nothing_of_the_host_stays_mounted_and_what_was_held_open_stays_good(cod
     assert (seen["zero"], seen["terminals"]) == ([0, 0], "/dev/pts/0")
 
 
-def test_who_asked_for_a_gpu_sees_its_nodes(code: Path) -> None:
-    seen = look(code, gpu=True)
-    assert {"nvidia0", "nvidiactl"} <= set(seen["dev"])
-    assert "sda" not in seen["dev"]
+def test_a_slot_with_a_grant_sees_its_nodes_and_files_of_the_driver(code: Path) -> None:
+    seen = look(code, devices=["nvidiactl", "nvidia1", "nvidia-caps/nvidia-cap21"])
+    assert {"nvidia1", "nvidiactl"} <= set(seen["dev"])
+    assert set(seen["dev"]).isdisjoint({"nvidia0", "sda"})
+    assert seen["caps"] == ["nvidia-cap21"]
+    assert seen["drivers"] == ["/proc/driver/nvidia/gpus/0/information"]
     assert {"class", "devices"} <= set(seen["sys"])
     assert seen["refused"]["/sys/x"] is not None
 
@@ -188,13 +205,14 @@ def test_an_images_root_file_system_is_shown_whole_and_nobody_writes_into_it(
     base = make_base(tmp_path / "bases", tmp_path / "work")
     (base / "opt/mine").write_text("mine")
     complete(str(base), uid=UID, home="/home")
-    found = look(code, gpu=True, rootfs=str(base))
+    found = look(code, devices=["nvidia0", "nvidiactl"], rootfs=str(base))
     assert "opt" in found["root"]
     assert "work" not in found["root"]
     assert {"passwd", "apt"} <= set(found["etc"])
     assert f"function:x:{UID}:" in found["users"]
     assert {"nvidia0", "nvidiactl", "null", "pts", "shm"} <= set(found["dev"])
-    assert "sda" not in found["dev"]
+    assert set(found["dev"]).isdisjoint({"nvidia1", "nvidia-caps", "sda"})
+    assert found["drivers"] == ["/proc/driver/nvidia/gpus/0/information"]
     assert found["driver"] == ["libcuda.so.1"]
     assert found["code"] == ["app.py"]
     assert set(found["refused"].values()) <= {"Read-only file system", "No such file or directory"}

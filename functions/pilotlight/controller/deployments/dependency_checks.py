@@ -21,6 +21,7 @@ from pilotlight.spec.identifiers import require_name
 from pilotlight.spec.pricing import Rates, is_any_gpu
 from snapshotter.engines import check_environment_name
 from snapshotter.linux.egress_policy import EgressPolicy
+from snapshotter.types import VISIBLE_DEVICES
 from weight_cache import manifest
 from weight_cache.errors import ManifestInvalid
 from weight_cache.manifest import Manifest
@@ -28,6 +29,8 @@ from weight_cache.manifest import Manifest
 MAX_FUNCTIONS = 1000
 MAX_NAMED_AT_ONCE = 1000
 """Digests per query: databases limit the number of parameters of a statement."""
+_NO_GPU = ("", "-1")
+"""Values of CUDA_VISIBLE_DEVICES that show no GPU."""
 MAX_SPEC_BYTES = 524_288
 """A spec is sent in launch frames of at most 8 MiB and kept by every activator."""
 
@@ -246,6 +249,7 @@ def _check(spec: FunctionSpec) -> None:
             f"{where}: container_image is set by the platform: remove it",
             parameter="container_image",
         )
+    _check_visible_devices(spec)
     if spec.engine is not None:
         try:
             check_environment_name(spec.engine.environment)
@@ -272,6 +276,25 @@ def _check(spec: FunctionSpec) -> None:
         raise InvalidInput(
             f"{where}: its spec has {size} bytes: at most {MAX_SPEC_BYTES}", parameter="functions"
         )
+
+
+def _check_visible_devices(spec: FunctionSpec) -> None:
+    """Raise InvalidInput for an own choice of GPUs. Without `gpu` the values that show no GPU, as
+    the platform's does, are accepted."""
+    value = spec.env.get(VISIBLE_DEVICES)
+    if value is None or (not spec.resources.gpu and value in _NO_GPU):
+        return
+    advice = (
+        "remove it from env and the image"
+        if spec.resources.gpu
+        else 'request GPUs with gpu="…" instead, or remove it'
+    )
+    raise InvalidInput(
+        f"function {spec.name!r}: env: {VISIBLE_DEVICES} = {value!r}: the platform sets it to the "
+        f"GPUs that each instance is granted: {advice}",
+        function=spec.name,
+        parameter="env",
+    )
 
 
 def _secrets(sql: sa.Connection, *, tenant: str, environment: str, names: set[str]) -> set[str]:

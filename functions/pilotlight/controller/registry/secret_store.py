@@ -21,6 +21,7 @@ from pilotlight.core.crypto import PlatformKey
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.spec.function import canonical_json
 from pilotlight.spec.identifiers import MAX_NAME_LENGTH
+from snapshotter.types import VISIBLE_DEVICES
 
 MAX_SECRET_BYTES = 65_536
 """Maximum size of one secret, all variables together: execve allows 128 KiB per string
@@ -151,6 +152,12 @@ def _check(name: str, variables: Mapping[str, str]) -> None:
         if not _VARIABLE.match(variable) or "\0" in value:
             raise InvalidInput(
                 f"secret {name!r}: {variable!r} cannot be an environment variable",
+                parameter="values",
+            )
+        if variable == VISIBLE_DEVICES:
+            raise InvalidInput(
+                f"secret {name!r}: {variable}: the platform sets it to the GPUs that each instance "
+                f"is granted: remove it",
                 parameter="values",
             )
     if (size := sum(len(k) + len(v.encode()) for k, v in variables.items())) > MAX_SECRET_BYTES:

@@ -68,6 +68,11 @@ def command(
     ]
 
 
+_GRANTED = "CUDA_VISIBLE_DEVICES"
+"""The GPUs that the slot was granted, from the worker's environment; a revision of an earlier
+release may declare others."""
+
+
 def environment(
     spec: FunctionSpec, base: Mapping[str, str], *, site: Sequence[str], chosen: Sequence[str]
 ) -> dict[str, str]:
@@ -94,7 +99,8 @@ def environment(
         "PYTHONPATH": ":".join(site),
         **sleep,
     }
-    return {**cpu, **kept, **ours, **dict(spec.env)}
+    declared = {name: value for name, value in spec.env.items() if name != _GRANTED}
+    return {**cpu, **kept, **ours, **declared}
 
 
 def sleeps(spec: FunctionSpec) -> bool:

@@ -166,6 +166,14 @@ def test_what_is_the_workers_own_is_not_the_engines() -> None:
     assert "PILOTLIGHT_INSTANCE" not in environment(function(), {"PILOTLIGHT_INSTANCE": "i-1"})
 
 
+def test_an_engine_sees_the_gpus_that_the_slot_was_granted() -> None:
+    """A revision of an earlier release may declare others."""
+    declared = function(env={"CUDA_VISIBLE_DEVICES": "0"})
+    granted = {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"}
+    assert environment(declared, granted)["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"
+    assert "CUDA_VISIBLE_DEVICES" not in environment(declared)
+
+
 def test_what_the_user_sets_wins() -> None:
     assert environment(function(env={"OMP_NUM_THREADS": "7"}))["OMP_NUM_THREADS"] == "7"
 
