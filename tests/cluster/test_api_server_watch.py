@@ -12,6 +12,9 @@ import pytest
 from tests.fakes.kubernetes.raw import MERGE, RawClient
 from tests.fakes.kubernetes.server import ApiServer
 
+OWN = {"own": "yes"}
+"""Labels: a real cluster's controllers put objects into each new namespace."""
+
 
 async def _make(raw: RawClient, namespace: str, name: str, **labels: str) -> str:
     body = {"metadata": {"name": name, "labels": labels}}
@@ -28,8 +31,8 @@ async def _next(events: AsyncIterator[dict[str, Any]]) -> tuple[str, str]:
 async def test_a_watch_goes_on_from_a_version(raw: RawClient, namespace: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/configmaps"
     start = await _make(raw, namespace, "before")
-    await _make(raw, namespace, "a")
-    async with raw.watch(path, resourceVersion=start) as events:
+    await _make(raw, namespace, "a", **OWN)
+    async with raw.watch(path, resourceVersion=start, labelSelector="own=yes") as events:
         assert await _next(events) == ("ADDED", "a")
         await raw.ask("PATCH", f"{path}/a", {"data": {"k": "v"}}, media=MERGE)
         assert await _next(events) == ("MODIFIED", "a")
@@ -53,8 +56,9 @@ async def test_an_object_that_leaves_the_selector_is_deleted_for_it(
 @pytest.mark.api_server
 async def test_a_watch_ends_when_it_said(raw: RawClient, namespace: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/configmaps"
-    start = await _make(raw, namespace, "a")
-    async with raw.watch(path, resourceVersion=start, timeoutSeconds="1") as events:
+    start = await _make(raw, namespace, "a", **OWN)
+    how = {"labelSelector": "own=yes", "timeoutSeconds": "1"}
+    async with raw.watch(path, resourceVersion=start, **how) as events:
         assert [event async for event in events if event["type"] != "BOOKMARK"] == []
 
 
