@@ -22,9 +22,12 @@ from snapshotter.types import SnapshotInfo
 
 
 class Body(BaseModel):
-    """Base class of the API's bodies; unknown keys are refused."""
+    """Base class of the API's bodies; unknown keys are refused.
 
-    model_config = ConfigDict(extra="forbid")
+    Their validators are built with the routes that use them, at their first request
+    (`lazy_routes`)."""
+
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
 
 def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
