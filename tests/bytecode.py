@@ -1,8 +1,11 @@
-"""Plugin: bytecode is made once, before the first test, in one process for each processor.
+"""Plugin: bytecode, and what Hypothesis reads in sources, is made once, before the first test, in
+one process for each processor.
 
 Without it each worker of pytest-xdist parses every test and rewrites its asserts by itself, at the
 same time as the others, and each process that a test starts compiles all that it imports (workers
-of functions write no bytecode: `-B`)."""
+of functions write no bytecode: `-B`). Likewise each worker would parse every module of the project
+for the constants that Hypothesis tries as inputs: four seconds, for what it keeps in
+`.hypothesis/constants`."""
 
 from __future__ import annotations
 
@@ -10,11 +13,15 @@ import compileall
 import importlib.util
 import os
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from _pytest.assertion import rewrite
 from _pytest.assertion.rewrite import assertstate_key
+from hypothesis.internal.constants_ast import constants_from_module, is_local_module_file
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
@@ -43,21 +50,33 @@ def pytest_configure(config: pytest.Config) -> None:
         if (found := importlib.util.find_spec(library)) is not None:
             for place in found.submodule_search_locations or ():
                 compileall.compile_dir(place, quiet=2, workers=0)
+    work: list[Callable[[], None]] = []
+    if config.getoption("numprocesses", None):
+        work += [
+            partial(_read_constants, file)
+            for package in PACKAGES
+            for file in sorted((ROOT / package).rglob("*.py"))
+            if is_local_module_file(str(file))
+        ]
     if assertstate_key in config.stash:
-        files = sorted((ROOT / "tests").rglob("*.py"))
-        _rewrite([file for file in files if _REWRITTEN.search(str(file))], config)
+        work += [
+            partial(_rewrite, file, config)
+            for file in sorted((ROOT / "tests").rglob("*.py"))
+            if _REWRITTEN.search(str(file))
+        ]
+    _share(work)
 
 
-def _rewrite(files: list[Path], config: pytest.Config) -> None:
-    """Leave what pytest would make of `files` where it looks for it. A process that fails leaves
-    its share to the workers."""
+def _share(work: list[Callable[[], None]]) -> None:
+    """Do it in one process for each processor. A process that fails leaves its share to the
+    workers."""
     count = os.cpu_count() or 1
     children = []
     for share in range(count):
         if (child := os.fork()) == 0:
             try:
-                for file in files[share::count]:
-                    _rewrite_one(file, config)
+                for one in work[share::count]:
+                    one()
             finally:
                 os._exit(0)  # whatever happened: it is no pytest of its own
         children.append(child)
@@ -65,7 +84,14 @@ def _rewrite(files: list[Path], config: pytest.Config) -> None:
         os.waitpid(child, 0)
 
 
-def _rewrite_one(file: Path, config: pytest.Config) -> None:
+def _read_constants(file: Path) -> None:
+    """Leave what Hypothesis finds in `file` where it looks for it."""
+    module = ModuleType(file.stem)
+    module.__file__ = str(file)
+    constants_from_module(module)
+
+
+def _rewrite(file: Path, config: pytest.Config) -> None:
     """As `AssertionRewritingHook.exec_module` of pytest does."""
     folder = rewrite.get_cache_dir(file)
     if not rewrite.try_makedirs(folder):

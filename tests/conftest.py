@@ -195,9 +195,11 @@ def own_postgres() -> Iterator[PostgresServer]:
 @pytest.fixture
 def postgres_url(postgres_server: str) -> Iterator[str]:
     """`postgresql+psycopg://…`: an empty database for this test alone."""
+    from tests.fakes.databases import FAST_COPY
+
     name = f"t{uuid.uuid4().hex[:12]}"
     with psycopg.connect(postgres_server, autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"'.encode())
+        connection.execute(f'CREATE DATABASE "{name}" {FAST_COPY}'.encode())
         yield postgres_server.replace("postgresql://", "postgresql+psycopg://").replace(
             "/postgres?", f"/{name}?"
         )

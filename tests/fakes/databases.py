@@ -16,6 +16,8 @@ from pilotlight.controller.database.store import Store
 from pilotlight.controller.server import bootstrap
 
 _TEMPLATE = "migrated"
+FAST_COPY = "STRATEGY file_copy"
+"""How PostgreSQL copies a template: its files, instead of each block through the log."""
 
 
 def empty_sqlite(path: Path) -> str:
@@ -78,7 +80,7 @@ def empty_postgres(server: str) -> Iterator[str]:
             store = Store(_url(server, _TEMPLATE), clock=lambda: 0.0)
             store.migrate()
             store.close()
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE}".encode())
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE} {FAST_COPY}".encode())
         yield _url(server, name)
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
