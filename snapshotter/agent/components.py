@@ -278,23 +278,11 @@ def _base(
             name_servers=parts.name_servers,
         ),
     )
-    instances, templates, events, metrics, background_tasks = (
-        Instances(),
-        Templates(),
-        Events(),
-        Metrics(),
-        BackgroundTasks(),
-    )
+    instances, templates, events = Instances(), Templates(), Events()
+    metrics, background_tasks = Metrics(), BackgroundTasks()
     slot_allocator = SlotAllocator(
         slot_pool=slot_pool,
-        files=NodeFiles(
-            bundles=parts.bundles,
-            images=parts.images,
-            weights=parts.weights,
-            runtime=parts.runtime,
-            platform=paths.for_functions,
-            criu=criu,
-        ),
+        files=_node_files(paths, parts, criu),
         cgroups=cgroups,
         logs=logs,
         network=network,
@@ -330,6 +318,17 @@ def _base(
         slot_allocator=slot_allocator,
         prefork_pool=prefork_pool,
         ends=ends,
+    )
+
+
+def _node_files(paths: Paths, parts: AgentComponents, criu: Path | None) -> NodeFiles:
+    return NodeFiles(
+        bundles=parts.bundles,
+        images=parts.images,
+        weights=parts.weights,
+        runtime=parts.runtime,
+        platform=paths.for_functions,
+        criu=criu,
     )
 
 
