@@ -58,14 +58,14 @@ class InstanceMeter:
         "_virtual",
     )
 
-    def __init__(self, started_ns: int, *, free_ns: int = 0) -> None:
+    def __init__(self, started_ns: int, *, free_ns: int = 0, is_reserved: bool = False) -> None:
         self._virtual = 0
         self._carry = 0
         self._last = started_ns
         self._busy_ns = 0
         self._open: dict[str, int] = {}
         self._free_ns = free_ns
-        self._is_reserved = False
+        self._is_reserved = is_reserved
         self._idle_from = started_ns
         self._billed_to = started_ns
         self._spans: dict[IdleKind, tuple[int, int]] = {}
