@@ -89,13 +89,9 @@ async def run(
         await leases.adopt()
         registry.register(StoreCollector(store.statistics))
         registry.register(TierCollector(leases=leases, bandwidths=bandwidths, ahead=ahead))
-        address = MetricsAddress(
-            socket_path=metrics_socket(paths, "weight_cache"),
-            listen=settings.metrics_listen,
-            token_file=metrics_token_file(platform, paths),
-            setting="weight_cache.metrics_listen",
+        servers = await MetricsServer(registry=registry).serve(
+            _metrics_address(paths, platform, settings)
         )
-        servers = await MetricsServer(registry=registry).serve(address)
         servers += await _open_sockets(store, leases, paths)
         if station is not None:
             await station.open(
@@ -127,6 +123,17 @@ async def run(
         await ahead.aclose()
         bandwidth.save_bandwidths(root / "bandwidth.json", bandwidths)
         store.close()
+
+
+def _metrics_address(
+    paths: Paths, platform: PlatformSettings, settings: WeightCacheSettings
+) -> MetricsAddress:
+    return MetricsAddress(
+        socket_path=metrics_socket(paths, "weight_cache"),
+        listen=settings.metrics_listen,
+        token_file=metrics_token_file(platform, paths),
+        setting="weight_cache.metrics_listen",
+    )
 
 
 async def _open_sockets(store: Store, leases: LeaseManager, paths: Paths) -> list[asyncio.Server]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from activator.async_calls.pending import PendingCall, PendingCalls
+from activator.async_calls.pending import PendingCalls
+from activator.async_calls.pending_call import PendingCall
 from activator.async_calls.public_record import public_record
 from activator.async_calls.records import (
     is_of_app,

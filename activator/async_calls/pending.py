@@ -8,65 +8,15 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from activator.async_calls.pending_call import PendingCall
 from activator.async_calls.records import is_visible_to, namespaced_call_id
-from activator.async_calls.result_stream import FINAL, StreamBuffer
-from activator.calls.call import Call
+from activator.async_calls.result_stream import FINAL
 from activator.routing.api_keys import Principal
 from pilotlight.protocol import CallRecord
 
 LEAST_BYTES = 4096
 """Least number of bytes that a call counts, because its record in memory and in the journal exists
 whatever the size of its body."""
-
-
-class PendingCall:
-    """One submitted call that has not been shipped to its end.
-
-    Attributes:
-        task: the task that runs it; None = it has not begun, or has ended.
-        is_uncounted: whether its first attempt must count as a request of its key's quotas, because
-            the control plane queued it and nothing has counted it yet.
-        changed: set at the next change of `record`, and when more of its result has arrived.
-        retry_until: wall clock after which it is not retried.
-        call: the call, once it was begun.
-        log: streamed output of its current or last attempt; None = none, or it has ended.
-        size: bytes of its body, or of its result once it has ended.
-    """
-
-    __slots__ = (
-        "call",
-        "changed",
-        "is_uncounted",
-        "log",
-        "record",
-        "retry_until",
-        "size",
-        "task",
-    )
-
-    def __init__(self, record: CallRecord, size: int = 0) -> None:
-        self.record = record
-        self.size = size
-        self.task: asyncio.Task[None] | None = None
-        self.changed = asyncio.Event()
-        self.retry_until = record.expires_at
-        self.is_uncounted = False
-        self.call: Call | None = None
-        self.log: StreamBuffer | None = None
-
-    def notify(self) -> None:
-        """Wake the tasks that wait for `changed`."""
-        self.changed.set()
-        self.changed = asyncio.Event()
-
-    def begin_log(self, attempt: int, content_type: str) -> StreamBuffer:
-        """Start the buffer of an attempt whose response streams."""
-        self.log = StreamBuffer(attempt, content_type)
-        self.notify()
-        return self.log
-
-    def __repr__(self) -> str:
-        return f"<PendingCall {self.record.id} {self.record.state}>"
 
 
 class PendingCalls:

@@ -8,10 +8,10 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs
 
-from activator.async_calls.result_stream import StreamBuffer
+from activator.async_calls.pending_call import PendingCall, StreamBuffer
 from activator.calls.call import AnsweredCall, Call
 from activator.calls.response import ResponseReader
 from activator.http.payloads import answered_type
@@ -21,9 +21,6 @@ from activator.worker_client.connection import WorkerConnectionLost
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_PROBLEM, CallRecord, KeyRecord, problem
 from pilotlight.spec.identifiers import Scope
-
-if TYPE_CHECKING:
-    from activator.async_calls.pending import PendingCall
 
 CALLER_LABEL, PARENT_LABEL = "caller", "parent"
 """Labels of a call that a function submitted: `app/function`, and the id of its usage record."""

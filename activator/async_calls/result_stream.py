@@ -19,17 +19,15 @@ import base64
 import json
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from activator.async_calls.pending_call import PendingCall, StreamBuffer
 from activator.async_calls.public_record import public_record
 from activator.async_calls.stream_items import ItemSplitter, cutter_of
 from activator.http.request import Request, problem_of
 from activator.http.sse import SseResponse, data_lines, end_event, event, stream_headers
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_PICKLE, CONTENT_PROBLEM, CONTENT_SSE
-
-if TYPE_CHECKING:
-    from activator.async_calls.pending import PendingCall
 
 FINAL = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
 """Final states; only a dead letter that is sent again leaves them."""
@@ -40,25 +38,6 @@ PIECE_BYTES: Final = 16 * 1024
 other tasks get their turn."""
 Position = tuple[int, int]
 """Attempt and number of the last item that a reader has; (0, 0) = none."""
-
-
-class StreamBuffer:
-    """Output that one attempt has streamed so far. It only grows; each reader has its own position
-    in it.
-
-    Attributes:
-        data: the result's bytes.
-    """
-
-    __slots__ = ("attempt", "content_type", "data")
-
-    def __init__(self, attempt: int, content_type: str) -> None:
-        self.attempt = attempt
-        self.content_type = content_type
-        self.data = bytearray()
-
-    def __repr__(self) -> str:
-        return f"<StreamBuffer of attempt {self.attempt}, {len(self.data)} bytes>"
 
 
 class StreamSubscriber:

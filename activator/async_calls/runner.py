@@ -20,7 +20,8 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from activator.access.grants import AccessCache
-from activator.async_calls.pending import PendingCall, PendingCalls
+from activator.async_calls.pending import PendingCalls
+from activator.async_calls.pending_call import PendingCall
 from activator.async_calls.records import answered, collect, failed
 from activator.calls.call import AnsweredCall, Call
 from activator.calls.runner import CallRunner

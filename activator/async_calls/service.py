@@ -32,7 +32,8 @@ from weakref import WeakValueDictionary
 
 from activator.access.grants import AccessCache
 from activator.async_calls.api import AsyncCallApi, RemoteCalls
-from activator.async_calls.pending import LEAST_BYTES, PendingCall, PendingCalls
+from activator.async_calls.pending import LEAST_BYTES, PendingCalls
+from activator.async_calls.pending_call import PendingCall
 from activator.async_calls.records import (
     failed,
     is_dead,

@@ -45,12 +45,12 @@ from itertools import islice
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 from activator.billing.budget_balance import BudgetBalance, is_same_money, spent_of
-from activator.billing.errors import AllowanceNeeded
 from activator.billing.periods import period_at, utc_text
 from activator.billing.segments import Cursor
 from activator.billing.usage_pricing import cost_text, to_picos
 from activator.quotas.token_reservation import TokenReservation
 from pilotlight import errors
+from pilotlight.errors import PilotlightError
 from pilotlight.protocol import BudgetRecord, BudgetState
 from pilotlight.spec.pricing import Footprint, Rates, billable_ns, price_duration, rate_per_s
 
@@ -65,6 +65,19 @@ MAX_LOOKED_AT = 128
 callers gave later ones less time."""
 MAX_KNOWN_WORST = 64
 """Worst cases cached per function: one for each revision and caller deadline."""
+
+
+class AllowanceNeeded(PilotlightError):
+    """Raised when a call must wait until its activator has borrowed from the budget that all
+    activators share. Internal to the activator."""
+
+    type = "allowance-needed"
+    status = 503
+
+    def __init__(self, cover: ApplicableBudgets, worst: int) -> None:
+        super().__init__("the activator must first borrow from the shared budget", retry_after_s=1)
+        self.cover = cover
+        self.worst = worst
 
 
 class Subject(NamedTuple):

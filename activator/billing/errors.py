@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pilotlight.errors import PilotlightError, StorageFull
-
-if TYPE_CHECKING:
-    from activator.billing.budgets import ApplicableBudgets
 
 
 class JournalFull(StorageFull):
@@ -38,16 +33,3 @@ class LedgerRefused(PilotlightError):
 
     type = "ledger-refused"
     status = 502
-
-
-class AllowanceNeeded(PilotlightError):
-    """Raised when a call must wait until its activator has borrowed from the budget that all
-    activators share. Internal to the activator."""
-
-    type = "allowance-needed"
-    status = 503
-
-    def __init__(self, cover: ApplicableBudgets, worst: int) -> None:
-        super().__init__("the activator must first borrow from the shared budget", retry_after_s=1)
-        self.cover = cover
-        self.worst = worst

@@ -66,14 +66,21 @@ class InstanceMeter:
         "_virtual",
     )
 
-    def __init__(self, started_ns: int, *, free_ns: int = 0, counts_all: bool = False) -> None:
+    def __init__(
+        self,
+        started_ns: int,
+        *,
+        free_ns: int = 0,
+        is_reserved: bool = False,
+        counts_all: bool = False,
+    ) -> None:
         self._virtual = 0
         self._carry = 0
         self._last = started_ns
         self._busy_ns = 0
         self._open: dict[str, int] = {}
         self._free_ns = free_ns
-        self._is_reserved = False
+        self._is_reserved = is_reserved
         self._counts_all = counts_all
         self._is_serving = True
         self._out_of_service: IdleKind | None = None

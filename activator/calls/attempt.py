@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from typing import Final, Protocol
 
 from activator.balancing.instance import CANCELLED, WARM, Reservation
-from activator.billing.errors import AllowanceNeeded
+from activator.billing.budgets import AllowanceNeeded
 from activator.billing.instance_meter import OpenRecord
 from activator.billing.usage_pricing import encode_optional_fields
 from activator.calls.call import AnsweredCall, Call

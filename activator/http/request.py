@@ -23,7 +23,6 @@ from pilotlight import errors
 from pilotlight.protocol import CONTENT_PROBLEM, TENANT_PATH, new_call_id, problem
 
 if TYPE_CHECKING:
-    from activator.http.bodies import Room
     from activator.routing.call_origin import CallOrigin
     from activator.routing.call_target import CallTarget
     from activator.routing.traffic_split import RoutingDecision
@@ -72,6 +71,16 @@ UNREAD_S = 2.0
 
 Handle = Callable[["Request"], Coroutine[Any, Any, None]]
 """Answers a request, or raises the error that answers it."""
+
+
+class BodyRoom(Protocol):
+    """The memory reserved for a request's body (`activator.http.bodies.Room`)."""
+
+    def acquire(self, size: int) -> None:
+        """Reserve `size` more bytes. Raises TooManyRequests."""
+
+    def release(self, size: int) -> None:
+        """Release `size` of the reserved bytes before the request ends."""
 
 
 class RateLimitHeaderSource(Protocol):
@@ -131,7 +140,7 @@ class Request:
         self.tenant = ""
         self.choice: RoutingDecision | None = None
         self.target: CallTarget | None = None
-        self.room: Room | None = None
+        self.room: BodyRoom | None = None
         self.shape: Shape = problem_shape
         self.began_ns = self.routed_ns = time.monotonic_ns()
 
@@ -225,7 +234,7 @@ class Request:
             connection.flow.resume_reading()
 
     async def _rest(
-        self, message: MutableMapping[str, Any] | None, limit_bytes: int, room: Room | None
+        self, message: MutableMapping[str, Any] | None, limit_bytes: int, room: BodyRoom | None
     ) -> bytes:
         parts: list[bytes] = []
         size = 0

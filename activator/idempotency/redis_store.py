@@ -105,7 +105,6 @@ class RedisIdempotency:
         *,
         platform: str,
         sealer: Sealer,
-        lease_s: float = LEASE_S,
         tenant_bytes: int = TENANT_BYTES,
         total_bytes: int = TOTAL_BYTES,
     ) -> None:
@@ -116,7 +115,7 @@ class RedisIdempotency:
         self._tenant_bytes = tenant_bytes
         self._total_bytes = total_bytes
         self._sealer = sealer
-        self._lease_ms = int(lease_s * 1000)
+        self._lease_ms = int(LEASE_S * 1000)
         self._redis = redis_client(url)
 
     def __repr__(self) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from activator.knative import start_failure
 from activator.knative.activation_requests import Whereabouts
 from activator.knative.lazy_client import Access
 from activator.knative.node_gpus import NodeGpus
+from activator.knative.pod_deletion import PodDeletion
 from activator.knative.pod_leases import ClaimsUnreachable, PodLeaseStore
 from activator.knative.pod_registry import OwnedPod, PendingStart
 from activator.knative.pod_status import Blocker, WorkerExit
@@ -34,8 +34,6 @@ from activator.routing.route_table import CallTarget
 from activator.worker_client.address import tcp_address
 from pilotlight.core.background_tasks import cancel_all
 from pilotlight.errors import Unavailable
-from pilotlight.kubernetes.errors import ClusterError
-from pilotlight.kubernetes.kinds import POD
 from snapshotter import errors
 from snapshotter.types import (
     AgentEvent,
@@ -60,12 +58,6 @@ FIRST_ANSWER_S = 0.25
 is requested."""
 RUNNING_S = 0.5
 """Interval between checks whether the last calls of a pod have ended, before it is released."""
-REPLACEMENTS, REPLACED_S = 6, 60.0
-"""How many pods of a revision are deleted, within that many seconds, because their worker ended
-while it served. Beyond, the kubelet's own pauses between restarts protect the cluster."""
-ENDED_GRACE_S = 1
-"""Grace period of a pod whose worker has ended: nothing in it has anything left to do. For a pod
-whose worker runs, a kubelet does not shorten the 30 s that Knative's queue-proxy takes."""
 ADOPT_S = 10.0
 """After a restart: how long to wait for the cluster's state before it is reported as
 unavailable."""
@@ -110,8 +102,6 @@ class KnativeFleet(PodFleetLimits):
         self._crashes: dict[str, tuple[float, errors.StartFailed]] = {}
         self._claimed_lives: set[str] = set()
         self._served: set[str] = set()
-        self._replaced: set[str] = set()
-        self._replacements: dict[str, deque[float]] = {}
         self._waiting: dict[str, PendingStart] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
@@ -120,6 +110,7 @@ class KnativeFleet(PodFleetLimits):
         self._restored = asyncio.Event()
         self.on_released: Callable[[Pod], None] = lambda _: None
         self.readiness = ReadinessProbe(port=port, on_ready=lambda pod: pods.notify(pod.key))
+        self._deletion = PodDeletion(cluster, on_failed=lambda pod: pods.notify(pod.key))
         pods.listener = self._on_pod_change
 
     def __repr__(self) -> str:
@@ -216,7 +207,7 @@ class KnativeFleet(PodFleetLimits):
                 for pod in pods
                 if pod.is_usable
                 and pod.life not in self._held
-                and pod.uid not in self._replaced
+                and not self._deletion.is_replaced(pod)
                 and self._targets.gpus.is_known(target, pod)
             }
             for pod in candidates.values():
@@ -286,8 +277,8 @@ class KnativeFleet(PodFleetLimits):
         ]
         for pod in pods:
             if pod.uid in self._served and _keeps_ending(pod):
-                self._replace(pod)
-        pods = [pod for pod in pods if pod.uid not in self._replaced]
+                self._deletion.replace(pod)
+        pods = [pod for pod in pods if not self._deletion.is_replaced(pod)]
         now = time.monotonic()
         why = start_failure.of_pods(pods, grace_s=self._grace_s, now=now)
         is_one_coming = any(pod.is_coming for pod in pods)
@@ -366,7 +357,7 @@ class KnativeFleet(PodFleetLimits):
         if is_idle:
             self.on_released(held.pod)
         elif is_idle is False:
-            await self._delete(held.pod)
+            await self._deletion.delete(held.pod)
         await self._release(life)
 
     async def _is_idle(self, held: OwnedPod, grace_s: float) -> bool | None:
@@ -385,41 +376,6 @@ class KnativeFleet(PodFleetLimits):
                 return False
             await asyncio.sleep(RUNNING_S)
         return None
-
-    async def _delete(self, pod: Pod) -> None:
-        log.warning("pod deleted, its calls do not end pod=%s/%s", pod.namespace, pod.name)
-        try:
-            await self._cluster.delete(POD, pod.name, pod.namespace, uid=pod.uid)
-        except ClusterError as e:
-            log.error("pod not deleted pod=%s/%s error=%s", pod.namespace, pod.name, e)
-
-    def _replace(self, pod: Pod) -> None:
-        """Delete a pod whose worker ended while it served, so that its Deployment makes another at
-        once: the kubelet would restart it after a pause that grows up to five minutes, and the
-        calls that come meanwhile did nothing to it."""
-        if pod.uid in self._replaced or pod.is_ending:
-            return
-        now = time.monotonic()
-        self._replacements = {
-            key: times for key, times in self._replacements.items() if now - times[-1] < REPLACED_S
-        }
-        recent = self._replacements.setdefault(pod.key, deque(maxlen=REPLACEMENTS))
-        if len(recent) == REPLACEMENTS and now - recent[0] < REPLACED_S:
-            return
-        recent.append(now)
-        self._replaced.add(pod.uid)
-        self._run(self._delete_ended(pod), f"replace {pod.name}")
-
-    async def _delete_ended(self, pod: Pod) -> None:
-        log.warning("pod deleted, its worker ended pod=%s/%s", pod.namespace, pod.name)
-        try:
-            await self._cluster.delete(
-                POD, pod.name, pod.namespace, uid=pod.uid, grace_s=ENDED_GRACE_S
-            )
-        except ClusterError as e:
-            log.error("pod not deleted pod=%s/%s error=%s", pod.namespace, pod.name, e)
-            self._replaced.discard(pod.uid)  # the kubelet restarts its worker
-            self.pods.notify(pod.key)
 
     def _on_pod_ending(self, pod: Pod) -> None:
         """Handle the beginning of a pod's deletion."""
@@ -470,12 +426,12 @@ class KnativeFleet(PodFleetLimits):
         if after is None:
             if before is not None:
                 self._served.discard(before.uid)
-                self._replaced.discard(before.uid)
+                self._deletion.forget(before)
             return
         if (
             after.is_ending
             and not (before is not None and before.is_ending)
-            and after.uid not in self._replaced
+            and not self._deletion.is_replaced(after)
         ):
             self._on_pod_ending(after)
         held = self._held.get(after.life)
@@ -502,7 +458,7 @@ class KnativeFleet(PodFleetLimits):
         if (was_ready or held is not None) and ending.reason in start_failure.CRASHES:
             self._served.add(pod.uid)
             if held is not None:
-                self._replace(pod)
+                self._deletion.replace(pod)
         if held is not None:
             held.is_told = True
             reason = "deleted" if ending.reason == "exited" and pod.is_ending else ending.reason
@@ -650,6 +606,7 @@ class KnativeFleet(PodFleetLimits):
         await self.readiness.aclose()
         await cancel_all(self._ending.values())
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._deletion.aclose()
         await self._claims.aclose()
 
 

@@ -69,20 +69,11 @@ class ReadinessListener:
 class ReadinessProbe:
     """Probes pods. Owner: the event loop."""
 
-    def __init__(
-        self,
-        *,
-        port: int,
-        on_ready: Callable[[Pod], None],
-        again_s: float = AGAIN_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, *, port: int, on_ready: Callable[[Pod], None]) -> None:
         """`port`: where calls go; if it is queue-proxy's, queue-proxy is probed too. `on_ready`:
         called when a pod has answered."""
         self._port = port
         self._on_ready = on_ready
-        self._again_s = again_s
-        self._clock = clock
         self._ready: dict[str, ReadinessListener] = {}
         self._probing: dict[str, asyncio.Task[None]] = {}
         self._errors: dict[str, str] = {}
@@ -133,7 +124,7 @@ class ReadinessProbe:
                 self._ready[pod.life] = ready
                 self._on_ready(pod)
                 return
-            await asyncio.sleep(self._again_s)
+            await asyncio.sleep(AGAIN_S)
 
     async def _probe_once(self, pod: Pod, asks: int) -> ReadinessListener | None:
         assert pod.ip is not None
@@ -146,7 +137,7 @@ class ReadinessProbe:
             self._errors[pod.life] = str(e) or type(e).__name__
             return None
         if last.status == 200:
-            return _parsed(report, self._clock(), asks)
+            return _parsed(report, time.monotonic(), asks)
         self._errors[pod.life] = f"it answered {last.status}"
         return None
 
@@ -159,7 +150,7 @@ class ReadinessProbe:
                 answer = await exchange(tcp_address(pod.ip, WORKER_PORT), _STATUS)
         except (OSError, WorkerConnectionLost):
             return None
-        return _parsed(answer, self._clock(), 1).running if answer.status == 200 else None
+        return _parsed(answer, time.monotonic(), 1).running if answer.status == 200 else None
 
     async def end(self, pod: Pod) -> bool:
         """Ask its worker to exit once its calls have ended; whether it will."""

@@ -298,24 +298,11 @@ def _base(
             name_servers=parts.name_servers,
         ),
     )
-    instances, templates, events, metrics, background_tasks = (
-        Instances(),
-        Templates(),
-        Events(),
-        Metrics(),
-        BackgroundTasks(),
-    )
+    instances, templates, events = Instances(), Templates(), Events()
+    metrics, background_tasks = Metrics(), BackgroundTasks()
     slot_allocator = SlotAllocator(
         slot_pool=slot_pool,
-        files=NodeFiles(
-            bundles=parts.bundles,
-            images=parts.images,
-            weights=parts.weights,
-            runtime=parts.runtime,
-            platform=paths.for_functions,
-            criu=criu,
-            gpus=parts.device_layout,
-        ),
+        files=_node_files(paths, parts, criu),
         cgroups=cgroups,
         logs=logs,
         network=network,
@@ -371,6 +358,18 @@ def _gpu_users(instances: Instances) -> Iterator[GpuHolder]:
                 grant=instance.info.gpus,
                 manifests=tuple(w.manifest for w in launch.weights) if launch is not None else (),
             )
+
+
+def _node_files(paths: Paths, parts: AgentComponents, criu: Path | None) -> NodeFiles:
+    return NodeFiles(
+        bundles=parts.bundles,
+        images=parts.images,
+        weights=parts.weights,
+        runtime=parts.runtime,
+        platform=paths.for_functions,
+        criu=criu,
+        gpus=parts.device_layout,
+    )
 
 
 def _restores(

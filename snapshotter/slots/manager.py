@@ -221,11 +221,10 @@ class SlotAllocator:
         files: NodeFiles,
         cgroups: Cgroups,
         logs: Logs,
-        places: BootLimiter | None = None,
         network: Network = Network.HOST,
         log_refused: bool = False,
     ) -> None:
-        """`places`: limiter of concurrent boots; default: two per processor. `network`: of
+        """`network`: of
         functions that need no network of their own. `log_refused`: the kernel logs denied
         system calls (`seccomp_log`)."""
         self._network, self._log_refused = network, log_refused
@@ -236,7 +235,7 @@ class SlotAllocator:
         self._weights = Weights(files.weights)
         self._cgroups = cgroups
         self._logs = logs
-        self._boot_limiter = places or BootLimiter.for_processors()
+        self._boot_limiter = BootLimiter.for_processors()
         self.occupied_slots: dict[str, OccupiedSlot] = {}
 
     async def boot(

@@ -101,7 +101,6 @@ def node_identity(
     criu_version: str,
     criu_sha256: str,
     gpus: Iterable[Mapping[str, Any]] = (),
-    cpuinfo: Path = Path("/proc/cpuinfo"),
 ) -> NodeIdentity:
     """The identity of this machine. `runtime`: package name → directory; `gpus`: rows of
     `capabilities()`. Blocking, some 30 ms: once per agent."""
@@ -110,7 +109,7 @@ def node_identity(
         runtime=source_digest(runtime),
         kernel=name.release,
         machine=name.machine,
-        cpu=cpu_digest(cpuinfo.read_text()),
+        cpu=cpu_digest(Path("/proc/cpuinfo").read_text()),
         criu=f"{criu_version} {criu_sha256[:_SHORT]}",
         driver=",".join(sorted({str(card["driver"]) for card in cards})),
         gpus=",".join(sorted(str(card["name"]) for card in cards)),

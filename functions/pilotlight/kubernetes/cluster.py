@@ -226,16 +226,11 @@ class Cluster:
         *,
         container: str | None = None,
         follow: bool = False,
-        tail_lines: int | None = None,
-        since_time: str | None = None,
         timestamps: bool = False,
         previous: bool = False,
         limit_bytes: int | None = None,
     ) -> AsyncGenerator[bytes, None]:
         """Stream the logs of a pod's container, in pieces. Close it (`contextlib.aclosing`).
-
-        Args:
-            since_time: RFC 3339; the server compares whole seconds.
 
         Raises:
             NotFound: the pod does not exist.
@@ -244,8 +239,6 @@ class Cluster:
         wanted: dict[str, object] = {
             "container": container,
             "follow": "true" if follow else None,
-            "tailLines": tail_lines,
-            "sinceTime": since_time,
             "timestamps": "true" if timestamps else None,
             "previous": "true" if previous else None,
             "limitBytes": limit_bytes,
@@ -392,20 +385,18 @@ class Cluster:
         *,
         uid: str | None = None,
         grace_s: float | None = None,
-        propagation: str = "Background",
     ) -> bool:
         """Delete an object; returns False if it did not exist.
 
         Args:
             uid: delete only the object with this uid; `Conflict` for another one.
             grace_s: rounded up to whole seconds; None = the object's own.
-            propagation: Background, Foreground or Orphan.
         """
         deed = ApiRequest(verb="delete", kind=kind, namespace=namespace, name=name)
         body: Object = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
-            "propagationPolicy": propagation,
+            "propagationPolicy": "Background",
         }
         if uid is not None:
             body["preconditions"] = {"uid": uid}

@@ -45,7 +45,6 @@ SERVICE_ACCOUNT = Kind("v1", "ServiceAccount", "serviceaccounts", True)
 RESOURCE_QUOTA = Kind("v1", "ResourceQuota", "resourcequotas", True)
 LIMIT_RANGE = Kind("v1", "LimitRange", "limitranges", True)
 PERSISTENT_VOLUME_CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims", True)
-EVENT = Kind("v1", "Event", "events", True)
 DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments", True)
 STATEFUL_SET = Kind("apps/v1", "StatefulSet", "statefulsets", True)
 DAEMON_SET = Kind("apps/v1", "DaemonSet", "daemonsets", True)
@@ -56,7 +55,6 @@ POD_DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionb
 NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies", True)
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases", True)
 RUNTIME_CLASS = Kind("node.k8s.io/v1", "RuntimeClass", "runtimeclasses", False)
-PRIORITY_CLASS = Kind("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses", False)
 ROLE = Kind("rbac.authorization.k8s.io/v1", "Role", "roles", True)
 ROLE_BINDING = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings", True)
 CLUSTER_ROLE = Kind("rbac.authorization.k8s.io/v1", "ClusterRole", "clusterroles", False)
@@ -66,9 +64,6 @@ CLUSTER_ROLE_BINDING = Kind(
 ACCESS_REVIEW = Kind(
     "authorization.k8s.io/v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", False
 )
-RULES_REVIEW = Kind(
-    "authorization.k8s.io/v1", "SelfSubjectRulesReview", "selfsubjectrulesreviews", False
-)
 CUSTOM_RESOURCE_DEFINITION = Kind(
     "apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", False
 )
@@ -76,12 +71,6 @@ VALIDATING_WEBHOOK = Kind(
     "admissionregistration.k8s.io/v1",
     "ValidatingWebhookConfiguration",
     "validatingwebhookconfigurations",
-    False,
-)
-MUTATING_WEBHOOK = Kind(
-    "admissionregistration.k8s.io/v1",
-    "MutatingWebhookConfiguration",
-    "mutatingwebhookconfigurations",
     False,
 )
 
@@ -96,7 +85,6 @@ METRIC = Kind("autoscaling.internal.knative.dev/v1alpha1", "Metric", "metrics", 
 SERVERLESS_SERVICE = Kind(
     "networking.internal.knative.dev/v1alpha1", "ServerlessService", "serverlessservices", True
 )
-INGRESS = Kind("networking.internal.knative.dev/v1alpha1", "Ingress", "ingresses", True)
 IMAGE = Kind("caching.internal.knative.dev/v1alpha1", "Image", "images", True)
 
 KINDS: tuple[Kind, ...] = tuple(value for value in globals().values() if isinstance(value, Kind))

@@ -101,7 +101,6 @@ class Reflector:
         *,
         namespace: str | None = None,
         selector: str = "",
-        fields: str = "",
         indexes: Mapping[str, Index] | None = None,
         on_change: Callable[[WatchChange], None] | None = None,
     ) -> None:
@@ -115,7 +114,7 @@ class Reflector:
         self.kind = kind
         self.error: ClusterError | None = None
         self._cluster = cluster
-        self._namespace, self._selector, self._fields = namespace, selector, fields
+        self._namespace, self._selector = namespace, selector
         self._listeners: list[Callable[[WatchChange], None]] = (
             [on_change] if on_change is not None else []
         )
@@ -182,7 +181,7 @@ class Reflector:
                 await self._cluster.pause(_AGAIN_S)
 
     def _watch(self) -> AsyncGenerator[WatchChange, None]:
-        return self._cluster.watch(self.kind, self._namespace, self._selector, fields=self._fields)
+        return self._cluster.watch(self.kind, self._namespace, self._selector)
 
     def _take(self, change: WatchChange) -> None:
         self.store.apply(change)

@@ -23,8 +23,7 @@ from activator.billing.budget_leases import (
     granted,
 )
 from activator.billing.budget_sync import BudgetStates
-from activator.billing.budgets import Budgets, Subject
-from activator.billing.errors import AllowanceNeeded
+from activator.billing.budgets import AllowanceNeeded, Budgets, Subject
 from activator.billing.instance_meter import InstanceAccount, OpenRecord
 from activator.billing.journal import Journal
 from activator.billing.redis_money import RedisMoney

@@ -10,7 +10,8 @@ from typing import NoReturn
 import pytest
 
 from activator.knative import fleet as fleet_module
-from activator.knative.fleet import REPLACEMENTS, KnativeFleet
+from activator.knative.fleet import KnativeFleet
+from activator.knative.pod_deletion import REPLACEMENTS
 from activator.knative.pod_leases import ClaimsUnreachable, InMemoryPodLeases, PodLeaseTable
 from activator.routing.route_table import CallTarget
 from pilotlight.errors import Unavailable

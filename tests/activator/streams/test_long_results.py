@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from activator.async_calls.pending import PendingCall
+from activator.async_calls.pending_call import PendingCall
 from activator.async_calls.result_stream import PIECE_BYTES, Position, StreamSubscriber
 from activator.http.request import Request
 from activator.http.sse import SseResponse

@@ -166,10 +166,6 @@ class ReleaseResources(NodeResources):
         Requires scope admin."""
         return self._send("PUT", f"{_app_path(app)}/policy", {"approvals": approvals})
 
-    def app_policy(self, app: str) -> Json:
-        """Return the release policy of an app."""
-        return self._get(f"{_app_path(app)}/policy")
-
     def promote_app(
         self, app: str, *, from_environment: str, to_environment: str, **options: Any
     ) -> Deployment:
@@ -267,25 +263,6 @@ class ReleaseResources(NodeResources):
         self._transport.request(
             "DELETE", f"{self._function(app, function)}/aliases/{path_segment(alias)}"
         )
-
-    # -- model servers' names ----------------------------------------------------------------------
-    def deploy_model(
-        self,
-        model_id: str,
-        *,
-        version: str,
-        resources: Mapping[str, Any] | None = None,
-        policy: str | Mapping[str, Any] = "all_at_once",
-    ) -> Json:
-        """Release a version (revision, alias or tag) of a model (`app/function`), with other
-        resources if given: `POST /v1/deployments`."""
-        body = {
-            "modelId": model_id,
-            "version": version,
-            "resources": resources,
-            "rolloutPolicy": policy,
-        }
-        return self._send("POST", "/v1/deployments", body)
 
     def _send(self, method: str, path: str, body: Mapping[str, Any]) -> Json:
         # The key makes a retry the same change: two rollbacks would go back two steps.

@@ -28,13 +28,6 @@ class TrafficResources(NodeResources):
         its `generation`. Raises NotFound."""
         return self._get(_path(app, function))
 
-    def put_traffic(self, app: str, function: str, document: Mapping[str, Any]) -> Json:
-        """Replace the traffic of a function. `generation` in the document is that of the traffic it
-        is based on. Raises Conflict if that is not the newest."""
-        return dict(
-            self._transport.request("PUT", _path(app, function), json=dict(document)).json()
-        )
-
     def change_traffic(
         self,
         app: str,

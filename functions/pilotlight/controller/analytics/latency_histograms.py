@@ -70,18 +70,17 @@ def read(
     tenant: str,
     environment: str,
     now: float,
-    hours: int = HOURS,
     function_id: str | None = None,
     clocks: Sequence[str] = CLOCKS,
 ) -> list[LatencyHistogram]:
-    """Read the histograms of the last `hours` hours, including the current one, of these clocks."""
+    """Read the histograms of the last `HOURS` hours, including the current one, of these clocks."""
     table = tables.latency_hours
     last = int(now // HOUR_S)
-    within: sa.ColumnElement[bool] = table.c.hour.between(last - hours + 1, last)
+    within: sa.ColumnElement[bool] = table.c.hour.between(last - HOURS + 1, last)
     # With each hour listed, the query seeks in the primary key instead of scanning every function's
     # rows.
     if function_id is not None:
-        within = table.c.hour.in_(range(last - hours + 1, last + 1)) & (
+        within = table.c.hour.in_(range(last - HOURS + 1, last + 1)) & (
             table.c.function_id == function_id
         )
     groups = (table.c.function_id, table.c.start_kind, table.c.clock, table.c.bucket)
@@ -125,7 +124,6 @@ def by_hour(
     tenant: str,
     environment: str,
     now: float,
-    hours: int = HOURS,
     function_id: str | None = None,
 ) -> dict[int, Histogram]:
     """Return the histogram of each hour's calls (clock `total`), by hours since the epoch. Hours
@@ -134,7 +132,7 @@ def by_hour(
     last = int(now // HOUR_S)
     where = [
         table.c.tenant == tenant,
-        table.c.hour.in_(range(last - hours + 1, last + 1)),
+        table.c.hour.in_(range(last - HOURS + 1, last + 1)),
         table.c.environment == environment,
     ]
     if function_id is not None:

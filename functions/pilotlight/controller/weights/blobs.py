@@ -283,16 +283,11 @@ async def store_blob(
             return status.size_bytes, False
         counted_bytes = status.size_bytes if status.is_owned else None
 
+        require = partial(_require_room, store, plan, tenant=tenant)
+
         async def check(more_bytes: int, coming_bytes: int) -> None:
             await anyio.to_thread.run_sync(
-                partial(
-                    _require_room,
-                    store,
-                    plan,
-                    tenant=tenant,
-                    more_bytes=more_bytes,
-                    coming_bytes=coming_bytes,
-                )
+                partial(require, more_bytes=more_bytes, coming_bytes=coming_bytes)
             )
 
         room = files.gate.reserve(tenant, check)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Path, Response
+from fastapi import Depends, Path, Response
 from pydantic import Field
 
 from pilotlight.controller.api.schemas import Body
@@ -20,6 +20,13 @@ router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
 App = Annotated[str, Path(max_length=63)]
 Function = Annotated[str, Path(max_length=63)]
 Number = Annotated[int, Path(ge=0, le=1000, description="the schedule's `number`")]
+
+
+def _place(app: App, function: Function, number: Number) -> tuple[str, str, int]:
+    return app, function, number
+
+
+Place = Annotated[tuple[str, str, int], Depends(_place)]
 
 
 class ScheduleInfo(Body):
@@ -75,12 +82,9 @@ def pause_schedule(
     context: Ctx,
     caller: Deployer,
     request: RequestId,
-    app: App,
-    function: Function,
-    number: Number,
+    place: Place,
 ) -> ScheduleInfo:
     """Pause the schedule until it is resumed, across deploys."""
-    place = (app, function, number)
     return _set_paused(context, caller, request, place, is_paused=True)
 
 
@@ -90,12 +94,9 @@ def resume_schedule(
     context: Ctx,
     caller: Deployer,
     request: RequestId,
-    app: App,
-    function: Function,
-    number: Number,
+    place: Place,
 ) -> ScheduleInfo:
     """Resume the schedule at its next time. Times that passed while it was paused are skipped."""
-    place = (app, function, number)
     return _set_paused(context, caller, request, place, is_paused=False)
 
 
@@ -105,14 +106,12 @@ def run_schedule(
     context: Ctx,
     caller: Deployer,
     request: RequestId,
-    app: App,
-    function: Function,
-    number: Number,
+    place: Place,
     response: Response,
 ) -> Begun:
     """Start a call now, in addition to the schedule."""
     with context.store.write() as write:
-        planned = _planned(write, caller, app, function, number)
+        planned = _planned(write, caller, *place)
         call_id = schedules.run_now(write, planned, actor=caller.key, request=request)
     response.headers["location"] = f"/v1/calls/{call_id}"
     return Begun(id=call_id, url=f"/v1/calls/{call_id}")

@@ -1,0 +1,77 @@
+"""A submitted call that is pending here, and what it has streamed."""
+
+from __future__ import annotations
+
+import asyncio
+
+from activator.calls.call import Call
+from pilotlight.protocol import CallRecord
+
+
+class StreamBuffer:
+    """Output that one attempt has streamed so far. It only grows; each reader has its own position
+    in it.
+
+    Attributes:
+        data: the result's bytes.
+    """
+
+    __slots__ = ("attempt", "content_type", "data")
+
+    def __init__(self, attempt: int, content_type: str) -> None:
+        self.attempt = attempt
+        self.content_type = content_type
+        self.data = bytearray()
+
+    def __repr__(self) -> str:
+        return f"<StreamBuffer of attempt {self.attempt}, {len(self.data)} bytes>"
+
+
+class PendingCall:
+    """One submitted call that has not been shipped to its end.
+
+    Attributes:
+        task: the task that runs it; None = it has not begun, or has ended.
+        is_uncounted: whether its first attempt must count as a request of its key's quotas, because
+            the control plane queued it and nothing has counted it yet.
+        changed: set at the next change of `record`, and when more of its result has arrived.
+        retry_until: wall clock after which it is not retried.
+        call: the call, once it was begun.
+        log: streamed output of its current or last attempt; None = none, or it has ended.
+        size: bytes of its body, or of its result once it has ended.
+    """
+
+    __slots__ = (
+        "call",
+        "changed",
+        "is_uncounted",
+        "log",
+        "record",
+        "retry_until",
+        "size",
+        "task",
+    )
+
+    def __init__(self, record: CallRecord, size: int = 0) -> None:
+        self.record = record
+        self.size = size
+        self.task: asyncio.Task[None] | None = None
+        self.changed = asyncio.Event()
+        self.retry_until = record.expires_at
+        self.is_uncounted = False
+        self.call: Call | None = None
+        self.log: StreamBuffer | None = None
+
+    def notify(self) -> None:
+        """Wake the tasks that wait for `changed`."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def begin_log(self, attempt: int, content_type: str) -> StreamBuffer:
+        """Start the buffer of an attempt whose response streams."""
+        self.log = StreamBuffer(attempt, content_type)
+        self.notify()
+        return self.log
+
+    def __repr__(self) -> str:
+        return f"<PendingCall {self.record.id} {self.record.state}>"
