@@ -437,7 +437,7 @@ class ActivatorApp:
         self.shadows = ShadowTraffic(
             throttler_of=self.scaler.throttler_of,
             observer=self.metrics.observer,
-            is_crowded=lambda: self.gate.has_waiting_starts or self.queue.waiting > 0,
+            is_crowded=lambda: any(self.gate.waiting) or self.queue.waiting > 0,
             tracer=self.traces.tracer,
         )
         self.closing.append(self.shadows.aclose)

@@ -415,7 +415,7 @@ class Throttler(InstancePool):
     @property
     def is_crowded(self) -> bool:
         """Whether starts of any function wait for room."""
-        return self._gate.has_waiting_starts
+        return any(self._gate.waiting)
 
     def set_desired_instances(self, wanted: int) -> None:
         """Set the number of instances that the autoscaler wants to keep; subclasses concentrate

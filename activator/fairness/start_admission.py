@@ -100,11 +100,6 @@ class StartAdmission:
         self.capacity.schedule_dispatch(IDLE_CHECK_S)
         self.instance_quota.schedule_dispatch(IDLE_CHECK_S)
 
-    @property
-    def has_waiting_starts(self) -> bool:
-        """Whether starts wait here."""
-        return any(self.waiting)
-
     def close(self) -> None:
         """Stop the checks."""
         self.instance_quota.close()

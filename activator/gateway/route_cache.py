@@ -7,6 +7,7 @@ run without a task (`activator.gateway.fast_path`), if nothing else affects it."
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from activator.access.grants import AccessCache, AccessGrant
@@ -45,34 +46,18 @@ class FastPathRoute:
         retry_budget: of the caller; None before its first call.
     """
 
-    __slots__ = (
-        "_counters_of",
-        "_request",
-        "_response",
-        "arm",
-        "check",
-        "choice",
-        "counters",
-        "entry",
-        "execution_s",
-        "key_id",
-        "line",
-        "mark",
-        "method",
-        "retry_budget",
-        "target",
-    )
-
     def __init__(
         self,
         entry: AccessGrant,
         method: str,
-        counters_of: CountersOf,
-        choice: RoutingDecision | None = None,
+        *,
+        counters: WarmCounters,
+        choice: RoutingDecision | None,
     ) -> None:
         """Raises NotFound for a method that the revision does not have."""
         self.entry = entry
         self.method = method
+        self.counters = counters
         self.choice = choice
         self.arm, self.line, self.mark, head = (
             (choice.arm, choice.line, choice.mark, choice.head)
@@ -84,15 +69,13 @@ class FastPathRoute:
         self.check = target.check(method).check
         self.execution_s = target.spec.clocks.execution_s
         self.retry_budget: CallerRetryBudget | None = None
-        self._counters_of = counters_of
-        self.counters = counters_of(target, self.arm)
-        self._request = (
+        self.template = (
             b"POST /invoke/%b HTTP/1.1\r\nhost: worker\r\npilotlight-deadline-s: "
             b"%.3f\r\npilotlight-call: %%b\r\n"
             b"content-type: %%b%%b\r\ncontent-length: %%d\r\n\r\n%%b"
             % (method.encode(), self.execution_s)
         )
-        self._response = (
+        self.response_template = (
             b"x-request-id: %%b\r\n%b%%b%b%b%%bpilotlight-cost: %%b\r\nserver-timing: "
             b"queue;dur=0.00, start;dur=0.00, exec;dur=%%.2f\r\ncontent-length: %%d\r\n"
             % (target.warm_head.replace(b"%", b"%%"), head.replace(b"%", b"%%"), GUARD_LINES)
@@ -110,7 +93,7 @@ class FastPathRoute:
         if call.trace is not None:
             lines += worker_lines(call)
         body = call.body
-        return self._request % (call.id.encode(), call.content_type, lines, len(body), body)
+        return self.template % (call.id.encode(), call.content_type, lines, len(body), body)
 
     def response_headers(
         self, call: Call, answer: WorkerResponse, *, cost: str, exec_ms: float
@@ -122,7 +105,7 @@ class FastPathRoute:
             if name in PASSED_ON:
                 value = call_type(value) if name == b"content-type" else value
                 lines += b"%b: %b\r\n" % (name, value)
-        return self._response % (
+        return self.response_template % (
             call.id.encode(),
             call.admission.head(),
             lines,
@@ -132,57 +115,31 @@ class FastPathRoute:
         )
 
     def with_choice(self, choice: RoutingDecision) -> FastPathRoute:
-        """Return the same route for another unit of an experiment."""
-        if choice.arm != self.arm:
-            return FastPathRoute(self.entry, self.method, self._counters_of, choice)
+        """Return the same route for another unit of the same arm of an experiment."""
         other = object.__new__(FastPathRoute)
-        other.entry, other.method, other.target, other.key_id = (
-            self.entry,
-            self.method,
-            self.target,
-            self.key_id,
-        )
-        other.check, other.execution_s, other.retry_budget, other.counters = (
-            self.check,
-            self.execution_s,
-            self.retry_budget,
-            self.counters,
-        )
-        other.arm, other.line, other._request, other._response = (
-            self.arm,
-            self.line,
-            self._request,
-            self._response,
-        )
+        other.__dict__.update(self.__dict__)
         other.choice, other.mark = choice, choice.mark
         return other
 
 
+@dataclass(slots=True)
 class CachedRoute:
-    """The routing and authentication result for one path and key."""
+    """The routing and authentication result for one path and key.
 
-    __slots__ = (
-        "caller",
-        "fast_route",
-        "fast_routes",
-        "handler",
-        "method",
-        "routed",
-        "tag",
-        "unasked",
-    )
+    Attributes:
+        unasked: the revision of requests that name none, where it is not the one that answers.
+        fast_route: of all its calls; None where there is none, or each call chooses its own.
+        fast_routes: by decision, as far as calls have needed them; None where they choose none.
+    """
 
-    def __init__(
-        self, handler: Handler, caller: Principal, routed: FunctionRouter, method: str, tag: str
-    ) -> None:
-        self.handler = handler
-        self.caller = caller
-        self.routed = routed
-        self.method = method
-        self.tag = tag
-        self.unasked = ""
-        self.fast_route: FastPathRoute | None = None
-        self.fast_routes: dict[RoutingDecision | CallTarget, FastPathRoute | None] | None = None
+    handler: Handler
+    caller: Principal
+    routed: FunctionRouter
+    method: str
+    tag: str
+    unasked: str = ""
+    fast_route: FastPathRoute | None = None
+    fast_routes: dict[RoutingDecision | CallTarget, FastPathRoute | None] | None = None
 
     @property
     def is_lasting(self) -> bool:
@@ -197,67 +154,6 @@ class CachedRoute:
         return any(
             target.spec.method(self.method) is not None for target in self.routed.targets.values()
         )
-
-    def enable_fast_path(self, access: AccessCache, counters_of: CountersOf) -> None:
-        """Enable the fast path for its calls, where possible: `fast_route` is for all calls,
-        else `fast_routes` has a route by decision."""
-        routed, caller = self.routed, self.caller
-        only = routed.choose(caller, {}, self.tag) if self.tag else routed.only
-        if only is None:
-            self.fast_routes = {}
-        else:
-            self.fast_route = _fast_route(
-                access,
-                caller,
-                only,
-                self.method,
-                counters_of,
-                has_choice=bool(self.tag) or not routed.is_plain,
-            )
-
-    def fast_route_for(
-        self, access: AccessCache, headers: dict[bytes, bytes], counters_of: CountersOf
-    ) -> FastPathRoute | None:
-        """Return the fast path route of a call whose revision depends on the call; None when it
-        needs a task."""
-        fast_routes = self.fast_routes
-        if fast_routes is None:
-            return None
-        choice = self.routed.choose(self.caller, headers)
-        # there are many units, whose cache is bounded elsewhere
-        key = choice.target if choice.unit else choice
-        if key in fast_routes:
-            fast_route = fast_routes[key]
-        else:
-            try:
-                fast_route = fast_routes[key] = _fast_route(
-                    access, self.caller, choice, self.method, counters_of
-                )
-            except errors.PilotlightError:  # the slow path answers with the reason
-                fast_route = fast_routes[key] = None
-        return (
-            fast_route
-            if fast_route is None or fast_route.choice is choice
-            else fast_route.with_choice(choice)
-        )
-
-
-def _fast_route(
-    access: AccessCache,
-    caller: Principal,
-    choice: RoutingDecision,
-    method: str,
-    counters_of: CountersOf,
-    *,
-    has_choice: bool = True,
-) -> FastPathRoute | None:
-    spec = choice.target.spec
-    if spec.engine is not None or spec.clocks.execution_s < MIN_CLOCK_S:
-        return None  # its tokens must be counted, or its clock is exact
-    entry = access.entry(caller, choice.target)
-    if entry.quota_check is not None and not entry.quota_check.is_immediate:
-        return None
-    return FastPathRoute(entry, method, counters_of, choice if has_choice else None)
 
 
 def is_simple(headers: dict[bytes, bytes], *, max_body_bytes: int) -> bool:
@@ -313,12 +209,61 @@ class RouteCache:
         resolved = self._known.get(asked)
         if resolved is None or TAG in headers:
             return None
-        fast_route = resolved.fast_route or resolved.fast_route_for(
-            self._access, headers, self._counters_of
-        )
+        fast_route = resolved.fast_route or self._chosen_fast_route(resolved, headers)
         if fast_route is None or not is_simple(headers, max_body_bytes=fast_route.entry.body_bytes):
             return None
         return fast_route
+
+    def _enable_fast_path(self, resolved: CachedRoute) -> None:
+        """Enable the fast path for the calls of a path and key, where possible."""
+        routed, tag = resolved.routed, resolved.tag
+        only = routed.choose(resolved.caller, {}, tag) if tag else routed.only
+        if only is None:
+            resolved.fast_routes = {}
+        else:
+            resolved.fast_route = self._fast_route(
+                resolved, only, has_choice=bool(tag) or not routed.is_plain
+            )
+
+    def _chosen_fast_route(
+        self, resolved: CachedRoute, headers: dict[bytes, bytes]
+    ) -> FastPathRoute | None:
+        """Return the fast path route of a call whose revision depends on the call; None when it
+        needs a task."""
+        fast_routes = resolved.fast_routes
+        if fast_routes is None:
+            return None
+        choice = resolved.routed.choose(resolved.caller, headers)
+        # there are many units, whose cache is bounded elsewhere
+        key = choice.target if choice.unit else choice
+        if key not in fast_routes:
+            try:
+                fast_routes[key] = self._fast_route(resolved, choice)
+            except errors.PilotlightError:  # the slow path answers with the reason
+                fast_routes[key] = None
+        fast_route = fast_routes[key]
+        if fast_route is None or fast_route.choice is choice:
+            return fast_route
+        if fast_route.arm != choice.arm:
+            return self._fast_route(resolved, choice)
+        return fast_route.with_choice(choice)
+
+    def _fast_route(
+        self, resolved: CachedRoute, choice: RoutingDecision, *, has_choice: bool = True
+    ) -> FastPathRoute | None:
+        target = choice.target
+        if target.spec.engine is not None or target.spec.clocks.execution_s < MIN_CLOCK_S:
+            return None  # its tokens must be counted, or its clock is exact
+        entry = self._access.entry(resolved.caller, target)
+        if entry.quota_check is not None and not entry.quota_check.is_immediate:
+            return None
+        arm = choice.arm if has_choice else ""
+        return FastPathRoute(
+            entry,
+            resolved.method,
+            counters=self._counters_of(target, arm),
+            choice=choice if has_choice else None,
+        )
 
     def is_verb(self, place: str) -> bool:
         """Whether a path below FUNCTIONS is that of a call, or another verb: `…:<verb>`."""
@@ -356,7 +301,7 @@ class RouteCache:
                 )  # not the revision that answers during a cutover
             is_foreign = owner is not None and routed.has_cors  # responses depend on the origin
             if verb == "invoke" and resolved.is_lasting and not is_foreign:
-                resolved.enable_fast_path(self._access, self._counters_of)
+                self._enable_fast_path(resolved)
             is_worth_it = (
                 resolved.is_lasting and resolved.is_real and len(request.path) <= MAX_PATH_LENGTH
             )

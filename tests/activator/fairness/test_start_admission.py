@@ -123,7 +123,7 @@ class World(ScaledWorld):
 async def _world(short_tmp: Path) -> AsyncIterator[World]:
     async with World.running(short_tmp) as world:
         yield world
-    assert (repr(world.queue), world.gate.has_waiting_starts) == (
+    assert (repr(world.queue), any(world.gate.waiting)) == (
         "<GlobalQueue 0/1000 waiting>",
         False,
     )
