@@ -91,12 +91,12 @@ class KnativeFleet(PodFleetLimits):
         self._cluster = cluster
         self.pods = pods
         self._claims = claims
-        self._scale_requester = summons
+        self.scale_requester = summons
         self._whereabouts = whereabouts
         self._target_of = target_of
         self._member = member
         self._port = port
-        self._grace_s = grace_s
+        self.grace_s = grace_s
         self._clock = clock
         self._held: dict[str, OwnedPod] = {}
         self._by_instance: dict[str, str] = {}
@@ -170,7 +170,7 @@ class KnativeFleet(PodFleetLimits):
         others: set[str] = set()
         if (info := await self._claim_existing(target, instance_id, began, others)) is not None:
             return info
-        async with self._scale_requester.requested(target):
+        async with self.scale_requester.requested(target):
             while True:
                 changed = self.pods.changed(target.key)
                 if (info := await self._claim_pod(target, instance_id, began, others)) is not None:
@@ -281,13 +281,13 @@ class KnativeFleet(PodFleetLimits):
                 self._replace(pod)
         pods = [pod for pod in pods if pod.uid not in self._replaced]
         now = self._clock()
-        why = start_failure.of_pods(pods, grace_s=self._grace_s, now=now)
+        why = start_failure.of_pods(pods, grace_s=self.grace_s, now=now)
         is_one_coming = any(pod.is_coming for pod in pods)
         if not is_one_coming:
             self._check_present()
         if why is None and not is_one_coming:
             why = start_failure.of_failure(
-                self.pods.failure(*self._whereabouts(target)), grace_s=self._grace_s, now=now
+                self.pods.failure(*self._whereabouts(target)), grace_s=self.grace_s, now=now
             )
         if why is not None:
             raise why
@@ -296,7 +296,7 @@ class KnativeFleet(PodFleetLimits):
         """Raises Unavailable while the API server is away for longer than the grace: until it is
         back no pod is made."""
         away_s = self._cluster.away_s
-        if away_s > self._grace_s:
+        if away_s > self.grace_s:
             raise Unavailable(
                 f"the cluster's API server has not answered for {away_s:.0f} s, and without it no "
                 "pod is made; pods that exist continue to serve",
@@ -311,7 +311,7 @@ class KnativeFleet(PodFleetLimits):
             (error for pod in pods if (error := self.readiness.last_error(pod.life))), ""
         )
         return start_failure.stage(
-            pods, said=self._scale_requester.status(target.key), worker_said=worker_said
+            pods, said=self.scale_requester.status(target.key), worker_said=worker_said
         )
 
     def _info(
@@ -620,7 +620,7 @@ class KnativeFleet(PodFleetLimits):
     async def aclose(self) -> None:
         """Stop all requests. Claims remain: when this member leaves for good, its pods become
         free."""
-        await self._scale_requester.aclose()
+        await self.scale_requester.aclose()
         await self.readiness.aclose()
         await cancel_all(self._ending.values())
         await asyncio.gather(*self._tasks, return_exceptions=True)
