@@ -148,7 +148,7 @@ class Activator:
             )
             _calm_collector()
             await stop.wait()
-            await self._drain()
+            await self.drain()
             await self._shutdown(server, serving, background)
 
     def _no_routes(self) -> str:
@@ -172,7 +172,7 @@ class Activator:
         except TimeoutError:
             log.warning("node agent is not reachable yet; serving without its existing instances")
 
-    async def _drain(self) -> None:
+    async def drain(self) -> None:
         """Fail the readiness check for `drain_s` seconds so that load balancers stop sending calls;
         calls are served until then."""
         self._parts.health.is_draining = True

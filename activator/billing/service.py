@@ -205,7 +205,9 @@ class BillingService:
             )
 
     def __repr__(self) -> str:
-        return f"<BillingService {self.journal!r} {self.shipper!r} {self.budgets!r}>"
+        free_s = self._free_idle_ns / 1e9
+        parts = f"{self.journal!r} {self.shipper!r} {self.budgets!r}"
+        return f"<BillingService {free_s:g} s free {parts}>"
 
     def account(
         self, target: CallTarget, instance_id: str, gpus: GpuGrant | None = None

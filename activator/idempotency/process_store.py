@@ -50,7 +50,10 @@ class ProcessIdempotency:
         self._clock = clock
 
     def __repr__(self) -> str:
-        return f"<ProcessIdempotency {len(self._entries)} keys, {self._size_bytes} bytes>"
+        return (
+            f"<ProcessIdempotency {len(self._entries)} keys, {self._size_bytes} bytes, at most "
+            f"{self._tenant_bytes} bytes each>"
+        )
 
     async def claim(self, name: str, fingerprint: str) -> Known | None:
         entry = self._entries.get(name)

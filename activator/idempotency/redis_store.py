@@ -119,7 +119,10 @@ class RedisIdempotency:
         self._redis = redis_client(url)
 
     def __repr__(self) -> str:
-        return f"<RedisIdempotency {self._where}>"
+        return (
+            f"<RedisIdempotency {self._where}, at most {self._tenant_bytes} bytes each, "
+            f"{self._total_bytes} bytes of all>"
+        )
 
     async def claim(self, name: str, fingerprint: str) -> Known | None:
         found = await self._eval(CLAIM, [name], fingerprint, self._lease_ms)

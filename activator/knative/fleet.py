@@ -92,11 +92,11 @@ class KnativeFleet(PodFleetLimits):
         self._cluster = cluster
         self.pods = pods
         self._claims = claims
-        self._scale_requester = summons
+        self.scale_requester = summons
         self._targets = targets
         self._member = member
         self._port = port
-        self._grace_s = grace_s
+        self.grace_s = grace_s
         self._held: dict[str, OwnedPod] = {}
         self._by_instance: dict[str, str] = {}
         self._crashes: dict[str, tuple[float, errors.StartFailed]] = {}
@@ -166,7 +166,7 @@ class KnativeFleet(PodFleetLimits):
         others: set[str] = set()
         if (info := await self._claim_existing(target, instance_id, began, others)) is not None:
             return info
-        async with self._scale_requester.requested(target):
+        async with self.scale_requester.requested(target):
             while True:
                 changed = self.pods.changed(target.key)
                 if (info := await self._claim_pod(target, instance_id, began, others)) is not None:
@@ -280,14 +280,14 @@ class KnativeFleet(PodFleetLimits):
                 self._deletion.replace(pod)
         pods = [pod for pod in pods if not self._deletion.is_replaced(pod)]
         now = time.monotonic()
-        why = start_failure.of_pods(pods, grace_s=self._grace_s, now=now)
+        why = start_failure.of_pods(pods, grace_s=self.grace_s, now=now)
         is_one_coming = any(pod.is_coming for pod in pods)
         if not is_one_coming:
             self._check_present()
         if why is None and not is_one_coming:
             why = start_failure.of_failure(
                 self.pods.failure(*self._targets.whereabouts(target)),
-                grace_s=self._grace_s,
+                grace_s=self.grace_s,
                 now=now,
             )
         if why is not None:
@@ -297,7 +297,7 @@ class KnativeFleet(PodFleetLimits):
         """Raises Unavailable while the API server is away for longer than the grace: until it is
         back no pod is made."""
         away_s = self._cluster.away_s
-        if away_s > self._grace_s:
+        if away_s > self.grace_s:
             raise Unavailable(
                 f"the cluster's API server has not answered for {away_s:.0f} s, and without it no "
                 "pod is made; pods that exist continue to serve",
@@ -315,7 +315,7 @@ class KnativeFleet(PodFleetLimits):
             (error for pod in pods if (error := self.readiness.last_error(pod.life))), ""
         )
         return start_failure.stage(
-            pods, said=self._scale_requester.status(target.key), worker_said=worker_said
+            pods, said=self.scale_requester.status(target.key), worker_said=worker_said
         )
 
     def _info(
@@ -602,7 +602,7 @@ class KnativeFleet(PodFleetLimits):
     async def aclose(self) -> None:
         """Stop all requests. Claims remain: when this member leaves for good, its pods become
         free."""
-        await self._scale_requester.aclose()
+        await self.scale_requester.aclose()
         await self.readiness.aclose()
         await cancel_all(self._ending.values())
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -62,7 +62,7 @@ class EngineScraper:
         self._at_once = asyncio.Semaphore(AT_ONCE)
 
     def __repr__(self) -> str:
-        return f"<EngineScraper {len(self.views())} engines known>"
+        return f"<EngineScraper {len(self.views())} engines known, asked each {self._every_s:g} s>"
 
     def views(self) -> Mapping[str, EngineState]:
         """The state of engines, by instance."""

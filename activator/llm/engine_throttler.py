@@ -44,7 +44,7 @@ class EngineThrottler(Throttler):
         **parts: Any,
     ) -> None:
         """`parts`: those of every Throttler."""
-        self._engine_terms = engine_terms
+        self.engine_terms = engine_terms
         self._chance = chance or random.Random()
         self._watched: dict[str, EngineTracker] = {}
         self._wanted: int | None = None
@@ -61,7 +61,7 @@ class EngineThrottler(Throttler):
                 if known in self.instances
             }
             found = self._watched[instance.id] = EngineTracker(
-                slots_of(self.target.spec), kv_target=self._engine_terms.kv_target
+                slots_of(self.target.spec), kv_target=self.engine_terms.kv_target
             )
         return found
 
@@ -181,7 +181,7 @@ class EngineThrottler(Throttler):
             return live[0] if live and live[0].has_slot(now) else None
         for instances in self._kept_first(live):
             chosen = (
-                by_key(affinity, instances, now, load=self._engine_terms.load)
+                by_key(affinity, instances, now, load=self.engine_terms.load)
                 if affinity is not None
                 else None
             )
