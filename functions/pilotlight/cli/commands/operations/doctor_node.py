@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pilotlight.cli.supervisor.local_platform import LocalPlatform
 
 _ENGINES_COME_BACK = (
-    "RESTORE on a CPU or one GPU; WAKE and COLD on several GPUs (a CUDA checkpoint covers one "
-    "GPU). Sleep mode, GPUs only: level 1 keeps the weights in DRAM, level 2 drops and reloads them"
+    "RESTORE on a CPU or one GPU; WAKE and COLD on several GPUs (engines on several are not "
+    "checkpointed). Sleep mode, GPUs only: level 1 keeps the weights in DRAM, level 2 drops and reloads them"
 )
 
 
