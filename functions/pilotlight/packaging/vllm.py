@@ -13,12 +13,12 @@ from pilotlight.errors import InvalidInput
 from pilotlight.packaging.memory_estimate import (
     BLOCK_TOKENS,
     CPU_OVERHEAD_BYTES,
-    GPU_BYTES,
     GPU_OVERHEAD_BYTES,
     GPU_SHARE,
     MemoryEstimate,
     ModelShape,
     format_gib,
+    gpu_memory_bytes,
     weights_bytes,
 )
 from pilotlight.sdk.llm import EngineDeclaration, parse_whole_number
@@ -186,9 +186,11 @@ def _on_gpus(
     checks against the GPUs that it has; 0 if the size of the cache is not known."""
     count, kinds = declaration.resources.gpu_count, declaration.resources.gpu
     share = _number(declaration, "gpu-memory-utilization", GPU_SHARE, most=1.0)
+    memory = {kind: gpu_memory_bytes(kind) or 0 for kind in kinds}
+    unknown = [kind for kind in kinds if not memory[kind]]
     if not size["shape"].is_known:
-        why = "the cache size of such a model is unknown"
-        return (f"{declaration.name}: memory use was not checked, because {why}",), 0
+        what = f"the memory of {unknown[0]}" if unknown else "the cache size of such a model"
+        return (f"{declaration.name}: memory use was not checked, because {what} is unknown",), 0
     offloaded = int(_number(declaration, "cpu-offload-gb", 0.0, most=1e6) * GIB) * count
     need = {
         "weights": max(0, weights - offloaded),
@@ -196,15 +198,15 @@ def _on_gpus(
         "overhead": GPU_OVERHEAD_BYTES * count,
     }
     gpu_bytes = math.ceil(sum(need.values()) / share) if share else 0
-    if unknown := [kind for kind in kinds if kind not in GPU_BYTES]:
-        note = f"the memory of {unknown[0]} is unknown: nodes check it when an instance starts"
+    if unknown:
+        note = f"the memory of {unknown[0]} is unknown; nodes check it at each start"
         return (f"{declaration.name}: memory use was not checked, because {note}",), gpu_bytes
-    largest = max(kinds, key=GPU_BYTES.__getitem__)
-    fit = MemoryEstimate(**need, room=int(GPU_BYTES[largest] * share) * count)
+    largest = max(kinds, key=memory.__getitem__)
+    fit = MemoryEstimate(**need, room=int(memory[largest] * share) * count)
     place = f"{largest}:{count}" if count > 1 else f"one {largest} GPU"
     fit.demand(
         name=declaration.name,
-        where=f"{place} ({share:g} of {format_gib(GPU_BYTES[largest] * count)})",
+        where=f"{place} ({share:g} of {format_gib(memory[largest] * count)})",
         **size,
     )
     return (), gpu_bytes
