@@ -199,6 +199,7 @@ class LaunchSpec:
         gpu: acceptable kinds of GPUs, best first, e.g. ("H100", "A100-MIG-3g.40gb"); () for none.
             All GPUs of an instance are of one kind.
         gpu_count: how many; all of them must be on this node.
+        gpu_memory_bytes: memory that they must have together; 0 = any.
         startup_timeout_s: budget from start to ready.
         forkable: False boots a separate process for each instance.
         snapshot: False disables snapshots: none is made or restored.
@@ -223,6 +224,7 @@ class LaunchSpec:
     egress: tuple[str, ...] = ()
     gpu: tuple[str, ...] = ()
     gpu_count: int = 0
+    gpu_memory_bytes: int = 0
     startup_timeout_s: float
     forkable: bool = True
     snapshot: bool = True

@@ -7,10 +7,11 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 
+from activator.balancing.instance import Instance
 from activator.balancing.rebalancing import RebalanceRequest, pick_instance_to_yield
 from activator.balancing.throttler import Throttler
 from activator.coordination.state import HeartbeatReply, InstanceDemand
-from activator.fairness.preemption import PreemptionCandidate
+from activator.fairness.preemption import PreemptionCandidate, value_per_byte
 from activator.fairness.start_admission import GPUS, INSTANCES
 from pilotlight.spec.quotas import Plan
 from snapshotter.types import GpuDevice, InstanceInfo
@@ -59,6 +60,8 @@ class PreemptibleInstances:
                     idle_s=ASLEEP_S,
                     in_flight=0,
                     is_spare=True,
+                    is_asleep=True,
+                    value=_value(throttler, instance, now),
                 )
             spare = len(live) - (0 if throttler.is_retired else throttler.min_instances)
             for n, instance in enumerate(live):
@@ -73,6 +76,7 @@ class PreemptibleInstances:
                     idle_s=None if instance.in_flight else now - instance.idle_since,
                     in_flight=instance.in_flight,
                     is_spare=n < spare,
+                    value=_value(throttler, instance, now),
                 )
 
     def give_up(self, instance_id: str) -> None:
@@ -128,6 +132,15 @@ class PreemptibleInstances:
             )
             self._starved_since.pop(key, None)
             self.give_up(victim.id)
+
+
+def _value(throttler: Throttler, instance: Instance, now: float) -> float:
+    return value_per_byte(
+        _devices(instance.info),
+        calls=instance.calls,
+        lived_s=now - instance.started_at,
+        start_s=throttler.expected_start_s(),
+    )
 
 
 def _devices(info: InstanceInfo) -> tuple[GpuDevice, ...]:

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from snapshotter.errors import NoCapacity, Unsupported
+from snapshotter.gpus import hbm
 from snapshotter.gpus.allocator import GpuAllocator
 from snapshotter.gpus.inventory import GpuInventory
-from snapshotter.gpus.kinds import satisfies_any
+from snapshotter.gpus.kinds import satisfies, satisfies_any
 from snapshotter.types import GpuGrant, LaunchSpec
 
 
@@ -56,11 +57,25 @@ class GpuGrants:
                 f"{wanted} wanted, but this node has {present}",
                 {"resource": "gpu", "asked": count, "total": most},
             )
+        unfit = self._too_small(launch, count)
         granted = self.granted()
-        grant = self._allocator.allocate(launch.gpu, count, granted)
+        grant = self._allocator.allocate(launch.gpu, count, granted | unfit)
         if grant is None:
-            raise self._refusal(launch, count, granted)
+            raise self._refusal(launch, count, granted, unfit)
         return grant
+
+    def _too_small(self, launch: LaunchSpec, count: int) -> frozenset[str]:
+        """Devices whose memory the launch does not fit into. Raises Unsupported if it fits into no
+        acceptable ones."""
+        unfit = hbm.too_small(self.inventory.devices, launch, count)
+        most = max(use.largest for use in self._allocator.use(launch.gpu, unfit).values())
+        if unfit and most < count:
+            suitable = [d for d in self.inventory.devices if satisfies_any(d, launch.gpu)]
+            raise Unsupported(
+                hbm.shortage(suitable, launch, count),
+                {"resource": "gpu_memory", "asked": launch.gpu_memory_bytes, "total": most},
+            )
+        return unfit
 
     @contextlib.contextmanager
     def reserved(
@@ -93,10 +108,19 @@ class GpuGrants:
         """As `GpuAllocator.fragmentation`, now."""
         return self._allocator.fragmentation(self.granted())
 
-    def _refusal(self, launch: LaunchSpec, count: int, granted: frozenset[str]) -> NoCapacity:
-        """`claimed` and `total` count the devices of all acceptable kinds, `free` is the largest
-        count that one of them has; `kinds` has the figures of each, in order of preference."""
-        use = self._allocator.use(launch.gpu, granted)
+    def _refusal(
+        self, launch: LaunchSpec, count: int, granted: frozenset[str], unfit: frozenset[str]
+    ) -> NoCapacity:
+        """`claimed` and `total` count the devices of all acceptable kinds that the launch fits
+        into, `free` is the largest count that one of them has; `kinds` has the figures of each, in
+        order of preference."""
+        suitable = [
+            d
+            for d in self.inventory.devices
+            if satisfies_any(d, launch.gpu) and d.uuid not in unfit
+        ]
+        fitting = [kind for kind in launch.gpu if any(satisfies(d, kind) for d in suitable)]
+        use = self._allocator.use(fitting, granted | unfit)
         kinds: dict[str, Any] = {
             kind: {"free": each.free, "claimed": each.total - each.free, "total": each.total}
             for kind, each in use.items()
@@ -104,7 +128,6 @@ class GpuGrants:
         figures = ", ".join(
             f"{each.free} of {each.total} {kind} free" for kind, each in use.items()
         )
-        suitable = [d for d in self.inventory.devices if satisfies_any(d, launch.gpu)]
         detail = {
             "resource": "gpu",
             "asked": count,

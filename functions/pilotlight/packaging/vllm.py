@@ -81,15 +81,17 @@ def resolve_engine(
         "block_tokens": block,
     }
     if where == "gpu":
-        notes = _on_gpus(declaration, weights, kv, size)
+        notes, gpu_bytes = _on_gpus(declaration, weights, kv, size)
         memory = declaration.memory_bytes or _GPU_MEMORY_BYTES + weights
         kv_bytes = declaration.kv_bytes
     else:
-        notes, kv_bytes = (), declaration.kv_bytes or max(16 * MIB, -(-kv // MIB) * MIB)
+        notes, gpu_bytes = (), 0
+        kv_bytes = declaration.kv_bytes or max(16 * MIB, -(-kv // MIB) * MIB)
         memory = _memory_on_cpu(declaration, weights, kv_bytes, size)
     engine = declaration.engine(
         max_model_len=longest, kv_bytes=kv_bytes, more=_for_adapters(declaration, adapters, read)
     )
+    engine = replace(engine, gpu_bytes=gpu_bytes)
     return ResolvedEngine(
         engine=engine, resources=replace(declaration.resources, memory_bytes=memory), notes=notes
     )
@@ -176,22 +178,29 @@ def _length(declaration: EngineDeclaration, shape: ModelShape) -> int:
 
 def _on_gpus(
     declaration: EngineDeclaration, weights: int, kv: int, size: Mapping[str, Any]
-) -> tuple[str, ...]:
+) -> tuple[tuple[str, ...], int]:
     """Raise InvalidInput if the model fits on none of the acceptable GPU types. Unknown types or
-    models are not checked; the returned notes say so."""
+    models are not checked; the returned notes say so.
+
+    Also returns the memory that its GPUs must have together (`EngineSpec.gpu_bytes`), which a node
+    checks against the GPUs that it has; 0 if the size of the cache is not known."""
     count, kinds = declaration.resources.gpu_count, declaration.resources.gpu
     share = _number(declaration, "gpu-memory-utilization", GPU_SHARE, most=1.0)
     memory = {kind: gpu_memory_bytes(kind) or 0 for kind in kinds}
     unknown = [kind for kind in kinds if not memory[kind]]
-    if unknown or not size["shape"].is_known:
+    if not size["shape"].is_known:
         what = f"the memory of {unknown[0]}" if unknown else "the cache size of such a model"
-        return (f"{declaration.name}: memory use was not checked, because {what} is unknown",)
+        return (f"{declaration.name}: memory use was not checked, because {what} is unknown",), 0
     offloaded = int(_number(declaration, "cpu-offload-gb", 0.0, most=1e6) * GIB) * count
     need = {
         "weights": max(0, weights - offloaded),
         "kv": declaration.kv_bytes or kv,
         "overhead": GPU_OVERHEAD_BYTES * count,
     }
+    gpu_bytes = math.ceil(sum(need.values()) / share) if share else 0
+    if unknown:
+        note = f"the memory of {unknown[0]} is unknown; nodes check it at each start"
+        return (f"{declaration.name}: memory use was not checked, because {note}",), gpu_bytes
     largest = max(kinds, key=memory.__getitem__)
     fit = MemoryEstimate(**need, room=int(memory[largest] * share) * count)
     place = f"{largest}:{count}" if count > 1 else f"one {largest} GPU"
@@ -200,7 +209,7 @@ def _on_gpus(
         where=f"{place} ({share:g} of {format_gib(memory[largest] * count)})",
         **size,
     )
-    return ()
+    return (), gpu_bytes
 
 
 def _number(declaration: EngineDeclaration, name: str, default: float, *, most: float) -> float:

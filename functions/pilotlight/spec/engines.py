@@ -43,6 +43,9 @@ class EngineSpec:
         parallel: number of GPUs; an engine on more than one is never checkpointed (its processes share
             GPU memory, which the driver cannot checkpoint before 610).
         kv_bytes: size of the KV cache; None = the default of the engine on a GPU.
+        gpu_bytes: memory that it needs of its GPUs together: weights, KV cache for `max_num_seqs`
+            sequences of `max_model_len` tokens, and the engine, by the share that it uses of each
+            GPU; a node grants it GPUs with that much. 0 = not known, and on a CPU.
         sleep_level: level of vLLM's sleep mode: 1 keeps the weights in DRAM, 2 discards them.
         environment: engine environment of the node to run in, if the function has no image."""
 
@@ -54,6 +57,7 @@ class EngineSpec:
     args: Mapping[str, Any] = field(default_factory=dict)
     parallel: int = 1
     kv_bytes: int | None = None
+    gpu_bytes: int = 0
     sleep_level: int = 2
     environment: str = "vllm"
 
@@ -64,6 +68,7 @@ class EngineSpec:
         require_in_range("sleep_level", self.sleep_level, 1, 2)
         if self.kv_bytes is not None:
             require_in_range("kv_bytes", self.kv_bytes, 1 << 20, 1 << 50)
+        require_in_range("gpu_bytes", self.gpu_bytes, 0, 1 << 60)
         if len(self.lora) > MAX_ADAPTERS:
             raise InvalidInput(
                 f"lora: {len(self.lora)} adapters, at most {MAX_ADAPTERS}", parameter="lora"

@@ -16,8 +16,10 @@ from activator.fairness.preemption import (
     TenantUsage,
     pick_within_quota,
     spare_gpus,
+    value_per_byte,
     victims,
 )
+from snapshotter.types import GpuDevice
 from tests.fakes import fake_nvml
 from tests.fakes.fake_nvml import H100, L4, inventory_of
 
@@ -222,3 +224,26 @@ def test_an_instance_on_another_kind_of_gpu_is_left_alone() -> None:
     ]
     assert [one.id for one in spare_gpus(held, tenant="a", kind="H100", lacking=1)] == ["h100"]
     assert [one.id for one in spare_gpus(held, tenant="a", kind="L4", lacking=1)] == ["l4"]
+
+
+def test_of_two_gpus_the_one_whose_loss_costs_least_per_byte_is_taken() -> None:
+    values = {"dear": 3.0, "cheap": 1.0, "unknown": 0.0, "asleep": 9.0}
+    held = [
+        replace(tenure(id, "a", idle_s=99 - n, gpus=1), value=value, is_asleep=id == "asleep")
+        for n, (id, value) in enumerate(values.items())
+    ]
+    ids = [one.id for one in spare_gpus(held, tenant="a", kind="any", lacking=4)]
+    assert ids == ["asleep", "unknown", "cheap", "dear"]
+
+
+def test_value_per_byte_is_the_wait_that_a_second_costs_for_each_byte() -> None:
+    one = GpuDevice(uuid="GPU-1", kind="H100", memory_bytes=10)
+    other = GpuDevice(uuid="GPU-2", kind="H100", memory_bytes=30)
+    assert value_per_byte([one, other], calls=40, lived_s=20.0, start_s=60.0) == 3.0
+    assert value_per_byte([one], calls=0, lived_s=20.0, start_s=60.0) == 0.0
+    for unknown in (
+        value_per_byte([], calls=1, lived_s=1.0, start_s=1.0),
+        value_per_byte([one], calls=1, lived_s=0.0, start_s=1.0),
+        value_per_byte([one], calls=1, lived_s=1.0, start_s=None),
+    ):
+        assert unknown == 0.0

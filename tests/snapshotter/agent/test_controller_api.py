@@ -35,6 +35,7 @@ EVERYTHING = (
     "prove_snapshot",
     "delete_snapshots",
     "capabilities",
+    "gpus",
     "usage",
     "watch",
     "logs",
@@ -51,6 +52,7 @@ TAKEN: dict[str, dict[str, Any]] = {
     "prove_snapshot": {"snapshot_id": "sn-0123456789abcdef"},
     "delete_snapshots": {"snapshot_id": None, "revision": "f-1@v1", "function": None},
     "capabilities": {},
+    "gpus": {},
     "usage": {"instance_id": INSTANCE},
     "logs": {
         "labels": {},

@@ -327,8 +327,6 @@ class BillLine(Body):
     name: str
     group: dict[str, str]
     kind: str
-    gpu: str = ""
-    gpu_state: str = ""
     currency: str
     records: int
     errors: int = 0
@@ -344,6 +342,8 @@ class BillLine(Body):
     memory_gib_s: float
     gpu_s: float = 0.0
     cost: str
+    gpu: str = ""
+    gpu_state: str = ""
 
 
 class Bill(Body):

@@ -60,6 +60,7 @@ def launch_spec(
         egress=spec.egress,
         gpu=resources.gpu,
         gpu_count=resources.gpu_count,
+        gpu_memory_bytes=spec.engine.gpu_bytes if spec.engine is not None else 0,
         startup_timeout_s=spec.clocks.startup_s,
         forkable=spec.snapshot,
         snapshot=spec.snapshot and snapshots,
