@@ -13,6 +13,7 @@ import pytest
 
 from snapshotter.criu.errors import CriuFailed
 from snapshotter.errors import Unsupported
+from snapshotter.linux.cgroups import Cgroups
 from snapshotter.linux.device_control import DeviceRule
 from snapshotter.slots.slot_devices import DeviceLayout, SlotDevices
 from snapshotter.types import GpuDevice, GpuGrant
@@ -48,15 +49,28 @@ def nodes(tmp_path: Path) -> GpuNodes:
     return make_gpu_nodes(tmp_path / "machine", gpus=3, mig={2: 2})
 
 
-@pytest.fixture(params=[1, 2], ids=["v1", "v2"])
+@pytest.fixture
 async def slots(
+    short_tmp: Path, nodes: GpuNodes, require_or_skip: RequireOrSkip
+) -> AsyncIterator[AllocatedSlots]:
+    """On this machine's control groups."""
+    home = AgentHome(short_tmp)
+    cgroups = Cgroups.find(home.paths.run)
+    if not cgroups.controls_devices:
+        require_or_skip(str(cgroups.why_no_devices))
+    async with allocated_slots(home, cgroups, nodes.layout) as slots:
+        yield slots
+
+
+@pytest.fixture(params=[1, 2], ids=["v1", "v2"])
+async def slots_of_either(
     request: pytest.FixtureRequest,
     short_tmp: Path,
     tmp_path: Path,
     nodes: GpuNodes,
     require_or_skip: RequireOrSkip,
 ) -> AsyncIterator[AllocatedSlots]:
-    """On control groups that control devices."""
+    """On control groups of either version, in turn."""
     home = AgentHome(short_tmp)
     cgroups = find_groups(home.paths.run, tmp_path, version=request.param)
     if not cgroups.controls_devices or cgroups.version != request.param:
@@ -93,10 +107,10 @@ async def test_a_slot_opens_its_gpu_and_no_other(slots: AllocatedSlots, nodes: G
 
 
 async def test_a_node_that_got_into_a_slot_does_not_open_another_gpu(
-    slots: AllocatedSlots, nodes: GpuNodes
+    slots_of_either: AllocatedSlots, nodes: GpuNodes
 ) -> None:
     """World-writable, on a file system with devices: only the control group is in the way."""
-    slot = await slots.start(nodes.grant(nodes.gpu(1)))
+    slot = await slots_of_either.start(nodes.grant(nodes.gpu(1)))
     names = list(nodes.names)
     at = plant(slot, nodes.layout.dev, names)
     answers = {name: await slot.ask(f"/open{at}/{name.replace('/', '-')}") for name in names}
@@ -105,9 +119,9 @@ async def test_a_node_that_got_into_a_slot_does_not_open_another_gpu(
 
 
 async def test_a_node_that_got_into_a_slot_without_a_grant_opens_nothing(
-    slots: AllocatedSlots, nodes: GpuNodes
+    slots_of_either: AllocatedSlots, nodes: GpuNodes
 ) -> None:
-    slot = await slots.start()
+    slot = await slots_of_either.start()
     names = list(nodes.names)
     at = plant(slot, nodes.layout.dev, names)
     answers = {await slot.ask(f"/open{at}/{name.replace('/', '-')}") for name in names}
@@ -115,10 +129,10 @@ async def test_a_node_that_got_into_a_slot_without_a_grant_opens_nothing(
 
 
 async def test_forks_open_no_more_than_their_template(
-    slots: AllocatedSlots, nodes: GpuNodes
+    slots_of_either: AllocatedSlots, nodes: GpuNodes
 ) -> None:
     """A fork has a control group of its own."""
-    slot = await slots.start(in_place=False)
+    slot = await slots_of_either.start(in_place=False)
     at = plant(slot, nodes.layout.dev, ["nvidia0"])
     assert await slot.ask(f"/open{at}/nvidia0") == "EPERM"
     assert await slot.open("/dev/null", "/dev/urandom", "/dev/ptmx") == {
