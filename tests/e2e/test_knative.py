@@ -233,7 +233,7 @@ def test_an_image_is_pushed_by_the_deploy_pulled_by_the_node_and_run(
     platform.cli("deploy", str(app), "--no-wait")
     without = platform.post("packed/model")
     assert without.status_code == 503, without.text
-    assert "no basic auth credentials" in without.text  # the namespace has no secret yet
+    assert "401 Unauthorized" in without.text  # the namespace has no secret yet
     (pod,) = cluster.pods("model")
     reference = next(
         one["image"] for one in pod["spec"]["containers"] if image_registry.host in one["image"]

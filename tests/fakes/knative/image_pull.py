@@ -65,8 +65,11 @@ async def logins(cluster: Cluster, pod: Json, repository: Repository) -> list[st
     return found or [""]
 
 
-async def pull(reference: str, authorizations: Iterable[str], folder: Path) -> PulledImage:
-    """Pull into `folder`. Raises PullFailed."""
+async def pull(
+    reference: str, authorizations: Iterable[str], folder: Path
+) -> tuple[PulledImage, str]:
+    """Pull into `folder`; the image, and the login that the registry accepted. Raises
+    PullFailed."""
     repository, digest = parse_reference(reference)
     said = ""
     for authorization in authorizations:
@@ -80,7 +83,8 @@ async def pull(reference: str, authorizations: Iterable[str], folder: Path) -> P
             try:
                 answer = await registry.get(f"manifests/{digest}", headers={"accept": _MANIFEST})
                 if answer.is_success:
-                    return await _unpacked(registry, answer.content, digest, folder)
+                    image = await _unpacked(registry, answer.content, digest, folder)
+                    return image, authorization
             except httpx.HTTPError as e:
                 raise PullFailed(f'failed to pull and unpack image "{reference}": {e}') from e
             said = _refusal(reference, answer)
@@ -88,11 +92,12 @@ async def pull(reference: str, authorizations: Iterable[str], folder: Path) -> P
 
 
 def _refusal(reference: str, answer: httpx.Response) -> str:
+    repository, digest = parse_reference(reference)
     why = (
         f"{reference}: not found"
         if answer.status_code == 404
-        else "pull access denied, repository does not exist or may require authorization: "
-        "authorization failed: no basic auth credentials"
+        else f"pulling from host {repository.host} failed with status code "
+        f"[manifests {digest}]: {answer.status_code} {answer.reason_phrase}"
     )
     return (
         f'failed to pull and unpack image "{reference}": failed to resolve reference '

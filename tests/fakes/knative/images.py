@@ -33,20 +33,27 @@ class Images:
     missing: dict[str, str] = field(default_factory=dict)
     entrypoints: dict[str, list[str]] = field(default_factory=dict)
     pulled: dict[str, PulledImage] = field(default_factory=dict)
+    _accepted: set[tuple[str, str]] = field(default_factory=set)
 
     async def pull(self, cluster: Cluster, pod: Json, reference: str) -> str | None:
-        """Have an image on the node; what the kubelet says if that fails."""
+        """Have an image on the node; what the kubelet says if that fails.
+
+        A pod whose logins have not pulled it before has to show them to the registry, also where
+        the image is there (KubeletEnsureSecretPulledImages, on since Kubernetes 1.35)."""
         if (message := self.missing.get(reference)) is not None:
             return message
         repository = image_pull.repository_of(reference)
-        if repository is None or reference in self.pulled:
+        if repository is None:
             return None
         logins = await image_pull.logins(cluster, pod, repository)
+        if any((reference, login) in self._accepted for login in logins):
+            return None
         folder = self.directory / reference.rpartition(":")[2]
         try:
-            self.pulled[reference] = await image_pull.pull(reference, logins, folder)
+            self.pulled[reference], login = await image_pull.pull(reference, logins, folder)
         except PullFailed as e:
             return str(e)
+        self._accepted.add((reference, login))
         return None
 
     def root(self, reference: str) -> Path | None:
