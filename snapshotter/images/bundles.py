@@ -85,18 +85,19 @@ class Bundles:
         max_bytes: int = MAX_UNPACKED_BYTES,
         floor: DiskFloor | None = None,
         kept_bytes: int = KEPT_BYTES,
+        kept_entries: int = KEPT_ENTRIES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`blobs` None: the directory `<home>/blobs`. `floor`: free disk space that bundles must
         leave; None: none.
 
-        `kept_bytes`: limit for unused bundles.
+        `kept_bytes`, `kept_entries`: limits for unused bundles.
         """
         self._blobs = DirectoryStore(home / "blobs") if blobs is None else blobs
         self._code = home / "node" / "code"
         self._max_bytes = max_bytes
         self._floor = floor or no_floor()
-        self._kept = _Size(kept_bytes, KEPT_ENTRIES)
+        self._kept = _Size(kept_bytes, kept_entries)
         self._clock = clock
         self._flights: dict[str, asyncio.Task[Path]] = {}
         self._asked_at: dict[str, float] = {}
