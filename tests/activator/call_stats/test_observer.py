@@ -310,10 +310,10 @@ def test_a_warm_call_costs_little(capsys: pytest.CaptureFixture[str]) -> None:
     attempt.exec_ms, attempt.dispatched_ns, attempt.picos = 23.156_789, 300_000, 1234
     best = float("inf")
     for _ in range(5):
-        began = time.perf_counter_ns()
+        began = time.thread_time_ns()
         for _ in range(rounds):
             counters.answered(attempt, 200)
-        best = min(best, (time.perf_counter_ns() - began) / rounds / 1000)
+        best = min(best, (time.thread_time_ns() - began) / rounds / 1000)
         observer.drain(1)
     with capsys.disabled():
         print(f"\nobserving a warm call: {best:.2f} µs")
