@@ -386,11 +386,15 @@ def _restores(
 
 
 def _proofs(base: _Base, settings: SnapshotterSettings, restores: Restores) -> SnapshotValidator:
-    ways = ("eager", "lazy") if settings.snapshot_pages == "auto" else (settings.snapshot_pages,)
     return SnapshotValidator(
         restores=restores,
         slot_allocator=base.slot_allocator,
         ends=base.ends,
-        ways=ways,
+        ways=restore_modes(settings),
         deadline_s=_PROOF_S,
     )
+
+
+def restore_modes(settings: SnapshotterSettings) -> tuple[str, ...]:
+    """The ways to restore memory that a validation tries (`snapshotter.snapshot_pages`)."""
+    return ("eager", "lazy") if settings.snapshot_pages == "auto" else (settings.snapshot_pages,)

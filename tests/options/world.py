@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -103,3 +103,26 @@ async def scaling(directory: Path, fleet: str, **more: Any) -> AsyncIterator[Sca
     async with ScaledWorld.running(directory, **more) as world:
         on_fleet(world.fleet, fleet)
         yield world
+
+
+def parts_of(root: Any, kind: type, *, depth: int = 6) -> Iterator[Any]:
+    """The parts of that type that an object is made of, directly or through others."""
+    seen: set[int] = set()
+    level = [root]
+    for _ in range(depth):
+        following = []
+        for one in level:
+            if id(one) in seen or isinstance(one, str | bytes | int | float | Path):
+                continue
+            seen.add(id(one))
+            if isinstance(one, kind):
+                yield one
+            following += list(getattr(one, "__dict__", {}).values())
+            following += [getattr(one, name, None) for name in getattr(one, "__slots__", ())]
+        level = following
+
+
+def made_with(root: Any, kind: type) -> dict[str, Any]:
+    """What the one part of that type holds, by name without underscores."""
+    part = next(parts_of(root, kind))
+    return {name.strip("_"): value for name, value in vars(part).items()}

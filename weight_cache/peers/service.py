@@ -43,7 +43,7 @@ class PeerService:
     def __init__(
         self, terms: PeerSettings, key: TokenSigner, *, client_tls: ssl.SSLContext | None = None
     ) -> None:
-        self._terms = terms
+        self.terms = terms
         self._key = key
         members = PeerDiscovery(terms.peers)
         self._lines = PeerClient(tls=client_tls, tls_name=members.name)
@@ -89,17 +89,17 @@ class PeerService:
 
     async def open(self, shelf: VerifiedChunks, *, tls: ssl.SSLContext | None = None) -> None:
         """Start the server and the discovery. Raises OSError if the address is in use."""
-        if self._terms.listen is not None:
+        if self.terms.listen is not None:
             self.server = PeerServer(
                 shelf,
                 self.membership,
                 TokenVerifier(self._key, own_id=self.membership.own_id),
                 assignments=self._assignments,
                 under_way=self._under_way,
-                pace=BandwidthLimiter(self._terms.upload_bytes_per_s, clock=time.monotonic),
-                at_once=self._terms.uploads_at_once,
+                pace=BandwidthLimiter(self.terms.upload_bytes_per_s, clock=time.monotonic),
+                at_once=self.terms.uploads_at_once,
             )
-            host, _, port = self._terms.listen.rpartition(":")
+            host, _, port = self.terms.listen.rpartition(":")
             self.port = await self.server.listen(host.strip("[]"), int(port), tls=tls)
         self._looking = asyncio.create_task(self.membership.run(), name="look for peers")
 
