@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
 
 import pytest
 
@@ -20,10 +22,20 @@ from snapshotter.cuda.devices import Suspension
 from snapshotter.cuda.errors import CudaRefused
 from snapshotter.cuda.gpu_mapping import DeviceRecord, gpu_mapping, record_of
 from snapshotter.cuda.gpu_usage import CudaNode, Gpu
-from snapshotter.errors import NoCapacity, StartFailed, StartTimeout, Unsupported
-from snapshotter.types import InstanceInfo, StartKind
+from snapshotter.errors import (
+    NoCapacity,
+    ProofsBusy,
+    SnapshotRefused,
+    StartFailed,
+    StartTimeout,
+    Unsupported,
+)
+from snapshotter.linux.cgroups import Group
+from snapshotter.slots.manager import OccupiedSlot
+from snapshotter.slots.slot import Slot
+from snapshotter.types import GpuGrant, InstanceInfo, StartKind
 from tests.fakes.agent_home import AgentHome, begin, instance_id
-from tests.fakes.fake_nvml import A100, H100, L4, FakeNvml, gpus, partitioned
+from tests.fakes.fake_nvml import A100, H100, L4, FakeNvml, gpus, inventory_of, partitioned
 
 T = TypeVar("T")
 REPOSITORY = Path(__file__).parents[3]
@@ -44,13 +56,11 @@ async def free_again(client: AgentClient, home: AgentHome, *, count: int) -> Non
     await client.stop(found.id, grace_s=0)
 
 
-async def eventually(
-    action: Callable[[], Awaitable[T]], refused: type[Exception] = AssertionError
-) -> T:
+async def eventually(action: Callable[[], Awaitable[T]], *refused: type[Exception]) -> T:
     """The result of `action`, tried again while it raises `refused` or returns None or False."""
     async with asyncio.timeout(20):
         while True:
-            with contextlib.suppress(refused):
+            with contextlib.suppress(*refused):
                 if result := await action():
                     return result
             await asyncio.sleep(0.02)
@@ -337,5 +347,32 @@ async def test_a_snapshot_that_does_not_fit_the_granted_gpu_is_not_quarantined(
             second = await begin(client, launch)
             assert second.start_kind is StartKind.COLD
             await client.stop(second.id, grace_s=1)
+        with pytest.raises(SnapshotRefused, match="its proof needs other GPUs"):
+            await eventually(lambda: client.prove_snapshot(made.id), NoCapacity, ProofsBusy)
         [snapshot] = await client.snapshots()
         assert (snapshot.id, snapshot.state) == (made.id, "READY")
+
+
+def test_a_slot_of_a_release_that_did_not_record_its_gpus_is_not_taken_over(
+    home: AgentHome, tmp_path: Path
+) -> None:
+    slot = cast(Slot, SimpleNamespace(id="s-1", directory=tmp_path))
+    grant = GpuGrant(kind="H100", devices=inventory_of(*gpus(H100)).devices)
+    occupied = OccupiedSlot(
+        slot=slot,
+        launch=home.launch(gpu=("H100",)),
+        group=Group(directories={}, version=2),
+        gpus=grant,
+    )
+    record = occupied.record()
+    (tmp_path / "housing.json").write_text(json.dumps(record))
+    found = OccupiedSlot.of(slot)
+    assert found is not None
+    assert found.gpus == grant
+
+    (tmp_path / "housing.json").write_text(json.dumps({**record, "gpus": None}))
+    with pytest.raises(ValueError, match="an earlier version did not record its GPUs"):
+        OccupiedSlot.of(slot)
+    without = {**record, "launch": home.launch().to_json(), "gpus": None}
+    (tmp_path / "housing.json").write_text(json.dumps(without))
+    assert OccupiedSlot.of(slot) is not None
