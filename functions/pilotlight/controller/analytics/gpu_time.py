@@ -28,6 +28,11 @@ class GpuTime:
         return sum(self.seconds.values())
 
     @property
+    def paid_s(self) -> float:
+        """GPU seconds of calls and of paid idle time."""
+        return self.of(GpuState.BUSY) + self.of(GpuState.IDLE_PAID)
+
+    @property
     def unused_s(self) -> float:
         """GPU seconds in which no call ran."""
         return self.held_s - self.of(GpuState.BUSY)

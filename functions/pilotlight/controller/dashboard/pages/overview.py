@@ -3,7 +3,7 @@ with the details."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -21,6 +21,7 @@ from pilotlight.controller.analytics import (
 from pilotlight.controller.analytics.environment_usage import EnvironmentUsage
 from pilotlight.controller.analytics.function_stats import FunctionStats
 from pilotlight.controller.analytics.gpu_time import by_owner_and_kind, gpu_time
+from pilotlight.controller.analytics.gpu_use import GpuNow
 from pilotlight.controller.analytics.latency_histograms import Histogram, LatencyHistogram
 from pilotlight.controller.analytics.rightsizing import ObservedUsage, RightsizingHint
 from pilotlight.controller.analytics.rollup_queries import UsageCell, UsageSums
@@ -72,8 +73,9 @@ async def _render(visit: PageContext, template: str) -> Response:
     found = await visit.read(lambda sql: overview_data(sql, visit))
     running = await running_instances.list_running(visit)
     measured = await running_instances.peak_memory(visit, running.instances)
+    gpus = await running_instances.gpus_now(visit)
     return await visit.context.threads.run(
-        visit.caller.tenant, _page, template, visit, found, running, measured
+        visit.caller.tenant, _page, template, visit, found, running, measured, gpus
     )
 
 
@@ -83,6 +85,7 @@ def _page(
     found: OverviewData,
     running: RunningInstances,
     measured: Mapping[str, int],
+    gpus: Sequence[GpuNow],
 ) -> Response:
     """Render in a thread: a page of many functions takes some tens of milliseconds, which would
     block other requests."""
@@ -113,8 +116,9 @@ def _page(
         slowness=charts.latency(found.hours, visit.now),
         utilisation=page_stats.by_owner(found.usage.cells),
         gpus=by_owner_and_kind(found.usage.cells),
+        gpus_now=gpus,
         per_thousand=page_stats.per_thousand,
-        hints=_hints(visit, found, measured),
+        hints=_hints(visit, found, measured, gpus),
     )
 
 
@@ -152,10 +156,13 @@ def overview_data(sql: sa.Connection, visit: PageContext) -> OverviewData:
 
 
 def _hints(
-    visit: PageContext, found: OverviewData, measured: Mapping[str, int]
+    visit: PageContext,
+    found: OverviewData,
+    measured: Mapping[str, int],
+    gpus: Sequence[GpuNow],
 ) -> list[RightsizingHint]:
     rates = entitlements.rates_of(visit.plan, visit.context.config.prices)
-    seen = observed(found.functions, found.usage, found.parts, measured)
+    seen = observed(found.functions, found.usage, found.parts, measured, gpus)
     elapsed_s = visit.now - found.usage.span.first * found.usage.span.unit_s
     return rightsizing.rightsizing_hints(seen, rates=rates, elapsed_s=elapsed_s)[:MOST_HINTS]
 
@@ -165,6 +172,7 @@ def observed(
     used: EnvironmentUsage,
     parts: Iterable[LatencyHistogram],
     measured: Mapping[str, int],
+    gpus: Sequence[GpuNow] = (),
 ) -> list[ObservedUsage]:
     """Return deployed functions in the form that hints use."""
     sums = used.by(lambda cell: (cell.function_id, cell.kind))
@@ -186,6 +194,7 @@ def observed(
                 c for c in cells.get(row.id, ()) if c.kind not in UNPAID_KINDS
             ),
             gpus=gpu_time(cells.get(row.id, ())),
+            gpus_now=tuple(gpu for gpu in gpus if (gpu.app, gpu.function) == (row.app, row.name)),
             busy=sums.get((row.id, "CALL"), UsageSums()),
             idle=sums.get((row.id, "IDLE"), UsageSums()),
             reserved=sums.get((row.id, "RESERVED"), UsageSums()),
