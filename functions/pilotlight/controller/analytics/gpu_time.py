@@ -1,7 +1,7 @@
 """Time of granted GPUs by state, and how much of it ran calls. Pure.
 
-A GPU is in use by nobody else from its grant on, so all of that time counts: starts, idle time that
-nobody pays for, paid idle time, and sleep."""
+From its grant on no other instance can use a GPU, so all of that time counts: starts, unpaid and
+paid idle time, and sleep."""
 
 from __future__ import annotations
 

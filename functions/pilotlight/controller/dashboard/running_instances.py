@@ -26,6 +26,25 @@ class RunningInstances:
     trouble: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveUse:
+    """Instances now, the highest memory of one by function id, and the use of their GPUs."""
+
+    running: RunningInstances
+    memory: Mapping[str, int]
+    gpus: Sequence[GpuNow]
+
+
+async def live_use(visit: PageContext, *, function: tuple[str, str] | None = None) -> LiveUse:
+    """Return what the environment, or one of its functions, uses now."""
+    running = await list_running(visit, function=function)
+    return LiveUse(
+        running=running,
+        memory=await peak_memory(visit, running.instances),
+        gpus=await gpus_now(visit, function=function),
+    )
+
+
 async def list_running(
     visit: PageContext, *, function: tuple[str, str] | None = None
 ) -> RunningInstances:
