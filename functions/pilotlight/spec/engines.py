@@ -40,8 +40,8 @@ class EngineSpec:
         lora: name of adapter → name of its weights.
         args: further arguments of the server, by name without dashes; true for a flag, false for
             `--no-…`.
-        parallel: number of GPUs; an engine on more than one is never checkpointed (CUDA checkpoints
-            support a single GPU).
+        parallel: number of GPUs; an engine on more than one is never checkpointed (its processes
+            share GPU memory, which the driver cannot checkpoint before 610).
         kv_bytes: size of the KV cache; None = the default of the engine on a GPU.
         gpu_bytes: memory that it needs of its GPUs together: weights, KV cache for `max_num_seqs`
             sequences of `max_model_len` tokens, and the engine, by the share that it uses of each

@@ -1,5 +1,5 @@
-"""The use of granted GPUs now, as NVML tells the node agents. What it does not tell is None, and a GPU
-without any figure is left out."""
+"""The use of granted GPUs now, as NVML tells the node agents. What it does not tell is None, and a
+GPU without any figure is left out."""
 
 from __future__ import annotations
 

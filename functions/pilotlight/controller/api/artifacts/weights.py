@@ -82,8 +82,8 @@ class WeightsInfo(Body):
     )
     instances: int | None = Field(description="running instances of this environment that map it")
     hbm: list[WeightsOnGpu] | None = Field(
-        description="GPUs in whose memory instances of this environment hold it; null: the node has "
-        "no GPU, or does not respond"
+        description="GPUs in whose memory instances of this environment hold it; null: the node "
+        "has no GPU, or does not respond"
     )
 
 
