@@ -143,9 +143,7 @@ def overview_data(sql: sa.Connection, visit: PageContext) -> OverviewData:
     )
 
 
-def _hints(
-    visit: PageContext, found: OverviewData, live: LiveUse
-) -> list[RightsizingHint]:
+def _hints(visit: PageContext, found: OverviewData, live: LiveUse) -> list[RightsizingHint]:
     rates = entitlements.rates_of(visit.plan, visit.context.config.prices)
     seen = observed(found.functions, found.usage, found.parts, live)
     elapsed_s = visit.now - found.usage.span.first * found.usage.span.unit_s
