@@ -380,7 +380,7 @@ class InstanceAccount:
         self.meter.end_service(now_ns, None)
 
     def stop(self, *, now_ns: int) -> None:
-        """The instance is being stopped, and was settled: nobody pays for its time from now on."""
+        """The instance is being stopped, and was settled: its time is not paid from now on."""
         self.meter.end_service(now_ns, IdleKind.FREE)
 
     def settle_gpus(self, *, now_ns: int, at_ns: int) -> None:
@@ -409,9 +409,9 @@ class InstanceAccount:
     def settle_idle(
         self, *, now_ns: int, at_ns: int, is_last: bool = False, last_cpu_ns: int | None = None
     ) -> int:
-        """Record the idle time up to now as IDLE and RESERVED records, that of GPUs for which
-        nobody pays as FREE_IDLE and ASLEEP records, and the CPU time outside calls as a CPU record.
-        Returns the number of records. Call it each minute, and `end` at the end."""
+        """Record the idle time up to now as IDLE and RESERVED records, unpaid time of GPUs as
+        FREE_IDLE and ASLEEP records, and the CPU time outside calls as a CPU record. Returns the
+        number of records. Call it each minute, and `end` at the end."""
         cpu_ns = 0
         if self._cpu is not None:
             cpu_ns = self._cpu.end(last_cpu_ns) if is_last else self._cpu.consume()
@@ -421,8 +421,8 @@ class InstanceAccount:
         return records + self._charge_cpu(cpu_ns, at_ns=at_ns, is_last=is_last)
 
     def _record_idle(self, *, now_ns: int, at_ns: int) -> int:
-        """Write the records of the idle time that was not recorded; return their number. While
-        nobody pays for the instance, only the time of GPUs is recorded, as free."""
+        """Write the records of the idle time that was not recorded; return their number. While the
+        instance is free, only the time of its GPUs is recorded, as unpaid."""
         spans = self.meter.consume_idle(now_ns)
         if self._is_free and self._footprint.gpu is None:
             return 0

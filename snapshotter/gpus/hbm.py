@@ -1,4 +1,4 @@
-"""Admission of a launch against the memory of GPUs (HBM): weights, KV cache and engine must fit. Pure.
+"""Admission of a launch against GPU memory (HBM): weights, KV cache and engine must fit. Pure.
 
 The need is estimated at deploy (`EngineSpec.gpu_bytes`); functions that load models by themselves
 state none. A granted device has no other tenant, so all of its memory counts."""
@@ -29,7 +29,7 @@ def shortage(devices: Sequence[GpuDevice], launch: LaunchSpec, count: int) -> st
     have = largest.memory_bytes * count / _GIB
     place = f"{count} {largest.kind}" if count > 1 else f"one {largest.kind}"
     return (
-        f"weights, KV cache and engine need {launch.gpu_memory_bytes / _GIB:.1f} GiB of GPU memory, "
-        f"and {place} of this node has {have:.1f} GiB: deploy with a smaller max_model_len or "
-        f"max_num_seqs, more GPUs, or a GPU with more memory"
+        f"weights, KV cache and engine need {launch.gpu_memory_bytes / _GIB:.1f} GiB of GPU "
+        f"memory, and {place} of this node has {have:.1f} GiB: deploy with a smaller "
+        f"max_model_len or max_num_seqs, more GPUs, or a GPU with more memory"
     )

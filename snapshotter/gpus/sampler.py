@@ -1,5 +1,4 @@
-"""The use of the node's GPUs, as NVML told it last: a helper process (`sampling`) prints it
-regularly.
+"""The latest use of the node's GPUs by NVML: a helper process (`sampling`) prints it regularly.
 
 What is not known is absent, never zero: without GPUs, without NVML, or while the helper does not
 answer there are no samples."""
@@ -21,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 EVERY_S = 5.0
 STALE_S = 20.0
-"""A sample of this age says nothing any more: four rounds, as a busy driver answers late."""
+"""A sample of this age is not used: four rounds, as a busy driver answers late."""
 SILENT_S = 60.0
 """A helper that printed nothing for so long hangs, and is replaced. The first line takes seconds
 for each GPU where the driver sleeps."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from pilotlight.core.json_record import JsonRecord
+from snapshotter.gpus.nvml import Nvml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,22 +34,10 @@ class GpuSample(JsonRecord):
     total_bytes: int
 
 
-class NvmlUsage(Protocol):
-    """The functions of `pynvml` (package nvidia-ml-py) that are used; see `nvml.Nvml`."""
+class NvmlUsage(Nvml, Protocol):
+    """`Nvml`, and what only samples need."""
 
-    NVMLError: type[Exception]
-    NVMLError_NotSupported: type[Exception]
-
-    def nvmlInit(self) -> None: ...  # noqa: N802
-    def nvmlShutdown(self) -> None: ...  # noqa: N802
-    def nvmlDeviceGetCount(self) -> int: ...  # noqa: N802
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any: ...  # noqa: N802
-    def nvmlDeviceGetUUID(self, handle: Any) -> str: ...  # noqa: N802
     def nvmlDeviceGetUtilizationRates(self, handle: Any) -> Any: ...  # noqa: N802
-    def nvmlDeviceGetMemoryInfo(self, handle: Any) -> Any: ...  # noqa: N802
-    def nvmlDeviceGetMigMode(self, device: Any) -> Any: ...  # noqa: N802
-    def nvmlDeviceGetMaxMigDeviceCount(self, device: Any) -> int: ...  # noqa: N802
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Any, index: int) -> Any: ...  # noqa: N802
 
 
 def sample(nvml: NvmlUsage) -> list[GpuSample]:

@@ -173,7 +173,7 @@ def charged_ns(billed_ns: int, *, minimum_ms: int, rounding_ms: int) -> int:
 
 class GpuState(enum.StrEnum):
     """What an instance does with the GPUs that it was granted. IDLE_FREE: idle, stopping, or kept
-    for copies of calls; nobody pays for it. IDLE_PAID: idle beyond the free window, or reserved."""
+    for copies of calls, without a charge. IDLE_PAID: idle beyond the free window, or reserved."""
 
     START = "start"
     IDLE_FREE = "idle_free"
@@ -202,7 +202,7 @@ UNPAID_KINDS = frozenset({"SHADOW", FREE_START, FREE_IDLE, ASLEEP})
 
 def kind_factor(kind: str, rates: Rates) -> Decimal:
     """Return the share of the execution rate that this kind of record costs: 1 for a CALL, 0 for a
-    SHADOW and for time that nobody pays for."""
+    SHADOW and for unpaid time."""
     factors = {
         "IDLE": rates.idle_factor,
         "RESERVED": rates.reserved_factor,

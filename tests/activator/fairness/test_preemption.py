@@ -229,8 +229,8 @@ def test_an_instance_on_another_kind_of_gpu_is_left_alone() -> None:
 def test_of_two_gpus_the_one_whose_loss_costs_least_per_byte_is_taken() -> None:
     values = {"dear": 3.0, "cheap": 1.0, "unknown": 0.0, "asleep": 9.0}
     held = [
-        replace(tenure(id, "a", idle_s=99 - n, gpus=1), value=value, is_asleep=id == "asleep")
-        for n, (id, value) in enumerate(values.items())
+        replace(tenure(name, "a", idle_s=99 - n, gpus=1), value=value, is_asleep=name == "asleep")
+        for n, (name, value) in enumerate(values.items())
     ]
     ids = [one.id for one in spare_gpus(held, tenant="a", kind="any", lacking=4)]
     assert ids == ["asleep", "unknown", "cheap", "dear"]

@@ -238,6 +238,47 @@ async def test_it_shows_what_happened_today_and_loads_nothing_from_elsewhere(
     assert "default-src 'none'" in page.headers["content-security-policy"]
 
 
+async def test_gpu_time_and_use_are_shown_where_there_are_gpus_and_nothing_where_there_are_none(
+    controller: Controller,
+) -> None:
+    tenant, now = await controller.tenant(), controller.clock.now
+    await controller.http.post("/v1/apps/search/deploy", json={"functions": [spec("embed")]})
+    detail = (await controller.http.get("/v1/apps/search")).json()["functions"][0]
+    session = await sign_in(controller, controller.key)
+    paths = ("/dashboard/usage", "/dashboard/functions/search/embed")
+    for path in paths:
+        page = await controller.client(None).get(path, headers=session)
+        assert page.status_code == 200
+        assert "GPU" not in page.text
+    seconds = {"CALL": 60, "START": 30, "FREE_IDLE": 110, "ASLEEP": 100}
+    common = {"tenant": tenant, "function_id": detail["id"], "gpu": "A100", "gpu_count": 2}
+    records = [
+        usage(f"i-1/{kind}/1", **common, kind=kind, billed_ns=s * 10**9, started_at=now - 60)
+        for kind, s in seconds.items()
+    ]
+    await controller.internal(
+        "/internal/usage", {"activator": "a", "records": [r.to_json() for r in records]}
+    )
+    labels = {"tenant": tenant, "environment": "main", "app": "search", "function": "embed"}
+    gpu = {
+        "uuid": "GPU-0123456789",
+        "kind": "A100",
+        "memory_bytes": 40 * 1024**3,
+        "used_bytes": 10 * 1024**3,
+        "sm_utilisation": 0.37,
+        "delivered_bytes": 9 * 1024**3,
+        "labels": labels,
+    }
+    stranger = {**gpu, "uuid": "GPU-stranger", "labels": {**labels, "tenant": "t-other"}}
+    controller.agent.gpus = [gpu, stranger]
+    for path in paths:
+        page = (await controller.client(None).get(path, headers=session)).text
+        assert "GPU time" in page
+        assert "20 % busy" in page, "60 of 300 seconds"
+        assert ("GPUs now" in page, "37 %" in page, "10 GiB of 40 GiB" in page) == (True,) * 3
+        assert "GPU-stranger" not in page
+
+
 async def test_names_are_escaped_and_an_absent_agent_is_named(
     controller: Controller, short_tmp: object
 ) -> None:

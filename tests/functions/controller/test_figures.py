@@ -14,6 +14,7 @@ from pilotlight.controller.analytics import (
     entitlements,
     environment_usage,
     function_stats,
+    gpu_use,
     latency_histograms,
     monthly_spend,
     recent_calls,
@@ -21,6 +22,7 @@ from pilotlight.controller.analytics import (
 )
 from pilotlight.controller.analytics.environment_usage import EnvironmentUsage
 from pilotlight.controller.analytics.gpu_time import GpuTime, by_owner_and_kind, gpu_time
+from pilotlight.controller.analytics.gpu_use import GpuNow
 from pilotlight.controller.analytics.latency_histograms import Histogram
 from pilotlight.controller.analytics.rightsizing import ObservedUsage, rightsizing_hints
 from pilotlight.controller.analytics.rollup_queries import UsageCell, UsageSums
@@ -257,6 +259,59 @@ def test_a_hint_for_a_gpu_says_what_its_time_was_spent_on() -> None:
     )
     [hint] = rightsizing_hints([one], rates=RATES, elapsed_s=MONTH_S)
     assert hint.why.endswith("; of GPU time idle paid 90 %, busy 10 %")
+
+
+def gpu_now(**changes: Any) -> GpuNow:
+    values = {"app": "a", "function": "f", "gpu": "H100", "uuid": "GPU-1", "memory_bytes": 80 * GIB}
+    return GpuNow(**{**values, "sm_utilisation": 0.2, "used_bytes": 20 * GIB, **changes})
+
+
+@pytest.mark.parametrize(
+    "changes,suggested",
+    [
+        ({}, "H100-MIG-3g.40gb"),
+        ({"used_bytes": 5 * GIB, "sm_utilisation": 0.05}, "H100-MIG-1g.10gb"),
+        ({"sm_utilisation": 0.5}, None),
+        ({"used_bytes": 30 * GIB}, None),
+        ({"sm_utilisation": None}, None),
+        ({"gpu": "A100"}, None),
+        ({"gpu": "H100-MIG-3g.40gb"}, None),
+    ],
+)
+def test_a_gpu_that_is_hardly_used_could_be_a_mig_instance_with_a_price(
+    changes: dict[str, Any], suggested: str | None
+) -> None:
+    prices = {"H100": 10, "H100-MIG-3g.40gb": 5, "H100-MIG-1g.10gb": 2, "A100": 9}
+    rates = replace(RATES, gpu_s={kind: Decimal(price) for kind, price in prices.items()})
+    one = observed(
+        whole=UsageSums(picos=1000 * 10**12, billed_ns=10**11),
+        gpus=GpuTime(seconds={GpuState.BUSY: 60.0, GpuState.IDLE_PAID: 40.0, GpuState.START: 9.0}),
+        gpus_now=(gpu_now(**changes),),
+    )
+    hints = rightsizing_hints([one], rates=rates, elapsed_s=MONTH_S)
+    assert [hint.change for hint in hints] == ([f'gpu="{suggested}"'] if suggested else [])
+    if suggested == "H100-MIG-3g.40gb":
+        assert hints[0].saving == 500, "half the price of a hundred seconds"
+        assert hints[0].why.startswith("its GPUs now compute 20 % and use 25 % of their memory")
+
+
+def test_what_nvml_does_not_tell_is_not_shown() -> None:
+    labels = {"tenant": "t-1", "environment": "main", "app": "a", "function": "f"}
+    known = {
+        "uuid": "GPU-1",
+        "kind": "H100",
+        "memory_bytes": 80,
+        "used_bytes": 20,
+        "sm_utilisation": None,
+        "delivered_bytes": 7,
+        "labels": labels,
+    }
+    unknown = {**known, "used_bytes": None}
+    own = {"tenant": "t-1", "environment": "main"}
+    (found,) = gpu_use.of_agent([known, unknown, {**known, "labels": {}}], own)
+    assert (found.name, found.used, found.weights_bytes) == ("a/f", 0.25, 7)
+    assert gpu_use.describe([found]) == "its GPUs now use 25 % of their memory"
+    assert gpu_use.describe([]) == ""
 
 
 def test_quotas_show_their_use_where_it_is_known() -> None:

@@ -43,12 +43,35 @@ async def test_the_operator_sees_the_nodes_as_they_last_reported(controller: Con
         "node-1",
         False,
     )
+    assert one["gpu_use"] == [
+        {
+            "product": "NVIDIA H100 80GB HBM3",
+            "uuid": one["gpu_use"][0]["uuid"],
+            "total_bytes": one["gpu_use"][0]["total_bytes"],
+            "used_bytes": None,
+            "sm_utilisation": None,
+            "tenant": "",
+            "function": "",
+        }
+    ], "an agent without NVML tells no figures"
     assert (one["weights"], one["gpus"], one["gpus_free"], one["pods"]) == (
         2,
         ["NVIDIA H100 80GB HBM3"],
         1,
         3,
     )
+
+
+async def test_the_operator_sees_how_busy_a_gpu_is_and_whose_it_is(controller: Controller) -> None:
+    report = node_report()
+    (gpu,) = report.gpus
+    holder = {"tenant": "t-1", "environment": "main", "app": "chat", "function": "Llama"}
+    busy = replace(gpu, used_bytes=5, sm_utilisation=0.25, holder=holder)
+    assert await post(controller, replace(report, gpus=(busy,)).to_json()) == 204
+    (node,) = (await controller.http.get("/v1/nodes")).json()["nodes"]
+    (use,) = node["gpu_use"]
+    assert (use["used_bytes"], use["sm_utilisation"]) == (5, 0.25)
+    assert (use["tenant"], use["function"]) == ("t-1", "chat/Llama")
 
 
 async def test_nobody_but_our_own_processes_reports_and_tenants_see_no_nodes(

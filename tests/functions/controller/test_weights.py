@@ -79,6 +79,50 @@ async def _manifest(controller: Controller, tmp_path: Path) -> str:
     return await upload(controller.http, tmp_path / "model")
 
 
+async def test_what_ones_own_instances_hold_in_gpus_is_listed_and_what_others_hold_is_not(
+    controller: Controller, manifest: str
+) -> None:
+    await push(controller.http, manifest)
+    (known,) = (await controller.http.get("/v1/weights")).json()["weights"]
+    assert known["hbm"] is None, "the node has no GPU"
+
+    def gpu(number: int, **labels: str) -> dict[str, Any]:
+        held = {"manifest": manifest, "state": "delivered", "bytes": 7, "is_pinned": False}
+        return {
+            "uuid": f"GPU-{number}",
+            "kind": "H100",
+            "model": "NVIDIA H100 80GB HBM3",
+            "memory_bytes": 80 * 1024**3,
+            "used_bytes": None,
+            "sm_utilisation": None,
+            "delivered_bytes": 7,
+            "pinned_bytes": 0,
+            "instance": f"i-{number}" if labels else None,
+            "labels": labels,
+            "weights": [held] if labels else [],
+        }
+
+    tenant = await controller.tenant()
+    controller.agent.gpus = [
+        gpu(0),
+        gpu(1, tenant="t-other", environment="main"),
+        gpu(2, tenant=tenant, environment="staging"),
+    ]
+    (known,) = (await controller.http.get("/v1/weights")).json()["weights"]
+    assert known["hbm"] == []
+    controller.agent.gpus.append(gpu(3, tenant=tenant, environment="main", app="chat"))
+    assert (await controller.http.get("/v1/weights/minilm")).json()["hbm"] == [
+        {
+            "gpu": "H100",
+            "uuid": "GPU-3",
+            "memory_bytes": 80 * 1024**3,
+            "bytes": 7,
+            "state": "delivered",
+            "instance": "i-3",
+        }
+    ]
+
+
 async def test_a_pushed_name_is_listed_with_what_it_means_and_where_it_is(
     controller: Controller, manifest: str
 ) -> None:
@@ -97,6 +141,7 @@ async def test_a_pushed_name_is_listed_with_what_it_means_and_where_it_is(
         "tier": "origin",
         "expected_s": None,
         "instances": 0,
+        "hbm": None,
     }
     controller.cache.here.add(manifest)
     assert (await controller.http.get("/v1/weights")).json()["weights"] == [

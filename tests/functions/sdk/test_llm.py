@@ -4,6 +4,7 @@ sent."""
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 import pilotlight
 from examples import tiny_llama
+from pilotlight.controller.registry.launch_spec import launch_spec
 from pilotlight.errors import InvalidInput
 from pilotlight.packaging.archive import pack_files
 from pilotlight.packaging.build import build
@@ -134,6 +136,35 @@ def test_several_gpus_are_one_engine_that_is_not_checkpointed(model: Path) -> No
 def test_a_gpu_that_nobody_knows_is_not_checked_and_that_is_said(model: Path) -> None:
     with pytest.warns(pilotlight.PilotlightWarning, match="not checked"):
         built(model, gpu="X9000")
+
+
+def test_what_it_needs_of_its_gpus_travels_to_the_node(model: Path) -> None:
+    """A cache of 40 GiB, 2 GiB of engine on each GPU and the weights, by 0.9 of each GPU."""
+    options = {"engine_args": {"kv_cache_memory_bytes": "40GiB"}}
+    weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    one, two = built(model, gpu="H100", **options), built(model, gpu="H100:2", **options)
+    assert one.engine is not None
+    assert two.engine is not None
+    assert one.engine.gpu_bytes == math.ceil((weights + 42 * GIB) / 0.9)
+    assert two.engine.gpu_bytes == math.ceil((weights + 44 * GIB) / 0.9)
+    launch = launch_spec(
+        one,
+        revision="v1",
+        tenant="t-1",
+        uid=None,
+        environment="main",
+        app="llm",
+        snapshots=True,
+        variables={},
+    )
+    assert launch.gpu_memory_bytes == one.engine.gpu_bytes
+    on_a_cpu = built(model).engine
+    assert on_a_cpu is not None
+    assert on_a_cpu.gpu_bytes == 0
+    with pytest.warns(pilotlight.PilotlightWarning, match="nodes check it"):
+        unknown = built(model, gpu="X9000", **options).engine
+    assert unknown is not None
+    assert unknown.gpu_bytes == one.engine.gpu_bytes, "the node knows its GPUs"
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_sent(model: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,17 @@ from pilotlight.core.crypto import PlatformKey
 from pilotlight.core.settings import SettingsInvalid
 from pilotlight.core.transport.endpoint import Endpoint
 from snapshotter.agent.node_report import Reporter, memory_of_node, node_name, platform_token
-from snapshotter.types import NODES_PATH, NodeReport, SnapshotInfo, SnapshotState
+from snapshotter.gpus.sampling import GpuSample
+from snapshotter.gpus.view import GpuHolder, GpuUse
+from snapshotter.types import (
+    NODES_PATH,
+    GpuDevice,
+    GpuGrant,
+    InstanceState,
+    NodeReport,
+    SnapshotInfo,
+    SnapshotState,
+)
 from tests.fakes.gpu_memory import FakeGpuMemory, gpu
 from tests.fakes.quiet_server import QuietServer
 from weight_cache.errors import WeightCacheUnavailable
@@ -111,7 +121,11 @@ def snapshot(
 
 @contextlib.asynccontextmanager
 async def reporting(
-    path: Path, models: Models, snapshots: list[SnapshotInfo], memory: FakeGpuMemory | None = None
+    path: Path,
+    models: Models,
+    snapshots: list[SnapshotInfo],
+    memory: FakeGpuMemory | None = None,
+    gpu_uses: Sequence[GpuUse] = (),
 ) -> AsyncIterator[Reporter]:
     reporter = Reporter(
         Endpoint.at(path),
@@ -122,6 +136,7 @@ async def reporting(
         snapshots=lambda: snapshots,
         memory=memory,
         pods=lambda: 2,
+        gpu_uses=lambda: gpu_uses,
     )
     task = asyncio.create_task(reporter.run())
     try:
@@ -159,6 +174,32 @@ async def test_a_node_tells_what_is_hot_the_last_used_first(short_tmp: Path) -> 
     assert (report.gpus[0].product, report.gpus[0].is_free, report.pods) == ("H100", True, 2)
     assert 0 < report.memory_free_bytes < report.memory_bytes
     assert taker.tokens == {"token"}
+
+
+async def test_a_gpus_use_is_told_with_its_holder_and_only_where_it_is_known(
+    short_tmp: Path,
+) -> None:
+    taker = Taker()
+    known, unknown = gpu(0), gpu(1)
+    device = GpuDevice(uuid=known.uuid, kind="H100")
+    labels = {"tenant": "t-1", "app": "chat", "function": "Llama"}
+    use = GpuUse(
+        device=device,
+        sample=GpuSample(uuid=known.uuid, sm_utilisation=0.5, used_bytes=7, total_bytes=80),
+        holder=GpuHolder(
+            instance="pod-1",
+            labels=labels,
+            state=InstanceState.READY,
+            grant=GpuGrant(kind="H100", devices=(device,)),
+        ),
+    )
+    async with (
+        taker.serving(short_tmp / "c"),
+        reporting(short_tmp / "c", Models(), [], FakeGpuMemory(known, unknown), [use]),
+    ):
+        one, other = (await taker.next()).gpus
+    assert (one.used_bytes, one.sm_utilisation, one.holder) == (7, 0.5, labels)
+    assert (other.used_bytes, other.sm_utilisation, other.holder) == (None, None, {})
 
 
 async def test_what_became_hot_is_told_at_once_and_a_cache_that_restarts_is_no_news(

@@ -1,7 +1,7 @@
 """Time of granted GPUs by state, and how much of it ran calls. Pure.
 
-A GPU is in use by nobody else from its grant on, so all of that time counts: starts, idle time that
-nobody pays for, paid idle time, and sleep."""
+From its grant on no other instance can use a GPU, so all of that time counts: starts, unpaid and
+paid idle time, and sleep."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ class GpuTime:
     def held_s(self) -> float:
         """GPU seconds from grant to release."""
         return sum(self.seconds.values())
+
+    @property
+    def paid_s(self) -> float:
+        """GPU seconds of calls and of paid idle time."""
+        return self.of(GpuState.BUSY) + self.of(GpuState.IDLE_PAID)
 
     @property
     def unused_s(self) -> float:

@@ -6,11 +6,14 @@ nothing itself."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_HALF_EVEN, Decimal
 
+from pilotlight.controller.analytics import gpu_use
 from pilotlight.controller.analytics.gpu_time import GpuTime
+from pilotlight.controller.analytics.gpu_use import GpuNow
 from pilotlight.controller.analytics.rollup_queries import UsageSums
 from pilotlight.spec.pricing import COST_QUANTUM, GIB, Rates
 
@@ -22,6 +25,10 @@ WORTH = Decimal("0.75")
 """A memory hint must cut memory by at least a quarter; below that, headroom is worth more."""
 BUSY = 0.25
 """Utilisation from which a reserved instance is worth its cost."""
+MIG_SLICES = 7
+"""Compute slices of a GPU, of which a profile such as `3g.40gb` has three (NVIDIA MIG User
+Guide)."""
+_MIG = re.compile(r"(?P<gpu>.+)-MIG-(?P<slices>[1-7])g\.(?P<gib>[0-9]+)gb", re.IGNORECASE)
 LEAST_SHARE, LEAST_OF_ALL = 20, 100
 """A hint must save more than 1/20 of its function's cost, and more than 1/100 of the cost of all
 functions."""
@@ -38,6 +45,7 @@ class ObservedUsage:
         whole, busy, idle, reserved: sums of all records that may cost something, of calls, of idle
             time beyond the platform's own window, and of `min_instances`.
         gpus: time of its GPUs by state.
+        gpus_now: the use of its GPUs now; () if not known.
         start_ms: median time of a start that is not warm; None if unknown.
     """
 
@@ -53,6 +61,7 @@ class ObservedUsage:
     reserved: UsageSums
     start_ms: float | None
     gpus: GpuTime = field(default_factory=GpuTime)
+    gpus_now: tuple[GpuNow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +89,12 @@ def rightsizing_hints(
     found = [
         hint
         for one in observed
-        for hint in (_memory(one, rates, pace), _reserved(one, pace), _idle(one, pace))
+        for hint in (
+            _memory(one, rates, pace),
+            _reserved(one, pace),
+            _idle(one, pace),
+            _mig(one, rates, pace),
+        )
         if hint is not None
     ]
     least = sum((one.whole.cost for one in observed), Decimal(0)) * pace / LEAST_OF_ALL
@@ -145,7 +159,40 @@ def _idle(one: ObservedUsage, pace: Decimal) -> RightsizingHint | None:
 
 
 def _gpus(one: ObservedUsage) -> str:
-    return f"; of GPU time {one.gpus.describe()}" if one.gpus.held_s else ""
+    time = f"; of GPU time {one.gpus.describe()}" if one.gpus.held_s else ""
+    now = gpu_use.describe(one.gpus_now)
+    return f"{time}; {now}" if now else time
+
+
+def _mig(one: ObservedUsage, rates: Rates, pace: Decimal) -> RightsizingHint | None:
+    """Suggest the cheapest MIG instance of the same GPU that has a price, and the memory and the
+    share of compute that the function uses now, with HEADROOM."""
+    kinds = {gpu.gpu for gpu in one.gpus_now}
+    if len(kinds) != 1 or any(gpu.sm_utilisation is None for gpu in one.gpus_now):
+        return None
+    (kind,) = kinds
+    used_bytes = max(gpu.used_bytes for gpu in one.gpus_now) * HEADROOM
+    busy = max(gpu.sm_utilisation or 0.0 for gpu in one.gpus_now) * HEADROOM
+    fitting = {
+        name: price
+        for name, price in rates.gpu_s.items()
+        if (part := _MIG.fullmatch(name)) is not None
+        and part["gpu"].upper() == kind.upper()
+        and int(part["gib"]) * GIB >= used_bytes
+        and int(part["slices"]) / MIG_SLICES >= busy
+    }
+    price = rates.gpu_s.get(kind)
+    if not fitting or price is None or min(fitting.values()) >= price:
+        return None
+    name = min(fitting, key=lambda name: (fitting[name], name))
+    spent = price * Decimal(repr(one.gpus.paid_s))
+    return RightsizingHint(
+        app=one.app,
+        name=one.name,
+        change=f'gpu="{name}"',
+        saving=_rounded(spent * (1 - fitting[name] / price) * pace),
+        why=f"{gpu_use.describe(one.gpus_now)}; this leaves 50 % headroom",
+    )
 
 
 def _rounded(amount: Decimal) -> Decimal:

@@ -144,7 +144,7 @@ KIND_WORDS: Mapping[str, str] = {
     "RESERVED": "Reserved",
     "FREE_START": "Starts for copies of calls",
     "FREE_IDLE": "Idle, not paid",
-    "ASLEEP": "Asleep",
+    "ASLEEP": "Suspended",
     "CPU": "CPU outside calls",
     "BUILD": "Builds",
     "STORAGE": "Storage",

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pilotlight.controller.analytics import gpu_use
+from pilotlight.controller.analytics.gpu_use import GpuNow
 from pilotlight.controller.dashboard.page_context import PageContext, or_error_banner
 from snapshotter.errors import SnapshotterError
 from snapshotter.types import InstanceInfo
@@ -24,6 +26,25 @@ class RunningInstances:
     trouble: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveUse:
+    """Instances now, the highest memory of one by function id, and the use of their GPUs."""
+
+    running: RunningInstances
+    memory: Mapping[str, int]
+    gpus: Sequence[GpuNow]
+
+
+async def live_use(visit: PageContext, *, function: tuple[str, str] | None = None) -> LiveUse:
+    """Return what the environment, or one of its functions, uses now."""
+    running = await list_running(visit, function=function)
+    return LiveUse(
+        running=running,
+        memory=await peak_memory(visit, running.instances),
+        gpus=await gpus_now(visit, function=function),
+    )
+
+
 async def list_running(
     visit: PageContext, *, function: tuple[str, str] | None = None
 ) -> RunningInstances:
@@ -36,6 +57,24 @@ async def list_running(
         labels |= {"app": function[0], "function": function[1]}
     instances, trouble = await or_error_banner(visit.context.agent.instances(labels), [])
     return RunningInstances(instances=instances, trouble=trouble)
+
+
+async def gpus_now(visit: PageContext, *, function: tuple[str, str] | None = None) -> list[GpuNow]:
+    """Return the use of the GPUs of the environment, or of one of its functions; [] where the agent
+    does not tell it in time, and for a key with scope read-billing.
+
+    The reports of a cluster's nodes are not used: they say whose a GPU is as pods say it
+    themselves, and a page must not show the use of another tenant's."""
+    if not visit.sees_instances:
+        return []
+    own = {"tenant": visit.caller.tenant, "environment": visit.environment}
+    if function is not None:
+        own |= {"app": function[0], "function": function[1]}
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            return gpu_use.of_agent(await visit.context.agent.gpus(), own)
+    except (SnapshotterError, TimeoutError):
+        return []
 
 
 async def peak_memory(visit: PageContext, instances: Sequence[InstanceInfo]) -> dict[str, int]:

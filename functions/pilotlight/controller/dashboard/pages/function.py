@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -26,7 +25,7 @@ from pilotlight.controller.dashboard import charts, page_stats, running_instance
 from pilotlight.controller.dashboard.html import render
 from pilotlight.controller.dashboard.page_context import MAX_NAME, PageContext, PageRoute, Visitor
 from pilotlight.controller.dashboard.pages import overview
-from pilotlight.controller.dashboard.running_instances import RunningInstances
+from pilotlight.controller.dashboard.running_instances import LiveUse
 from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.errors import NotFound
 
@@ -49,17 +48,12 @@ class _FunctionData:
 async def page(visit: Visitor, app: _Name, name: _Name) -> Response:
     """Render the page. Raises NotFound if the function is not deployed in this environment."""
     found = await visit.read(lambda sql: _load(sql, visit, app, name))
-    running = await running_instances.list_running(visit, function=(app, name))
-    measured = await running_instances.peak_memory(visit, running.instances)
-    return await visit.context.threads.run(
-        visit.caller.tenant, _page, visit, found, running, measured
-    )
+    live = await running_instances.live_use(visit, function=(app, name))
+    return await visit.context.threads.run(visit.caller.tenant, _page, visit, found, live)
 
 
-def _page(
-    visit: PageContext, found: _FunctionData, running: RunningInstances, measured: Mapping[str, int]
-) -> Response:
-    seen = overview.observed([found.row], found.usage, found.parts, measured)
+def _page(visit: PageContext, found: _FunctionData, live: LiveUse) -> Response:
+    seen = overview.observed([found.row], found.usage, found.parts, live)
     rates = entitlements.rates_of(visit.plan, visit.context.config.prices)
     elapsed_s = visit.now - found.usage.span.first * found.usage.span.unit_s
     return render(
@@ -69,7 +63,7 @@ def _page(
         found=found,
         row=found.row,
         deployed=found.row.deployed,
-        running=running,
+        running=live.running,
         starts=page_stats.starts(found.usage, found.parts),
         clocks=[
             (clock, latency_histograms.merge_histograms(p for p in found.parts if p.clock == clock))
@@ -80,6 +74,7 @@ def _page(
         slowness=charts.latency(found.hours, visit.now),
         utilisation=page_stats.utilisation(found.row.title, found.usage.cells),
         gpus=by_owner_and_kind(found.usage.cells),
+        gpus_now=live.gpus,
         per_thousand=page_stats.per_thousand,
         hints=rightsizing.rightsizing_hints(seen, rates=rates, elapsed_s=elapsed_s),
     )

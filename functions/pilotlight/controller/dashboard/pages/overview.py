@@ -29,7 +29,7 @@ from pilotlight.controller.dashboard import charts, live_summary, page_stats, ru
 from pilotlight.controller.dashboard.html import render
 from pilotlight.controller.dashboard.page_context import PageContext, PageRoute, Visitor
 from pilotlight.controller.dashboard.pages.budgets import amount
-from pilotlight.controller.dashboard.running_instances import RunningInstances
+from pilotlight.controller.dashboard.running_instances import LiveUse
 from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.core.dashboard.dashboard_origin import DASHBOARD_PATH
 from pilotlight.spec.pricing import UNPAID_KINDS
@@ -70,26 +70,17 @@ async def usage(visit: Visitor) -> Response:
 
 async def _render(visit: PageContext, template: str) -> Response:
     found = await visit.read(lambda sql: overview_data(sql, visit))
-    running = await running_instances.list_running(visit)
-    measured = await running_instances.peak_memory(visit, running.instances)
-    return await visit.context.threads.run(
-        visit.caller.tenant, _page, template, visit, found, running, measured
-    )
+    live = await running_instances.live_use(visit)
+    return await visit.context.threads.run(visit.caller.tenant, _page, template, visit, found, live)
 
 
-def _page(
-    template: str,
-    visit: PageContext,
-    found: OverviewData,
-    running: RunningInstances,
-    measured: Mapping[str, int],
-) -> Response:
+def _page(template: str, visit: PageContext, found: OverviewData, live: LiveUse) -> Response:
     """Render in a thread: a page of many functions takes some tens of milliseconds, which would
     block other requests."""
     for row in found.functions:
         row.instances = sum(
             1
-            for i in running.instances
+            for i in live.running.instances
             if (i.labels.get("app"), i.labels.get("function")) == (row.app, row.name)
         )
     everything = latency_histograms.merge_histograms(
@@ -103,7 +94,7 @@ def _page(
         functions=[row for row in found.functions if row.deployed is not None][:MOST_FUNCTIONS],
         live=found.live,
         amount=amount,
-        running=running,
+        running=live.running,
         total=found.usage.total,
         calls=found.usage.calls,
         latency=everything,
@@ -113,8 +104,9 @@ def _page(
         slowness=charts.latency(found.hours, visit.now),
         utilisation=page_stats.by_owner(found.usage.cells),
         gpus=by_owner_and_kind(found.usage.cells),
+        gpus_now=live.gpus,
         per_thousand=page_stats.per_thousand,
-        hints=_hints(visit, found, measured),
+        hints=_hints(visit, found, live),
     )
 
 
@@ -151,11 +143,9 @@ def overview_data(sql: sa.Connection, visit: PageContext) -> OverviewData:
     )
 
 
-def _hints(
-    visit: PageContext, found: OverviewData, measured: Mapping[str, int]
-) -> list[RightsizingHint]:
+def _hints(visit: PageContext, found: OverviewData, live: LiveUse) -> list[RightsizingHint]:
     rates = entitlements.rates_of(visit.plan, visit.context.config.prices)
-    seen = observed(found.functions, found.usage, found.parts, measured)
+    seen = observed(found.functions, found.usage, found.parts, live)
     elapsed_s = visit.now - found.usage.span.first * found.usage.span.unit_s
     return rightsizing.rightsizing_hints(seen, rates=rates, elapsed_s=elapsed_s)[:MOST_HINTS]
 
@@ -164,7 +154,7 @@ def observed(
     rows: Iterable[FunctionStats],
     used: EnvironmentUsage,
     parts: Iterable[LatencyHistogram],
-    measured: Mapping[str, int],
+    live: LiveUse,
 ) -> list[ObservedUsage]:
     """Return deployed functions in the form that hints use."""
     sums = used.by(lambda cell: (cell.function_id, cell.kind))
@@ -179,13 +169,16 @@ def observed(
             app=row.app,
             name=row.name,
             memory_bytes=row.deployed.memory_bytes,
-            measured_bytes=measured.get(row.id),
+            measured_bytes=live.memory.get(row.id),
             min_instances=row.deployed.min_instances,
             scaledown_window_s=row.deployed.scaledown_window_s,
             whole=rollup_queries.total(
                 c for c in cells.get(row.id, ()) if c.kind not in UNPAID_KINDS
             ),
             gpus=gpu_time(cells.get(row.id, ())),
+            gpus_now=tuple(
+                gpu for gpu in live.gpus if (gpu.app, gpu.function) == (row.app, row.name)
+            ),
             busy=sums.get((row.id, "CALL"), UsageSums()),
             idle=sums.get((row.id, "IDLE"), UsageSums()),
             reserved=sums.get((row.id, "RESERVED"), UsageSums()),
