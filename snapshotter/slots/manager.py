@@ -78,6 +78,7 @@ class OccupiedSlot:
             None before it is a Template.
         has_low_priority: whether its CPU priority is below that of calls.
         priority_timer: timer of the next change of its CPU priority.
+        cleared: set once nothing of it is left, and its GPUs are free.
         spots, parked_bytes, timer: parked forks, their PSS as last measured, and the timer of the
             next check; owned by `prefork_pool.PreforkPool`.
     """
@@ -98,6 +99,7 @@ class OccupiedSlot:
     charged_ns: int | None = None
     has_low_priority: bool = False
     priority_timer: asyncio.TimerHandle | None = None
+    cleared: asyncio.Event = field(default_factory=asyncio.Event)
     spots: list[ParkedSpot] = field(default_factory=list)
     parked_bytes: int = 0
     timer: asyncio.TimerHandle | None = None
@@ -433,6 +435,7 @@ class SlotAllocator:
         occupied.cancel_priority_timer()
         await occupied.slot.end()
         self.occupied_slots.pop(occupied.slot.id, None)
+        occupied.cleared.set()
         await occupied.group.remove()
         await self._weights.close(occupied.lease_ids)
 

@@ -57,6 +57,9 @@ stops sending calls."""
 WRONG_ANSWER = "WrongAnswer"
 """Error type of a worker that answers differently after a restore
 (`pilotlight.worker.engine.errors`)."""
+_ENDING_S = 5.0
+"""How long a start waits for the GPUs of slots that are being cleared: their processes have to
+leave the driver."""
 _ATTEMPTS = 4
 """A Template may exit between the choice and the fork; three times in a row is no coincidence. One
 more attempt for a failed restore."""
@@ -203,7 +206,7 @@ class InstanceStarter:
         previous = self._instances.get(request.instance_id)
         if previous is not None:  # an earlier instance of the same id is still being cleared
             await previous.cleared.wait()
-        grant = self._make_room(request)
+        grant = await self._admit(request)
         # also while no attempt has them: one that failed was cleared, and the next has not begun
         with self._room.reserved_gpus(request.launch, grant) as phase.gpus:
             return await self._start_claimed(request, phase, began)
@@ -389,6 +392,30 @@ class InstanceStarter:
         else:
             self._starts.kill_unready(instance)
 
+    async def _admit(self, request: StartRequest) -> GpuGrant | None:
+        """The GPUs of the start. Those of slots that end now are waited for: an instance whose
+        process has exited is stopped, but its slot is cleared some milliseconds later. Then
+        Templates that have GPUs are evicted, if that is enough. Raises NoCapacity."""
+        until = time.monotonic() + _ENDING_S
+        while True:
+            try:
+                return self._make_room(request)
+            except NoCapacity as e:
+                left_s = until - time.monotonic()
+                if e.detail["resource"] != "gpu" or left_s <= 0:
+                    raise
+                if not (ending := self._ends.ending_with_gpus()):
+                    lacking = int(e.detail["asked"]) - int(e.detail["free"])
+                    self._template_booter.evict_gpus(request.launch, lacking)
+                    ending = self._ends.ending_with_gpus()
+                if not ending:
+                    raise
+            waits = [asyncio.create_task(slot.cleared.wait()) for slot in ending]
+            try:
+                await asyncio.wait(waits, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await cancel_all(waits)
+
     def _make_room(self, request: StartRequest) -> GpuGrant | None:
         """The GPUs of the start: of the Template that it will use, or free ones. Evict unused
         Templates if that frees enough memory. Raises NoCapacity; no await before the claim, so the
@@ -404,9 +431,6 @@ class InstanceStarter:
                 self._ends.publish_shortage(
                     request.instance_id, request.share, e, reservation_of(infos)
                 )
-            elif e.detail["resource"] == "gpu":
-                # the next request for them finds those of the evicted Templates
-                self._template_booter.evict_gpus(launch)
             raise
         claimed = self._instances.claimed_bytes()
         need = claimed + launch.memory_bytes + self._templates.pss_bytes() - self._room.memory_bytes

@@ -178,15 +178,24 @@ class Teardown:
     def clear_if_empty(self, occupied: OccupiedSlot) -> None:
         """End a slot that is empty and no longer needed."""
         slot = occupied.slot
-        if (
-            occupied.is_booting
-            or slot.is_ending
-            or slot.running
-            or self._templates.of_slot(slot.id) is not None
-        ):
+        if slot.is_ending or not self._is_empty(occupied):
             return
         slot.is_ending = True
         self._background_tasks.run(self._slot_allocator.clear(occupied), f"clear {slot.id}")
+
+    def ending_with_gpus(self) -> list[OccupiedSlot]:
+        """Slots with GPUs that are cleared, or about to be: nothing runs in them."""
+        return [
+            occupied
+            for occupied in self._slot_allocator.occupied_slots.values()
+            if occupied.gpus is not None and (occupied.slot.is_ending or self._is_empty(occupied))
+        ]
+
+    def _is_empty(self, occupied: OccupiedSlot) -> bool:
+        slot = occupied.slot
+        return not (
+            occupied.is_booting or slot.running or self._templates.of_slot(slot.id) is not None
+        )
 
     def _clear_slot_if_empty(self, slot: Slot) -> None:
         occupied = self._slot_allocator.occupied_slots.get(slot.id)

@@ -162,17 +162,22 @@ class TemplateBooter:
             if victim.revision != but:
                 self._ends.drop(victim, "evicted")
 
-    def evict_gpus(self, launch: LaunchSpec) -> None:
-        """Evict the least recently used Template that has GPUs which this launch accepts."""
-        holders = [
-            template
-            for template in self._templates
-            if template.occupied.gpus is not None
-            and not template.is_dumped
-            and satisfies_any(template.occupied.gpus.devices[0], launch.gpu)
-        ]
-        if holders:
-            self._ends.drop(min(holders, key=lambda t: t.last_used_at), "evicted")
+    def evict_gpus(self, launch: LaunchSpec, lacking: int) -> None:
+        """Evict Templates, least recently used first, to free `lacking` GPUs that this launch
+        accepts; none if that is not enough."""
+        chosen: list[Template] = []
+        for template in sorted(self._templates, key=lambda t: t.last_used_at):
+            grant = template.occupied.gpus
+            if (
+                lacking > 0
+                and grant is not None
+                and not template.is_dumped
+                and satisfies_any(grant.devices[0], launch.gpu)
+            ):
+                chosen.append(template)
+                lacking -= len(grant.devices)
+        for template in chosen if lacking <= 0 else ():
+            self._ends.drop(template, "evicted")
 
     @contextlib.contextmanager
     def pinned(self, template: Template) -> Iterator[None]:

@@ -93,7 +93,11 @@ class FakeWeights:
 
 
 class AgentHome:
-    """Directories of one agent. `paths.run` is short enough for Unix sockets."""
+    """Directories of one agent. `paths.run` is short enough for Unix sockets.
+
+    Attributes:
+        python_path: directories that come first in `agent_process`.
+    """
 
     def __init__(self, root: Path) -> None:
         self.paths = Paths(home=root / "home", run=root / "run").make()
@@ -104,6 +108,7 @@ class AgentHome:
         self.weights = FakeWeights(root / "weights")
         (self.paths.home / "platform.key").write_bytes(base64.urlsafe_b64encode(bytes(32)))
         self.bundle = self._make_bundle()
+        self.python_path: tuple[Path, ...] = ()
         self.bundles = Bundles(self.paths.home)
 
     def launch(self, revision: str = "f-1@v1-abc", **changes: Any) -> LaunchSpec:
@@ -190,7 +195,8 @@ class AgentHome:
             str(writable),
         ]
         argv += ["--pilotlight", str(self.runtime["pilotlight"]), *arguments]
-        environ = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'functions'}"}
+        path = ":".join(map(str, (*self.python_path, REPOSITORY, REPOSITORY / "functions")))
+        environ = {**os.environ, "PYTHONPATH": path}
         process = subprocess.Popen(argv, pass_fds=[writable], env=environ, cwd=REPOSITORY)
         os.close(writable)
         try:

@@ -150,46 +150,46 @@ class FakeNvml:
 
     # -- the library -------------------------------------------------------------------------------
 
-    def nvmlInit(self) -> None:  # noqa: N802
+    def nvmlInit(self) -> None:
         self.initialised += 1
 
-    def nvmlShutdown(self) -> None:  # noqa: N802
+    def nvmlShutdown(self) -> None:
         self._require_initialised()
         self.initialised -= 1
 
-    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
+    def nvmlSystemGetDriverVersion(self) -> str:
         self._require_initialised()
         return self.driver
 
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+    def nvmlDeviceGetCount(self) -> int:
         self._require_initialised()
         return len(self.gpus)
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:  # noqa: N802
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:
         self._require_initialised()
         if not 0 <= index < len(self.gpus):
             raise InvalidArgument(2, "Invalid Argument")
         return self._known(self.gpus[index])
 
-    def nvmlDeviceGetUUID(self, handle: FakeGpu | FakeMig) -> str:  # noqa: N802
+    def nvmlDeviceGetUUID(self, handle: FakeGpu | FakeMig) -> str:
         return self._known(handle).uuid
 
-    def nvmlDeviceGetName(self, handle: FakeGpu | FakeMig) -> str:  # noqa: N802
+    def nvmlDeviceGetName(self, handle: FakeGpu | FakeMig) -> str:
         if isinstance(self._known(handle), FakeGpu):
             return handle.name  # type: ignore[union-attr]
         return f"{self._parent(handle).name} MIG {handle.profile}"  # type: ignore[arg-type, union-attr]
 
-    def nvmlDeviceGetMinorNumber(self, handle: FakeGpu) -> int:  # noqa: N802
+    def nvmlDeviceGetMinorNumber(self, handle: FakeGpu) -> int:
         return self._whole(handle).minor
 
-    def nvmlDeviceGetMemoryInfo(self, handle: FakeGpu | FakeMig) -> SimpleNamespace:  # noqa: N802
+    def nvmlDeviceGetMemoryInfo(self, handle: FakeGpu | FakeMig) -> SimpleNamespace:
         total = self._known(handle).memory_bytes
         return SimpleNamespace(total=total, used=0, free=total)
 
-    def nvmlDeviceGetMemoryAffinity(  # noqa: N802
+    def nvmlDeviceGetMemoryAffinity(
         self,
         handle: FakeGpu,
-        nodeSetSize: int,  # noqa: N803
+        nodeSetSize: int,
         scope: int,
     ) -> list[int]:
         gpu = self._whole(handle)
@@ -201,11 +201,11 @@ class FakeNvml:
             1 << gpu.numa_node % 64 if n == gpu.numa_node // 64 else 0 for n in range(nodeSetSize)
         ]
 
-    def nvmlDeviceGetP2PStatus(  # noqa: N802
+    def nvmlDeviceGetP2PStatus(
         self,
         device1: FakeGpu,
         device2: FakeGpu,
-        p2pIndex: int,  # noqa: N803
+        p2pIndex: int,
     ) -> int:
         one, other = self._whole(device1), self._whole(device2)
         if p2pIndex != self.NVML_P2P_CAPS_INDEX_NVLINK or one is other:
@@ -213,27 +213,27 @@ class FakeNvml:
         linked = other.uuid in one.nvlink and one.uuid in other.nvlink
         return self.NVML_P2P_STATUS_OK if linked else self.NVML_P2P_STATUS_NOT_SUPPORTED
 
-    def nvmlDeviceGetMigMode(self, device: FakeGpu) -> list[int]:  # noqa: N802
+    def nvmlDeviceGetMigMode(self, device: FakeGpu) -> list[int]:
         if "A100" not in self._whole(device).name and "H100" not in device.name:
             raise NotSupported(3, "Not Supported")
         return [int(device.mig is not None)] * 2
 
-    def nvmlDeviceGetMaxMigDeviceCount(self, device: FakeGpu) -> int:  # noqa: N802
+    def nvmlDeviceGetMaxMigDeviceCount(self, device: FakeGpu) -> int:
         self.nvmlDeviceGetMigMode(device)
         return 7
 
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: FakeGpu, index: int) -> FakeMig:  # noqa: N802
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: FakeGpu, index: int) -> FakeMig:
         if index >= self.nvmlDeviceGetMaxMigDeviceCount(device):
             raise InvalidArgument(2, "Invalid Argument")
         if index >= len(device.mig or ()):
             raise NotFound(6, "Not Found")
         return (device.mig or ())[index]
 
-    def nvmlDeviceGetGpuInstanceId(self, device: FakeMig) -> int:  # noqa: N802
+    def nvmlDeviceGetGpuInstanceId(self, device: FakeMig) -> int:
         self._parent(device)
         return device.gi
 
-    def nvmlDeviceGetComputeInstanceId(self, device: FakeMig) -> int:  # noqa: N802
+    def nvmlDeviceGetComputeInstanceId(self, device: FakeMig) -> int:
         self._parent(device)
         return device.ci
 

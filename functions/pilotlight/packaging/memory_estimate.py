@@ -9,6 +9,7 @@ the cache in blocks (Kwon et al. 2023), so a sequence takes whole blocks."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -38,6 +39,7 @@ GPU_BYTES: Mapping[str, int] = {
     "B200": 180 * GIB,
 }
 """Memory of one card as stated by its maker. Other cards are not checked."""
+_MIG_MEMORY = re.compile(r"-MIG-.*?(\d+)gb", re.IGNORECASE)
 GPU_SHARE = 0.9
 """Share of a card that the engine uses by default (`--gpu-memory-utilization`)."""
 GPU_OVERHEAD_BYTES = 2 * GIB
@@ -61,6 +63,13 @@ _DTYPE_BYTES = {
     "int8": 1,
 }
 _DEFAULT_DTYPE_BYTES = 2
+
+
+def gpu_memory_bytes(kind: str) -> int | None:
+    """Memory of one GPU of this kind, or of the MIG instance that it names (`H100-MIG-3g.40gb`);
+    None if unknown."""
+    mig = _MIG_MEMORY.search(kind)
+    return int(mig[1]) * GIB if mig is not None else GPU_BYTES.get(kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,12 +13,12 @@ from pilotlight.errors import InvalidInput
 from pilotlight.packaging.memory_estimate import (
     BLOCK_TOKENS,
     CPU_OVERHEAD_BYTES,
-    GPU_BYTES,
     GPU_OVERHEAD_BYTES,
     GPU_SHARE,
     MemoryEstimate,
     ModelShape,
     format_gib,
+    gpu_memory_bytes,
     weights_bytes,
 )
 from pilotlight.sdk.llm import EngineDeclaration, parse_whole_number
@@ -181,7 +181,8 @@ def _on_gpus(
     models are not checked; the returned notes say so."""
     count, kinds = declaration.resources.gpu_count, declaration.resources.gpu
     share = _number(declaration, "gpu-memory-utilization", GPU_SHARE, most=1.0)
-    unknown = [kind for kind in kinds if kind not in GPU_BYTES]
+    memory = {kind: gpu_memory_bytes(kind) or 0 for kind in kinds}
+    unknown = [kind for kind in kinds if not memory[kind]]
     if unknown or not size["shape"].is_known:
         what = f"the memory of {unknown[0]}" if unknown else "the cache size of such a model"
         return (f"{declaration.name}: memory use was not checked, because {what} is unknown",)
@@ -191,12 +192,12 @@ def _on_gpus(
         "kv": declaration.kv_bytes or kv,
         "overhead": GPU_OVERHEAD_BYTES * count,
     }
-    largest = max(kinds, key=GPU_BYTES.__getitem__)
-    fit = MemoryEstimate(**need, room=int(GPU_BYTES[largest] * share) * count)
+    largest = max(kinds, key=memory.__getitem__)
+    fit = MemoryEstimate(**need, room=int(memory[largest] * share) * count)
     place = f"{largest}:{count}" if count > 1 else f"one {largest} GPU"
     fit.demand(
         name=declaration.name,
-        where=f"{place} ({share:g} of {format_gib(GPU_BYTES[largest] * count)})",
+        where=f"{place} ({share:g} of {format_gib(memory[largest] * count)})",
         **size,
     )
     return ()

@@ -69,7 +69,8 @@ class FunctionOptions(EngineOptions, total=False):
     Resources:
         cpu: number of cores.
         memory: limit: "2GiB", "2Gi", "512MiB", or an integer in MiB.
-        gpu: "H100", "H100:2", "any", or a list of acceptable types, best first.
+        gpu: "H100", "H100:2", "H100-MIG-3g.40gb" (a MIG instance), "any", or a list of acceptable
+            types, best first.
 
     Scaling:
         min_instances, max_instances: bounds of the number of instances.
@@ -354,30 +355,59 @@ def parse_memory(memory: Any) -> int:
     return int(number * (_BINARY if "i" in unit else _DECIMAL)[unit[0]])
 
 
-_GPU = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*)(?::([1-9][0-9]?))?\Z")
+_GPU = re.compile(r"([A-Za-z][A-Za-z0-9_.+-]*)(?::([1-9][0-9]?))?\Z")
+_PART_OF_A_GPU = re.compile(r"([A-Za-z][A-Za-z0-9_-]*):\d*\.\d+\Z")
+_MIG = re.compile(r"(.+)-MIG(?:-(.*))?\Z", re.IGNORECASE)
+_MIG_PROFILE = re.compile(r"(\d+c\.)?\d+g\.\d+gb([+-][a-z]+(\.[a-z]+)?)*\Z", re.IGNORECASE)
+"""Names of MIG profiles. Source: NVIDIA MIG User Guide, "MIG device names"."""
 
 
 def parse_gpu(gpu: Any) -> tuple[tuple[str, ...], int]:
-    """Parse None, "H100", "H100:2", "any", or a list of those with equal counts, to (acceptable
-    types, count). Raises InvalidInput."""
+    """Parse None, "H100", "H100:2", "H100-MIG-3g.40gb", "any", or a list of those with equal
+    counts, to (acceptable types, count). Raises InvalidInput."""
     if gpu is None or gpu == []:
         return (), 0
     kinds: list[str] = []
     counts: set[int] = set()
-    for wanted in [gpu] if isinstance(gpu, str) else gpu:
-        match = _GPU.match(wanted) if isinstance(wanted, str) else None
-        if match is None:
-            raise InvalidInput(
-                f"gpu = {wanted!r}: must be 'H100', 'H100:2', 'any', or a list of those",
-                parameter="gpu",
-            )
-        kinds.append("any" if match[1].lower() == "any" else match[1].upper())
-        counts.add(int(match[2] or 1))
+    for wanted in gpu if isinstance(gpu, list | tuple) else [gpu]:
+        kind, count = _parse_gpu_kind(wanted)
+        kinds.append(kind)
+        counts.add(count)
     if len(counts) > 1:
         raise InvalidInput(
             f"gpu = {gpu!r}: all alternatives must have the same count", parameter="gpu"
         )
     return tuple(kinds), counts.pop()
+
+
+def _parse_gpu_kind(wanted: Any) -> tuple[str, int]:
+    """Parse one kind of GPU and its count. Raises InvalidInput."""
+    if isinstance(wanted, str) and (part := _PART_OF_A_GPU.match(wanted)):
+        raise InvalidInput(
+            f"gpu = {wanted!r}: nothing enforces a part of a GPU but MIG: name a MIG instance that "
+            f"a node has, such as gpu='{part[1].upper()}-MIG-1g.10gb', or a whole GPU",
+            parameter="gpu",
+        )
+    match = _GPU.match(wanted) if isinstance(wanted, str) else None
+    if match is None:
+        raise InvalidInput(
+            f"gpu = {wanted!r}: must be 'H100', 'H100:2', 'H100-MIG-3g.40gb', 'any', or a list of "
+            f"those",
+            parameter="gpu",
+        )
+    name, count = match[1], int(match[2] or 1)
+    if name.lower() == "any":
+        return "any", count
+    mig = _MIG.match(name)
+    if mig is None:
+        return name.upper(), count
+    if not _MIG_PROFILE.match(mig[2] or ""):
+        raise InvalidInput(
+            f"gpu = {wanted!r}: must name a MIG profile after -MIG-, such as "
+            f"'{mig[1].upper()}-MIG-3g.40gb'",
+            parameter="gpu",
+        )
+    return f"{mig[1].upper()}-MIG-{mig[2].lower()}", count
 
 
 _ACCESS = {"private": (), "public": (PUBLIC,)}

@@ -40,8 +40,8 @@ class EngineSpec:
         lora: name of adapter → name of its weights.
         args: further arguments of the server, by name without dashes; true for a flag, false for
             `--no-…`.
-        parallel: number of GPUs; an engine on more than one is never checkpointed (CUDA checkpoints
-            support a single GPU).
+        parallel: number of GPUs; an engine on more than one is never checkpointed (its processes
+            share GPU memory, which the driver cannot checkpoint before 610).
         kv_bytes: size of the KV cache; None = the default of the engine on a GPU.
         sleep_level: level of vLLM's sleep mode: 1 keeps the weights in DRAM, 2 discards them.
         environment: engine environment of the node to run in, if the function has no image."""

@@ -100,7 +100,7 @@ class MethodSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
     """Resources of one instance: `cpu` in cores, `memory_bytes` as a limit, `gpu` as acceptable
-    types, best first."""
+    types, best first (`H100`, `H100-MIG-3g.40gb`, `any`), of which it gets `gpu_count` of one."""
 
     cpu: float = 1.0
     memory_bytes: int = 1 * GIB
@@ -110,6 +110,14 @@ class Resources:
     def __post_init__(self) -> None:
         _bound("cpu", self.cpu, 0.05, 256)
         _bound("memory_bytes", self.memory_bytes, 32 * MIB, 4096 * GIB)
+        _bound("gpu_count", self.gpu_count, 0, 99)
+        instances = [kind for kind in self.gpu if "-MIG-" in kind.upper()]
+        if self.gpu_count > 1 and instances:
+            raise InvalidInput(
+                f"gpu = '{instances[0]}:{self.gpu_count}': a process can use one MIG instance "
+                f"only: name a larger profile, or whole GPUs",
+                parameter="gpu",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,9 @@ import pilotlight
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk.declaration import Declaration
 from pilotlight.sdk.decorators import METADATA_ATTRIBUTE, PilotlightWarning
-from pilotlight.sdk.options import resolve_options
+from pilotlight.sdk.options import parse_gpu, resolve_options
 from pilotlight.spec.cors import common_origins
-from pilotlight.spec.function import FunctionKind, FunctionNetwork, Scaling
+from pilotlight.spec.function import FunctionKind, FunctionNetwork, Resources, Scaling
 from pilotlight.spec.identifiers import Priority
 from tests.fakes.fake_platform import FakePlatform
 from tests.fakes.routes import spec_of
@@ -476,3 +476,47 @@ def test_only_public_functions_permit_origins() -> None:
     assert common_origins([every, ("*",), every[:1]]) == {every[0]}
     assert common_origins([("*",), ("*",)]) == {"*"}
     assert common_origins([every, ()]) == common_origins([]) == frozenset()
+
+
+@pytest.mark.parametrize(
+    "gpu, kinds, count",
+    [
+        (None, (), 0),
+        ("h100", ("H100",), 1),
+        ("H100:2", ("H100",), 2),
+        ("Any", ("any",), 1),
+        ("h100-mig-3G.40GB", ("H100-MIG-3g.40gb",), 1),
+        ("A100-MIG-1g.5gb+me", ("A100-MIG-1g.5gb+me",), 1),
+        ("H100-MIG-1c.3g.40gb", ("H100-MIG-1c.3g.40gb",), 1),
+        (["H100-MIG-3g.40gb", "A100", "any"], ("H100-MIG-3g.40gb", "A100", "any"), 1),
+    ],
+)
+def test_a_gpu_is_a_kind_and_a_count_or_a_mig_instance(
+    gpu: object, kinds: tuple[str, ...], count: int
+) -> None:
+    assert parse_gpu(gpu) == (kinds, count)
+
+
+@pytest.mark.parametrize(
+    "gpu, message",
+    [
+        ("H100:0.5", "nothing enforces a part of a GPU but MIG.*gpu='H100-MIG-1g.10gb'"),
+        ("h100:.25", "nothing enforces a part of a GPU but MIG.*gpu='H100-MIG-1g.10gb'"),
+        ("H100-MIG", "must name a MIG profile after -MIG-, such as 'H100-MIG-3g.40gb'"),
+        ("H100-MIG-large", "must name a MIG profile after -MIG-"),
+        ("H100:0", "must be 'H100', 'H100:2', 'H100-MIG-3g.40gb', 'any'"),
+        (2, "must be 'H100'"),
+        (["H100:2", "A100"], "all alternatives must have the same count"),
+    ],
+)
+def test_what_is_no_gpu_is_refused_with_the_way_out(gpu: object, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message) as e:
+        parse_gpu(gpu)
+    assert e.value.detail["parameter"] == "gpu"
+
+
+def test_a_process_has_one_mig_instance() -> None:
+    with pytest.raises(InvalidInput, match=r"'H100-MIG-3g\.40gb:2': a process can use one MIG"):
+        Resources(gpu=("A100", "H100-MIG-3g.40gb"), gpu_count=2)
+    with pytest.raises(InvalidInput, match="gpu_count"):
+        Resources(gpu=("H100",), gpu_count=-1)

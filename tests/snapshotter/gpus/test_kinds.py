@@ -25,8 +25,10 @@ def device(model: str, profile: str = "") -> GpuDevice:
         ("NVIDIA A10G", "A10G"),
         ("Tesla T4", "T4"),
         ("Tesla V100-SXM2-16GB", "V100"),
-        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
-        ("NVIDIA RTX 6000 Ada Generation", "RTX-6000"),
+        ("NVIDIA GeForce RTX 4090", "RTX4090"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX6000"),
+        ("NVIDIA RTX A6000", "A6000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX-PRO-6000"),
         ("NVIDIA", "GPU"),
     ],
 )
@@ -42,6 +44,8 @@ def test_a_model_has_a_short_kind_that_it_satisfies(model: str, kind: str) -> No
         ("H100-80GB", "NVIDIA H100 80GB HBM3"),
         ("a100-80gb", "NVIDIA A100-SXM4-80GB"),
         ("A100-SXM4", "NVIDIA A100-SXM4-80GB"),
+        ("RTX-4090", "NVIDIA GeForce RTX 4090"),
+        ("RTX3090", "NVIDIA GeForce RTX 3090"),
         ("any", "NVIDIA L4"),
         ("ANY", "Tesla T4"),
     ],
@@ -76,4 +80,4 @@ def test_a_mig_instance_is_of_its_profile_only() -> None:
 
 def test_a_kind_is_split_at_mig() -> None:
     assert split_mig("H100-80GB-MIG-3G.40GB") == ("H100-80GB", "3g.40gb")
-    assert split_mig("RTX-4090") == ("RTX-4090", "")
+    assert split_mig("RTX4090") == ("RTX4090", "")

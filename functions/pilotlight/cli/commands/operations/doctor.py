@@ -38,7 +38,7 @@ _STORE_TIMEOUT_S = 5.0
 _PROBE_S = 30.0
 """Time limit for three requests to the blob store, each tried at most twice."""
 _ENGINES_COME_BACK = (
-    "RESTORE on a CPU or one GPU; WAKE and COLD on several GPUs (a CUDA checkpoint covers one GPU). "
+    "RESTORE on a CPU or one GPU; WAKE and COLD on several GPUs (engines on several are not checkpointed). "
     "Sleep mode, GPUs only: level 1 keeps the weights in DRAM, level 2 drops and reloads them"
 )
 _PARTS = {
