@@ -42,6 +42,7 @@ from snapshotter.linux.dns_servers import DnsServers, NetworkAccess
 from snapshotter.linux.slot_network import Network
 from snapshotter.pods import serving
 from snapshotter.settings import SnapshotterSettings
+from snapshotter.slots.slot_devices import DeviceLayout
 from weight_cache.client import WeightCacheClient
 
 import_gc.imported()
@@ -104,6 +105,9 @@ async def _serve(
             **({"pilotlight": arguments.pilotlight} if arguments.pilotlight else {}),
         },
         namespaces=is_root() and not arguments.plain,
+        device_layout=DeviceLayout()
+        if arguments.devices is None
+        else DeviceLayout(dev=arguments.devices / "dev", driver=arguments.devices / "driver"),
     )
     async with (
         contextlib.aclosing(name_servers),
@@ -143,6 +147,7 @@ def _components(
     driver: CudaDriver | None,
     runtime: Mapping[str, Path],
     namespaces: bool,
+    device_layout: DeviceLayout,
 ) -> AgentComponents:
     """What the agent of this machine depends on."""
     engines = Engines(paths.home, settings.engines)
@@ -184,6 +189,7 @@ def _components(
         key_file=Path(platform.key_file) if platform.key_file is not None else None,
         metrics_token_file=metrics_token_file(platform, paths),
         name_servers=name_servers,
+        device_layout=device_layout,
     )
 
 
@@ -213,6 +219,12 @@ def _arguments() -> argparse.Namespace:
         "--pilotlight",
         type=Path,
         help="directory of the package whose worker/boot.py runs in slots; default: our own",
+    )
+    parser.add_argument(
+        "--devices",
+        type=Path,
+        help="directory with the GPUs' nodes in dev/ and the driver's files in driver/; default: "
+        "/dev and /proc/driver/nvidia",
     )
     return parser.parse_args()
 

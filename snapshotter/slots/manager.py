@@ -327,9 +327,7 @@ class SlotAllocator:
                 await self._slot_pool.open_egress(slot, spec.egress)
             uid, code = self._uid(spec), await self._files.bundles.ensure(spec.bundle)
             devices = self._devices_of(occupied)
-            occupied.group = self._cgroups.make(
-                slot.id, memory_bytes=spec.memory_bytes, cpu=spec.cpu, devices=devices.rules
-            )
+            occupied.group = self._make_group(occupied, devices)
             if phase.is_background or transient:
                 occupied.lower_cpu_priority(
                     cpu_priority.BACKGROUND if phase.is_background else cpu_priority.BOOT
@@ -479,6 +477,22 @@ class SlotAllocator:
             f"revision {spec.revision} requires uid {spec.uid}, but {refused}: give the agent "
             f"CAP_SYS_ADMIN"
         )
+
+    def _make_group(self, occupied: OccupiedSlot, devices: SlotDevices) -> Group:
+        """Create its control group. Raises StartFailed, such as where the agent's own group may not
+        open the devices."""
+        spec = occupied.launch
+        try:
+            return self._cgroups.make(
+                occupied.slot.id,
+                memory_bytes=spec.memory_bytes,
+                cpu=spec.cpu,
+                devices=devices.rules,
+            )
+        except OSError as e:
+            raise StartFailed(
+                f"revision {spec.revision}: cannot create its control group: {e}", {"log_tail": []}
+            ) from e
 
     def _devices_of(self, occupied: OccupiedSlot) -> SlotDevices:
         """The devices of its grant. Without namespaces a slot shares the machine's nodes, and only

@@ -31,7 +31,7 @@ from snapshotter.linux.cgroups import Cgroups
 from snapshotter.settings import SnapshotterSettings
 from snapshotter.slots.slot_devices import DeviceLayout
 from snapshotter.types import InstanceId, InstanceInfo, LaunchSpec, RevisionKey
-from tests.fakes.fake_nvml import FakeGpu, inventory_of
+from tests.fakes.fake_nvml import FakeGpu, FakeNvml, inventory_of
 from tests.fakes.gpu_nodes import make_nodes_of
 from weight_cache.errors import WeightCacheError
 from weight_cache.types import Lease, ModelInfo, OpenedLease, Prediction, Tier, WeightsLease
@@ -147,7 +147,10 @@ class AgentHome:
         What it makes unasked it makes at once. `devices`: of functions with a GPU, `gpus`: what
         there is, as root with device nodes (`gpu_nodes`)."""
         images = Images(self.paths.home, environ=os.environ, requirements=())
-        inventory, layout = inventory_of(*gpus), DeviceLayout()
+        proc = self.paths.home / "gpus" / "proc"
+        if gpus and not proc.exists():
+            FakeNvml(gpus).write_proc(proc)
+        inventory, layout = inventory_of(*gpus, proc=proc), DeviceLayout()
         if gpus and os.geteuid() == 0:
             layout = make_nodes_of(self.paths.home / "gpus", inventory.devices)
 

@@ -357,7 +357,7 @@ def do(step: str) -> None:  # noqa: C901, PLR0912  # a flat list of steps
         case "open":
             OPEN.append(open(value))  # noqa: SIM115  it stays open, that is what it is for
         case "open_to_write":
-            OPEN.append(open(value, "wb", buffering=0))  # noqa: SIM115  it stays open
+            OPEN.append(os.fdopen(os.open(value, os.O_WRONLY), "wb", 0))
         case "grow":
             name, _, mib = value.partition("=")
             with open(name, "ab") as big:

@@ -36,6 +36,7 @@ from snapshotter.slots.slot import Slot
 from snapshotter.types import GpuGrant, InstanceInfo, StartKind
 from tests.fakes.agent_home import AgentHome, begin, instance_id
 from tests.fakes.fake_nvml import A100, H100, L4, FakeNvml, gpus, inventory_of, partitioned
+from tests.fakes.gpu_nodes import make_nodes_of
 
 T = TypeVar("T")
 REPOSITORY = Path(__file__).parents[3]
@@ -204,9 +205,12 @@ async def test_the_agents_metrics_count_gpus_by_kind(home: AgentHome) -> None:
 
 
 @contextmanager
-def described(home: AgentHome, *models: str) -> Iterator[None]:
-    """Agents that are started meanwhile have the library and the tool of a node with these GPUs."""
+def described(home: AgentHome, *models: str) -> Iterator[str]:
+    """Agents that are started meanwhile have the library and the tool of a node with these GPUs.
+    Yields the directory of its device nodes, which only root can make."""
     root = home.paths.home.parent
+    if os.geteuid() == 0:
+        make_nodes_of(root / "gpus", inventory_of(*gpus(*models)).devices)
     FakeNvml(gpus(*models)).save(root / "node.json")
     tool = root / "bin" / "nvidia-smi"
     tool.parent.mkdir()
@@ -216,13 +220,13 @@ def described(home: AgentHome, *models: str) -> Iterator[None]:
         patch.setenv("FAKE_NVML", str(root / "node.json"))
         patch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
         home.python_path = (REPOSITORY / "tests/fakes/nvml",)
-        yield
+        yield str(root / "gpus")
 
 
 @pytest.mark.e2e
 async def test_a_restarted_agent_knows_who_has_which_gpu(home: AgentHome) -> None:
-    with described(home, H100, H100, H100):
-        with home.agent_process() as agent:
+    with described(home, H100, H100, H100) as devices:
+        with home.agent_process("--devices", devices) as agent:
             async with home.client() as client:
                 kept = await begin(client, home.launch("f-1@v1", gpu=("H100",)))
                 await client.prepare(home.launch("f-2@v1", gpu=("H100",)))
@@ -232,7 +236,7 @@ async def test_a_restarted_agent_knows_who_has_which_gpu(home: AgentHome) -> Non
                 agent.wait()
         os.kill(ended.pid, signal.SIGKILL)
 
-        with home.agent_process():
+        with home.agent_process("--devices", devices):
             async with home.client() as client:
                 [adopted] = [i for i in await client.adopt(lessee="act-1") if i.id == kept.id]
                 assert adopted == kept
