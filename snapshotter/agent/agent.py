@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pilotlight.core.rpc import RpcOperation, SendPart
@@ -30,6 +31,14 @@ from weight_cache.errors import WeightCacheError
 _MAX_TEXT_BYTES = 64 * 1024
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """What the agent reports of its node: what it is capable of, and the use of its GPUs."""
+
+    capabilities: Callable[[], Awaitable[Mapping[str, Any]]]
+    gpus: GpuView
+
+
 class Agent:
     """Translates RPC messages to calls and back. Owner: the event loop; stateless."""
 
@@ -43,8 +52,7 @@ class Agent:
         logs: Logs,
         events: Events,
         snapshots: SnapshotApi,
-        gpus: GpuView,
-        probe: Callable[[], Awaitable[Mapping[str, Any]]],
+        node: NodeFacts,
     ) -> None:
         self._starter = starter
         self._instances = instances
@@ -54,8 +62,7 @@ class Agent:
         self._logs = logs
         self._events = events
         self._snapshots = snapshots
-        self._gpus = gpus
-        self._probe = probe
+        self._node = node
 
     def __repr__(self) -> str:
         return f"<Agent {self._starter!r}>"
@@ -68,7 +75,7 @@ class Agent:
     @property
     def gpus(self) -> GpuView:
         """Use of the node's GPUs."""
-        return self._gpus
+        return self._node.gpus
 
     def operations(self) -> Mapping[str, RpcOperation]:
         """Operations by name, for `pilotlight.core.rpc.serve_rpc`."""
@@ -158,7 +165,7 @@ class Agent:
         return {"deleted": await self._snapshots.delete(**filters)}
 
     async def _capabilities(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
-        found = await self._probe()
+        found = await self._node.capabilities()
         return {**found, "node": {**found["node"], "snapshots": self._snapshots.describe()}}
 
     async def _usage(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
@@ -169,12 +176,12 @@ class Agent:
             "cpu_ns": instance.cpu_ns(),
             "memory_bytes": proc.rss_bytes(pid) if memory_bytes is None else memory_bytes,
             "pss_bytes": await asyncio.to_thread(proc.pss_bytes, pid),
-            "gpus": [use.to_json() for use in self._gpus.of_instance(instance.info.id)],
+            "gpus": [use.to_json() for use in self._node.gpus.of_instance(instance.info.id)],
         }
 
     async def _list_gpus(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
-        await self._gpus.refresh()
-        return {"gpus": [use.to_json() for use in self._gpus.now()]}
+        await self._node.gpus.refresh()
+        return {"gpus": [use.to_json() for use in self._node.gpus.now()]}
 
     async def _watch(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         with self._events.watching() as watcher:

@@ -10,7 +10,7 @@ from typing import Any
 from pilotlight.core.background_tasks import BackgroundTasks
 from pilotlight.core.disk_floor import DiskFloor
 from pilotlight.core.settings import Paths
-from snapshotter.agent.agent import Agent
+from snapshotter.agent.agent import Agent, NodeFacts
 from snapshotter.checkpointing.api import SnapshotApi
 from snapshotter.checkpointing.checkpoints import Checkpoints
 from snapshotter.checkpointing.dumps import Dumps
@@ -172,7 +172,6 @@ def assemble(
         background_tasks=base.background_tasks,
         selector=selector,
         gpus=base.gpus,
-        budget_bytes=settings.template_memory_bytes,
     )
     room = NodeCapacity(
         memory_bytes=settings.node_memory_bytes(),
@@ -227,8 +226,7 @@ def assemble(
         logs=base.logs,
         events=base.events,
         snapshots=snapshots,
-        gpus=gpu_view,
-        probe=lambda: parts.probe(cgroups),
+        node=NodeFacts(capabilities=lambda: parts.probe(cgroups), gpus=gpu_view),
     )
     return Node(
         **vars(base),
@@ -298,7 +296,8 @@ def _base(
             name_servers=parts.name_servers,
         ),
     )
-    instances, templates, events = Instances(), Templates(), Events()
+    instances, events = Instances(), Events()
+    templates = Templates(settings.template_memory_bytes)
     metrics, background_tasks = Metrics(), BackgroundTasks()
     slot_allocator = SlotAllocator(
         slot_pool=slot_pool,

@@ -18,6 +18,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -78,6 +79,15 @@ def node_name(environ: Mapping[str, str]) -> str:
     return environ.get("NODE_NAME") or socket.gethostname()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuReaders:
+    """How the node's GPUs are read: their memory (None: it has none), and their use (nothing where
+    NVML does not know it)."""
+
+    memory: MemoryReader | None = None
+    uses: Callable[[], Sequence[GpuUse]] = tuple
+
+
 class Reporter:
     """Sends the reports of one node. Owner: its task."""
 
@@ -90,19 +100,16 @@ class Reporter:
         version: str,
         weights: HotWeights,
         snapshots: Callable[[], Sequence[SnapshotInfo]],
-        memory: MemoryReader | None,
         pods: Callable[[], int],
-        gpu_uses: Callable[[], Sequence[GpuUse]] = tuple,
+        gpus: GpuReaders,
     ) -> None:
-        """`memory` None: the node has no GPUs. `gpu_uses`: of its devices, where NVML tells it."""
         self._client = controller_client(controller, token=token, timeout_s=_POST_TIMEOUT_S)
         self._node = node
         self._version = version
         self._weights = weights
         self._snapshots = snapshots
-        self._memory = memory
         self._pods = pods
-        self._gpu_uses = gpu_uses
+        self._gpus = gpus
         self._failure = ""
         self._known_weights: tuple[str, ...] = ()
 
@@ -131,9 +138,9 @@ class Reporter:
     ) -> NodeReport:
         total, free = memory_of_node()
         gpus: tuple[GpuMemory, ...] = ()
-        if self._memory is not None:
+        if self._gpus.memory is not None:
             with contextlib.suppress(GpuMemoryUnknown):
-                gpus = await self._memory.read()
+                gpus = await self._gpus.memory.read()
         return NodeReport(
             node=self._node,
             version=self._version,
@@ -146,7 +153,7 @@ class Reporter:
         )
 
     def _node_gpus(self, gpus: Sequence[GpuMemory]) -> tuple[NodeGpu, ...]:
-        uses = {use.device.uuid: use for use in self._gpu_uses()}
+        uses = {use.device.uuid: use for use in self._gpus.uses()}
         return tuple(_node_gpu(gpu, uses.get(gpu.uuid)) for gpu in gpus)
 
     async def _hot_weights(self) -> tuple[str, ...]:

@@ -91,7 +91,6 @@ class Checkpoints:
         proofs: SnapshotValidator,
         metrics: Metrics,
         gpus: GpuGrants,
-        clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         retry_first_s: float = _RETRY_FIRST_S,
     ) -> None:
@@ -103,7 +102,6 @@ class Checkpoints:
         self._proofs = proofs
         self._metrics = metrics
         self._gpus = gpus
-        self._clock = clock
         self._flights: dict[RevisionKey, asyncio.Task[Snapshot]] = {}
         self._refused: dict[RevisionKey, _Refused] = {}
         self._late: set[RevisionKey] = set()
@@ -200,7 +198,7 @@ class Checkpoints:
             self._metrics.snapshot_made("refused", {})
             self.last_refusal = {
                 "revision": launch.revision,
-                "at": self._clock(),
+                "at": time.time(),
                 "reasons": e.detail["reasons"],
             }
             if not e.detail.get("passing") or self._is_late_again(launch.revision, e):
@@ -285,7 +283,7 @@ class Checkpoints:
     async def _publish(self, draft: SnapshotManifest, stage: SnapshotStaging) -> Snapshot:
         began = time.perf_counter()
         with self._selector.telling("evicted"):
-            snapshot = await self._stock.catalogue.publish(stage, draft, now=self._clock())
+            snapshot = await self._stock.catalogue.publish(stage, draft, now=time.time())
         self._publish_ms[snapshot.id] = (time.perf_counter() - began) * 1000
         return snapshot
 
@@ -334,7 +332,7 @@ class Checkpoints:
             verdict.measured,
         )
         proof = Proof(
-            at=self._clock(),
+            at=time.time(),
             answer_ms={way: measured.answer_ms for way, measured in verdict.measured.items()},
             restore_ms=verdict.chosen.restore_ms,
         )

@@ -76,9 +76,8 @@ async def opened(
             version=importlib.metadata.version("pilotlight"),
             weights=weights,
             snapshots=lambda: snapshots.infos({}),
-            memory=memory if cuda_node().gpus else None,
             pods=lambda: len(serving.sessions()),
-            gpu_uses=gpus.now,
+            gpus=node_report.GpuReaders(memory=memory if cuda_node().gpus else None, uses=gpus.now),
         )
         gpus.pods = lambda: [
             holder for session in serving.sessions() if (holder := session.gpu_holder()) is not None

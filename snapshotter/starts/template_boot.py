@@ -46,7 +46,6 @@ class TemplateBooter:
         background_tasks: BackgroundTasks,
         selector: SnapshotSelector,
         gpus: GpuGrants,
-        budget_bytes: int,
     ) -> None:
         self._slot_allocator = slot_allocator
         self.templates = templates
@@ -56,7 +55,6 @@ class TemplateBooter:
         self._background_tasks = background_tasks
         self._selector = selector
         self._gpus = gpus
-        self._budget_bytes = budget_bytes
         self._flights: dict[RevisionKey, asyncio.Task[None]] = {}
         self._background_restores: set[RevisionKey] = set()
         self._discarded: set[RevisionKey] = set()
@@ -272,7 +270,7 @@ class TemplateBooter:
         return (
             not there
             and image_bytes is not None
-            and self.templates.pss_bytes() + image_bytes <= self._budget_bytes
+            and self.templates.pss_bytes() + image_bytes <= self.templates.budget_bytes
         )
 
     def _register_restored(self, occupied: OccupiedSlot) -> None:
@@ -316,7 +314,7 @@ class TemplateBooter:
         template.pss_bytes = await asyncio.to_thread(
             proc.pss_bytes, template.occupied.slot.worker_pid
         )
-        surplus = self.templates.pss_bytes() - self._budget_bytes
+        surplus = self.templates.pss_bytes() - self.templates.budget_bytes
         for victim in self.templates.victims(need_bytes=surplus, unused_only=False):
             self._ends.drop(victim, "evicted")
 

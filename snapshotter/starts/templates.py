@@ -57,9 +57,14 @@ class Template:
 
 
 class Templates:
-    """The resident Templates. Owner: the event loop; no awaits, so no lock is needed."""
+    """The resident Templates. Owner: the event loop; no awaits, so no lock is needed.
 
-    def __init__(self) -> None:
+    Attributes:
+        budget_bytes: limit of their memory, parked forks included.
+    """
+
+    def __init__(self, budget_bytes: int = 0) -> None:
+        self.budget_bytes = budget_bytes
         self._by_revision: dict[RevisionKey, Template] = {}
         self._single: set[RevisionKey] = set()
 

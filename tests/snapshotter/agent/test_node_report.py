@@ -17,7 +17,13 @@ from starlette.routing import Route
 from pilotlight.core.crypto import PlatformKey
 from pilotlight.core.settings import SettingsInvalid
 from pilotlight.core.transport.endpoint import Endpoint
-from snapshotter.agent.node_report import Reporter, memory_of_node, node_name, platform_token
+from snapshotter.agent.node_report import (
+    GpuReaders,
+    Reporter,
+    memory_of_node,
+    node_name,
+    platform_token,
+)
 from snapshotter.gpus.sampling import GpuSample
 from snapshotter.gpus.view import GpuHolder, GpuUse
 from snapshotter.types import (
@@ -134,9 +140,8 @@ async def reporting(
         version="1",
         weights=models,
         snapshots=lambda: snapshots,
-        memory=memory,
         pods=lambda: 2,
-        gpu_uses=lambda: gpu_uses,
+        gpus=GpuReaders(memory=memory, uses=lambda: gpu_uses),
     )
     task = asyncio.create_task(reporter.run())
     try:

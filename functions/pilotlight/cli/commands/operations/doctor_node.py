@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 _ENGINES_COME_BACK = (
     "RESTORE on a CPU or one GPU; WAKE and COLD on several GPUs (engines on several are not "
-    "checkpointed). Sleep mode, GPUs only: level 1 keeps the weights in DRAM, level 2 drops and reloads them"
+    "checkpointed). Sleep mode, GPUs only: level 1 keeps the weights in DRAM, level 2 drops and "
+    "reloads them"
 )
 
 
