@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from activator.billing.budgets import Budgets, Subject
-from activator.billing.instance_meter import InstanceAccount, OpenRecord
+from activator.billing.instance_meter import BillingTerms, InstanceAccount, OpenRecord
 from activator.billing.journal import Journal
 from activator.billing.meter import IdleKind, InstanceMeter
 from activator.billing.usage_pricing import UsageSubject
@@ -88,14 +88,16 @@ class Bills:
         return InstanceAccount(
             self.journal,
             subject=subject(instance),
-            footprint=footprint(kind, count),
-            rates=RATES,
+            terms=BillingTerms(
+                footprint=footprint(kind, count),
+                rates=RATES,
+                free_ns=FREE_S * SECOND,
+                limit_ns=10 * SECOND,
+                **more,
+            ),
             started_ns=self.now_ns,
-            free_ns=FREE_S * SECOND,
             budgets=self.budgets,
-            limit_ns=10 * SECOND,
             on_gpu_time=self._on_gpu_time,
-            **more,
         )
 
     def _on_gpu_time(
