@@ -73,7 +73,7 @@ class AsyncCallApi:
         self._heartbeat_s = heartbeat_s
         self._held = held
         self._control = remote.control
-        self._siblings = remote.siblings
+        self.siblings = remote.siblings
         self._cancel_held = cancel
 
     def __repr__(self) -> str:
@@ -146,14 +146,14 @@ class AsyncCallApi:
     async def _is_answered_by_sibling(self, request: Request, caller: Principal, path: str) -> bool:
         """Forward the request of a call that is not pending here: it may be pending at another
         activator, which knows it before the controller does."""
-        if self._siblings is None:
+        if self.siblings is None:
             return False
         call_id = path.removesuffix(":cancel").removesuffix("/stream")
         if self._held.find_for(caller, call_id) is not None:
             return False
         if PASSED_ON in request.headers:
             raise unknown(call_id)  # the activator that forwarded it asks the controller itself
-        return await self._siblings.forward(request, caller.tenant)
+        return await self.siblings.forward(request, caller.tenant)
 
     async def _wait(self, caller: Principal, call_id: str, seconds: float) -> None:
         """Wait up to `seconds` for a call that is pending here to end (long polling)."""

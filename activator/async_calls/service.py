@@ -99,7 +99,6 @@ class AsyncCalls:
         self._table = table
         self._access = access
         self._settings = settings
-        self._siblings = remote.siblings
         self.pending = PendingCalls()
         self._stored: dict[str, tuple[str, int]] = {}
         """By `due`: ids of stored calls whose claim is not confirmed, and their number of
@@ -222,7 +221,7 @@ class AsyncCalls:
 
         Raises Unavailable while it is down, TooManyRequests.
         """
-        return self._siblings is not None and await self._siblings.forward_to_owner(
+        return self.api.siblings is not None and await self.api.siblings.forward_to_owner(
             request, caller.tenant, namespaced_call_id(caller.tenant, own_id)
         )
 
