@@ -22,12 +22,9 @@ from snapshotter.types import SnapshotInfo
 
 
 class Body(BaseModel):
-    """Base class of the API's bodies; unknown keys are refused.
+    """Base class of the API's bodies; unknown keys are refused."""
 
-    Their validators are built with the routes that use them, at their first request
-    (`lazy_routes`)."""
-
-    model_config = ConfigDict(extra="forbid", defer_build=True)
+    model_config = ConfigDict(extra="forbid")
 
 
 def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:

@@ -117,15 +117,19 @@ class Store:
     def write(self) -> Iterator[Write]:
         """Open a transaction; it is committed at the end of the block and rolled back on an
         exception. Raises StorageFull, and Unavailable once the store is closed."""
-        with self._writing, _disk_errors(), self._connect(self.engine) as connection:
-            with connection.execution_options(**_WRITING).begin():
-                # as BEGIN IMMEDIATE on SQLite: one writer among all processes
-                if connection.dialect.name == "postgresql":
-                    connection.execute(sa.select(sa.func.pg_advisory_xact_lock(WRITE_LOCK)))
-                write = Write(sql=connection, now=self._clock())
-                yield write
-                if (rider := transaction_hook.get()) is not None:
-                    rider(write)
+        with (
+            self._writing,
+            _disk_errors(),
+            self._connect(self.engine) as connection,
+            connection.execution_options(**_WRITING).begin(),
+        ):
+            # as BEGIN IMMEDIATE on SQLite: one writer among all processes
+            if connection.dialect.name == "postgresql":
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(WRITE_LOCK)))
+            write = Write(sql=connection, now=self._clock())
+            yield write
+            if (rider := transaction_hook.get()) is not None:
+                rider(write)
         if write.fed:
             self._on_fed()
 
