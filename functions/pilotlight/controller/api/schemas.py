@@ -25,12 +25,9 @@ MIN_LEASE_S, MAX_LEASE_S = 10, 30 * 86_400
 
 
 class Body(BaseModel):
-    """Base class of the API's bodies; unknown keys are refused.
+    """Base class of the API's bodies; unknown keys are refused."""
 
-    Their validators are built with the routes that use them, at their first request
-    (`lazy_routes`)."""
-
-    model_config = ConfigDict(extra="forbid", defer_build=True)
+    model_config = ConfigDict(extra="forbid")
 
 
 def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
