@@ -174,10 +174,10 @@ class PlatformUnderTest:
             return False
 
     def pid(self, process: str) -> int:
-        """Pid of one of the four processes; 0 while it is down."""
+        """Pid of one of the four processes; 0 while it is down, or its file is being written."""
         try:
             return int((self.local.paths.run / f"{process}.pid").read_text().split()[0])
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ValueError, IndexError):
             return 0
 
     def log_tails(self, lines: int = 15) -> str:
