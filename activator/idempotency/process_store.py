@@ -51,8 +51,8 @@ class ProcessIdempotency:
 
     def __repr__(self) -> str:
         return (
-            f"<ProcessIdempotency {len(self._entries)} keys, {self._size_bytes} bytes, at most "
-            f"{self._tenant_bytes} bytes each>"
+            f"<ProcessIdempotency at most {self._tenant_bytes} bytes each: {len(self._entries)} "
+            f"keys, {self._size_bytes} bytes>"
         )
 
     async def claim(self, name: str, fingerprint: str) -> Known | None:

@@ -77,9 +77,9 @@ class Image:
 
     @classmethod
     def from_registry(cls, *_: Any, **__: Any) -> NoReturn:
-        """Raise InvalidInput: container images as a base are not supported yet."""
+        """Raise InvalidInput: container images as a base are not supported."""
         raise InvalidInput(
-            "Image.from_registry is not supported yet: start with Image.python('3.11') and add "
+            "Image.from_registry is not supported: start with Image.python('3.11') and add "
             ".pip_install(…)"
         )
 

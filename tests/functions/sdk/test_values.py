@@ -94,7 +94,7 @@ def test_a_copied_file_lands_in_its_targets_directory_and_a_directory_at_its_tar
             lambda: Image.python("3.11").env({"A": 1}),  # type: ignore[dict-item]
             "A = 1: must be a string",
         ),
-        (lambda: Image.from_registry("debian"), "not supported yet"),
+        (lambda: Image.from_registry("debian"), "is not supported"),
     ],
 )
 def test_a_wrong_step_says_what_would_be_right(make: object, message: str) -> None:
