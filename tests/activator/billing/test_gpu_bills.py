@@ -18,6 +18,7 @@ from activator.billing.budgets import Budgets, Subject
 from activator.billing.instance_meter import BillingTerms, InstanceAccount, OpenRecord
 from activator.billing.journal import Journal
 from activator.billing.meter import IdleKind, InstanceMeter
+from activator.billing.segments import segment_path
 from activator.billing.usage_pricing import UsageSubject
 from activator.metrics.metrics import Metrics
 from pilotlight.protocol import UsageRecord
@@ -314,6 +315,29 @@ def test_gpu_seconds_are_a_metric_by_function_kind_and_state() -> None:
     assert (value("f-1", "busy"), value("other", "busy")) == (None, 4.0)
     metrics.forget_removed(frozenset(), frozenset({("t", "a", "f-0")}))
     assert value("f-0", "busy") is None
+
+
+# -- upgrades --------------------------------------------------------------------------------------
+
+BEFORE = """\
+{"t":"J","version":1,"activator":"a-1","life":"l-1","segment":1,"at":1000000000000}
+{"t":"T","n":1,"request":"0","minimum":0,"step":0,"u":{"kind":"CALL","tenant":"t-1","environment":\
+"main","app":"search","function":"Embedder","function_id":"f-1","method":"","revision":"v1",\
+"instance":"i-1","key":"k","caller":"","cpu":1.0,"memory_bytes":0,"gpu":"H100","gpu_count":2,\
+"price_version":"gpu-1","currency":"USD","rate_per_s":"0.201"}}
+{"t":"O","n":1,"c":"c","a":1,"k":"WARM","at":1001000000000,"q":0,"s":0,"v":0}
+{"t":"H","at":1004000000000}
+"""
+"""What a version without grants wrote down before it was killed."""
+
+
+def test_a_journal_of_before_the_upgrade_is_closed_by_its_own_prices(tmp_path: Path) -> None:
+    segment_path(tmp_path, 1).write_text(BEFORE)
+    journal, recovered = Journal.open(tmp_path, activator="a-1", sync_s=0.0)
+    [lost] = recovered.lost
+    assert (lost.gpu, lost.gpu_count, lost.billed_ns) == ("H100", 2, 3 * SECOND)
+    assert Decimal(lost.cost) == 3 * Decimal("0.201") == price_usage(lost, RATES)
+    journal.abandon()
 
 
 # -- properties ------------------------------------------------------------------------------------

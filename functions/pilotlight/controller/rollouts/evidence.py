@@ -18,7 +18,7 @@ from pilotlight.controller.rollouts.repository import Rollout
 from pilotlight.controller.rollouts.sequential_tests import Sample
 from pilotlight.controller.slo import observations
 from pilotlight.spec.observations import COUNTS, SHADOW_ARM, Observation, sum_observations
-from pilotlight.spec.pricing import Footprint, Rates, rate_per_s
+from pilotlight.spec.pricing import Footprint, Rates, dearest_gpu, rate_per_s
 from pilotlight.spec.traffic import WHOLE
 
 MINUTE_S = 60.0
@@ -163,8 +163,8 @@ def _counts(
 
 
 def _prices(sql: sa.Connection, rollout: Rollout, rates: Rates) -> dict[str, float]:
-    """Revision → price of one second of its instance, without revisions whose accelerator has no
-    price."""
+    """Revision → price of one second of its instance, on the dearest GPU that it accepts; without
+    revisions that accept one without a price."""
     table = tables.revisions
     where = (
         table.c.function == rollout.function_id,
@@ -173,15 +173,17 @@ def _prices(sql: sa.Connection, rollout: Rollout, rates: Rates) -> dict[str, flo
     out = {}
     for row in sql.execute(sa.select(table.c.name, table.c.spec).where(*where)):
         resources = json.loads(row.spec)["resources"]
-        gpu = resources["gpu"][0] if resources["gpu"] else None
+        try:
+            gpu = dearest_gpu(resources["gpu"], rates)
+        except KeyError:
+            continue
         footprint = Footprint(
             cpu=resources["cpu"],
             memory_bytes=resources["memory_bytes"],
             gpu=gpu,
             gpu_count=resources["gpu_count"],
         )
-        if gpu is None or gpu in rates.gpu_s:
-            out[row.name] = float(rate_per_s(footprint, rates))
+        out[row.name] = float(rate_per_s(footprint, rates))
     return out
 
 
