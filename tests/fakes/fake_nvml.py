@@ -169,21 +169,24 @@ class FakeNvml:
         self._require_initialised()
         if not 0 <= index < len(self.gpus):
             raise InvalidArgument(2, "Invalid Argument")
-        return self._known(self.gpus[index])
+        return self._whole(self.gpus[index])
 
     def nvmlDeviceGetUUID(self, handle: FakeGpu | FakeMig) -> str:
-        return self._known(handle).uuid
+        self._require_known(handle)
+        return handle.uuid
 
     def nvmlDeviceGetName(self, handle: FakeGpu | FakeMig) -> str:
-        if isinstance(self._known(handle), FakeGpu):
-            return handle.name  # type: ignore[union-attr]
-        return f"{self._parent(handle).name} MIG {handle.profile}"  # type: ignore[arg-type, union-attr]
+        self._require_known(handle)
+        if isinstance(handle, FakeGpu):
+            return handle.name
+        return f"{self._parent(handle).name} MIG {handle.profile}"
 
     def nvmlDeviceGetMinorNumber(self, handle: FakeGpu) -> int:
         return self._whole(handle).minor
 
     def nvmlDeviceGetMemoryInfo(self, handle: FakeGpu | FakeMig) -> SimpleNamespace:
-        total = self._known(handle).memory_bytes
+        self._require_known(handle)
+        total = handle.memory_bytes
         return SimpleNamespace(total=total, used=0, free=total)
 
     def nvmlDeviceGetMemoryAffinity(
@@ -243,20 +246,19 @@ class FakeNvml:
         if not self.initialised:
             raise Uninitialized(1, "Uninitialized")
 
-    def _known(self, handle: Any) -> Any:
+    def _require_known(self, handle: Any) -> None:
         self._require_initialised()
         gpu = handle if isinstance(handle, FakeGpu) else self._parent(handle)
         if gpu not in self.gpus:
             raise InvalidArgument(2, "Invalid Argument")
         if gpu.is_lost:
             raise GpuIsLost(15, "GPU is lost")
-        return handle
 
     def _whole(self, handle: Any) -> FakeGpu:
         if not isinstance(handle, FakeGpu):
             raise InvalidArgument(2, "Invalid Argument")
-        known: FakeGpu = self._known(handle)
-        return known
+        self._require_known(handle)
+        return handle
 
     def _parent(self, mig: Any) -> FakeGpu:
         self._require_initialised()
