@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from snapshotter.images.images import Images
-from snapshotter.linux.cgroups import Cgroups
+from snapshotter.linux.cgroups import Cgroups, Group
 from snapshotter.slots import slot as slots
 from snapshotter.slots.launch_plan import NodeFiles
 from snapshotter.slots.logs import Logs
@@ -52,6 +52,7 @@ class AllocatedSlots:
     cgroups: Cgroups
     allocator: SlotAllocator
     running: list[RunningSlot] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
 
     async def start(
         self, grant: GpuGrant | None = None, *, in_place: bool = True, **launch: Any
@@ -65,6 +66,7 @@ class AllocatedSlots:
         group = occupied.group
         if not in_place:
             group = self.cgroups.make(name, memory_bytes=spec.memory_bytes, cpu=1.0)
+            self.groups.append(group)
         socket = occupied.slot.directory / f"{name}.sock"
         running = occupied.slot.start(
             name,
@@ -155,4 +157,6 @@ async def allocated_slots(
         for occupied in list(allocator.occupied_slots.values()):
             await allocator.clear(occupied)
         await pool.aclose()
+        for group in made.groups:
+            await group.remove()
         cgroups.remove_empty()

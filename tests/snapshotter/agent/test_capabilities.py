@@ -68,6 +68,9 @@ async def test_memory_group_that_cannot_be_made_is_reported(tmp_path: Path) -> N
     body = await probe(home=tmp_path, environ={"PATH": ""}, cgroups=lost)
     assert not feature(body, "cgroup memory")["on"]
     assert "No such file" in feature(body, "cgroup memory")["why"]
+    control = feature(body, "device control")
+    assert not control["on"]
+    assert control["why"].startswith("no devices controller: functions are kept from GPUs")
 
 
 @pytest.mark.root
@@ -81,6 +84,9 @@ async def test_root_has_slots_and_uids(tmp_path: Path) -> None:
     for name in ("root", "namespaces", "uid separation", "seccomp", "fork server"):
         assert feature(body, name) == {"name": name, "on": True, "why": ""}
     assert feature(body, "isolation")["on"], feature(body, "isolation")
+    control = feature(body, "device control")
+    assert control["on"] is (cgroups.why_no_devices is None)
+    assert f"cgroup v{cgroups.version}" in control["why"] or not control["on"]
     networks = feature(body, "function networks")
     assert networks["on"] or "have no network" in networks["why"]
     assert body["node"]["memory_bytes"] > 0
