@@ -298,6 +298,8 @@ def test_resources_are_requested(fleet: str) -> None:
     required = found["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     (term,) = required["nodeSelectorTerms"]
     assert term["matchExpressions"][0]["values"] == ["H100", "L4"]
+    of_any = pod(spec(resources=Resources(gpu=("any",), gpu_count=1)))
+    assert not {"affinity", "nodeSelector"} & of_any.keys()
 
 
 @proves("WeightsSpec.name", "WeightsSpec.manifest")

@@ -14,6 +14,7 @@ from pilotlight.kubernetes.manifests.tenant_namespace import Tenancy
 from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.identifiers import Isolation
+from snapshotter.gpus.kinds import ANY
 from snapshotter.types import LaunchSpec
 
 _MOST = 100
@@ -24,7 +25,9 @@ def placement(spec: FunctionSpec, launch: LaunchSpec, tenancy: Tenancy) -> dict[
     """Placement fields of a pod's spec; unneeded ones are omitted, since each requires a feature
     flag of Knative."""
     settings, resources = tenancy.settings, spec.resources
-    products = [settings.gpu_products.get(name, name) for name in resources.gpu]
+    # one acceptable kind that is "any" needs no particular node
+    kinds = () if ANY in resources.gpu else resources.gpu
+    products = [settings.gpu_products.get(name, name) for name in kinds]
     has_gpu = bool(resources.gpu_count)
     out: dict[str, Any] = {}
     runtime = settings.gpu_runtime_class if has_gpu else settings.runtime_class
