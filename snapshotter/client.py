@@ -137,7 +137,7 @@ class AgentClient(SharedRpcConnection):
         ended, whatever its outcome.
 
         Raises SnapshotUnknown, ProofsBusy (one per tenant at a time), NoCapacity, SnapshotRefused
-        when the validation timed out.
+        when the validation timed out, or when the snapshot does not fit the GPUs that are free.
         """
         answer: Mapping[str, Any] = {}
         async for body in self._stream("prove_snapshot", {"snapshot_id": snapshot_id}):

@@ -37,6 +37,7 @@ from snapshotter.slots.manager import StartPhase
 from snapshotter.slots.slot import SlotConnectionLost
 from snapshotter.snapshots.components import SnapshotComponents
 from snapshotter.snapshots.manifest import Proof, SnapshotManifest
+from snapshotter.snapshots.restores import SnapshotUnfit
 from snapshotter.snapshots.selector import SnapshotSelector
 from snapshotter.snapshots.stored import DiskBudgetExceeded, Snapshot, SnapshotStaging
 from snapshotter.types import GpuGrant, LaunchSpec, RevisionKey
@@ -163,7 +164,7 @@ class Checkpoints:
         self, snapshot_id: str, charge: Callable[[int], None], *, gpus: GpuGrant | None = None
     ) -> Snapshot | None:
         """Restore it once more and check its examples; None if that failed and it is quarantined.
-        Raises SnapshotUnknown.
+        Raises SnapshotUnknown, and SnapshotRefused if it does not fit these GPUs.
 
         charge: receives the CPU time of each restored copy (`SnapshotValidator.prove`). gpus: of
             these copies.
@@ -171,7 +172,9 @@ class Checkpoints:
         snapshot = self._stock.catalogue.get(snapshot_id)
         try:
             return await self._prove(launch_of(snapshot), snapshot, gpus=gpus, charge=charge)
-        except SnapshotRefused:
+        except SnapshotRefused as e:
+            if isinstance(e.__cause__, SnapshotUnfit):
+                raise
             return None
 
     async def aclose(self) -> None:
@@ -301,6 +304,10 @@ class Checkpoints:
             verdict = await self._proofs.prove(
                 launch, snapshot, unasked=unasked, gpus=gpus, charge=charge
             )
+        except SnapshotUnfit as e:
+            raise _refusal(
+                launch, "gpu_remap", f"its proof needs other GPUs: {e}", passing=True
+            ) from e
         except ProofFailed as e:
             if e.passing and snapshot.manifest.proof is None:
                 await self._stock.catalogue.delete(snapshot.id)

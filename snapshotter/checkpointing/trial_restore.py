@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from snapshotter.linux import proc
 from snapshotter.slots.manager import SlotAllocator, StartPhase
 from snapshotter.slots.slot import BootFailed, SlotConnectionLost
-from snapshotter.snapshots.restores import RESTORE_PHASES, RestoreFailed, Restores
+from snapshotter.snapshots.restores import RESTORE_PHASES, RestoreFailed, Restores, SnapshotUnfit
 from snapshotter.snapshots.stored import Snapshot
 from snapshotter.starts.teardown import Teardown
 from snapshotter.types import GpuGrant, LaunchSpec
@@ -105,7 +105,7 @@ class SnapshotValidator:
         charge: Callable[[int], None] = nobody_pays,
     ) -> ValidationResult:
         """Restore it and check its examples. Raises ProofFailed if the first kind of pages does not
-        work; a later failure only excludes that kind.
+        work (a later failure only excludes that kind), SnapshotUnfit if it does not fit the GPUs.
 
         unasked: a background request, which yields to everything else. gpus: of the restored
         copies, one after the other. charge: receives the CPU
@@ -184,6 +184,8 @@ class SnapshotValidator:
             raise ProofFailed(f"it did not answer within {deadline_s:g} s", passing=True) from e
         except SlotConnectionLost as e:
             raise ProofFailed(str(e), passing=True) from e
+        except SnapshotUnfit:
+            raise
         except (RestoreFailed, BootFailed) as e:
             raise ProofFailed(str(e)) from e
         if not proved.ok:

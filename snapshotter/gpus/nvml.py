@@ -29,9 +29,13 @@ class Nvml(Protocol):
     """The functions of `pynvml` (package nvidia-ml-py) that are used. All raise `NVMLError`; a
     query that a GPU does not support raises `NVMLError_NotSupported`. Handles are opaque."""
 
-    NVMLError: type[Exception]
-    NVMLError_NotSupported: type[Exception]
-    NVMLError_NotFound: type[Exception]
+    @property
+    def NVMLError(self) -> type[Exception]: ...
+    @property
+    def NVMLError_NotSupported(self) -> type[Exception]: ...
+    @property
+    def NVMLError_NotFound(self) -> type[Exception]: ...
+
     NVML_P2P_CAPS_INDEX_NVLINK: int
     NVML_P2P_STATUS_OK: int
     NVML_AFFINITY_SCOPE_NODE: int

@@ -172,28 +172,31 @@ class FakeNvml:
         self._require_initialised()
         if not 0 <= index < len(self.gpus):
             raise InvalidArgument(2, "Invalid Argument")
-        return self._known(self.gpus[index])
+        return self._whole(self.gpus[index])
 
     def nvmlDeviceGetUUID(self, handle: FakeGpu | FakeMig) -> str:
-        return self._known(handle).uuid
+        self._require_known(handle)
+        return handle.uuid
 
     def nvmlDeviceGetName(self, handle: FakeGpu | FakeMig) -> str:
-        if isinstance(self._known(handle), FakeGpu):
-            return handle.name  # type: ignore[union-attr]
-        return f"{self._parent(handle).name} MIG {handle.profile}"  # type: ignore[arg-type, union-attr]
+        self._require_known(handle)
+        if isinstance(handle, FakeGpu):
+            return handle.name
+        return f"{self._parent(handle).name} MIG {handle.profile}"
 
     def nvmlDeviceGetMinorNumber(self, handle: FakeGpu) -> int:
         return self._whole(handle).minor
 
     def nvmlDeviceGetMemoryInfo(self, handle: FakeGpu | FakeMig) -> SimpleNamespace:
-        total, used = self._known(handle).memory_bytes, handle.used_bytes
+        self._require_known(handle)
+        total, used = handle.memory_bytes, handle.used_bytes
         return SimpleNamespace(total=total, used=used, free=total - used)
 
     def nvmlDeviceGetUtilizationRates(self, handle: FakeGpu | FakeMig) -> SimpleNamespace:
-        known = self._known(handle)
-        if not isinstance(known, FakeGpu) or known.sm_percent is None:
+        self._require_known(handle)
+        if not isinstance(handle, FakeGpu) or handle.sm_percent is None:
             raise NotSupported(3, "Not Supported")
-        return SimpleNamespace(gpu=known.sm_percent, memory=0)
+        return SimpleNamespace(gpu=handle.sm_percent, memory=0)
 
     def nvmlDeviceGetMemoryAffinity(
         self,
@@ -252,20 +255,19 @@ class FakeNvml:
         if not self.initialised:
             raise Uninitialized(1, "Uninitialized")
 
-    def _known(self, handle: Any) -> Any:
+    def _require_known(self, handle: Any) -> None:
         self._require_initialised()
         gpu = handle if isinstance(handle, FakeGpu) else self._parent(handle)
         if gpu not in self.gpus:
             raise InvalidArgument(2, "Invalid Argument")
         if gpu.is_lost:
             raise GpuIsLost(15, "GPU is lost")
-        return handle
 
     def _whole(self, handle: Any) -> FakeGpu:
         if not isinstance(handle, FakeGpu):
             raise InvalidArgument(2, "Invalid Argument")
-        known: FakeGpu = self._known(handle)
-        return known
+        self._require_known(handle)
+        return handle
 
     def _parent(self, mig: Any) -> FakeGpu:
         self._require_initialised()

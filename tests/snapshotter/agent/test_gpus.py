@@ -22,7 +22,14 @@ from snapshotter.cuda.devices import Suspension
 from snapshotter.cuda.errors import CudaRefused
 from snapshotter.cuda.gpu_mapping import DeviceRecord, gpu_mapping, record_of
 from snapshotter.cuda.gpu_usage import CudaNode, Gpu
-from snapshotter.errors import NoCapacity, StartFailed, StartTimeout, Unsupported
+from snapshotter.errors import (
+    NoCapacity,
+    ProofsBusy,
+    SnapshotRefused,
+    StartFailed,
+    StartTimeout,
+    Unsupported,
+)
 from snapshotter.linux.cgroups import Group
 from snapshotter.slots.manager import OccupiedSlot
 from snapshotter.slots.slot import Slot
@@ -49,13 +56,11 @@ async def free_again(client: AgentClient, home: AgentHome, *, count: int) -> Non
     await client.stop(found.id, grace_s=0)
 
 
-async def eventually(
-    action: Callable[[], Awaitable[T]], refused: type[Exception] = AssertionError
-) -> T:
+async def eventually(action: Callable[[], Awaitable[T]], *refused: type[Exception]) -> T:
     """The result of `action`, tried again while it raises `refused` or returns None or False."""
     async with asyncio.timeout(20):
         while True:
-            with contextlib.suppress(refused):
+            with contextlib.suppress(*refused):
                 if result := await action():
                     return result
             await asyncio.sleep(0.02)
@@ -342,6 +347,8 @@ async def test_a_snapshot_that_does_not_fit_the_granted_gpu_is_not_quarantined(
             second = await begin(client, launch)
             assert second.start_kind is StartKind.COLD
             await client.stop(second.id, grace_s=1)
+        with pytest.raises(SnapshotRefused, match="its proof needs other GPUs"):
+            await eventually(lambda: client.prove_snapshot(made.id), NoCapacity, ProofsBusy)
         [snapshot] = await client.snapshots()
         assert (snapshot.id, snapshot.state) == (made.id, "READY")
 
