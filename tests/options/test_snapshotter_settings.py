@@ -20,7 +20,8 @@ from snapshotter.agent.components import AgentComponents, assemble, restore_mode
 from snapshotter.checkpointing.startup import SnapshotsDisabled, _copies, open_components
 from snapshotter.engines import Engines
 from snapshotter.errors import NoCapacity
-from snapshotter.images.images import BuildNetwork, Images
+from snapshotter.images.build_network import BuildNetwork
+from snapshotter.images.images import Images
 from snapshotter.linux.cgroups import Cgroups
 from snapshotter.linux.slot_network import Network
 from snapshotter.pods import serving
