@@ -45,9 +45,9 @@ from tests.options.contract import CLUSTER, LOCAL, proves
 from tests.options.world import (
     RUNTIME,
     SETTINGS,
-    annotations,
     namespace,
     pod,
+    scaling_annotations,
     tenancy_of,
 )
 
@@ -157,7 +157,11 @@ def test_the_controller_is_found_where_it_says(fleet: str, short_tmp: Path) -> N
 @proves("PlatformSettings.tls_cert", "PlatformSettings.tls_key", "PlatformSettings.tls_ca")
 def test_certificates_are_read_and_checked(fleet: str, tmp_path: Path) -> None:
     files = Authority().issue(tmp_path / "tls", "127.0.0.1")
-    given = {"tls_cert": str(files.cert), "tls_key": str(files.key), "tls_ca": str(files.ca)}
+    given: dict[str, Any] = {
+        "tls_cert": str(files.cert),
+        "tls_key": str(files.key),
+        "tls_ca": str(files.ca),
+    }
     found = TlsFiles.of(PlatformSettings(**given))
     assert found is not None
     found.check()
@@ -264,7 +268,7 @@ def tenancy_bindings(settings: ClusterSettings) -> list[Any]:
 @proves("ClusterSettings.autoscaler")
 def test_the_autoscaler_is_the_class(fleet: str) -> None:
     for name, kind in (("kpa", "kpa.autoscaling.knative.dev"), ("pilotlight", "pilotlight.dev")):
-        assert annotations(spec(), replace(SETTINGS, autoscaler=name))["class"] == kind
+        assert scaling_annotations(spec(), replace(SETTINGS, autoscaler=name))["class"] == kind
 
 
 @proves("ClusterSettings.runtime_image", "ClusterSettings.images")
