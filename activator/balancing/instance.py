@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from activator.billing.instance_meter import InstanceAccount
+from activator.billing.instance_account import InstanceAccount
 from activator.resilience.breaker import ANSWERED, Outcome
 from activator.worker_client.connection import ConnectionPool
 from pilotlight.spec.function import FunctionSpec

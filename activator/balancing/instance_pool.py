@@ -20,7 +20,7 @@ from activator.balancing.rebalancing import RebalanceState
 from activator.balancing.start_estimates import StartTimeEstimator
 from activator.balancing.suspended_instances import SuspendedInstances, may_sleep
 from activator.billing.cpu import PauseCpuMeter
-from activator.billing.instance_meter import InstanceAccount
+from activator.billing.instance_account import InstanceAccount
 from activator.coordination.state import InstanceDemand, InstanceLeases
 from activator.fairness.start_admission import StartAdmission
 from activator.routing.route_table import CallTarget

@@ -17,7 +17,7 @@ from activator.billing.budget_leases import BudgetLeaser, BudgetLeaseStore
 from activator.billing.budget_sync import BudgetSource, BudgetStates, parse_states
 from activator.billing.budgets import Budgets, Subject
 from activator.billing.errors import LedgerRefused, LedgerUnavailable
-from activator.billing.instance_meter import BillingTerms, InstanceAccount
+from activator.billing.instance_account import BillingTerms, InstanceAccount
 from activator.billing.journal import Journal
 from activator.billing.shipping import Lag, Ledger, Shipper, usage_body
 from activator.billing.usage_pricing import UsageSubject

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from activator.balancing.instance import CANCELLED, WARM, Reservation
 from activator.billing.budgets import AllowanceNeeded
-from activator.billing.instance_meter import OpenRecord
+from activator.billing.instance_account import OpenRecord
 from activator.billing.usage_pricing import encode_optional_fields
 from activator.calls.call import AnsweredCall, Call
 from activator.calls.trace_context import kind_of, note

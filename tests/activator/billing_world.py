@@ -9,7 +9,7 @@ from typing import Any
 
 from activator.billing import journal_format
 from activator.billing.budgets import Budgets
-from activator.billing.instance_meter import BillingTerms, InstanceAccount
+from activator.billing.instance_account import BillingTerms, InstanceAccount
 from activator.billing.journal import Journal
 from activator.billing.segments import read_segment, segment_numbers
 from activator.billing.usage_pricing import UsageSubject, UsageTemplate

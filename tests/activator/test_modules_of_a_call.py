@@ -31,8 +31,8 @@ WARM = {
     "calls/call.py": "what is known of the call",
     "calls/attempt.py": "its record, slot, deadline and connection, and their end",
     "worker_client/connection.py": "HTTP to the worker",
-    "billing/instance_meter.py": "its record, budget and meter together, once each",
-    "billing/meter.py": "pure: time of an instance, shared by its concurrent calls",
+    "billing/instance_account.py": "its record, budget and meter together, once each",
+    "billing/instance_meter.py": "pure: time of an instance, shared by its concurrent calls",
     "billing/usage_pricing.py": "pure: the price of a record",
     "metrics/call_counters.py": "plain numbers, which Prometheus and the controller read later",
 }

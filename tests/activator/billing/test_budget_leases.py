@@ -24,7 +24,7 @@ from activator.billing.budget_leases import (
 )
 from activator.billing.budget_sync import BudgetStates
 from activator.billing.budgets import AllowanceNeeded, Budgets, Subject
-from activator.billing.instance_meter import InstanceAccount, OpenRecord
+from activator.billing.instance_account import InstanceAccount, OpenRecord
 from activator.billing.journal import Journal
 from activator.billing.redis_money import RedisMoney
 from activator.billing.shipping import Shipper

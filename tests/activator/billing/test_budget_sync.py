@@ -14,7 +14,7 @@ from activator.billing.budget_balance import BudgetBalance
 from activator.billing.budget_sync import STATES_NAME, BudgetStates, load_states, parse_states
 from activator.billing.budgets import Budgets, picos_under
 from activator.billing.errors import LedgerUnavailable
-from activator.billing.instance_meter import InstanceAccount
+from activator.billing.instance_account import InstanceAccount
 from activator.billing.journal import Journal
 from activator.billing.shipping import Shipper
 from activator.billing.usage_pricing import to_picos

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from activator.billing.budget_balance import BudgetBalance
 from activator.billing.budgets import CLOCK_STEP_NS, Budgets, Subject
-from activator.billing.instance_meter import InstanceAccount, OpenRecord
+from activator.billing.instance_account import InstanceAccount, OpenRecord
 from activator.billing.journal import Journal
 from activator.billing.usage_pricing import PICO
 from pilotlight import errors

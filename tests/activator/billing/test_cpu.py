@@ -11,7 +11,7 @@ import pytest
 
 from activator.billing.budgets import Budgets
 from activator.billing.cpu import GRACE_S, PauseCpuMeter
-from activator.billing.instance_meter import BillingTerms, InstanceAccount, OpenRecord
+from activator.billing.instance_account import BillingTerms, InstanceAccount, OpenRecord
 from activator.billing.journal import Journal
 from pilotlight.protocol import UsageRecord
 from pilotlight.spec.pricing import Rates

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from activator.billing.budgets import Budgets, Subject
-from activator.billing.instance_meter import BillingTerms, InstanceAccount, OpenRecord
+from activator.billing.instance_account import BillingTerms, InstanceAccount, OpenRecord
+from activator.billing.instance_meter import IdleKind, InstanceMeter
 from activator.billing.journal import Journal
-from activator.billing.meter import IdleKind, InstanceMeter
 from activator.billing.segments import segment_path
 from activator.billing.usage_pricing import UsageSubject
 from activator.metrics.metrics import Metrics

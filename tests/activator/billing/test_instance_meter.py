@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.billing.meter import IdleKind, IdleSpan, InstanceMeter
+from activator.billing.instance_meter import IdleKind, IdleSpan, InstanceMeter
 from pilotlight.errors import Conflict
 
 SECOND = 10**9
