@@ -222,7 +222,7 @@ class InstanceAccount:
         worst = turn = 0
         if cover.balances and not is_shadow:
             ends_ns = self._limit_ns if limit_ns is None else min(limit_ns, self._limit_ns)
-            worst = self._worst if limit_ns is tokens is None else self._worst_of(ends_ns, tokens)
+            worst = self._worst_of(limit_ns, tokens)
             turn = cover.reserve(name, worst, at_ns=at_ns, ends_ns=at_ns + ends_ns)
         else:
             turn = self._budgets.turn
@@ -449,11 +449,15 @@ class InstanceAccount:
         self._span(CPU, billed_ns=owed, started_ns=since_ns, at_ns=at_ns)
         return True
 
-    def _worst_of(self, ends_ns: int, tokens: TokenReservation | None) -> int:
-        limit_ns = ends_ns + CLOCK_STEP_NS
+    def _worst_of(self, limit_ns: int | None, tokens: TokenReservation | None) -> int:
+        """The worst case of a call with this limit, below the execution clock where it is known."""
+        if limit_ns is None and tokens is None:
+            return self._worst
+        ends_ns = self._limit_ns if limit_ns is None else min(limit_ns, self._limit_ns)
+        ends_ns += CLOCK_STEP_NS
         if tokens is None:
-            return self._worst_template.picos(limit_ns)
-        return self._worst_template.picos(limit_ns, tokens.estimated_in, tokens.max_out)
+            return self._worst_template.picos(ends_ns)
+        return self._worst_template.picos(ends_ns, tokens.estimated_in, tokens.max_out)
 
     def _drop_free(self, now_ns: int, at_ns: int) -> None:
         """Start billing at the first real call. Earlier usage stays free."""

@@ -166,7 +166,7 @@ class TemplateBooter:
         """Evict Templates, least recently used first, to free `lacking` GPUs that this launch
         accepts; none if that is not enough."""
         chosen: list[Template] = []
-        for template in sorted(self._templates, key=lambda t: t.last_used_at):
+        for template in sorted(self.templates, key=lambda t: t.last_used_at):
             grant = template.occupied.gpus
             if (
                 lacking > 0

@@ -16,7 +16,7 @@ import pytest
 from activator.__main__ import Activator, _settings, listen, server_config
 from activator.app import ActivatorApp, _breaker_terms, load_context, own_socket
 from activator.balancing.outlier_detection import record_outcome
-from activator.billing.journal import JournalFull
+from activator.billing.errors import JournalFull
 from activator.billing.segment_log import SegmentLog
 from activator.http.trusted_proxies import TrustedProxies
 from activator.idempotency.process_store import ProcessIdempotency
@@ -33,7 +33,8 @@ from pilotlight.spec.function import MethodSpec, Scaling
 from pilotlight.spec.policies import Objectives
 from pilotlight.spec.pricing import PriceSettings
 from pilotlight.spec.quotas import Quotas
-from tests.activator.balancing.test_frozen_instances import Rig, frozen
+from tests.activator.autoscaler.test_autoscaler_loop import Rig
+from tests.activator.balancing.test_frozen_instances import frozen
 from tests.activator.conftest import KEY, Edge
 from tests.activator.llm.worlds import engine_spec
 from tests.activator.test_gateway import until
@@ -56,7 +57,7 @@ async def app_of(
     """The objects of an activator's process with these settings; nothing runs yet."""
     (directory / "h").mkdir(exist_ok=True)
     ActivatorKey(bytes(32)).write(directory / "h/activator.key")
-    more: dict[str, str] = {}
+    more: dict[str, Any] = {}
     if tls:
         files = Authority().issue(directory / "tls", "127.0.0.1")
         more = {"tls_cert": str(files.cert), "tls_key": str(files.key), "tls_ca": str(files.ca)}
@@ -141,14 +142,14 @@ async def test_metrics_are_where_it_says_and_bounded(fleet: str, short_tmp: Path
 )
 async def test_several_activators_share_their_state(fleet: str, short_tmp: Path) -> None:
     (short_tmp / "url").write_text(REDIS)
-    several = {"activators": 2, "redis_url_file": str(short_tmp / "url")}
+    several: dict[str, Any] = {"activators": 2, "redis_url_file": str(short_tmp / "url")}
     if fleet == LOCAL:
         async with app_of(short_tmp, fleet, **several) as app:
             assert (app.shared is None, type(app.quotas).__name__) == (False, "RedisQuotas")
             assert own_socket(app.settings, app.site) is not None
         async with app_of(short_tmp, fleet, redis_url=REDIS, quota_store="redis") as app:
             assert (app.shared is None, type(app.quotas).__name__) == (True, "RedisQuotas")
-    apart = {"sibling_url": "https://a-{index}:1", "sibling_listen": "127.0.0.1:0"}
+    apart: dict[str, Any] = {"sibling_url": "https://a-{index}:1", "sibling_listen": "127.0.0.1:0"}
     async with app_of(short_tmp, fleet, tls=True, **several, **apart) as app:
         assert app.elsewhere is not None
         assert own_socket(app.settings, app.site) is None
@@ -191,7 +192,7 @@ def test_node_agents_of_a_cluster_are_refused(fleet: str, tmp_path: Path) -> Non
 # -- requests --------------------------------------------------------------------------------------
 @proves("ActivatorSettings.max_body_bytes", "ActivatorSettings.max_header_bytes")
 async def test_larger_requests_are_refused(fleet: str, short_tmp: Path) -> None:
-    limits = {"max_body_bytes": 500, "max_header_bytes": 2000}
+    limits: dict[str, Any] = {"max_body_bytes": 500, "max_header_bytes": 2000}
     async with serving(short_tmp, fleet, **limits) as edge:
         edge.add(route_of(spec_of()))
         assert (await edge.call(content=b" " * 501)).status_code == 413
@@ -292,7 +293,7 @@ async def test_waiting_calls_are_bounded(fleet: str, short_tmp: Path) -> None:
     ids=lambda bound: next(iter(bound)),
 )
 async def test_submitted_calls_are_bounded(
-    fleet: str, short_tmp: Path, bound: dict[str, int]
+    fleet: str, short_tmp: Path, bound: dict[str, Any]
 ) -> None:
     controller = await FakeController(short_tmp / "controller.sock").start()
     async with serving(short_tmp, fleet, max_body_bytes=1 << 20, **bound) as edge:
@@ -313,7 +314,7 @@ async def test_submitted_calls_are_bounded(
 async def test_waiting_bodies_are_bounded(fleet: str, short_tmp: Path) -> None:
     for name in ("waiting_bytes", "tenant_waiting_bytes"):
         (short_tmp / name).mkdir()
-        sizes = {"max_body_bytes": 2 << 20, name: 1 << 20}
+        sizes: dict[str, Any] = {"max_body_bytes": 2 << 20, name: 1 << 20}
         async with serving(short_tmp / name, fleet, **sizes) as edge:
             edge.add(route_of(spec_of(methods=(MethodSpec(parameters=("x",)),))))
             edge.fleet.gate.clear()
@@ -341,7 +342,7 @@ async def test_a_proxy_says_who_calls(fleet: str, short_tmp: Path) -> None:
     for trusted, last in (([], 429), (given, 401)):
         directory = short_tmp / str(last)
         directory.mkdir()
-        limits = {"unauthenticated_per_s": 0.5, "trusted_proxies": trusted}
+        limits: dict[str, Any] = {"unauthenticated_per_s": 0.5, "trusted_proxies": trusted}
         async with serving(directory, fleet, **limits) as edge:
             edge.stop_the_clock_of_strangers()
             edge.add(route_of(spec_of()))
@@ -457,7 +458,7 @@ async def test_answers_are_kept_for_repeats(fleet: str, short_tmp: Path) -> None
 
 @proves("ActivatorSettings.idempotency_total_bytes")
 async def test_answers_of_all_tenants_are_bounded_in_redis(fleet: str, short_tmp: Path) -> None:
-    shared = {"redis_url": REDIS, "quota_store": "redis"}
+    shared: dict[str, Any] = {"redis_url": REDIS, "quota_store": "redis"}
     async with app_of(short_tmp, fleet, **shared, idempotency_total_bytes=5 << 20) as app:
         assert f"{5 << 20} bytes of all" in repr(app.idempotency)
 

@@ -13,7 +13,7 @@ import pytest
 
 from pilotlight.controller.analytics import traces
 from pilotlight.controller.billing import usage_ingestion
-from pilotlight.controller.dashboard.pages.signin import LOGIN
+from pilotlight.controller.dashboard.page_context import LOGIN
 from pilotlight.controller.identity import tenants
 from pilotlight.controller.server import leader
 from pilotlight.controller.server.database_lock import AlreadyRunning, ControllerLock

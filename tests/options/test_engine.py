@@ -12,8 +12,11 @@ from pilotlight import errors
 from pilotlight.spec.engines import Task
 from pilotlight.spec.function import FunctionSpec, from_json
 from pilotlight.worker.engine import arguments
+from snapshotter.errors import SnapshotterError
+from snapshotter.gpus.grants import GpuGrants
 from tests.activator.llm.asking import Door, chat, model
 from tests.activator.llm.test_engine_slots import _turns, engine_of
+from tests.fakes.fake_nvml import L4, gpus, inventory_of
 from tests.fakes.fake_worker import FakeWorker, WorkerAnswer, WorkerRequest
 from tests.functions.worker.engine.test_arguments import function, value
 from tests.options.contract import CLUSTER, LOCAL, proves
@@ -81,6 +84,21 @@ async def test_a_suspended_engine_sleeps_at_its_level(
     await EngineSleepMode().suspend(made, str(worker.path))
     await worker.aclose()
     assert asked == [f"/sleep?level={level}"]
+
+
+@proves("EngineSpec.gpu_bytes", fleets=(LOCAL,))
+def test_gpus_that_a_model_does_not_fit_on_are_refused(fleet: str) -> None:
+    node = GpuGrants(inventory_of(*gpus(L4)), tuple)
+    assert node.allocate(launched(function(gpu=("L4",), gpu_bytes=20 << 30), fleet)) is not None
+    with pytest.raises(SnapshotterError, match=r"need 30\.0 GiB of GPU memory"):
+        node.allocate(launched(function(gpu=("L4",), gpu_bytes=30 << 30), fleet))
+
+
+@proves("EngineSpec.gpu_bytes", fleets=(CLUSTER,))
+def test_gpus_that_a_model_fits_on_are_preferred(fleet: str) -> None:
+    found = pod(function(gpu=("L4",), gpu_bytes=30 << 30))["affinity"]["nodeAffinity"]
+    preferred = found["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert preferred[0]["preference"]["matchExpressions"][0]["values"] == [str(30 * 1024 - 1)]
 
 
 @proves("EngineSpec.sleep_level", fleets=(CLUSTER,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ def test_every_proof_uses_the_option_that_it_proves() -> None:
 
 
 def test_a_new_field_is_found_wherever_it_is_nested(monkeypatch: pytest.MonkeyPatch) -> None:
-    inner = dataclasses.make_dataclass("Inner", [("depth", int)])
+    inner: Any = dataclasses.make_dataclass("Inner", [("depth", int)])
     outer = dataclasses.make_dataclass(
         "Outer", [("name", str), ("inners", tuple[inner, ...]), ("maybe", inner | None)]
     )

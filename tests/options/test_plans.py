@@ -13,6 +13,9 @@ import pytest
 
 from activator.fairness.share_policy import share_of
 from pilotlight import errors
+from pilotlight.controller.analytics.environment_usage import EnvironmentUsage
+from pilotlight.controller.analytics.rollup_queries import UsageSums
+from pilotlight.controller.analytics.time_range import TimeRange
 from pilotlight.controller.billing import price_lists
 from pilotlight.controller.dashboard import page_stats
 from pilotlight.controller.deployments.fleet_checks import check_cluster
@@ -36,13 +39,7 @@ from tests.fakes.routes import TENANT, route_of, spec_of
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import BUNDLE, refused
 from tests.functions.controller.parts import spec as json_spec
-from tests.functions.controller.test_figures import (
-    NOW,
-    EnvironmentUsage,
-    TimeRange,
-    UsageSums,
-    cell_of,
-)
+from tests.functions.controller.test_figures import NOW, cell_of
 from tests.functions.controller.test_storage import allow, build, deploy, push, put
 from tests.options.contract import CLUSTER, LOCAL, proves
 from tests.options.test_function_spec import hang

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import textwrap
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,13 +40,14 @@ from tests.fakes.kubernetes.server import ApiServer
 from tests.fakes.routes import empty_table, spec_of, target_of
 from tests.functions.cluster.healthy import healthy
 from tests.functions.controller.conftest import Controller
+from tests.functions.worker.engine.test_arguments import function
 from tests.options.contract import CLUSTER, LOCAL, proves
 from tests.options.world import (
     RUNTIME,
     SETTINGS,
-    annotations,
     namespace,
     pod,
+    scaling_annotations,
     tenancy_of,
 )
 
@@ -155,7 +157,11 @@ def test_the_controller_is_found_where_it_says(fleet: str, short_tmp: Path) -> N
 @proves("PlatformSettings.tls_cert", "PlatformSettings.tls_key", "PlatformSettings.tls_ca")
 def test_certificates_are_read_and_checked(fleet: str, tmp_path: Path) -> None:
     files = Authority().issue(tmp_path / "tls", "127.0.0.1")
-    given = {"tls_cert": str(files.cert), "tls_key": str(files.key), "tls_ca": str(files.ca)}
+    given: dict[str, Any] = {
+        "tls_cert": str(files.cert),
+        "tls_key": str(files.key),
+        "tls_ca": str(files.ca),
+    }
     found = TlsFiles.of(PlatformSettings(**given))
     assert found is not None
     found.check()
@@ -262,7 +268,7 @@ def tenancy_bindings(settings: ClusterSettings) -> list[Any]:
 @proves("ClusterSettings.autoscaler")
 def test_the_autoscaler_is_the_class(fleet: str) -> None:
     for name, kind in (("kpa", "kpa.autoscaling.knative.dev"), ("pilotlight", "pilotlight.dev")):
-        assert annotations(spec(), replace(SETTINGS, autoscaler=name))["class"] == kind
+        assert scaling_annotations(spec(), replace(SETTINGS, autoscaler=name))["class"] == kind
 
 
 @proves("ClusterSettings.runtime_image", "ClusterSettings.images")
@@ -353,9 +359,16 @@ async def test_other_warnings_make_a_write_fail(fleet: str, tmp_path: Path) -> N
                     await cluster.apply(body)
 
 
+def preferences(pod: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Expressions of the nodes that a pod prefers, in order."""
+    found = pod["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    return [term["preference"]["matchExpressions"][0] for term in found]
+
+
 @proves(
     "ClusterSettings.gpu_resource",
     "ClusterSettings.gpu_label",
+    "ClusterSettings.gpu_memory_label",
     "ClusterSettings.gpu_products",
     "ClusterSettings.gpu_runtime_class",
     "ClusterSettings.runtime_class",
@@ -365,6 +378,7 @@ def test_gpus_are_selected_as_the_nodes_name_them(fleet: str) -> None:
         SETTINGS,
         gpu_resource="example.com/gpu",
         gpu_label="example.com/product",
+        gpu_memory_label="example.com/mib",
         gpu_products={"H100": "H100-80GB"},
         gpu_runtime_class="nv",
         runtime_class="gvisor",
@@ -375,6 +389,11 @@ def test_gpus_are_selected_as_the_nodes_name_them(fleet: str) -> None:
     assert found["runtimeClassName"] == "nv"
     assert found["tolerations"][0]["key"] == "example.com/gpu"
     assert pod(spec(), settings=settings)["runtimeClassName"] == "gvisor"
+    model = function(gpu=("H100", "H100"), gpu_bytes=30 << 30)
+    (size, *_) = preferences(pod(model, settings=settings))
+    assert size == {"key": "example.com/mib", "operator": "Gt", "values": ["15359"]}
+    without = pod(model, settings=replace(settings, gpu_memory_label=None))
+    assert all(one["operator"] == "In" for one in preferences(without))
 
 
 @proves("ClusterSettings.dedicated_key", "ClusterSettings.reserved_priority_class")

@@ -46,7 +46,15 @@ from tests.fakes.fed_platform import document_of, spec
 from tests.fakes.routes import TENANT, change, route_of, spec_of, split_route
 from tests.functions.worker.batching.test_gathering import World as BatchWorld
 from tests.options.contract import CLUSTER, LOCAL, proves
-from tests.options.world import SETTINGS, annotations, pod, scaling, serving, template, tenancy_of
+from tests.options.world import (
+    SETTINGS,
+    pod,
+    scaling,
+    scaling_annotations,
+    serving,
+    template,
+    tenancy_of,
+)
 
 OURS = replace(SETTINGS, autoscaler="pilotlight")
 BUSY = RevisionObservation(stable=2.0, panic=2.0, ready=2, in_flight=2)
@@ -83,7 +91,7 @@ def test_load_per_instance_decides_their_number(fleet: str) -> None:
     if fleet == CLUSTER:
         limited = spec(scaling=Scaling(max_inputs=4, target_inputs=2))
         assert pod(limited)["containerConcurrency"] == limited.scaling.max_inputs
-        assert annotations(limited)["target"] == "2"
+        assert scaling_annotations(limited)["target"] == "2"
 
 
 @proves("Scaling.min_instances", "Scaling.max_instances")
@@ -94,7 +102,7 @@ def test_the_number_of_instances_has_bounds(fleet: str) -> None:
     flood = replace(BUSY, stable=50.0, panic=50.0, in_flight=50)
     assert decided(bounded, flood, fleet)["desired"] == 5
     if fleet == CLUSTER:
-        told = annotations(bounded)
+        told = scaling_annotations(bounded)
         assert (told["min-scale"], told["max-scale"]) == ("3", "5")
 
 
@@ -124,7 +132,7 @@ async def test_an_idle_instance_is_kept_for_its_window(fleet: str, short_tmp: Pa
 
 @proves("Scaling.scaledown_window_s", fleets=(CLUSTER,))
 def test_an_idle_pod_is_kept_for_its_window(fleet: str) -> None:
-    told = annotations(spec(scaling=Scaling(scaledown_window_s=300)))
+    told = scaling_annotations(spec(scaling=Scaling(scaledown_window_s=300)))
     assert (told["window"], told["scale-down-delay"]) == ("60s", "240s")
 
 

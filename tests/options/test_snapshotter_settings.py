@@ -20,7 +20,10 @@ from snapshotter.agent.components import AgentComponents, assemble, restore_mode
 from snapshotter.checkpointing.startup import SnapshotsDisabled, _copies, open_components
 from snapshotter.engines import Engines
 from snapshotter.errors import NoCapacity
-from snapshotter.images.images import BuildNetwork, Images
+from snapshotter.gpus.inventory import GpuInventory
+from snapshotter.gpus.view import GpuView
+from snapshotter.images.build_network import BuildNetwork, BuildNetworkPolicy
+from snapshotter.images.images import Images
 from snapshotter.linux.cgroups import Cgroups
 from snapshotter.linux.slot_network import Network
 from snapshotter.pods import serving
@@ -33,7 +36,6 @@ from snapshotter.slots.pool import SlotPool
 from snapshotter.snapshots.catalog import Catalog
 from snapshotter.starts.node_capacity import NodeCapacity
 from snapshotter.starts.prefork_pool import PreforkPool
-from snapshotter.starts.template_boot import TemplateBooter
 from snapshotter.types import TenantShare
 from tests.fakes.agent_home import AgentHome
 from tests.fakes.authority import Authority
@@ -185,7 +187,7 @@ async def test_a_node_keeps_as_much_as_it_says(fleet: str, short_tmp: Path) -> N
         "log_refused_calls": True,
     }
     async with node_of(short_tmp, **given) as node:
-        assert made_with(node, TemplateBooter)["budget_bytes"] == 12 * MIB
+        assert node.templates.budget_bytes == 12 * MIB
         pool = made_with(node, PreforkPool)
         assert (pool["per_template"], pool["idle_s"]) == (3, 7.0)
         assert "5 left this hour" in repr(node.builder)
@@ -275,11 +277,10 @@ async def test_networks_are_what_it_says(fleet: str, short_tmp: Path) -> None:
         policy.requested(("10.2.0.0/16",))
     assert "10.0.0.0/8" in str(policy)
     assert "10.0.0.7" in str(policy)
-    images = Images(
-        short_tmp, environ={}, requirements=(), network=BuildNetwork(given.build_network)
-    )
-    held = [vars(one).values() for one in parts_of(images, object) if hasattr(one, "__dict__")]
-    assert any(BuildNetwork.HOST in list(values) for values in held)
+    network = BuildNetworkPolicy(kind=BuildNetwork(given.build_network))
+    images = Images(short_tmp, environ={}, requirements=(), network=network)
+    (kept,) = parts_of(images, BuildNetworkPolicy)
+    assert kept.kind is BuildNetwork.HOST
     (short_tmp / "n").mkdir()
     async with node_of(short_tmp / "n", function_network="none") as node:
         assert Network.NONE in vars(node.slot_allocator).values()
@@ -315,6 +316,7 @@ async def test_pods_of_a_cluster_are_served(fleet: str, short_tmp: Path) -> None
         weights=home.weights,  # type: ignore[arg-type]
         snapshots=nothing,
         runtime=home.runtime,
+        gpus=GpuView(inventory=GpuInventory(), holders=tuple, models=home.weights),
         restores=given.restore_into_pods,
         activators=given.activators,
         environ={"NODE_NAME": "node-1"},

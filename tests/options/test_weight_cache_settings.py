@@ -21,6 +21,7 @@ from weight_cache.fetch.origin import ObjectOrigin
 from weight_cache.fetch.read_scheduler import ReadScheduler
 from weight_cache.leases import bandwidth
 from weight_cache.settings import WeightCacheSettings
+from weight_cache.store.scrubber import ScrubRate
 from weight_cache.types import ReadPriority
 
 
@@ -55,7 +56,7 @@ async def test_the_store_has_its_size_and_pace(fleet: str, short_tmp: Path) -> N
             short_tmp / "weights", origin, speeds, settings, neighbours=None, floor=no_floor()
         )
         assert f"/{settings.max_bytes} bytes" in repr(store)
-        assert "12345 bytes/s" in repr(store.scrubber(settings.scrub_bytes_per_s))
+        assert "12345 bytes/s" in repr(store.scrubber(ScrubRate(settings.scrub_bytes_per_s)))
         store.close()
 
 

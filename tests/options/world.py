@@ -59,7 +59,7 @@ def pod(spec: FunctionSpec, *, settings: ClusterSettings = SETTINGS, **plan: Any
     return found
 
 
-def annotations(spec: FunctionSpec, settings: ClusterSettings = SETTINGS) -> dict[str, str]:
+def scaling_annotations(spec: FunctionSpec, settings: ClusterSettings = SETTINGS) -> dict[str, str]:
     """What Knative's autoscaler reads of a revision, without the keys' domain."""
     found = template(spec, settings=settings)["metadata"]["annotations"]
     return {key.partition("/")[2]: value for key, value in found.items()}

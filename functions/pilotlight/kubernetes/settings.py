@@ -60,6 +60,8 @@ class ClusterSettings:
         gpu_resource: extended resource of a GPU.
         gpu_label: node label with a GPU's product.
         gpu_products: users' name (`H100`) → value of `gpu_label`; other names are used unchanged.
+        gpu_memory_label: node label with the memory of one GPU in MiB; language models prefer
+            nodes whose GPUs they fit on. None = no preference.
         gpu_runtime_class: of pods with a GPU; None = the cluster's default.
         runtime_class: of other pods; None = the cluster's default.
         dedicated_key: key of a node label and taint whose value is the name of the tenant that the
@@ -92,6 +94,7 @@ class ClusterSettings:
     tolerated_warnings: list[str] = field(default_factory=list)
     gpu_resource: str = "nvidia.com/gpu"
     gpu_label: str = "nvidia.com/gpu.product"
+    gpu_memory_label: str | None = "nvidia.com/gpu.memory"
     gpu_products: Mapping[str, str] = field(default_factory=dict)
     gpu_runtime_class: str | None = "nvidia"
     runtime_class: str | None = None

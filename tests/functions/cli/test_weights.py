@@ -97,10 +97,11 @@ def test_the_list_shows_sizes_and_places(shell: Shell) -> None:
     assert "weights push" in shell.run("list").stdout
     shell.run("push", "minilm")
     header, line = shell.run("list").stdout.splitlines()
-    assert header.split() == ["weights", "size", "files", "where", "instances", "source", "changed"]
-    assert line.split()[:6] == ["minilm", "4.9", "KiB", "2", "origin", "0"]
+    columns = ["weights", "size", "files", "where", "GPU", "instances", "source", "changed"]
+    assert header.split() == columns
+    assert line.split()[:8] == ["minilm", "4.9", "KiB", "2", "origin", "no", "GPU", "0"]
     shell.run("pin", "minilm")
-    assert shell.run("list").stdout.splitlines()[1].split()[4:6] == ["nvme", "yes"]
+    assert shell.run("list").stdout.splitlines()[1].split()[4:8] == ["nvme", "no", "GPU", "yes"]
     assert [row["name"] for row in shell.json("list")] == ["minilm"]
 
 

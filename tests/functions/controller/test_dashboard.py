@@ -272,11 +272,11 @@ async def test_gpu_time_and_use_are_shown_where_there_are_gpus_and_nothing_where
     stranger = {**gpu, "uuid": "GPU-stranger", "labels": {**labels, "tenant": "t-other"}}
     controller.agent.gpus = [gpu, stranger]
     for path in paths:
-        page = (await controller.client(None).get(path, headers=session)).text
-        assert "GPU time" in page
-        assert "20 % busy" in page, "60 of 300 seconds"
-        assert ("GPUs now" in page, "37 %" in page, "10 GiB of 40 GiB" in page) == (True,) * 3
-        assert "GPU-stranger" not in page
+        shown = (await controller.client(None).get(path, headers=session)).text
+        assert "GPU time" in shown
+        assert "20 % busy" in shown, "60 of 300 seconds"
+        assert ("GPUs now" in shown, "37 %" in shown, "10 GiB of 40 GiB" in shown) == (True,) * 3
+        assert "GPU-stranger" not in shown
 
 
 async def test_names_are_escaped_and_an_absent_agent_is_named(

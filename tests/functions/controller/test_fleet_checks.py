@@ -15,6 +15,7 @@ from pilotlight.errors import InvalidInput
 from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.spec.engines import EngineSpec
 from pilotlight.spec.function import FunctionKind, Scaling, WeightsSpec
+from pilotlight.spec.identifiers import Isolation
 from pilotlight.spec.quotas import Plan
 from tests.fakes.fed_platform import spec
 from tests.functions.controller.conftest import Controller
@@ -46,14 +47,14 @@ def llm(**changes: object) -> object:
         (llm(sleep_level=1), PLAN, KPA, "sleep_level"),
         (
             spec(),
-            replace(PLAN, isolation="dedicated"),
+            replace(PLAN, isolation=Isolation.DEDICATED),
             replace(KPA, dedicated_key=None),
             "isolation",
         ),
-        (spec(), replace(PLAN, isolation="reserved"), KPA, "isolation"),
+        (spec(), replace(PLAN, isolation=Isolation.RESERVED), KPA, "isolation"),
         (
             spec(),
-            replace(PLAN, isolation="reserved", reserved_memory_bytes=1),
+            replace(PLAN, isolation=Isolation.RESERVED, reserved_memory_bytes=1),
             RESERVED,
             "reserved_memory_bytes",
         ),
@@ -70,8 +71,8 @@ def test_what_pods_cannot_do_is_refused_by_name(
 
 def test_what_pods_can_do_is_not_refused() -> None:
     check_cluster([spec(scaling=Scaling(waiting_cost=3.0))], PLAN, OURS)
-    check_cluster([spec(), llm()], replace(PLAN, isolation="dedicated"), KPA)  # type: ignore[list-item]
-    check_cluster([spec()], replace(PLAN, isolation="reserved"), RESERVED)
+    check_cluster([spec(), llm()], replace(PLAN, isolation=Isolation.DEDICATED), KPA)  # type: ignore[list-item]
+    check_cluster([spec()], replace(PLAN, isolation=Isolation.RESERVED), RESERVED)
 
 
 async def test_a_deploy_to_a_cluster_is_refused_and_one_to_this_machine_is_not(

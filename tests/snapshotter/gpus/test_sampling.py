@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from snapshotter.gpus.sampler import HELPER, STALE_S, GpuSampler
-from snapshotter.gpus.sampling import GpuSample, parse, sample
+from snapshotter.gpus.sampling import GpuSample, NvmlUsage, parse, sample
 from snapshotter.gpus.view import GpuHolder, GpuUse, GpuView, gpu_uses
 from snapshotter.metrics import Metrics
 from snapshotter.types import GpuGrant, InstanceState
@@ -42,7 +43,7 @@ def node() -> FakeNvml:
 
 def samples_of(fake: FakeNvml) -> list[GpuSample]:
     fake.nvmlInit()
-    return sample(fake)
+    return sample(cast(NvmlUsage, fake))
 
 
 def helper(directory: Path, fake: FakeNvml) -> tuple[str, ...]:

@@ -14,8 +14,10 @@ from pilotlight.kubernetes.manifests.tenant_namespace import Tenancy
 from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.identifiers import Isolation
+from snapshotter.gpus.kinds import ANY
 from snapshotter.types import LaunchSpec
 
+_MIB = 1024**2
 _MOST = 100
 """Maximum weight of a preference."""
 
@@ -24,7 +26,9 @@ def placement(spec: FunctionSpec, launch: LaunchSpec, tenancy: Tenancy) -> dict[
     """Placement fields of a pod's spec; unneeded ones are omitted, since each requires a feature
     flag of Knative."""
     settings, resources = tenancy.settings, spec.resources
-    products = [settings.gpu_products.get(name, name) for name in resources.gpu]
+    # one acceptable kind that is "any" needs no particular node
+    kinds = () if ANY in resources.gpu else resources.gpu
+    products = [settings.gpu_products.get(name, name) for name in kinds]
     has_gpu = bool(resources.gpu_count)
     out: dict[str, Any] = {}
     runtime = settings.gpu_runtime_class if has_gpu else settings.runtime_class
@@ -67,8 +71,10 @@ def _affinity(products: list[str], launch: LaunchSpec, settings: ClusterSettings
     required = (
         {"nodeSelectorTerms": [{"matchExpressions": [_in(label, *products)]}]} if products else None
     )
-    # Prefer GPUs in the user's order, then nodes that already hold most of the weights.
-    preferred = [
+    # Prefer GPUs that a language model fits on, GPUs in the user's order, then nodes that already
+    # hold most of the weights.
+    preferred = _large_enough(launch, settings)
+    preferred += [
         (max(1, _MOST - 20 * rank), _in(label, product))
         for rank, product in enumerate(products[:-1])
     ]
@@ -88,6 +94,22 @@ def _affinity(products: list[str], launch: LaunchSpec, settings: ClusterSettings
             for weight, expression in preferred
         ]
     return out
+
+
+def _large_enough(
+    launch: LaunchSpec, settings: ClusterSettings
+) -> list[tuple[int, dict[str, Any]]]:
+    """The preference for nodes whose GPUs have the memory that the launch needs, by the label that
+    gpu-feature-discovery sets (MiB of one GPU)."""
+    if not launch.gpu_memory_bytes or settings.gpu_memory_label is None:
+        return []
+    each_mib = -(-launch.gpu_memory_bytes // (max(1, launch.gpu_count) * _MIB))
+    expression = {
+        "key": settings.gpu_memory_label,
+        "operator": "Gt",
+        "values": [str(each_mib - 1)],
+    }
+    return [(_MOST, expression)]
 
 
 def _in(key: str, *values: str) -> dict[str, Any]:
