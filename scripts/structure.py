@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from scripts.docstring_references import dead_references  # noqa: E402 - found only now
+from scripts.docstring_references import dead_references  # noqa: E402 - needs the path
 
 PACKAGES = ("activator", "snapshotter", "weight_cache", "functions/pilotlight")
 MOST = 20
