@@ -4,8 +4,9 @@
 Counts statements of product and test code, documented names, folders with many modules, import
 circles, constructors with many parameters, long functions, classes of one name, private attributes
 of the product that tests touch, retired words, and comments that switch a tool off. `--check` fails
-for a retired class name or word, a folder with too many modules, a constructor with too many
-parameters, too many import circles and switches, and too many private attributes that tests touch.
+for a retired class name or word, a docstring's reference that does not resolve, a folder with too
+many modules, a constructor with too many parameters, too many import circles and switches, and too
+many private attributes that tests touch.
 """
 
 from __future__ import annotations
@@ -15,12 +16,17 @@ import ast
 import json
 import re
 import sys
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from scripts.docstring_references import dead_references  # noqa: E402 - needs the path
+
 PACKAGES = ("activator", "snapshotter", "weight_cache", "functions/pilotlight")
 MOST = 20
 """Modules in a folder, at most."""
@@ -213,6 +219,19 @@ def import_circles(trees: Mapping[Path, ast.Module]) -> dict[str, list[str]]:
     }
 
 
+def dependencies() -> set[str]:
+    """Packages that pyproject.toml names, by the names under which they are imported, as far as
+    those are the same."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    groups = (
+        project["project"]["dependencies"],
+        *project["project"]["optional-dependencies"].values(),
+        *project["dependency-groups"].values(),
+    )
+    named = (one for group in groups for one in group if isinstance(one, str))
+    return {re.split(r"[^\w-]", one, maxsplit=1)[0].replace("-", "_").lower() for one in named}
+
+
 def report() -> dict[str, Any]:
     """All counts."""
     product = {path: path.read_text() for path in sources(*PACKAGES)}
@@ -292,6 +311,7 @@ def faults() -> list[str]:
         for kind, groups in import_circles(trees).items()
         if len(groups) > _MOST_CIRCLES[kind]
     ]
+    found += dead_references(ROOT, trees, dependencies())
     reached = dict(touches(trees.values()))
     if (total := sum(reached.values())) > _MOST_TOUCHED:
         where = ", ".join(f"{path.relative_to(ROOT)} {n}" for path, n in reached.items())

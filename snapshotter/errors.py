@@ -100,7 +100,8 @@ class Unsupported(SnapshotterError):
 
 class SnapshotRefused(SnapshotterError):
     """Raised when a revision cannot be snapshotted; `detail["reasons"]` lists the obstacles (`kind,
-    what, where, message`)."""
+    what, where, message`). Raised by `checkpointing.checkpoints`, shown by the command line's
+    `start_report` and `doctor`."""
 
     code = "snapshot_refused"
 

@@ -31,7 +31,7 @@ none (CUDA C++ Programming Guide, environment variables)."""
 
 
 class StartKind(enum.StrEnum):
-    """How an instance was started, fastest first."""
+    """How an instance was started, fastest first; chosen in `starts.strategy`."""
 
     WARM = "WARM"
     WAKE = "WAKE"

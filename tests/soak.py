@@ -87,7 +87,7 @@ TESTS = {
     "tests/e2e/test_knative.py": (
         "test_a_pod_that_is_evicted_with_a_call_in_it",
         "test_a_new_version_takes_over_a_rollback_brings_the_old_one_back_and_a_delete_leaves_nothing",
-        "test_an_image_is_pushed_by_the_deploy_and_its_pods_are_made_of_it",
+        "test_an_image_is_pushed_by_the_deploy_pulled_by_the_node_and_run",
     ),
     "tests/e2e/test_several_activators.py": (
         "test_both_serve_and_never_hold_more_instances_together_than_the_function_may_have",

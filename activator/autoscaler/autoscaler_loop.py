@@ -4,7 +4,7 @@ Each second the load of every active revision is recorded in its windows. Each t
 (Knative's tick) `decider.decide` computes how many instances there should be, and the difference is
 started or drained. A revision without instances, calls or starts is dropped, so thousands of
 functions at zero cost nothing here. Calls do not wait for a tick: see
-`Throttler.request_starts`."""
+`Throttler.request_scale_up`."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ class AutoscalerLoop:
 
     `gate`: admits the throttlers' starts, and may drain their instances to make room. `may_run`:
     False for a function whose budget is spent: nothing is started or kept for it without a call.
-    `occupancy`: how full the recent batches of a revision (by `Target.key`) were, 0 to 1; None =
-    there were none. `freeze_idle_s`: after how long instances without calls are frozen; None =
+    `occupancy`: how full the recent batches of a revision (by `CallTarget.key`) were, 0 to 1; None
+    = there were none. `freeze_idle_s`: after how long instances without calls are frozen; None =
     never.
 
     Attributes:

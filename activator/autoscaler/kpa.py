@@ -21,6 +21,8 @@ MIN_ACTIVATORS = 2
 """Of Knative's own activators, in its resources."""
 DELAY_SLOT_S = 2
 """The scale-down delay stores one number per 2 s, Knative's tick."""
+PANIC_WINDOW_PERCENT = 10.0
+"""Length of the panic window, in percent of the stable one."""
 
 
 def panic_window_s(stable_window_s: float, percentage: float) -> int:

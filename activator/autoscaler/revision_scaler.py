@@ -16,15 +16,13 @@ from activator.autoscaler.decider import (
     initial_state,
 )
 from activator.autoscaler.idle_histogram import IdleHistogram, IdleHistograms
-from activator.autoscaler.kpa import panic_window_s
+from activator.autoscaler.kpa import PANIC_WINDOW_PERCENT, panic_window_s
 from activator.autoscaler.observation import RevisionObservation
 from activator.autoscaler.windows import TimeWindow
 from activator.balancing.instance import slots_of
 from activator.balancing.throttler import Throttler
 
 log = logging.getLogger(__name__)
-
-PANIC_WINDOW_PERCENT = 10.0
 
 
 class RevisionScaler:

@@ -6,9 +6,9 @@ The mutable state is the calls that wait for a slot (`wait_queue.WaitQueue`); th
 synchronous methods, which assign free slots to waiting calls before they return; there is no
 `await` between a decision and its effect, so no lock is needed. Owner: the event loop.
 
-A call that finds no free slot waits and requests starts: `burst.starts_for_burst` computes how many
-to begin, counting starting instances as capacity. The first instance does not wait for an
-autoscaler tick."""
+A call that finds no free slot waits and requests starts: `start_estimates.starts_for_burst`
+computes how many to begin, counting starting instances as capacity. The first instance does not
+wait for an autoscaler tick."""
 
 from __future__ import annotations
 

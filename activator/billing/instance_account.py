@@ -203,9 +203,9 @@ class InstanceAccount:
         """Reserve the worst case, write the attempt to the journal and start metering it.
         `limit_ns`: a limit below the execution clock, where known.
 
-        `mark`: rarely used fields (`usage.encode_optional_fields`). `is_shadow`: a mirrored call,
-        which costs nothing and needs no budget. `tokens`: the token limits of a language model's
-        call, which are part of its worst case.
+        `mark`: rarely used fields (`usage_pricing.encode_optional_fields`). `is_shadow`: a mirrored
+        call, which costs nothing and needs no budget. `tokens`: the token limits of a language
+        model's call, which are part of its worst case.
 
         Raises JournalFull, Conflict, OverBudget, BudgetReserved, AllowanceNeeded; the attempt must
         then not be dispatched."""

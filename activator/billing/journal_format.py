@@ -70,7 +70,7 @@ def opened(
     mark: str = "",
 ) -> bytes:
     """An attempt is being dispatched. `mark`: rarely used fields, formatted by
-    `usage.encode_optional_fields`."""
+    `usage_pricing.encode_optional_fields`."""
     more = f',"m":{{{mark[1:]}}}' if mark else ""
     return (
         f'{{"t":"O","n":{n},"c":{quoted(call)},"a":{attempt},"k":"{start_kind}","at":{at_ns},'

@@ -109,8 +109,8 @@ class UsageTemplate:
         return self._rates.rounding_ms
 
     def picos(self, billed_ns: int, tokens_in: int = 0, tokens_out: int = 0) -> int:
-        """Price in picounits, rounded half to even like `pricing.price_usage`. Integer arithmetic,
-        which is four times as fast."""
+        """Price in picounits, rounded half to even like `pricing.price_duration`. Integer
+        arithmetic, which is four times as fast."""
         if self._is_stepped:
             billed_ns = billable_ns(billed_ns, self._rates)
         amount = self._per_ns * billed_ns + self._per_request

@@ -4,7 +4,9 @@ connection that it holds.
 Every access uses it (JSON, event streams, OpenAI, raw HTTP, WebSocket, submitted calls, shadow
 copies, fallbacks and the fast path), so that records are opened and closed here alone. An attempt
 ends exactly once, by the first of `close`, `fail` and its deadline; what comes later changes
-nothing."""
+nothing. A caller that leaves mid-stream ends it through `calls.response.ResponseReader`. What
+follows a lost worker is decided by `calls.runner` before the first byte of the response, and by
+`gateway.response_writer` after it."""
 
 from __future__ import annotations
 

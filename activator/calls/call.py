@@ -139,8 +139,8 @@ class Call:
 
     @property
     def mark(self) -> str:
-        """Optional marks of its usage records (`usage.encode_optional_fields`): its arm, the
-        variant or fallback that answered, and the attempt that made it."""
+        """Optional marks of its usage records (`usage_pricing.encode_optional_fields`): its arm,
+        the variant or fallback that answered, and the attempt that made it."""
         mark = self.choice.mark if self.choice is not None else ""
         if self.degraded or self.tokens is not None:
             mark += encode_optional_fields(degraded=self.degradation)

@@ -9,7 +9,7 @@ started and released after it has ended.
 
 A refused member is recorded: as *starving* while it holds less than its fair share (max_instances
 over the members, at least one), otherwise as *wanting*. The others read it in the answer to their
-next heartbeat and make room (`Throttler.make_room`).
+next heartbeat and make room (`InstancePool.make_room`).
 
 While the store is unreachable, a member keeps its holdings and may replace what it released, for as
 long as its last heartbeat still counts with the others; after that it gets nothing. A store that

@@ -6,7 +6,9 @@ A start claims a pod that is ready and unclaimed; otherwise it requests one
 state comes from watches. A stop releases the pod, for the next start or for the autoscaler to
 remove; a pod is deleted only if its calls do not end, or if its worker ended while it served. The
 worker of a pod that is being deleted is ended as soon as no call runs in it. While the API server
-is unreachable pods continue to serve: missing information never counts as a missing pod."""
+is unreachable pods continue to serve: missing information never counts as a missing pod.
+
+Which instance (pod) a call goes to is decided by `balancing.throttler`, as on one machine."""
 
 from __future__ import annotations
 
@@ -420,7 +422,7 @@ class KnativeFleet(PodFleetLimits):
     def _on_pod_change(
         self, before: Pod | None, after: Pod | None, ended: WorkerExit | None
     ) -> None:
-        """Handle a change of a pod, see pods.Listener."""
+        """Handle a change of a pod, see `pod_watcher.Listener`."""
         if before is not None and before.ending is None and (ended is not None or after is None):
             self._on_life_ended(before, ended or WorkerExit("deleted", "the pod was deleted"))
         if after is None:

@@ -132,8 +132,8 @@ class Batches(Collector):
         self._tallies.pop(labels, None)
 
     def occupancy(self, key: str, now: float | None = None) -> float | None:
-        """How full the recent batches of a revision (by `Target.key`) were, 0 to 1; None = there
-        were none. `now`: None = now."""
+        """How full the recent batches of a revision (by `CallTarget.key`) were, 0 to 1; None =
+        there were none. `now`: None = now."""
         fullness = self._fullness.get(key)
         return None if fullness is None else fullness.mean(time.monotonic() if now is None else now)
 

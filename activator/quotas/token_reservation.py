@@ -38,7 +38,7 @@ class TokenReservation:
         first_token_ns, last_ns: time of the first and the latest piece; 0 = none yet.
         gaps: bucket (`observations.latency_bucket`) → number of intervals between two pieces.
         admission: its share of quotas; None = nothing is counted.
-        revision: key of the answering one (`Target.key`), possibly another function's than
+        revision: key of the answering one (`CallTarget.key`), possibly another function's than
             requested; "" before any."""
 
     __slots__ = (

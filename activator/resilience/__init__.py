@@ -1,4 +1,4 @@
 """Failure containment: circuit breakers, outlier ejection and retry budgets.
 
-Decisions are pure functions (`breaker`, `outliers`, `retry_policy`, `calls.fallback_rules`);
+Decisions are pure functions (`breaker`, `outliers`, `declared_retries`, `calls.fallback_rules`);
 `calls.runner` and `calls.fallback` apply them."""

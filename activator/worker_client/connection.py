@@ -378,8 +378,9 @@ class WorkerConnection(asyncio.Protocol):
 
 
 def _lost_in_pod(answer: WorkerResponse) -> WorkerConnectionLost | None:
-    """The error of a response that Knative's queue-proxy makes itself (Go's `http.Error`), because
-    it does not reach the pod's worker, or lost it. A worker's responses have its outcome."""
+    """The error of a response that Knative's queue-proxy makes itself (Go's `Error` of net/http),
+    because it does not reach the pod's worker, or lost it. A worker's responses have its
+    outcome."""
     if answer.body is None or answer.header(_OUTCOME) or answer.header(_NO_SNIFF) != b"nosniff":
         return None
     said = answer.body[:200].decode(errors="replace").strip()

@@ -2,8 +2,9 @@
 
 A device is granted as long as anything has it in its record: an instance that starts, runs or ends,
 a slot until it is cleared (a worker, a snapshot's dump or proof), or a reservation for what has
-neither yet. There is no counter to decrement, so that nothing is freed twice or never; a restarted
-agent reads the records of instances and slots again (`starts.recovery`)."""
+neither yet. The records end in `starts.teardown` and `slots.manager.SlotAllocator.clear`. There is
+no counter to decrement, so that nothing is freed twice or never; a restarted agent reads the
+records of instances and slots again (`starts.recovery`)."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ class GpuGrants:
     def __init__(
         self, inventory: GpuInventory, holders: Callable[[], Iterable[GpuGrant | None]]
     ) -> None:
-        """`holders`: the grants of all instances and slots; the same one may occur several
-        times."""
+        """`holders`: the grants of all instances and slots
+        (`agent.components._gpu_holders`); the same one may occur several times."""
         self.inventory = inventory
         self._allocator = GpuAllocator(inventory)
         self._holders = holders

@@ -6,7 +6,8 @@ Of an NVIDIA GPU a process needs `/dev/nvidia<minor>`, the nodes that all GPUs s
 (`nvidia-caps/nvidia-cap<n>`). Nodes for displays (`nvidia-modeset`, `dri`), for the fabric between
 GPUs, and the capabilities that configure and monitor MIG are in no slot. Of /proc/driver it gets
 the driver's version and parameters, and what belongs to its own GPUs and MIG instances; a slot
-without a grant gets none of it.
+without a grant gets none of it. `shim.sandbox.root_directory.finish` binds the nodes;
+`linux.device_control` refuses all others.
 
 Sources: NVIDIA driver's README, "NVIDIA Linux Device Files"; MIG User Guide, "Device Nodes and
 Capabilities"; libnvidia-container, `nvc_mount.c`.

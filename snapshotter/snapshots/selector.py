@@ -1,8 +1,8 @@
 """Selection of snapshots for starts: find one for a launch, predict its duration, and restore it.
 
 A snapshot that fails three times in a row is quarantined; the next COLD start builds a new one. If
-snapshots are off (`SnapshotSelector.off`), no snapshot is found and everything else works
-normally."""
+snapshots are off (`SnapshotSelector.why_not` is not empty), no snapshot is found and everything
+else works normally."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The table of proofs: which test shows the effect, or the refusal, of which option on which fleet.
 
 `proves` marks a test with the options that it shows. `required` lists all options by reflection, so
-that a new field without a proof fails `test_contract.py`. There is no list of exceptions."""
+that a new field without a proof fails `test_every_option.py`. There is no list of exceptions."""
 
 from __future__ import annotations
 

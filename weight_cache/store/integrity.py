@@ -1,5 +1,5 @@
-"""Integrity checks of files on the disk: modified and corrupt files are quarantined and never
-served."""
+"""Later checks of files that `fetch.partial_files` verified when they arrived: files that were
+modified or became corrupt on the disk are quarantined and never served."""
 
 from __future__ import annotations
 

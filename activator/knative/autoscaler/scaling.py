@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 
 from activator.autoscaler.bounds import ACTIVATION_BUFFER_S, clamp
 from activator.autoscaler.decider import DeciderSpec, DeciderState, decide, initial_state
-from activator.autoscaler.kpa import panic_window_s
+from activator.autoscaler.kpa import PANIC_WINDOW_PERCENT, panic_window_s
 from activator.autoscaler.observation import RevisionObservation
-from activator.autoscaler.revision_scaler import PANIC_WINDOW_PERCENT
 from activator.autoscaler.windows import TimeWindow
 from activator.balancing.instance import slots_of
 from activator.knative.autoscaler.load_aggregation import RevisionLoad

@@ -2,7 +2,8 @@
 environment variables.
 
 Every package declares its own section as a frozen dataclass and calls `load_section`. Invalid
-settings raise `SettingsInvalid` with the file, the line, the key, the value and what is allowed."""
+settings raise `SettingsInvalid` with the file, the line, the key, the value and what is allowed.
+The test of every option is `tests/options/test_every_option.py`."""
 
 from __future__ import annotations
 

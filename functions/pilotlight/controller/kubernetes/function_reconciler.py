@@ -37,7 +37,7 @@ class ReconcileResult:
 
 class FunctionReconciler:
     """Reconciles functions. Owner: the reconciler's event loop; a function is reconciled by one
-    task at a time (`Work`)."""
+    task at a time (`WorkQueue`)."""
 
     def __init__(
         self,

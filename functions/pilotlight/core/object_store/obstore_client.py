@@ -3,7 +3,7 @@ takes the GIL only to hand over data.
 
 Endpoint, region and credentials are those that boto3 resolved, so both are configured in one place.
 One attempt each, as with boto3. obstore's errors are distinguished by their text, since most of
-them share a class. Source: obstore's documentation, `store.S3Store`."""
+them share a class. Source: obstore's documentation, `obstore.store.S3Store`."""
 
 from __future__ import annotations
 

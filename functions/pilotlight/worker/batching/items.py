@@ -115,7 +115,7 @@ class ReleasedBatch:
 
 
 class RunningBatch:
-    """The running batch that `pilotlight.context()` describes; a `sdk.context.Running`."""
+    """The running batch that `pilotlight.context()` describes; a `sdk.context.ContextProvider`."""
 
     def __init__(self, members: Sequence[BatchItem], spans: BatchSpans) -> None:
         self._members = members

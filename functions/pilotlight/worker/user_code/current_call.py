@@ -33,7 +33,7 @@ class FunctionIdentity:
 
 
 class RunningCall:
-    """One running call; a `sdk.context.Running`."""
+    """One running call; a `sdk.context.ContextProvider`."""
 
     __slots__ = ("_began_s", "_context", "_headers", "_spans")
 

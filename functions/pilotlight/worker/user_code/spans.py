@@ -42,7 +42,7 @@ _OPENTELEMETRY = "opentelemetry.trace"
 
 
 class CallSpans:
-    """The spans of one call; a `sdk.spans.Recorder`. Created for every call, so everything is
+    """The spans of one call; a `sdk.spans.SpanRecorder`. Created for every call, so everything is
     computed lazily."""
 
     __slots__ = (

@@ -77,7 +77,10 @@ def list_(
         str | None, typer.Argument(metavar="[APP]", help="Only snapshots of this app.")
     ] = None,
 ) -> None:
-    """List the node's snapshots, including quarantined ones and those of older revisions."""
+    """List the node's snapshots, including quarantined ones and those of older revisions.
+
+    A refused snapshot was never made: `deploy` and `doctor` show why.
+    """
     rows = session.request(lambda client: client.snapshots(app=app))
     empty = (
         "No snapshots. `pilotlight deploy` creates them if the machine supports it, which "

@@ -312,7 +312,7 @@ kept_calls = sa.Table(
     text("tenant", key=True),
     sa.Column("bytes", sa.BigInteger, nullable=False),
 )
-"""The sum of `calls.kept_bytes` per tenant."""
+"""The sum of the column `kept_bytes` of `calls` per tenant."""
 
 audit = sa.Table(
     "audit",
