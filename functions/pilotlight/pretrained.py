@@ -8,15 +8,15 @@ tensors delivered to it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from pilotlight import weights
 
 if TYPE_CHECKING:
     import torch
 
+Load = Callable[..., Mapping[str, "torch.Tensor"]]
 _FOR_THE_MODEL = (
     *(
         "dtype",
@@ -32,9 +32,10 @@ _FOR_THE_MODEL = (
 
 
 def from_pretrained(
-    auto_class: Any, path: Path, *, device: str | torch.device, **kwargs: Any
+    auto_class: Any, path: Path, *, load: Load, device: str | torch.device, **kwargs: Any
 ) -> Any:
-    """Build a transformers model (`pilotlight.weights.from_pretrained`)."""
+    """Build a transformers model (`pilotlight.weights.from_pretrained`). `load`:
+    `pilotlight.weights.load`."""
     import torch
 
     if "device_map" in kwargs:
@@ -50,7 +51,7 @@ def from_pretrained(
             path, config=config, device_map={"": str(device)}, **kept, **kwargs
         )
     model_class, config = _model_class(auto_class, config, kwargs)
-    tensors = weights.load(path)
+    tensors = load(path)
     if model_class.can_generate() and (path / "generation_config.json").is_file():
         from transformers import GenerationConfig
 
@@ -59,7 +60,7 @@ def from_pretrained(
     model = answer[0] if isinstance(answer, tuple) else answer
     model.name_or_path = model.config.name_or_path = str(path)
     if torch.device(device).type != "cpu":
-        _move(model, tensors, path, device)
+        _move(model, tensors, partial(load, path, device=device), device)
     return answer
 
 
@@ -93,11 +94,11 @@ def _model_class(auto_class: Any, config: Any, kwargs: dict[str, Any]) -> tuple[
 def _move(
     model: torch.nn.Module,
     tensors: Mapping[str, torch.Tensor],
-    path: Path,
+    load: Load,
     device: str | torch.device,
 ) -> None:
-    """Move the model to `device`: views of the file are read from disk through the pool; computed
-    or converted tensors are copied.
+    """Move the model to `device`: views of the file are read by `load` from disk through the pool;
+    computed or converted tensors are copied.
 
     The parameter objects are kept, so that tied parameters remain tied.
     """
@@ -108,7 +109,7 @@ def _move(
     names = {
         id_: origin[_place(tensor)] for id_, tensor in held.items() if _place(tensor) in origin
     }
-    delivered = weights.load(path, device=device, names=set(names.values()))
+    delivered = load(names=set(names.values()))
     for module in model.modules():
         for name, tensor in [
             *module.named_parameters(recurse=False),

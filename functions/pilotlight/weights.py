@@ -155,7 +155,7 @@ def from_pretrained(
     requested (`dtype=`, quantization). Raises as `load` and transformers do."""
     from pilotlight import pretrained
 
-    return pretrained.from_pretrained(auto_class, Path(path), device=device, **kwargs)
+    return pretrained.from_pretrained(auto_class, Path(path), load=load, device=device, **kwargs)
 
 
 def _mapped(

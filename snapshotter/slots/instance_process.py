@@ -1,17 +1,13 @@
-"""An instance's process in a slot as the agent knows it, its exit status, and the listener of a
-slot."""
+"""An instance's process in a slot as the agent knows it, and its exit status."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from snapshotter.types import InstanceId
-
-if TYPE_CHECKING:
-    from snapshotter.slots.slot import Slot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,19 +36,3 @@ class InstanceProcess:
     pidfd: int = -1
     pid: int = 0
     error: Mapping[str, Any] | None = None
-
-
-class SlotListener(Protocol):
-    """Receives the events of a slot."""
-
-    def on_instance_exit(self, slot: Slot, running: InstanceProcess) -> None: ...
-
-    def on_worker_exit(self, slot: Slot, status: int | None) -> None: ...
-
-    def on_slot_lost(self, slot: Slot) -> None: ...
-
-    def log_dropped(self, count: int) -> None: ...
-
-    def on_parked(self, slot: Slot) -> None: ...
-
-    def on_parked_exit(self, slot: Slot, name: str) -> None: ...

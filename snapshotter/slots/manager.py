@@ -26,12 +26,11 @@ from snapshotter.shim import cpu_priority
 from snapshotter.slots import exit_reason, launch_plan
 from snapshotter.slots import slot as slots
 from snapshotter.slots.boot_limiter import NO_SHARE, BootLimiter
-from snapshotter.slots.instance_process import SlotListener
 from snapshotter.slots.launch_plan import NodeFiles, Sources
 from snapshotter.slots.logs import Logs
 from snapshotter.slots.pausable_deadline import PausableDeadline
 from snapshotter.slots.pool import SlotPool
-from snapshotter.slots.slot import BootFailed, Slot
+from snapshotter.slots.slot import BootFailed, Slot, SlotListener
 from snapshotter.slots.slot_devices import SlotDevices
 from snapshotter.slots.weights import Opening, Served, Weights
 from snapshotter.types import GpuGrant, LaunchSpec, RevisionKey, StartKind, TenantShare

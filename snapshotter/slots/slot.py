@@ -17,11 +17,11 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from snapshotter.linux import proc
 from snapshotter.shim import messages, seqpacket
-from snapshotter.slots.instance_process import ExitStatus, InstanceProcess, SlotListener
+from snapshotter.slots.instance_process import ExitStatus, InstanceProcess
 from snapshotter.slots.replies import (
     BootFailed,
     CheckpointFailed,
@@ -71,6 +71,22 @@ _NOT_OUR_PROTOCOL = (
 )
 """Errors of reading an invalid message: missing keys, values of other types, unsolicited replies.
 """
+
+
+class SlotListener(Protocol):
+    """Receives the events of a slot."""
+
+    def on_instance_exit(self, slot: Slot, running: InstanceProcess) -> None: ...
+
+    def on_worker_exit(self, slot: Slot, status: int | None) -> None: ...
+
+    def on_slot_lost(self, slot: Slot) -> None: ...
+
+    def log_dropped(self, count: int) -> None: ...
+
+    def on_parked(self, slot: Slot) -> None: ...
+
+    def on_parked_exit(self, slot: Slot, name: str) -> None: ...
 
 
 @dataclass(eq=False)

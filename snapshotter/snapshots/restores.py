@@ -30,9 +30,8 @@ from snapshotter.cuda.gpu_mapping import DeviceRecord
 from snapshotter.errors import SnapshotUnknown, StartFailed
 from snapshotter.linux import amx, proc
 from snapshotter.shim import seqpacket
-from snapshotter.slots.instance_process import SlotListener
 from snapshotter.slots.manager import OccupiedSlot, SlotAllocator, SlotPreparation, StartPhase
-from snapshotter.slots.slot import SlotConnectionLost
+from snapshotter.slots.slot import SlotConnectionLost, SlotListener
 from snapshotter.snapshots.components import SnapshotComponents
 from snapshotter.snapshots.readahead import ReadAhead
 from snapshotter.snapshots.stored import Snapshot

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 
 from snapshotter.events import Events
 from snapshotter.metrics import Metrics
-from snapshotter.slots.instance_process import SlotListener
 from snapshotter.slots.manager import OccupiedSlot, StartPhase
+from snapshotter.slots.slot import SlotListener
 from snapshotter.snapshots.components import SnapshotComponents
 from snapshotter.snapshots.identity import Identity
 from snapshotter.snapshots.mapped_files import BindMounts

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class Teardown:
-    """Listener of every slot (`slots.instance_process.SlotListener`). Owner: the event loop; the
+    """Listener of every slot (`slots.slot.SlotListener`). Owner: the event loop; the
     callbacks do not await, and cleanup runs as background tasks."""
 
     def __init__(
