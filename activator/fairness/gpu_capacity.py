@@ -22,6 +22,7 @@ from activator.fairness.start_request import StartRequest
 from activator.routing.route_table import CallTarget
 from activator.routing.tenants import priority_of
 from pilotlight.spec.identifiers import Isolation
+from snapshotter.gpus.grants import gpus_of
 from snapshotter.gpus.kinds import ANY
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class GpuCapacity:
 
     def add(self, instance_id: str, target: CallTarget) -> None:
         """Count an instance, from its start on."""
-        if target.footprint.gpu:
+        if target.launch.gpu:
             self._held[instance_id] = target
 
     def remove(self, instance_id: str) -> None:
@@ -139,8 +140,8 @@ class GpuCapacity:
             use[one.tenant] += one.gpus_of(kinds)
         known = {one.id for one in tenures} | self._draining.keys()
         for instance_id, target in self._held.items():
-            if instance_id not in known and _overlap(target.footprint.gpu, kinds):
-                use[target.tenant] += target.footprint.gpu_count
+            if instance_id not in known and _overlap(target.launch.gpu, kinds):
+                use[target.tenant] += gpus_of(target.launch)
         plans = {name: self._terms.plan_of(name) for name in {*use, tenant}}
         return TenantUsage(
             use=use,
