@@ -21,10 +21,10 @@ from tests.fakes.routes import TEST_KEY, change, route_of, spec_of
 
 
 class BusyNode:
-    """Two busy instances of tenant `a`, each on an H100."""
+    """Busy instances of tenant `a`, each on an H100."""
 
-    def __init__(self) -> None:
-        self.held = [tenure(f"a{n}", "a", idle_s=None) for n in range(2)]
+    def __init__(self, count: int = 2) -> None:
+        self.held = [tenure(f"a{n}", "a", idle_s=None) for n in range(count)]
         self.released: list[str] = []
 
     def tenures(self) -> list[PreemptionCandidate]:
@@ -43,6 +43,17 @@ def target_of(tenant: str, *kinds: str) -> CallTarget:
     return target
 
 
+def request_of(*, since: float) -> StartRequest:
+    return StartRequest(
+        "next",
+        target_of("b", "H100"),
+        rank=DEFAULT_RANK,
+        is_needed=lambda: True,
+        on_cancel=lambda: None,
+        since=since,
+    )
+
+
 @pytest.mark.parametrize(
     "kinds, is_within",
     [(("H100",), False), (("L4", "h100"), False), (("any",), False), (("L4",), True)],
@@ -53,14 +64,7 @@ def test_an_instance_that_starts_counts_where_it_may_get_a_gpu_of_the_kind(
     clock, node = ManualClock(), BusyNode()
     capacity = GpuCapacity(UnlimitedShares(), lambda: node, clock=clock)
     capacity.add("starting", target_of("b", *kinds))
-    request = StartRequest(
-        "next",
-        target_of("b", "H100"),
-        rank=DEFAULT_RANK,
-        is_needed=lambda: True,
-        on_cancel=lambda: None,
-        since=clock(),
-    )
+    request = request_of(since=clock())
     figures = {"free": 0, "claimed": 2, "total": 2}
     detail = {"resource": "gpu", "asked": 1, **figures, "kinds": {"H100": figures}}
     assert capacity.make_room(request, detail) is is_within, "within its share it waits"
@@ -70,4 +74,18 @@ def test_an_instance_that_starts_counts_where_it_may_get_a_gpu_of_the_kind(
     assert bool(node.released) is is_within
     capacity.remove("starting")
     capacity.make_room(request, detail)
-    assert len(node.released) == 1, "one at a time"
+    assert len(node.released) == 1
+
+
+def test_no_second_busy_instance_is_drained_while_one_is() -> None:
+    clock, node = ManualClock(), BusyNode(4)
+    capacity = GpuCapacity(UnlimitedShares(), lambda: node, clock=clock)
+    figures = {"free": 0, "claimed": 4, "total": 4}
+    detail = {"resource": "gpu", "asked": 1, **figures, "kinds": {"H100": figures}}
+    request = request_of(since=clock() - TURN_S)
+    assert [capacity.make_room(request, detail) for _ in range(2)] == [True, True]
+    assert node.released == ["a0"]
+    capacity.remove("a0")
+    del node.held[0]
+    assert capacity.make_room(request, detail)
+    assert node.released == ["a0", "a1"], "a is still over its share of two"

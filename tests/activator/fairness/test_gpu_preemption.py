@@ -118,6 +118,12 @@ def test_the_tenant_furthest_over_its_share_loses_first_until_another_is_further
     assert chosen(held, need_of("c"), balance_of(held, weights={"a": 8})) == ["b0"]
 
 
+def test_a_share_of_two_and_a_half_gpus_is_three() -> None:
+    held = [tenure(f"a{n}", "a") for n in range(3)]
+    assert chosen(held, need_of("b"), balance_of(held, total=5)) == []
+    assert chosen(held, need_of("b"), balance_of(held, total=4)) == ["a0"]
+
+
 def test_an_idle_one_of_a_tenant_within_its_share_stays_until_it_had_no_call_for_a_while() -> None:
     held = [tenure("a0", "a"), tenure("b0", "b", idle_s=SPARE_S - 0.1)]
     assert chosen(held, need_of("a")) == ["a0"], "its own is always open to it"
