@@ -13,6 +13,7 @@ from activator.balancing.throttler import Throttler
 from activator.coordination.state import HeartbeatReply, InstanceDemand
 from activator.fairness.preemption import PreemptionCandidate, value_per_byte
 from activator.fairness.start_admission import GPUS, INSTANCES
+from pilotlight.spec.identifiers import Priority
 from pilotlight.spec.quotas import Plan
 from snapshotter.types import GpuDevice, InstanceInfo
 
@@ -62,6 +63,7 @@ class PreemptibleInstances:
                     is_spare=True,
                     is_asleep=True,
                     value=_value(throttler, instance, now),
+                    priority=target.spec.priority or Priority.STANDARD,
                 )
             spare = len(live) - (0 if throttler.is_retired else throttler.min_instances)
             for n, instance in enumerate(live):
@@ -77,6 +79,7 @@ class PreemptibleInstances:
                     in_flight=instance.in_flight,
                     is_spare=n < spare,
                     value=_value(throttler, instance, now),
+                    priority=target.spec.priority or Priority.STANDARD,
                 )
 
     def give_up(self, instance_id: str) -> None:

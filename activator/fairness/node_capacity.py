@@ -7,11 +7,7 @@ admitted as memory becomes free: the unclaimed memory that the agent reported, l
 admitted since, plus what has been released. `preemption` selects the instances to release. Other
 changes on the node are not visible here, so the first start in the queue asks the agent again every
 RETRY_S. A start does not wait when waiting cannot help (a node for other tenants, more than the
-node has). For missing GPUs, idle instances that hold some are released. A start waits while GPUs
-are becoming free: of instances that are ending, or claimed by something that does not accept calls
-(a start, a snapshot proof). When instances that accept calls have them all, the refusal stands.
-Only GPUs of the kinds that the start accepts count: an L4 that becomes free is of no use to a start
-that waits for an H100."""
+node has). For missing GPUs, `gpu_capacity` releases instances."""
 
 from __future__ import annotations
 
@@ -23,12 +19,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from activator.fairness.fair_queue import Entry, FairQueue
+from activator.fairness.gpu_capacity import GpuCapacity
 from activator.fairness.instance_quota import EmptyInventory, InstanceInventory
 from activator.fairness.preemption import (
     PreemptionCandidate,
     ResourceShortfall,
     TenantUsage,
-    spare_gpus,
     victims,
 )
 from activator.fairness.share_policy import SharePolicy
@@ -62,7 +58,7 @@ class NodeCapacity:
         self._held: dict[str, tuple[str, int]] = {}
         self._use: Counter[str] = Counter()
         self._draining: dict[str, bool] = {}
-        self._draining_gpus: set[str] = set()
+        self._gpus = GpuCapacity(terms, lambda: self.inventory, clock=clock)
         self.gpu_pause_s = RETRY_S
         self._free_bytes = 0
         self._total_bytes = 0
@@ -101,9 +97,7 @@ class NodeCapacity:
         detail = refusal.detail
         if detail.get("resource") == "gpu" and not request.is_needed():
             raise StartCancelled  # no instance is released for it
-        if detail.get("resource") == "gpu" and (
-            self._release_gpus(request, detail) or self._has_others(detail)
-        ):
+        if detail.get("resource") == "gpu" and self._gpus.make_room(request, detail):
             request.obstacle = answer
             # no event reports that a GPU's memory is free: ask the node again
             await asyncio.sleep(self.gpu_pause_s)
@@ -142,7 +136,6 @@ class NodeCapacity:
         """Stop counting an instance that has ended or failed to start."""
         freed = self._drop(instance_id)
         self._draining.pop(instance_id, None)
-        self._draining_gpus.discard(instance_id)
         if freed and self._line:
             self._free_bytes += freed
             self.schedule_dispatch()
@@ -150,8 +143,10 @@ class NodeCapacity:
     def _add(self, instance_id: str, target: CallTarget) -> None:
         self._held[instance_id] = target.tenant, target.launch.memory_bytes
         self._use[target.tenant] += target.launch.memory_bytes
+        self._gpus.add(instance_id, target)
 
     def _drop(self, instance_id: str) -> int:
+        self._gpus.remove(instance_id)
         tenant, held = self._held.pop(instance_id, ("", 0))
         if held:
             self._use[tenant] -= held
@@ -206,7 +201,7 @@ class NodeCapacity:
             use=use,
             weights=weights,
             floors=self._terms.reserved(),
-            total_bytes=int(detail["total"]),
+            total=int(detail["total"]),
         )
         self._release_instances(victims(self.inventory.tenures(), need, balance), tenant)
 
@@ -271,45 +266,6 @@ class NodeCapacity:
             self._draining[victim.id] = victim.idle_s is not None
             self.inventory.give_up(victim.id)
 
-    def _release_gpus(self, request: StartRequest, detail: Mapping[str, Any]) -> bool:
-        """Whether GPUs are becoming free: idle instances were released for this start, now or
-        before."""
-        if self._draining_gpus:
-            return True
-        chosen = self._spare_gpus(request, detail)
-        self._draining_gpus = {tenure.id for tenure in chosen}
-        for victim in chosen:
-            log.info(
-                "instance released for its GPU instance=%s of=%s for=%s",
-                victim.id,
-                victim.tenant,
-                request.tenant,
-            )
-            self.inventory.give_up(victim.id)
-        return bool(chosen)
-
-    def _spare_gpus(
-        self, request: StartRequest, detail: Mapping[str, Any]
-    ) -> list[PreemptionCandidate]:
-        """Instances to release: for the first kind of which enough becomes free, otherwise for the
-        first of which any does."""
-        tenures, partly = list(self.inventory.tenures()), list[PreemptionCandidate]()
-        for kind, figures in detail.get("kinds", {}).items():
-            lacking = int(detail.get("asked", request.gpus)) - int(figures["free"])
-            chosen = spare_gpus(tenures, tenant=request.tenant, kind=kind, lacking=lacking)
-            if chosen and sum(tenure.gpus_of([kind]) for tenure in chosen) >= lacking:
-                return chosen
-            partly = partly or chosen
-        return partly
-
-    def _has_others(self, detail: Mapping[str, Any]) -> bool:
-        """Whether the node reports more claimed GPUs of the acceptable kinds than the instances
-        here that accept calls have."""
-        kinds = list(detail.get("kinds", {}))
-        return int(detail.get("claimed", 0)) > sum(
-            tenure.gpus_of(kinds) for tenure in self.inventory.tenures()
-        )
-
     def _need(self, request: StartRequest, promised: Counter[str]) -> ResourceShortfall:
         leaving_soon = sum(
             self._held.get(name, ("", 0))[1] for name, is_idle in self._draining.items() if is_idle
@@ -332,7 +288,7 @@ class NodeCapacity:
             use[tenant] -= held
         weights = {tenant: self._terms.plan_of(tenant).weight for tenant in {*use, request.tenant}}
         return TenantUsage(
-            use=use, weights=weights, floors=self._terms.reserved(), total_bytes=self._total_bytes
+            use=use, weights=weights, floors=self._terms.reserved(), total=self._total_bytes
         )
 
     def retry(self) -> bool:

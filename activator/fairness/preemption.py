@@ -1,4 +1,5 @@
-"""Selects the instances to release for a start: a pure choice.
+"""Selects the instances to release for a start that lacks memory: a pure choice (for GPUs:
+`gpu_preemption`).
 
 Idle instances of tenants over their share go first, of the tenant furthest over its share and among
 those the longest idle. A start that would take its own tenant over its share gets them only from
@@ -13,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from pilotlight.spec.identifiers import Priority
 from snapshotter.gpus.kinds import satisfies_any
 from snapshotter.types import GpuDevice
 
@@ -37,7 +39,8 @@ class PreemptionCandidate:
             first.
         devices: the GPUs that the node granted it.
         is_asleep: it is suspended.
-        value: what a second without it loses for each byte of its GPUs (`value_per_byte`)."""
+        value: what a second without it loses for each byte of its GPUs (`value_per_byte`).
+        priority: its function's default priority."""
 
     id: str
     tenant: str
@@ -51,6 +54,7 @@ class PreemptionCandidate:
     devices: tuple[GpuDevice, ...] = ()
     is_asleep: bool = False
     value: float = 0.0
+    priority: Priority = Priority.STANDARD
 
     def gpus_of(self, kinds: Sequence[str]) -> int:
         """How many of its GPUs are of one of these kinds."""
@@ -77,26 +81,24 @@ class ResourceShortfall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantUsage:
-    """What tenants use, and what they may use.
+    """What tenants use of a resource (bytes of memory, or GPUs), and what they may use.
 
     Attributes:
-        use: bytes by tenant, including starting and ending instances.
+        use: by tenant, including starting and ending instances.
         weights: by tenant; default 1.
-        floors: reserved bytes by tenant.
-        total_bytes: memory to share."""
+        floors: what is reserved, by tenant.
+        total: what there is to share."""
 
     use: Mapping[str, int]
     weights: Mapping[str, int]
     floors: Mapping[str, int]
-    total_bytes: int
+    total: int
 
     def shares(self, *asking: str) -> dict[str, float]:
-        """Fair share in bytes of each tenant that uses or requests memory."""
+        """Fair share of each tenant that uses or requests some."""
         tenants = {tenant for tenant, held in self.use.items() if held} | set(asking)
         weight = sum(self.weights.get(tenant, 1) for tenant in tenants)
-        return {
-            tenant: self.total_bytes * self.weights.get(tenant, 1) / weight for tenant in tenants
-        }
+        return {tenant: self.total * self.weights.get(tenant, 1) / weight for tenant in tenants}
 
 
 def victims(
@@ -175,29 +177,3 @@ def value_per_byte(
     if not size_bytes or start_s is None or lived_s <= 0:
         return 0.0
     return calls / lived_s * start_s / size_bytes
-
-
-def spare_gpus(
-    tenures: Iterable[PreemptionCandidate], *, tenant: str, kind: str, lacking: int
-) -> list[PreemptionCandidate]:
-    """Select idle instances to release for `lacking` GPUs of a kind: the tenant's own, and those
-    without a call for SPARE_S. Sleeping ones go first, then those that are worth the least per
-    byte of GPU memory, and among equals the longest idle.
-
-    Instances kept by `min_instances` are never taken. Returns all candidates even if they are not
-    enough: the rest may become free elsewhere."""
-    idle = [
-        one
-        for one in tenures
-        if one.gpus_of([kind])
-        and one.is_spare
-        and one.idle_s is not None
-        and (one.tenant == tenant or one.idle_s >= SPARE_S)
-    ]
-    chosen: list[PreemptionCandidate] = []
-    for one in sorted(idle, key=lambda one: (not one.is_asleep, one.value, -(one.idle_s or 0.0))):
-        if lacking <= 0:
-            break
-        chosen.append(one)
-        lacking -= one.gpus_of([kind])
-    return chosen

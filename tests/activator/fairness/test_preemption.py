@@ -15,13 +15,10 @@ from activator.fairness.preemption import (
     ResourceShortfall,
     TenantUsage,
     pick_within_quota,
-    spare_gpus,
     value_per_byte,
     victims,
 )
 from snapshotter.types import GpuDevice
-from tests.fakes import fake_nvml
-from tests.fakes.fake_nvml import H100, L4, inventory_of
 
 
 def tenure(
@@ -33,7 +30,6 @@ def tenure(
     key: str = "r",
     is_spare: bool = True,
     gpus: int = 0,
-    model: str = H100,
 ) -> PreemptionCandidate:
     return PreemptionCandidate(
         id=id,
@@ -42,7 +38,6 @@ def tenure(
         function=key,
         memory_bytes=size,
         gpus=gpus,
-        devices=inventory_of(*fake_nvml.gpus(*(model,) * gpus)).devices,
         idle_s=idle_s,
         in_flight=int(idle_s is None),
         is_spare=is_spare,
@@ -59,7 +54,7 @@ def balance_of(
     use: Counter[str] = Counter()
     for one in tenures:
         use[one.tenant] += one.memory_bytes
-    return TenantUsage(use=use, weights=weights or {}, floors=floors, total_bytes=total)
+    return TenantUsage(use=use, weights=weights or {}, floors=floors, total=total)
 
 
 def need_of(
@@ -198,42 +193,6 @@ def test_within_a_quota_the_idlest_goes_and_a_busy_one_only_for_a_revision_witho
     assert of(busy, "x", TURN_S) is None, "it has one"
     assert of([*busy, *idle, tenure("g", "a", key="g", gpus=1)], "z", needs_gpu=True) == "g"
     assert of([], "z", TURN_S) is None
-
-
-def test_gpus_come_from_ones_own_idle_instances_and_from_what_nobody_calls() -> None:
-    held = [
-        tenure("busy", "a", idle_s=None, gpus=1),
-        tenure("kept", "a", gpus=1, is_spare=False),
-        tenure("mine", "a", idle_s=0.1, gpus=1),
-        tenure("fresh", "b", idle_s=SPARE_S - 1, gpus=1),
-        tenure("long", "b", idle_s=SPARE_S + 1, gpus=2),
-        tenure("cpu", "a", idle_s=99),
-    ]
-    assert [one.id for one in spare_gpus(held, tenant="a", kind="H100", lacking=1)] == ["long"]
-    assert [one.id for one in spare_gpus(held, tenant="a", kind="any", lacking=3)] == [
-        "long",
-        "mine",
-    ]
-    assert spare_gpus(held[:2], tenant="a", kind="H100", lacking=1) == []
-
-
-def test_an_instance_on_another_kind_of_gpu_is_left_alone() -> None:
-    held = [
-        tenure("l4", "a", idle_s=99, gpus=2, model=L4),
-        tenure("h100", "a", idle_s=1, gpus=1),
-    ]
-    assert [one.id for one in spare_gpus(held, tenant="a", kind="H100", lacking=1)] == ["h100"]
-    assert [one.id for one in spare_gpus(held, tenant="a", kind="L4", lacking=1)] == ["l4"]
-
-
-def test_of_two_gpus_the_one_whose_loss_costs_least_per_byte_is_taken() -> None:
-    values = {"dear": 3.0, "cheap": 1.0, "unknown": 0.0, "asleep": 9.0}
-    held = [
-        replace(tenure(name, "a", idle_s=99 - n, gpus=1), value=value, is_asleep=name == "asleep")
-        for n, (name, value) in enumerate(values.items())
-    ]
-    ids = [one.id for one in spare_gpus(held, tenant="a", kind="any", lacking=4)]
-    assert ids == ["asleep", "unknown", "cheap", "dear"]
 
 
 def test_value_per_byte_is_the_wait_that_a_second_costs_for_each_byte() -> None:

@@ -15,12 +15,14 @@ from activator.balancing.instance import Reservation
 from activator.balancing.rebalancing import IDLE_SURPLUS_S
 from activator.balancing.throttler import Throttler
 from activator.fairness.preemption import SPARE_S, TURN_S
+from activator.fairness.queue_priority import QueuePriority
 from activator.fairness.share_policy import share_of
 from activator.fairness.start_admission import StartAdmission
 from activator.routing.route_table import CallTarget, RouteTable
 from pilotlight import errors
 from pilotlight.protocol import FeedChange
 from pilotlight.spec.function import Resources, Scaling
+from pilotlight.spec.identifiers import Priority
 from pilotlight.spec.pricing import Rates
 from pilotlight.spec.quotas import Plan
 from snapshotter.errors import NoCapacity
@@ -782,3 +784,80 @@ async def test_a_start_that_nobody_waits_for_takes_nobodys_gpu(world: World) -> 
     new.start(1)
     await until(lambda: not new.starting)
     assert len(old.instances) == 1
+
+
+GPU = Resources(memory_bytes=SIZE, gpu=("H100",), gpu_count=1)
+
+
+async def test_a_tenant_over_its_share_of_the_gpus_gives_an_idle_one_at_once(world: World) -> None:
+    world.node.add_gpus(H100, H100)
+    world.gate.capacity.gpu_pause_s = 0.0
+    many, few = world.throttler("a", resources=GPU), world.throttler("b", resources=GPU)
+    first, second = await held(many, 2)
+    first.release()
+    (third,) = await held(few, 1)
+    assert len(many.instances) == 1
+    second.release()
+    third.release()
+
+
+async def test_a_busy_one_finishes_its_call_for_a_tenant_that_waited_its_turn(world: World) -> None:
+    world.node.add_gpus(H100, H100)
+    world.gate.capacity.gpu_pause_s = 0.01
+    many, few = world.throttler("a", resources=GPU), world.throttler("b", resources=GPU)
+    reservations = await held(many, 2)
+    (call,) = calls(few)
+    await asyncio.sleep(0.05)
+    assert len(many.instances) == 2, "it waits for its turn"
+    world.clock.advance(TURN_S)
+    await until(lambda: len(list(many.live())) == 1)
+    assert not call.done(), "the drained instance still has its call"
+    await asyncio.sleep(0.05)
+    assert len(list(many.live())) == 1, "one is drained for it, and no second one"
+    for reservation in reservations:
+        reservation.release()
+    (await call).release()
+
+
+async def test_gpus_of_a_tenant_with_a_reservation_stay_with_it(world: World) -> None:
+    world.node.add_gpus(H100, H100)
+    world.gate.capacity.gpu_pause_s = 0.0
+    world.tenant("a", isolation="reserved", reserved_memory_bytes=SIZE)
+    many = world.throttler("a", resources=GPU)
+    for reservation in await held(many, 2):
+        reservation.release()
+    world.clock.advance(SPARE_S)
+    with pytest.raises(errors.Unavailable, match="GPUs wanted"):
+        await world.throttler("b", resources=GPU).reserve(30)
+    assert len(many.instances) == 2
+
+
+async def test_on_one_gpu_a_batch_function_goes_once_a_standard_call_waited_its_turn(
+    world: World,
+) -> None:
+    world.node.add_gpus(H100)
+    world.gate.capacity.gpu_pause_s = 0.01
+    batch = world.throttler("a", resources=GPU, priority=Priority.BATCH)
+    (reservation,) = await held(batch, 1)
+    rank = QueuePriority(priority=Priority.BATCH, tenant="b", weight=1)
+    with pytest.raises(errors.Unavailable, match="GPUs wanted"):
+        await world.throttler("b", "equal", resources=GPU).reserve(30, rank)
+    (call,) = calls(world.throttler("b", "above", resources=GPU))
+    await asyncio.sleep(0.05)
+    assert len(list(batch.live())) == 1, "it waits for its turn"
+    world.clock.advance(TURN_S)
+    await until(lambda: not list(batch.live()))
+    reservation.release()
+    (await call).release()
+
+
+async def test_a_priority_above_the_plan_protects_no_instance(world: World) -> None:
+    world.node.add_gpus(H100)
+    world.gate.capacity.gpu_pause_s = 0.0
+    world.tenant("a", priority="batch")
+    claims = world.throttler("a", resources=GPU, priority=Priority.REALTIME)
+    (reservation,) = await held(claims, 1)
+    reservation.release()
+    (second,) = await held(world.throttler("b", resources=GPU), 1)
+    assert not claims.instances
+    second.release()
