@@ -446,6 +446,7 @@ async def test_however_often_it_is_poked_looks_do_not_queue(rig: Rig) -> None:
         return sum(one.get_name() == f"reconcile {revision.name}" for one in asyncio.all_tasks())
 
     for _ in range(2):
+        await rig.until(lambda: not queued() and not lock.locked())
         async with lock:  # as during a look
             await rig.other.post({}, [revision.key] * 50)
             await rig.until(lambda: not any(one.qsize() for one in rig.wall.listeners))
@@ -453,7 +454,6 @@ async def test_however_often_it_is_poked_looks_do_not_queue(rig: Rig) -> None:
             for _ in range(10):
                 await asyncio.sleep(0)
             assert queued() == 1
-        await rig.until(lambda: not queued())
 
 
 async def test_what_a_dead_activator_held_is_free_once_it_is_no_member_any_more(rig: Rig) -> None:
