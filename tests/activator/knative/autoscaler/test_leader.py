@@ -439,21 +439,17 @@ async def test_after_all_were_silent_who_speaks_first_is_not_taken_for_all(rig: 
 
 async def test_however_often_it_is_poked_looks_do_not_queue(rig: Rig) -> None:
     revision = ScaledRevision(rig.server).made(replicas=1)
-    leader = await led(rig, revision)
-    lock = leader._locks.setdefault(("fn-acme", revision.name), asyncio.Lock())
+    await led(rig, revision)
 
     def queued() -> int:
         return sum(one.get_name() == f"reconcile {revision.name}" for one in asyncio.all_tasks())
 
     for _ in range(2):
-        await rig.until(lambda: not queued() and not lock.locked())
-        async with lock:  # as during a look
-            await rig.other.post({}, [revision.key] * 50)
-            await rig.until(lambda: not any(one.qsize() for one in rig.wall.listeners))
-            await rig.until(queued)
-            for _ in range(10):
-                await asyncio.sleep(0)
-            assert queued() == 1
+        await rig.until(lambda: not queued())  # events of its own writes cause looks, too
+        await rig.other.post({}, [revision.key] * 50)
+        while any(one.qsize() for one in rig.wall.listeners):
+            await asyncio.sleep(0)
+        assert queued() == 1, "none of them has begun"
 
 
 async def test_what_a_dead_activator_held_is_free_once_it_is_no_member_any_more(rig: Rig) -> None:
