@@ -238,12 +238,11 @@ def report_error(error: Exception, session: Session) -> None:
 
 def describe_error(error: Exception, session: Session) -> dict[str, Any]:
     """The error as JSON: `type`, `message`, `hint` (what to do) and `detail`."""
-    is_own = isinstance(error, PilotlightError)
     return {
-        "type": error.type if is_own else type(error).__name__,
+        "type": error.type if isinstance(error, PilotlightError) else type(error).__name__,
         "message": str(error) or type(error).__name__,
         "hint": next_step(error, session.names),
-        "detail": dict(error.detail) if is_own else {},
+        "detail": dict(error.detail) if isinstance(error, PilotlightError) else {},
     }
 
 
