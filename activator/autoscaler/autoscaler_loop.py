@@ -314,7 +314,9 @@ class AutoscalerLoop:
         ):
             await self._fleet.stop(info.id, grace_s=ORPHAN_GRACE_S)
         else:
-            self.throttler_of(target).add(info)
+            scaled = self._scaled_of(target)
+            scaled.throttler.add(info)
+            scaled.adopted += info.state is InstanceState.READY
 
     async def _is_partially_asleep(self, target: CallTarget, info: InstanceInfo) -> bool:
         try:

@@ -104,8 +104,8 @@ class KpaDecision:
 
 
 def initial_state(now: float, *, spec: KpaSpec, ready: int) -> KpaState:
-    """Initial state at `now`. With two or more ready instances it starts in panic, so that a
-    restart keeps the scale."""
+    """Initial state at `now` with `ready` instances from before a restart. Two or more start in
+    panic, so that the restart keeps the scale for one stable window."""
     slots = math.ceil(spec.scale_down_delay_s / DELAY_SLOT_S)
     delay = MaxWindow(size=slots) if slots else None
     return KpaState(panic_at=now if ready > 1 else None, max_panic=ready, delay=delay)

@@ -35,6 +35,8 @@ class RevisionScaler:
         self.throttler = throttler
         self._pauses = pauses
         self._made_at = self.recorded_at = now
+        self.adopted = 0
+        """Ready instances from before this activator started, known before the first decision."""
         self.concurrency = 0.0
         self.decision: ScaleDecision | None = None
 
@@ -58,7 +60,7 @@ class RevisionScaler:
     @cached_property
     def state(self) -> DeciderState:
         """The state of the decider."""
-        return initial_state(self._made_at, spec=self.spec, ready=0)
+        return initial_state(self._made_at, spec=self.spec, ready=self.adopted)
 
     @cached_property
     def gaps(self) -> IdleHistogram:

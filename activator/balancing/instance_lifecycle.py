@@ -31,6 +31,10 @@ FIRST_AGENT_RETRY_S, MAX_AGENT_RETRY_S = 0.05, 2.0
 FIRST_ALLOWANCE_RETRY_S, MAX_ALLOWANCE_RETRY_S = 0.02, 0.25
 """Seconds between requests for an allowance that the other activators hold, as long as the start is
 needed."""
+UNSUPPORTED_HINT = (
+    "Do what the error says; `pilotlight doctor` shows what this machine supports. Another attempt "
+    "fails in the same way."
+)
 STOP_GRACE_S = 30.0
 """Seconds between SIGTERM and SIGKILL for exit hooks and calls in flight."""
 USED_CPU = "cpu_ns"
@@ -325,7 +329,7 @@ def start_error_for_caller(
     target: CallTarget, error: agent_errors.SnapshotterError
 ) -> errors.PilotlightError:
     """Return the error for callers of a failed start: user errors are not retryable, errors of the
-    platform carry Retry-After."""
+    platform carry Retry-After. What the node can never do is not retryable either."""
     name = f"{target.app}/{target.function}"
     detail = {key: value for key, value in error.detail.items() if key != USED_CPU}
     if isinstance(error, agent_errors.StartTimeout):
@@ -334,6 +338,9 @@ def start_error_for_caller(
         )
     if isinstance(error, agent_errors.StartFailed):
         return errors.StartFailed(f"{name} could not start: {error}", **detail)
+    if isinstance(error, agent_errors.Unsupported):
+        hint = {"hint": UNSUPPORTED_HINT, **detail}
+        return errors.StartFailed(f"{name} cannot start on this node: {error}", **hint)
     if isinstance(error, agent_errors.NoCapacity):
         return errors.Unavailable(f"no room for {name}: {error}", retry_after_s=5, **detail)
     return errors.Unavailable(f"{name} cannot start now: {error}", retry_after_s=2, **detail)

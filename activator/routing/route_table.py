@@ -471,7 +471,9 @@ def _no_function(address: FunctionAddress) -> errors.NotFound:
     )
     return errors.NotFound(
         f"no function {address.app}/{address.function}{environment}: `pilotlight app list` shows "
-        f"what is deployed"
+        f"what is deployed",
+        app=address.app,
+        function=address.function,
     )
 
 

@@ -9,6 +9,7 @@ records of instances and slots again (`starts.recovery`)."""
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -47,7 +48,7 @@ class GpuGrants:
         await.
 
         Raises NoCapacity if they are not free, Unsupported if the node never has so many; both name
-        the kinds with figures."""
+        the kinds with figures. `detail["hint"]` of Unsupported says what to request instead."""
         count = gpus_of(launch)
         if not count:
             return None
@@ -56,7 +57,7 @@ class GpuGrants:
             present = ", ".join(self.inventory.models) or "none"
             raise Unsupported(
                 f"{wanted} wanted, but this node has {present}",
-                {"resource": "gpu", "asked": count, "total": most},
+                {"resource": "gpu", "asked": count, "total": most, "hint": self._alternatives()},
             )
         unfit = self._too_small(launch, count)
         granted = self.granted()
@@ -64,6 +65,14 @@ class GpuGrants:
         if grant is None:
             raise self._refusal(launch, count, granted, unfit)
         return grant
+
+    def _alternatives(self) -> str:
+        """What to request instead of GPUs that this node never has."""
+        counts = Counter(device.kind for device in self.inventory.devices)
+        if not counts:
+            return "This node has no GPU: remove `gpu=`, or run the function on a node with one."
+        kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+        return f"Set `gpu=` to what this node has ({kinds}), or remove `gpu=`."
 
     def _too_small(self, launch: LaunchSpec, count: int) -> frozenset[str]:
         """Devices whose memory the launch does not fit into. Raises Unsupported if it fits into no

@@ -98,6 +98,8 @@ class FakePlatform:
         self.snapshots: list[dict[str, Any]] = []
         self.snapshots_off: set[tuple[str, str, str]] = set()
         self.warmup_report: dict[str, Any] = {}
+        self.start_errors: dict[str, PilotlightError] = {}
+        """Functions that do not start, with the error."""
         self.asked: list[str] = []
         self.priorities: list[str] = []
         self.lock = threading.Lock()
@@ -457,6 +459,8 @@ class FakePlatform:
 
     def warmup(self, asked: Asked, app: str, dotted: str) -> Answer:
         self._callable(asked, app, dotted)
+        if error := self.start_errors.get(dotted):
+            raise error
         if CONTENT_NDJSON in asked.headers.get("accept", ""):
             stages = [
                 {"stage": stage, "elapsed_ms": n}

@@ -173,6 +173,22 @@ async def test_instances_from_before_a_restart_are_adopted_and_orphans_are_stopp
     assert [name for name, _ in rig.fleet.stopped] == ["i-old"]
 
 
+@pytest.mark.parametrize("count, in_panic", [(1, False), (3, True)])
+async def test_a_restarted_activator_keeps_the_scale_that_it_finds(
+    rig: Rig, count: int, in_panic: bool
+) -> None:
+    target = rig.deploy(Scaling(max_instances=4))
+    for number in range(count):
+        info = info_of(target, f"i-{number}", "/nowhere", StartKind.FORK)
+        rig.fleet.infos[str(info.id)] = info
+    await rig.scaler.reconcile()
+    rig.pass_s(2)
+
+    decision = rig.scaler.revisions[target.key].decision
+    assert decision is not None
+    assert (decision.desired, decision.in_panic) == (count, in_panic)
+
+
 async def test_kept_instances_from_before_a_restart_are_taken_back_before_others_are_started(
     rig: Rig,
 ) -> None:

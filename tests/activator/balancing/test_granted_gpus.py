@@ -14,9 +14,11 @@ import pytest
 from activator.balancing.throttler import Throttler
 from activator.routing.route_table import CallTarget
 from pilotlight import errors
+from pilotlight.cli.core.next_step import next_step
 from pilotlight.protocol import UsageRecord
 from pilotlight.spec.function import FunctionSpec, Resources, Scaling
 from pilotlight.spec.pricing import Rates
+from snapshotter.errors import Unsupported
 from snapshotter.types import GpuDevice, GpuGrant
 from tests.activator.scaled_world import ScaledWorld
 from tests.fakes.reference_prices import price_usage
@@ -97,6 +99,15 @@ async def test_the_second_choice_costs_what_it_costs(
 async def test_an_agent_that_names_no_kind_granted_the_first_one(world: ScaledWorld) -> None:
     await call(world.make_throttler(target("A100", "H100")))
     assert {record.gpu for record in await records_of(world)} == {"A100"}
+
+
+async def test_gpus_that_the_node_never_has_are_no_reason_to_try_again(world: ScaledWorld) -> None:
+    hint = "Set `gpu=` to what this node has (1 L4), or remove `gpu=`."
+    refused = Unsupported("1 H100 GPU wanted, but this node has NVIDIA L4", {"hint": hint})
+    world.fleet.failures.append(refused)
+    with pytest.raises(errors.StartFailed, match="cannot start on this node: 1 H100") as failed:
+        await world.make_throttler(target("H100")).reserve(5)
+    assert (failed.value.retry_after_s, next_step(failed.value)) == (None, hint)
 
 
 async def test_any_gpu_costs_what_was_granted(world: ScaledWorld) -> None:

@@ -32,6 +32,7 @@ from pilotlight.errors import (
     ApprovalRequired,
     FunctionRaised,
     InvalidInput,
+    NotFound,
     PilotlightError,
     StartFailed,
     Unauthenticated,
@@ -204,6 +205,19 @@ def test_what_to_do_names_what_the_error_is_about() -> None:
     waiting = ApprovalRequired("x", function="embed", revision="v2")
     approve = "`pilotlight app approve search/embed v2`"
     assert approve in next_step(waiting, {"APP": "search"})
+
+
+def test_what_to_do_where_something_is_not_found_names_what_the_command_knows() -> None:
+    known = {"APP": "search", "APP/FUNCTION": "search/embed"}
+    of_function = next_step(NotFound("x", app="search", function="embed"))
+    assert of_function == (
+        "`pilotlight app list` shows whether search is deployed, `pilotlight app show search` its "
+        "functions, `pilotlight app revisions search/embed` the revisions of search/embed."
+    )
+    of_app = next_step(NotFound("x"), {"APP": "search"})
+    assert "`pilotlight app show search` its functions; of another resource" in of_app
+    assert "search/embed" in next_step(NotFound("x"), known)
+    assert "`pilotlight app list`, or the `list`" in next_step(NotFound("x"))
 
 
 def test_help_shows_the_daily_commands_first() -> None:

@@ -112,7 +112,10 @@ def test_dead_letters_are_listed_and_sent_again_one_by_one_or_together(shell: Sh
     for number, app in enumerate(("search", "search", "other")):
         shell.bury(f"req-{number}", app)
     listed = shell.run("call", "list", "--dead")
-    assert "DEAD" in listed.stdout
+    assert "DEAD" not in listed.stdout
+    assert "FAILED" in listed.stdout
+    assert "(dead letter)" in listed.stdout
+    assert shell.run("call", "get", "req-0").stdout.startswith("FAILED · search/")
     assert "redrive" in listed.stderr
     assert "req-0 is retried" in shell.good("call", "redrive", "req-0")
     assert shell.json("call", "redrive", "--all", "--app", "search", "--yes") == {

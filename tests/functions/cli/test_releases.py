@@ -116,9 +116,11 @@ def test_an_app_is_rolled_back_with_all_its_functions(shell: Shell) -> None:
     ]
     deploy("abc", 3.0)
     assert "3 functions" in shell.failed("app", "rollback", "pair", "--to", "v1", "--yes")
-    said = shell.good("app", "rollback", "pair", "--yes", status=1).splitlines()
-    assert [line.split(" is back on ")[0] for line in said[:2]] == ["pair/a", "pair/b"]
-    assert "pair/c stays: no revision of pair/c served before v1-" in said[2]
+    said = shell.failed("app", "rollback", "pair", "--yes")
+    assert "no function was changed: no revision of pair/c served before v1-" in said
+    assert "rollback pair/NAME" in said
+    assert shell.json("app", "history", "pair")[0]["action"] == "deploy"
+    assert "pair/a is back on v1-" in shell.good("app", "rollback", "pair/a", "--yes")
 
 
 def test_a_rollback_asks_first(shell: Shell) -> None:

@@ -4,6 +4,7 @@ process."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
+from pilotlight.errors import StartFailed
 from tests.fakes.fake_platform import API_KEY, FakePlatform
 from tests.fakes.shell import Typist
 
@@ -87,6 +89,28 @@ def test_deploy_waits_for_the_proof_and_prints_cold_restore_and_fork(shell: Shel
     assert "cold 5.40 s → restore 120 ms → fork 21 ms; image 61 MB" in shell.deploy().stdout
     (proof,) = json.loads(shell.deploy("--json").stdout)["proofs"]
     assert (proof["restore_ms"], proof["snapshot"]["id"]) == (120.0, "sn-1")
+
+
+def test_a_deploy_says_which_functions_do_not_start_and_starts_the_others(shell: Shell) -> None:
+    file = shell.home / "two.py"
+    file.write_text(SOURCE + "\n@app.function()\ndef rank(n: int) -> int:\n    return n\n")
+    shell.platform.warmup_report = {"start_kind": "COLD", "start_ms": 5400.0}
+    hint = "Remove `gpu=`."
+    error = StartFailed("search/embed cannot start on this node: no GPU", hint=hint)
+    shell.platform.start_errors["embed"] = error
+    done = shell.run("deploy", str(file))
+    first, failed, rank, *_ = done.stdout.splitlines()
+    assert done.exit_code == 1
+    assert re.fullmatch(r"search version \d+ is deployed in main, but embed does not start", first)
+    assert f"does not start: {error}" in failed
+    assert rank.split()[0] == "rank"
+    assert done.stderr.splitlines()[-2:] == [f"error {error}", f"try   {hint}"]
+
+    said = shell.json("deploy", str(file), status=1)
+    assert [proof["function"] for proof in said["proofs"]] == ["rank"]
+    assert said["failed"] == [{"function": "embed", "type": "start-failed", "error": str(error)}]
+    shell.platform.start_errors.clear()
+    assert shell.json("deploy", str(file))["failed"] == []
 
 
 def test_a_refusal_is_printed_with_its_line_and_the_deploy_is_done(shell: Shell) -> None:

@@ -142,6 +142,7 @@ ROUTES: list[tuple[str, str, dict[str, str], Any, str]] = [
     ),
     ("POST", f"{HELLO}:rollback", SEARCH, {"to": "v1"}, "rollback"),
     ("POST", f"{HELLO}:promote", SEARCH, {"revision": "v2"}, "promote"),
+    ("POST", "/v1/apps/{app}:rollback", {"app": "search"}, {}, "app.rollback"),
     ("POST", f"{HELLO}:pin", SEARCH, {"tenant": "default", "revision": "v1"}, "pin"),
     (
         "POST",

@@ -390,6 +390,41 @@ async def test_a_rollback_is_a_new_entry_of_the_history(controller: Controller) 
     assert "no revision, alias or tag 'v9'" in detail
 
 
+async def test_an_app_goes_back_with_all_its_functions_or_none(controller: Controller) -> None:
+    async def deploy_all(n: int, *names: str) -> None:
+        body = {"functions": [numbered(n, name=name) for name in names]}
+        answer = await controller.http.post("/v1/apps/search/deploy", json=body)
+        assert answer.status_code == 200, answer.text
+
+    async def history() -> list[dict[str, Any]]:
+        return list((await controller.http.get("/v1/apps/search/history")).json()["history"])
+
+    async def audited() -> list[str]:
+        entries = (await controller.http.get("/v1/audit", params={"limit": 9})).json()["entries"]
+        return [entry["action"] for entry in entries]
+
+    async def heaviest() -> dict[str, str]:
+        functions = (await controller.http.get("/v1/apps/search")).json()["functions"]
+        return {one["name"]: one["traffic"][0]["revision"][:2] for one in functions}
+
+    for n in (1, 2):
+        await deploy_all(n, "hello", "other")
+    moved = await controller.http.post("/v1/apps/search:rollback", json={"message": "slow"})
+    assert moved.status_code == 200, moved.text
+    assert await heaviest() == {"hello": "v1", "other": "v1"}
+    newest, deploy, *_ = await history()
+    assert (newest["version"], newest["action"], newest["message"]) == (3, "rollback", "slow")
+    assert [one["function"] for one in newest["functions"]] == ["hello", "other"]
+    assert deploy["action"] == "deploy"
+    assert (await audited())[:2] == ["app.rollback", "app.deploy"]
+
+    await deploy_all(3, "hello", "other", "third")
+    before = await history(), await audited(), await heaviest()
+    answer = await controller.http.post("/v1/apps/search:rollback", json={})
+    assert "no revision of search/third served before" in refused(answer, 409)
+    assert (await history(), await audited(), await heaviest()) == before
+
+
 async def test_from_a_split_one_goes_back_to_the_older_side(controller: Controller) -> None:
     for n in (1, 2):
         await deployed(controller, numbered(n))

@@ -47,6 +47,21 @@ def test_several_gpus_share_a_model() -> None:
         Node(L4, L4).grant(launch("L4", count=2, gib=50))
 
 
+@pytest.mark.parametrize(
+    "node, words",
+    [
+        (Node(L4, L4, H100), "what this node has (2 L4, 1 H100), or remove `gpu=`"),
+        (Node(), "no GPU: remove `gpu=`"),
+    ],
+)
+def test_a_kind_that_the_node_never_has_is_refused_with_those_that_it_has(
+    node: Node, words: str
+) -> None:
+    with pytest.raises(Unsupported, match="1 A100 GPU wanted") as refused:
+        node.grant(launch("A100", gib=1))
+    assert words in refused.value.detail["hint"]
+
+
 def test_what_fits_into_no_gpu_is_refused_with_the_numbers_and_ways_out() -> None:
     with pytest.raises(Unsupported) as refused:
         Node(L4, H100).grant(launch("any", gib=100))

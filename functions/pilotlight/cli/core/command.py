@@ -218,16 +218,9 @@ def handle_errors(body: Callable[[Session], Any], session: Session) -> None:
 
 def report_error(error: Exception, session: Session) -> None:
     """Print what happened and what to do on stderr; with --json as one JSON object."""
-    detail = dict(error.detail) if isinstance(error, PilotlightError) else {}
-    message = str(error) or type(error).__name__
+    body = describe_error(error, session)
+    message, detail = body["message"], body["detail"]
     if session.is_json:
-        kind = error.type if isinstance(error, PilotlightError) else type(error).__name__
-        body = {
-            "type": kind,
-            "message": message,
-            "hint": next_step(error, session.names),
-            "detail": detail,
-        }
         print(json.dumps({"error": body}, default=str), file=sys.stderr)
         return
     notes = session.notes()
@@ -238,9 +231,19 @@ def report_error(error: Exception, session: Session) -> None:
             markup=False,
         )
     notes.print(f"[bold red]error[/] {_escape(message)}")
-    notes.print(f"[bold]try[/]   {_escape(next_step(error, session.names))}")
+    notes.print(f"[bold]try[/]   {_escape(body['hint'])}")
     if log := detail.get("log"):
         notes.print(f"[bold]log[/]   {_escape(str(log))}")
+
+
+def describe_error(error: Exception, session: Session) -> dict[str, Any]:
+    """The error as JSON: `type`, `message`, `hint` (what to do) and `detail`."""
+    return {
+        "type": error.type if isinstance(error, PilotlightError) else type(error).__name__,
+        "message": str(error) or type(error).__name__,
+        "hint": next_step(error, session.names),
+        "detail": dict(error.detail) if isinstance(error, PilotlightError) else {},
+    }
 
 
 def _escape(text: str) -> str:

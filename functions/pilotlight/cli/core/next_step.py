@@ -9,7 +9,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pilotlight.errors import DEBUG_VARIABLE, PilotlightError
+from pilotlight.errors import DEBUG_VARIABLE, NotFound, PilotlightError
 
 APP, FUNCTION, REVISION = "APP", "APP/FUNCTION", "REVISION"
 """Placeholders in commands; the keys of a session's names."""
@@ -38,7 +38,8 @@ _WHAT_TO_DO = {
     "`pilotlight up` wrote the first key of this machine's platform to ~/.pilotlight.toml.",
     "forbidden": "Use a key with a higher scope: `pilotlight token create --scope deploy`.",
     "method-not-allowed": "Use one of the methods that the answer's header `Allow` names.",
-    "not-found": "List what exists: `pilotlight app list`, or the `list` command of the resource.",
+    NotFound.type: "List what exists: `pilotlight app list`, or the `list` command of the "
+    "resource.",
     "unavailable": "Try again in a moment. `pilotlight app list` shows stopped apps, `pilotlight "
     "status` whether the platform runs.",
     "function-raised": "The function's own code failed: `pilotlight logs APP --call ID` shows "
@@ -94,12 +95,29 @@ def next_step(error: Exception, names: Mapping[str, str] | None = None) -> str:
     precedence."""
     if isinstance(error, PilotlightError):
         detail = error.detail
-        text = str(detail.get("hint") or "") or _WHAT_TO_DO.get(error.type, "")
+        known = {**(names or {}), **_names_in_error(error, names or {})}
+        text = str(detail.get("hint") or "") or _advice(error, known)
         if text:
-            known = {**(names or {}), **_names_in_error(error, names or {})}
             call = str(detail.get("request_id") or "")
             return _COMMAND.sub(lambda found: _fill(found[0], known, call), text)
     return f"Set {DEBUG_VARIABLE}=1 to see the traceback."
+
+
+def _advice(error: PilotlightError, known: Mapping[str, str]) -> str:
+    """The advice for the error's type; "" if there is none. Where something was not found, it lists
+    what is next to it."""
+    app, function = known.get(APP, ""), known.get(FUNCTION, "")
+    if error.type != NotFound.type or not app:
+        return _WHAT_TO_DO.get(error.type, "")
+    text = (
+        f"`pilotlight app list` shows whether {app} is deployed, `pilotlight app show {app}` its "
+        f"functions"
+    )
+    if function:
+        text += f", `pilotlight app revisions {function}` the revisions of {function}"
+    if not error.detail.keys() & {"app", "function", "revision"}:
+        text += "; of another resource, use its `list` command"
+    return f"{text}."
 
 
 def _names_in_error(error: PilotlightError, names: Mapping[str, str]) -> dict[str, str]:

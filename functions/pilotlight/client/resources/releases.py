@@ -228,6 +228,12 @@ class ReleaseResources(NodeResources):
             {"message": message, **without_none({"to": to})},
         )
 
+    def rollback_app(self, app: str, *, message: str = "") -> list[Json]:
+        """Move all traffic of each function to the revision that served before, or of none: then
+        raises Conflict."""
+        body = self._send("POST", f"{_app_path(app)}:rollback", {"message": message})
+        return list(body["functions"])
+
     def pin(
         self, app: str, tenant: str, revision: str | None, *, function: str | None = None
     ) -> Json:

@@ -413,6 +413,17 @@ def _listed(names: Mapping[str, str]) -> list[dict[str, Any]]:
     ]
 
 
+def function_names(sql: sa.Connection, place: AppRef) -> list[str]:
+    """Names of the app's functions, sorted."""
+    table = tables.functions
+    query = (
+        sa.select(table.c.name)
+        .where(*place.in_app(), table.c.removed_at.is_(None))
+        .order_by(table.c.name)
+    )
+    return list(sql.execute(query).scalars())
+
+
 def record_app_change(
     write: Write, place: AppRef, action: str, *, before: Any = None, after: Any = None
 ) -> None:

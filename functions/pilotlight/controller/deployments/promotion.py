@@ -14,7 +14,6 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.deployments import app_registry, dependency_checks, releases
 from pilotlight.controller.deployments.app_registry import Deployment, FunctionDeployment
@@ -46,7 +45,7 @@ def candidates(
 ) -> list[PromotionCandidate]:
     """The serving revisions in `origin`, by function name; of one function, or of the whole app.
     Raises NotFound, Conflict for a function without a serving revision."""
-    names = [function] if function is not None else _names(sql, origin)
+    names = [function] if function is not None else app_registry.function_names(sql, origin)
     if not names:
         text = f"there is no app {origin.app!r} in environment {origin.environment!r}"
         raise NotFound(text, app=origin.app, environment=origin.environment)
@@ -85,7 +84,8 @@ def promote(
     unpinned = weight_names.note_deployed(
         write, target, specs=specs, manifests=manifests, is_bound=is_bound
     )
-    gone = set(_names(write.sql, target)) - {spec.name for spec in specs} if whole_app else set()
+    present = set(app_registry.function_names(write.sql, target)) if whole_app else set[str]()
+    gone = present - {spec.name for spec in specs}
     if gone:
         lost = ", ".join(sorted(gone))
         text = f"{origin.environment} has no {lost} of {target.app}, but {target.environment} has"
@@ -170,16 +170,6 @@ def _candidate(sql: sa.Connection, origin: AppRef, function: str) -> PromotionCa
     return PromotionCandidate(
         revision=revision, spec=from_json(FunctionSpec, json.loads(row.spec)), metadata=metadata
     )
-
-
-def _names(sql: sa.Connection, place: AppRef) -> list[str]:
-    table = tables.functions
-    query = (
-        sa.select(table.c.name)
-        .where(*place.in_app(), table.c.removed_at.is_(None))
-        .order_by(table.c.name)
-    )
-    return list(sql.execute(query).scalars())
 
 
 def _labels(origin: AppRef) -> dict[str, str]:

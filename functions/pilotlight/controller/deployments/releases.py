@@ -157,12 +157,19 @@ def promote(
 
 
 def rollback(
-    write: Write, place: AppRef, *, function: str, reference: str | None = None, message: str = ""
+    write: Write,
+    place: AppRef,
+    *,
+    function: str,
+    reference: str | None = None,
+    message: str = "",
+    note: bool = True,
 ) -> tuple[str, TrafficDocument]:
     """Send all traffic to a revision (None: the previous one) at once. Raises NotFound; Conflict if
     no revision served before.
 
-    A revision that never served must pass the gates of a release.
+    A revision that never served must pass the gates of a release. `note` False: the caller writes
+    the entries of the history and the audit log.
     """
     document = traffic.find(write.sql, place, function)
     revision = (
@@ -177,7 +184,13 @@ def rollback(
     rollouts.end(write, function_id, state=RolloutState.ROLLED_BACK, reason=reason)
     experiments.stop(write, function_id, reason=reason)
     return revision, traffic.change(
-        write, place, function, _back(revision), action=app_history.ROLLBACK, message=message
+        write,
+        place,
+        function,
+        _back(revision),
+        action=app_history.ROLLBACK,
+        message=message,
+        note=note,
     )
 
 

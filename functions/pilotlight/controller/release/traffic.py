@@ -51,12 +51,14 @@ def change(
     expected: int | None = None,
     action: str,
     message: str = "",
+    note: bool = True,
 ) -> TrafficDocument:
     """Change the traffic of a function; returns the new document. `function` is its name.
 
     `edit` gets the document and returns another; it sets only the weights, segments are derived.
     `expected`: the generation that the change is based on; None = any. `action`: of the history and
-    audit entries; "" = the caller writes them. An edit that changes nothing writes no entry.
+    audit entries; "" = the caller writes them, as with `note` False. An edit that changes nothing
+    writes no entry.
 
     Raises NotFound, Conflict, InvalidInput, ApprovalRequired, without changing anything.
     """
@@ -88,7 +90,7 @@ def change(
         after = traffic.begin_cutover(before, after)
         _write(write, function_id, after)
     feed_publisher.publish(write, function_id)
-    if action and after != before:
+    if action and note and after != before:
         _note(write, place, function, before, after, action=action, message=message)
     return after
 

@@ -13,7 +13,7 @@ from pilotlight.cli.commands.apps import release_options, rollout_options
 from pilotlight.cli.core.command import Yes
 from pilotlight.cli.core.formatting import format_cell, format_table, format_time
 from pilotlight.cli.core.session import Session
-from pilotlight.errors import Conflict, InvalidInput, NotFound
+from pilotlight.errors import InvalidInput
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -162,7 +162,7 @@ def rollback(
     """Return all traffic to an earlier revision at once.
 
     Needs no approval. Ends the function's rollout and experiment, if any. An app's functions go
-    back one after the other; those without an earlier revision stay, and the exit status is 1 then.
+    back together: if one has no earlier revision, none is changed.
     """
     owner, function = _split(app)
     with session.client() as client:
@@ -178,19 +178,8 @@ def rollback(
             body = client.rollback(owner, function=function, to=to, message=message)
             session.show(body, lambda: _is_back(body))
             return
-        back, failed = [], []
-        for name in found:
-            try:
-                back.append(client.rollback(owner, function=name, to=to, message=message))
-            except (Conflict, NotFound) as e:  # it has no such revision
-                failed.append({"app": owner, "function": name, "error": str(e)})
-    lines = [
-        *map(_is_back, back),
-        *(f"{owner}/{one['function']} stays: {one['error']}" for one in failed),
-    ]
-    session.show({"functions": back, "failed": failed}, lambda: "\n".join(lines))
-    if failed:
-        raise typer.Exit(1)
+        back = client.rollback_app(owner, message=message)
+    session.show({"functions": back}, lambda: "\n".join(map(_is_back, back)))
 
 
 def _is_back(body: dict[str, Any]) -> str:

@@ -16,12 +16,12 @@ from pilotlight.cli.commands.apps import release_options
 from pilotlight.cli.commands.apps import rollout_options as canaries
 from pilotlight.cli.commands.apps.deploy_progress import (
     Deployer,
+    Starts,
     load_user_app,
     remote_errors,
     user_code_errors,
 )
-from pilotlight.cli.commands.apps.start_report import StartReport
-from pilotlight.cli.core.command import command, ended_by_signals
+from pilotlight.cli.core.command import command, ended_by_signals, report_error
 from pilotlight.cli.core.formatting import parse_duration_s
 from pilotlight.cli.core.next_step import APP
 from pilotlight.cli.core.session import Session
@@ -105,31 +105,39 @@ def deploy(
     app = load_user_app(file)
     session.names[APP] = name or app.name
     with session.client() as client, sdk.use_profile(client.profile):
-        deployment, proofs = Deployer(session, client).deploy(
+        deployment, starts = Deployer(session, client).deploy(
             app, name=name, message=message, wait=wait, terms=terms
         )
         addresses = addresses_of(client, deployment, app)
         url = client.profile.url
     session.show(
-        report(deployment, proofs, url, addresses),
-        lambda: _deployed(deployment, proofs, addresses, url),
+        report(deployment, starts, url, addresses),
+        lambda: _deployed(deployment, starts, addresses, url),
     )
-    if proofs and not session.is_json:
+    if starts.failures:
+        for error in starts.failures.values():
+            report_error(error, session)
+        raise typer.Exit(1)
+    if starts.proofs and not session.is_json:
         _explain_starts_once(session)
 
 
 def report(
     deployment: Deployment,
-    proofs: list[StartReport],
+    starts: Starts,
     url: str,
     addresses: Mapping[str, list[str]],
 ) -> dict[str, Any]:
-    """Format a deployment as JSON."""
+    """Format a deployment as JSON. `failed`: the functions that do not start, with the error."""
     return {
         **dataclasses.asdict(deployment),
         "url": url,
         "addresses": dict(addresses),
-        "proofs": [dataclasses.asdict(proof) for proof in proofs],
+        "proofs": [dataclasses.asdict(proof) for proof in starts.proofs],
+        "failed": [
+            {"function": name, "type": error.type, "error": str(error)}
+            for name, error in starts.failures.items()
+        ],
     }
 
 
@@ -361,20 +369,23 @@ def _explain_starts_once(session: Session) -> None:
 
 def _deployed(
     deployment: Deployment,
-    proofs: list[StartReport],
+    starts: Starts,
     addresses: Mapping[str, list[str]],
     url: str,
 ) -> str:
-    is_live = any(f.stage == "live" for f in deployment.functions)
+    is_live = any(f.stage == "live" for f in deployment.functions) and not starts.failures
     lines = [
         (
             f"{deployment.app} version {deployment.version} is {'live' if is_live else 'deployed'} in "
-            f"{deployment.environment}"
+            f"{deployment.environment}{_failed(starts)}"
         )
     ]
-    by_name = {proof.function: proof for proof in proofs}
+    by_name = {proof.function: proof for proof in starts.proofs}
     for f in deployment.functions:
         proof = f"  {by_name[f.function]}" if f.function in by_name else ""
+        if error := starts.failures.get(f.function):
+            lines.append(f"  {f.function:<20} {f.revision}  does not start: {error}")
+            continue
         lines.append(f"  {f.function:<20} {f.revision}{'' if f.created else ' (unchanged)'}{proof}")
         lines += [f"    {text}" for text in stage_of(deployment.app, f)]
         lines += [f"    {remark}" for remark in (by_name[f.function].remarks() if proof else ())]
@@ -382,6 +393,13 @@ def _deployed(
             is_public = f"{url}{TENANT_PATH}" in address
             lines.append(f"    {address}{' (public, without a key)' if is_public else ''}")
     return "\n".join(lines)
+
+
+def _failed(starts: Starts) -> str:
+    names = ", ".join(starts.failures)
+    return (
+        f", but {names} {'do' if len(starts.failures) > 1 else 'does'} not start" if names else ""
+    )
 
 
 def stage_of(app: str, f: DeployedFunction) -> list[str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pilotlight.cli.commands.apps.start_report import StartReport, summarize_start
 from pilotlight.cli.core.session import Session
-from pilotlight.errors import InvalidInput, StartFailed
+from pilotlight.errors import InvalidInput, PilotlightError, StartFailed
 
 if TYPE_CHECKING:
     from pilotlight.client.client import Client, Deployment
@@ -28,6 +29,15 @@ _STAGES = {
     "instance": "starting an instance",
     "snapshot": "making and proving a snapshot",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starts:
+    """The first starts of a deployment's functions: reports of those that started, and the errors
+    of those that did not, by function."""
+
+    proofs: list[StartReport] = field(default_factory=list)
+    failures: dict[str, PilotlightError] = field(default_factory=dict)
 
 
 class Deployer:
@@ -53,36 +63,39 @@ class Deployer:
         message: str = "",
         wait: bool = True,
         terms: ReleaseOptions | None = None,
-    ) -> tuple[Deployment, list[StartReport]]:
-        """Deploy; with `wait`, also start each live function once and prove its snapshot."""
+    ) -> tuple[Deployment, Starts]:
+        """Deploy; with `wait`, also start each live function once and prove its snapshot. A
+        function that does not start leaves the deployment and the other functions as they are."""
         from pilotlight.packaging.deploy import deploy
 
         with self.progress() as report:
             deployment = deploy(
                 app, client=self._client, name=name, message=message, terms=terms, progress=report
             )
-        if wait and any(f.stage == "live" for f in deployment.functions):
-            self.wait_cluster(
-                deployment.app, [f.function for f in deployment.functions if f.stage == "live"]
-            )
-        proofs = (
-            [
-                self.prove(deployment.app, f.function)
-                for f in deployment.functions
-                if f.stage == "live"
-            ]
-            if wait
-            else []
-        )
-        return deployment, proofs
+        starts = Starts()
+        if wait:
+            until = time.monotonic() + CLUSTER_PATIENCE_S
+            for function in [f.function for f in deployment.functions if f.stage == "live"]:
+                self._try_start(deployment.app, function, starts, until=until)
+        return deployment, starts
 
-    def wait_cluster(self, app: str, functions: Collection[str]) -> None:
+    def _try_start(self, app: str, function: str, starts: Starts, *, until: float) -> None:
+        try:
+            self.wait_cluster(app, [function], until=until)
+            starts.proofs.append(self.prove(app, function))
+        except PilotlightError as e:
+            starts.failures[function] = e
+
+    def wait_cluster(
+        self, app: str, functions: Collection[str], *, until: float | None = None
+    ) -> None:
         """Wait until these functions are ready in the cluster; return at once without a cluster.
+        `until`: monotonic clock; None = in CLUSTER_PATIENCE_S.
 
         Raises StartFailed with the cluster's reason and what to do about it.
         """
         waiting = self._in_cluster(app, functions)
-        until = time.monotonic() + CLUSTER_PATIENCE_S
+        until = time.monotonic() + CLUSTER_PATIENCE_S if until is None else until
         with self._cleared():
             while waiting:
                 name, status = next(iter(waiting.items()))
@@ -192,7 +205,7 @@ def load_user_app(reference: str) -> App:
 @contextlib.contextmanager
 def remote_errors(function: str) -> Iterator[None]:
     """Convert an exception that a called function raised into FunctionRaised."""
-    from pilotlight.errors import FunctionRaised, PilotlightError
+    from pilotlight.errors import FunctionRaised
 
     try:
         yield
@@ -209,8 +222,6 @@ def remote_errors(function: str) -> Iterator[None]:
 def user_code_errors(reference: str) -> Iterator[None]:
     """Convert an exception in the user's file into InvalidInput that shows where it was raised."""
     import traceback
-
-    from pilotlight.errors import PilotlightError
 
     try:
         yield

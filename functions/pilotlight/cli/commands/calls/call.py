@@ -104,7 +104,7 @@ def call(
         str | None,
         typer.Option(
             help="With `call list`: only calls in this state: QUEUED, RUNNING, SUCCEEDED, FAILED, "
-            "CANCELLED, EXPIRED or DEAD."
+            "CANCELLED or EXPIRED; DEAD: as --dead."
         ),
     ] = None,
     app_name: Annotated[
@@ -316,7 +316,8 @@ def _get(session: Session, client: Client, call_id: str, *, wait: bool, raw: boo
 def _summary(record: CallRecord) -> str:
     """Format `FAILED · search/embed · attempt 3 (dead letter) · queue 4 ms · …`."""
     method = f".{record.method}" if record.method else ""
-    attempt = f"attempt {record.attempt}" if record.attempt else "not started"
+    started = record.attempt or record.is_dead
+    attempt = f"attempt {call_list.format_attempt(record)}" if started else "not started"
     times = {"queue": record.queued_ms, "start": record.start_ms, "exec": record.exec_ms}
     rest = format_summary(
         {
@@ -328,8 +329,7 @@ def _summary(record: CallRecord) -> str:
             "request_id": record.id,
         }
     )
-    dead = " (dead letter)" if record.is_dead else ""
-    return f"{record.state} · {record.app}/{record.function}{method} · {attempt}{dead} · {rest}"
+    return f"{record.state} · {record.app}/{record.function}{method} · {attempt} · {rest}"
 
 
 def _pretty(value: Any) -> Text:

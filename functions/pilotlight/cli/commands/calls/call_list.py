@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from pilotlight.protocol import CallRecord
 
 DEAD = "DEAD"
+"""Selects dead letters in lists; the state of their records is FAILED."""
 STATES = ("QUEUED", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", DEAD)
 _COLUMNS = {
     "id": "id",
     "name": "function",
-    "shown": "state",
+    "state": "state",
     "status": "status",
-    "attempt": "attempts",
+    "attempts": "attempts",
     "submitted_at": "submitted",
     "took": "exec",
     "schedule": "schedule",
@@ -83,14 +84,18 @@ def redrive(
     session.show({"calls": sent}, lambda: f"{len(sent)} dead letters{of} are retried")
 
 
+def format_attempt(record: CallRecord) -> str:
+    """Format the number of attempts of a call: `3`, or `3 (dead letter)` if it waits as one."""
+    return f"{record.attempt}{' (dead letter)' if record.is_dead else ''}"
+
+
 def _row(record: CallRecord) -> dict[str, Any]:
     path = f"{record.function}.{record.method}" if record.method else record.function
-    shown = DEAD if record.is_dead else record.state
     took = format_milliseconds(record.exec_ms) if record.exec_ms else None
     return {
         **record.to_json(),
         "name": f"{record.app}/{path}",
-        "shown": shown,
+        "attempts": format_attempt(record),
         "took": took,
         "status": record.status or None,
     }

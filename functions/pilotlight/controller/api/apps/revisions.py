@@ -18,7 +18,7 @@ from pilotlight.controller.context import (
     app_ref_of,
 )
 from pilotlight.controller.database.store import Write
-from pilotlight.controller.deployments import releases
+from pilotlight.controller.deployments import app_rollback, releases
 from pilotlight.controller.deployments.releases import ReleaseOptions, ReleaseResult
 from pilotlight.controller.identity.access_control import Principal
 from pilotlight.controller.lazy_routes import APIRouter
@@ -95,6 +95,12 @@ class RollbackRequest(Body):
     message: Message = ""
 
 
+class AppRollbackRequest(Body):
+    """The message of the history's entry."""
+
+    message: Message = ""
+
+
 class PinRequest(Body):
     """The revision that serves a tenant's callers; null: remove the pin, so that the weights
     decide."""
@@ -110,6 +116,12 @@ class Moved(Body):
     function: str
     revision: str | None
     traffic: dict[str, Any]
+
+
+class AppMoved(Body):
+    """The traffic of an app's functions after a change of all of them."""
+
+    functions: list[Moved]
 
 
 class ApproveRequest(Body):
@@ -249,6 +261,32 @@ def rollback(context: Ctx, here: Here, body: RollbackRequest) -> Moved:
         function=here.function,
         revision=name,
         traffic=traffic.describe_traffic(document),
+    )
+
+
+@router.post("/{app}:rollback")
+def rollback_app(
+    context: Ctx, caller: Deployer, request: RequestId, app: AppName, body: AppRollbackRequest
+) -> AppMoved:
+    """Move all traffic of each function of the app to the revision that served before, or change
+    none of them."""
+    caller.require_app(app)
+    place = app_ref_of(caller, app, request)
+
+    def make(write: Write) -> dict[str, tuple[str, TrafficDocument]]:
+        return app_rollback.rollback(write, place, message=body.message)
+
+    moved = release_gates.write_with_gates(context.store, make)
+    return AppMoved(
+        functions=[
+            Moved(
+                app=app,
+                function=function,
+                revision=revision,
+                traffic=traffic.describe_traffic(document),
+            )
+            for function, (revision, document) in moved.items()
+        ]
     )
 
 
