@@ -51,7 +51,8 @@ SYSTEMS = {
         "platform_machine": "AMD64",
     },
 }
-CUDA = re.compile(r"(torch|triton|cuda-.*|nvidia-.*)\Z")
+CUDA = re.compile(r"(torch|triton|cuda-.*|nvidia-(?!ml-py).*)\Z")
+"""nvidia-ml-py is NVML's interface in pure Python, which the node agent needs."""
 
 
 def environment(system: str, python: str) -> dict[str, str]:

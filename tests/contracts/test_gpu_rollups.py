@@ -80,7 +80,7 @@ def test_an_upgrade_names_the_kinds_of_earlier_sums(url: str, clock: ManualClock
 
 
 def _as_before(sql: sa.Connection, after: dict[sa.Table, list[tuple[object, ...]]]) -> None:
-    """The rollups as version 0016 had them: without a kind, in which all GPUs are one group."""
+    """The rollups as version 0017 had them: without a kind, in which all GPUs are one group."""
     for table, rows in after.items():
         names = [column.name for column in table.columns if column.name != "gpu"]
         keys = [column.name for column in table.primary_key if column.name != "gpu"]
@@ -102,7 +102,7 @@ def _as_before(sql: sa.Connection, after: dict[sa.Table, list[tuple[object, ...]
             sa.text(f"INSERT INTO {table.name} ({quoted}) VALUES ({places})"),
             [dict(zip(names, value, strict=True)) for value in values],
         )
-    sql.execute(sa.text("UPDATE alembic_version SET version_num = '0016'"))
+    sql.execute(sa.text("UPDATE alembic_version SET version_num = '0017'"))
 
 
 def test_a_report_has_a_line_for_each_granted_kind_and_state(store: Store) -> None:

@@ -226,11 +226,16 @@ class Cluster:
         *,
         container: str | None = None,
         follow: bool = False,
+        tail_lines: int | None = None,
+        since_time: str | None = None,
         timestamps: bool = False,
         previous: bool = False,
         limit_bytes: int | None = None,
     ) -> AsyncGenerator[bytes, None]:
         """Stream the logs of a pod's container, in pieces. Close it (`contextlib.aclosing`).
+
+        Args:
+            since_time: RFC 3339; the server compares whole seconds.
 
         Raises:
             NotFound: the pod does not exist.
@@ -239,6 +244,8 @@ class Cluster:
         wanted: dict[str, object] = {
             "container": container,
             "follow": "true" if follow else None,
+            "tailLines": tail_lines,
+            "sinceTime": since_time,
             "timestamps": "true" if timestamps else None,
             "previous": "true" if previous else None,
             "limitBytes": limit_bytes,

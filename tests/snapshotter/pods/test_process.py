@@ -27,7 +27,8 @@ async def test_the_agent_of_a_node_serves_its_pods(short_tmp: Path, restores: st
     grants = LaunchSigner(PlatformKey.load_or_create(key).derived(KEY_LABEL))
     config = short_tmp / "platform.yaml"
     config.write_text(
-        f"platform: {{home: {home.paths.home}, run: {home.paths.run}, key_file: {key}}}\n"
+        f"platform: {{fleet: knative, home: {home.paths.home}, run: {home.paths.run}, "
+        f"key_file: {key}}}\n"
         f"snapshotter: {{metrics_listen: null, snapshots: false, pods: {node}, restore_into_pods: "
         f"{restores}}}\n"
     )
