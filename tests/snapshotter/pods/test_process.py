@@ -29,8 +29,8 @@ async def test_the_agent_of_a_node_serves_its_pods(short_tmp: Path, restores: st
     config.write_text(
         f"platform: {{fleet: knative, home: {home.paths.home}, run: {home.paths.run}, "
         f"key_file: {key}}}\n"
-        f"snapshotter: {{metrics_listen: null, snapshots: false, pods: {node}, restore_into_pods: "
-        f"{restores}}}\n"
+        f"snapshotter: {{metrics_listen: null, pods: {node}, restore_into_pods: {restores}"
+        f"{', snapshots: false' if restores == 'true' else ''}}}\n"
     )
     readable, writable = os.pipe()
     argv = [
