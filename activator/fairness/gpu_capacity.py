@@ -48,9 +48,8 @@ class GpuCapacity:
         return f"<GpuCapacity {len(self._held)} instances, {len(self._draining)} draining>"
 
     def add(self, instance_id: str, target: CallTarget) -> None:
-        """Count an instance, from its start on."""
-        if target.launch.gpu:
-            self._held[instance_id] = target
+        """Count an instance with GPUs, from its start on."""
+        self._held[instance_id] = target
 
     def remove(self, instance_id: str) -> None:
         """Stop counting an instance."""

@@ -143,7 +143,8 @@ class NodeCapacity:
     def _add(self, instance_id: str, target: CallTarget) -> None:
         self._held[instance_id] = target.tenant, target.launch.memory_bytes
         self._use[target.tenant] += target.launch.memory_bytes
-        self._gpus.add(instance_id, target)
+        if target.launch.gpu:
+            self._gpus.add(instance_id, target)
 
     def _drop(self, instance_id: str) -> int:
         self._gpus.remove(instance_id)

@@ -30,9 +30,10 @@ async def asked(
         port = silent.getsockname()[1]
         talking = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         talking.bind((TALKING, port))
+        # the port of TCP first: of UDP fewer are in use
+        stream = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         datagrams = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-        datagrams.bind(("127.0.0.1", 0))
-        stream = stack.enter_context(socket.create_server(datagrams.getsockname()))
+        datagrams.bind(stream.getsockname())
         for each in (silent, talking):
             each.setblocking(False)
         loop = asyncio.get_running_loop()
