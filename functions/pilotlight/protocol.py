@@ -50,6 +50,8 @@ HEADER_REPLAYED = "idempotency-replayed"
 """`true` on a replayed response."""
 HEADER_WEBHOOK = "pilotlight-webhook"
 """On a submitted call: name of the webhook that is notified when it ends."""
+MIN_LEASE_S, MAX_LEASE_S = 10, 30 * 86_400
+"""Bounds of an app's lease."""
 TENANT_PATH = "/t/"
 """`/t/<tenant name>/v1/functions/…` and `/t/<tenant name>/fn/…`: a function that another tenant
 shares, or a public one."""

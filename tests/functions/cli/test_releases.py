@@ -54,6 +54,20 @@ def _shell(served: ServedController, tmp_path: Path) -> Shell:
     return Shell(served, tmp_path / "source")
 
 
+@pytest.mark.parametrize("text", ["5", "31d", "x"])
+def test_a_lease_out_of_bounds_is_refused_before_anything_is_sent(shell: Shell, text: str) -> None:
+    said = shell.failed("deploy", shell.source(), "--no-wait", "--lease", text)
+    assert text in said
+
+
+def test_a_preview_has_a_lease_until_it_is_deployed_without(shell: Shell) -> None:
+    file = shell.source()
+    shell.json("deploy", file, "--no-wait", "--lease", "2h")
+    assert [app["expires_at"] is not None for app in shell.json("app", "list")] == [True]
+    shell.json("deploy", file, "--no-wait")
+    assert [app["expires_at"] for app in shell.json("app", "list")] == [None]
+
+
 def test_a_bad_release_is_refused_and_the_way_out_is_shown(shell: Shell) -> None:
     shell.deploy(returns="int")
     said = shell.failed("deploy", shell.source(returns="float"), "--no-wait")

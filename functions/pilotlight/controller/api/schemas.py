@@ -17,11 +17,9 @@ from pydantic import (
     model_validator,
 )
 
+from pilotlight.protocol import MAX_LEASE_S, MIN_LEASE_S
 from pilotlight.spec.function import FunctionSpec, ImageSpec
 from snapshotter.types import SnapshotInfo
-
-MIN_LEASE_S, MAX_LEASE_S = 10, 30 * 86_400
-"""Bounds of an app's lease."""
 
 
 class Body(BaseModel):

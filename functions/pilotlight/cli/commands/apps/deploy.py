@@ -22,7 +22,6 @@ from pilotlight.cli.commands.apps.deploy_progress import (
     user_code_errors,
 )
 from pilotlight.cli.core.command import command, ended_by_signals, report_error
-from pilotlight.cli.core.formatting import parse_duration_s
 from pilotlight.cli.core.next_step import APP
 from pilotlight.cli.core.session import Session
 from pilotlight.cli.core.signature_flags import parse_flags
@@ -99,7 +98,7 @@ def deploy(
         "tag": tag,
         "allow_breaking": allow_breaking,
         "override_freeze": override_freeze,
-        "lease_s": parse_duration_s(lease) if lease else None,
+        "lease_s": release_options.parse_lease_s(lease),
         "rollout": canaries.parse_rollout_plan(canary, every, min_samples, gate),
     }
     app = load_user_app(file)

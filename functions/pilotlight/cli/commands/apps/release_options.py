@@ -10,7 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
+from pilotlight.cli.core.formatting import parse_duration_s
 from pilotlight.errors import InvalidInput
+from pilotlight.protocol import MAX_LEASE_S, MIN_LEASE_S
 
 Meta = Annotated[
     list[str] | None,
@@ -47,6 +49,19 @@ Lease = Annotated[
     ),
 ]
 Message = Annotated[str, typer.Option("--message", "-m", help="Description for the app's history.")]
+
+
+def parse_lease_s(text: str | None) -> float | None:
+    """Parse `--lease` to seconds. Raises InvalidInput."""
+    if text is None:
+        return None
+    lease_s = parse_duration_s(text)
+    if not MIN_LEASE_S <= lease_s <= MAX_LEASE_S:
+        raise InvalidInput(
+            f"--lease {text}: must be {MIN_LEASE_S} s to {MAX_LEASE_S // 86_400} days",
+            hint="Write --lease 2h, or leave it out to keep the app until it is deleted.",
+        )
+    return lease_s
 
 
 def parse_lineage(words: Sequence[str] | None) -> dict[str, str]:
