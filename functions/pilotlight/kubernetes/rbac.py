@@ -111,8 +111,8 @@ _CONTROLLER = (
     _right(kinds.POD_DISRUPTION_BUDGET, _WRITE, "node drains keep instances", scope="tenant"),
     _right(kinds.SERVICE, _WRITE, "functions", scope="tenant"),
     _right(
-        kinds.POD_AUTOSCALER,
-        ("get", "patch"),
+        kinds.REVISION,
+        ("patch",),
         "spare instances while a function has traffic (autoscaler kpa)",
         scope="tenant",
     ),

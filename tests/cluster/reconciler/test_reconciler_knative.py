@@ -13,7 +13,7 @@ from pilotlight.controller.database.change_notifier import ChangeNotifier
 from pilotlight.controller.kubernetes.buffer_floors import BufferFloors
 from pilotlight.controller.slo import observations
 from pilotlight.kubernetes.cluster import Cluster
-from pilotlight.kubernetes.kinds import REVISION
+from pilotlight.kubernetes.kinds import POD_AUTOSCALER, REVISION
 from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.spec.function import Scaling
 from pilotlight.spec.observations import Observation
@@ -117,13 +117,26 @@ async def test_spare_instances_are_a_min_scale_while_there_are_calls(knative: Be
         with bench.platform.store.write() as write:
             observations.add(write, [calls_of(function, minute=int(bench.wall_s // 60))])
         await floors.update()
-        assert min_scale(bench) == "5"
+        await bench.until(lambda: min_scale(bench) == "5")
         assert await pods_of(bench) == 5
         await floors.update()
         assert floors.writes == 1, "what is so is not written again"
         bench.wall_s += 120
         await floors.update()
-        assert min_scale(bench) == "0"
+        await bench.until(lambda: min_scale(bench) == "0")
+
+
+async def test_knative_puts_right_a_min_scale_that_is_changed_beside_the_revision(
+    knative: Bench,
+) -> None:
+    bench = knative
+    bench.platform.tenant()
+    bench.platform.function(spec())
+    async with bench.running(), await Cluster.connect(bench.settings) as operator:
+        await bench.until_phase("ready")
+        changed = {"metadata": {"annotations": {"autoscaling.knative.dev/min-scale": "7"}}}
+        await operator.patch(POD_AUTOSCALER, ONE, "fn-acme", changed)
+        await bench.until(lambda: min_scale(bench) == "0")
 
 
 def calls_of(function: str, *, minute: int) -> Observation:

@@ -60,10 +60,8 @@ class Revisions(Controller):
         scaler = self.view.get(POD_AUTOSCALER, namespace, name)
         if scaler is None:
             scaler = await self.view.create(_autoscaler(revision))
-        elif scaler["spec"].get("reachability") != reachability(revision):
-            await self.view.patch(
-                POD_AUTOSCALER, scaler, {"spec": {"reachability": reachability(revision)}}
-            )
+        elif changes := _differences(scaler, revision):
+            await self.view.patch(POD_AUTOSCALER, scaler, changes)
         await self._report(revision, deployment or {}, scaler or {})
 
     async def _report(self, revision: Json, deployment: Json, scaler: Json) -> None:
@@ -136,6 +134,19 @@ def reachability(revision: Json) -> str:
     """Of its PodAutoscaler, from the label that the Route keeps."""
     state = (revision["metadata"].get("labels") or {}).get(f"{_P}/routingState")
     return {"active": "Reachable", "reserve": "Unreachable"}.get(str(state), "Unknown")
+
+
+def _differences(scaler: Json, revision: Json) -> Json:
+    """What the PodAutoscaler must get to be as its revision says: also annotations that were changed
+    on it (reconcilePA)."""
+    changes: Json = {}
+    if scaler["spec"].get("reachability") != reachability(revision):
+        changes["spec"] = {"reachability": reachability(revision)}
+    there, wanted = scaler["metadata"].get("annotations") or {}, _annotations(revision)
+    different = {key: value for key, value in wanted.items() if there.get(key) != value}
+    if different:
+        changes["metadata"] = {"annotations": different}
+    return changes
 
 
 def _labels(revision: Json) -> Json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -79,3 +80,16 @@ async def test_a_lease_has_bounds(controller: Controller, lease_s: float) -> Non
         "/v1/apps/search/deploy", json={"functions": [spec()], "lease_s": lease_s}
     )
     assert "lease_s" in problem_of(answer, 400, "invalid-input")["detail"]
+
+
+async def test_an_app_that_was_deleted_meanwhile_keeps_no_other_one(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await deploy(controller, lease_s=60)
+    controller.clock.now += 61
+    with controller.context.store.read() as sql:
+        (place,) = app_leases.expired(sql, now=controller.clock.now)
+    gone = replace(place, app="gone")
+    monkeypatch.setattr(app_leases, "expired", lambda *_, **__: [gone, place])
+    await app_leases.delete_expired(controller.context)
+    assert await apps(controller) == {}

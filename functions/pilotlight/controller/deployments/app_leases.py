@@ -81,7 +81,12 @@ async def delete_expired(context: Context) -> None:
             return expired(sql, now=context.clock())
 
     for place in await anyio.to_thread.run_sync(read):
-        removed = await anyio.to_thread.run_sync(_remove_expired, context, place)
+        try:
+            removed = await anyio.to_thread.run_sync(_remove_expired, context, place)
+        except PilotlightError as e:
+            # of one app, such as one that was deleted meanwhile; the others end nevertheless
+            log.warning("event=app_not_expired app=%s error=%r", place.app, e)
+            continue
         if removed is not None:
             log.info(
                 "event=app_expired tenant=%s environment=%s app=%s",

@@ -1,9 +1,11 @@
 """Spare instances under Knative's autoscaler: a revision's `min-scale` is raised while its function
 has traffic, and set back afterwards.
 
-KPA knows no `buffer_instances`. The annotation of the revision's PodAutoscaler, which KPA reads at
-each of its ticks, is changed directly (knative/serving docs/scaling, "Scale Bounds"); the immutable
-revision keeps its own. How many pods are busy follows from the observations of activators, by
+KPA knows no `buffer_instances`. The Revision's annotation is changed (only its `spec` is
+immutable): Knative's revision controller copies it to the PodAutoscaler, which KPA reads at each of
+its ticks, and puts right what is changed on the PodAutoscaler itself
+(knative/serving pkg/reconciler/revision/reconcile_resources.go, annotationsNeedReconcilingForKPA).
+How many pods are busy follows from the observations of activators, by
 Little's law: seconds of execution per second, divided by the calls that an instance is to run at
 once. Calls are observed when they end, and starts when they end."""
 
@@ -25,7 +27,7 @@ from pilotlight.controller.slo import observations
 from pilotlight.errors import InvalidInput
 from pilotlight.kubernetes.cluster import Cluster
 from pilotlight.kubernetes.errors import ClusterError, NotFound
-from pilotlight.kubernetes.kinds import POD_AUTOSCALER
+from pilotlight.kubernetes.kinds import REVISION
 from pilotlight.kubernetes.manifests.autoscaling import MIN_SCALE
 from pilotlight.kubernetes.manifests.knative_service import revision_names
 from pilotlight.kubernetes.manifests.revisions import RevisionOf
@@ -36,6 +38,9 @@ from pilotlight.spec.observations import SHADOW_ARM, Observation
 log = logging.getLogger(__name__)
 
 EVERY_S = 5.0
+LOOK_ROUNDS = 12
+"""Rounds after which the cluster is asked again what the floors are; in between only new floors
+are read and written."""
 ACTIVE_MINUTES = 2
 """Observations are counted by the minute: the current one and the one before."""
 
@@ -93,6 +98,8 @@ class BufferFloors:
         self._store = store
         self._may_write = may_write
         self._wall = wall
+        self._rounds = 0
+        self._known: dict[str, int] = {}
         self.writes = 0
 
     def __repr__(self) -> str:
@@ -106,6 +113,9 @@ class BufferFloors:
 
     async def update(self) -> None:
         """Compare and write the floors of all functions once."""
+        if self._rounds % LOOK_ROUNDS == 0:
+            self._known.clear()  # somebody may have changed them
+        self._rounds += 1
         for route in list(self._state.functions.values()):
             try:
                 await self._update_function(route)
@@ -153,17 +163,21 @@ class BufferFloors:
         return found
 
     async def _write(self, made: RevisionOf, floor: int) -> None:
+        if self._known.get(made.key) == floor:
+            return
         namespace = made.tenancy.namespace
-        live = await self._cluster.get(POD_AUTOSCALER, made.name, namespace)
+        live = await self._cluster.get(REVISION, made.name, namespace)
         if live is None or not self._may_write():
             return
         there = (live["metadata"].get("annotations") or {}).get(MIN_SCALE, "0")
         if there == str(floor):
+            self._known[made.key] = floor
             return
         body = {"metadata": {"annotations": {MIN_SCALE: str(floor)}}}
         try:
-            await self._cluster.patch(POD_AUTOSCALER, made.name, namespace, body)
+            await self._cluster.patch(REVISION, made.name, namespace, body)
         except NotFound:
             return
+        self._known[made.key] = floor
         self.writes += 1
         log.info("event=floor_written revision=%s from=%s to=%d", made.key, there, floor)
