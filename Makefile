@@ -1,5 +1,5 @@
 # The commands of this project. `make help` lists them.
-PY ?= python3
+PY ?= $(shell scripts/find-python)
 VENV ?= .venv
 PYTEST_ARGS ?=
 # Processes that share the tests. Two more than there are processors: tests wait as much as they compute.
@@ -14,16 +14,17 @@ PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup
 
 STAMP := $(VENV)/.stamp
 DEV := $(VENV)/.stamp-dev
+DOCS := $(VENV)/.stamp-docs
 # Chromium is large: only when a test drives it.
 BROWSER := $(if $(shell grep -rl playwright tests --include='*.py' 2>/dev/null),browser)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check fix test test-fast test-all test-fresh coverage mutation vllm bench demo lock wheel clean
+.PHONY: help setup docs check fix test test-fast test-all test-fresh coverage mutation vllm bench demo lock wheel clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
-setup: $(STAMP) ## make the environment (.venv) from requirements.lock with uv; PY=python3.12 names the interpreter
+setup: $(STAMP) ## make the environment (.venv) from requirements.lock with uv; PY=python3.12 names the interpreter, else an optimised one
 
 $(STAMP): requirements.lock scripts/torch.lock pyproject.toml scripts/setup
 	@scripts/setup $(PY) $(VENV)
@@ -32,6 +33,13 @@ $(STAMP): requirements.lock scripts/torch.lock pyproject.toml scripts/setup
 $(DEV): $(STAMP) scripts/dev.lock
 	@scripts/setup $(PY) $(VENV) scripts/dev.lock
 	@touch $@
+
+$(DOCS): $(DEV) scripts/docs.lock
+	@scripts/setup $(PY) $(VENV) scripts/dev.lock scripts/docs.lock
+	@touch $@
+
+docs: $(DOCS) ## build the documentation site into build/site; SERVE=1 serves it at 127.0.0.1:8000
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs $(if $(SERVE),serve,build --strict --quiet)
 
 check: $(DEV) ## format, lint, types, import contracts
 	@scripts/check

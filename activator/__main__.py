@@ -400,7 +400,7 @@ def _settings(platform: PlatformSettings, config: Path | None) -> ActivatorSetti
     where tenants have their own uids, and for settings that have no effect on this fleet."""
     settings = load_section(ActivatorSettings, "activator", config)
     if settings.redis_url is not None and os.geteuid() == 0 and platform.fleet == "local":
-        from activator.coordination.redis_access import require_protected
+        from activator.coordination.redis_protection import require_protected
 
         require_protected(settings.redis_url)
     if platform.fleet == "local":

@@ -24,24 +24,32 @@ from activator.autoscaler.autoscaler_loop import AutoscalerLoop
 from activator.balancing.cutover import CutoverStartObserver, CutoverTracker
 from activator.balancing.fleet import NodeFleet
 from activator.balancing.global_queue import GlobalQueue
+from activator.balancing.provisioner import InstanceProvisioner
 from activator.balancing.throttler import Throttler
 from activator.balancing.throttler_stats import calls_per_instance, desired_pods_hint
 from activator.billing.service import BillingService, ControllerLedger, SharedBudgets
 from activator.call_stats.shipper import ControllerReceiver, StatsShipper
 from activator.calls.fallback import FallbackChain
 from activator.calls.runner import CallRunner
+from activator.control_plane.bindings import BindingsApi
 from activator.control_plane.proxy import ControlPlaneProxy, ProxyLimits
+from activator.control_plane.volumes import FunctionVolumes
 from activator.coordination.peers import ActivatorPeers, peer_addresses, socket_of
 from activator.coordination.state import platform_id
 from activator.fairness.share_policy import share_of
 from activator.fairness.start_admission import StartAdmission
 from activator.gateway.calls_by_functions import CallsByFunctions
 from activator.gateway.cors import CrossOrigin
+from activator.gateway.forwarded_callers import ForwardedCallers
+from activator.gateway.functions_api import FunctionsApi
 from activator.gateway.gateway import Gateway
-from activator.gateway.health import Health
+from activator.gateway.health import Health, HealthApi
 from activator.gateway.http_proxy import HttpProxy
 from activator.gateway.instance_sockets import InstanceSockets
+from activator.gateway.pipeline import CallPipeline
 from activator.gateway.pod_connections import PodConnections
+from activator.gateway.response_writer import CallObserver, ResponseWriter
+from activator.gateway.router import RequestRouter
 from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.http.bodies import Bodies
 from activator.http.dashboard_host import DashboardHost
@@ -58,7 +66,9 @@ from activator.knative.lazy_client import LazyCluster
 from activator.knative.pod_statements import PodStatements
 from activator.llm.engine_scraper import EngineScraper
 from activator.llm.engine_throttler import EngineTerms, EngineThrottler
+from activator.llm.openai.api import OpenAI
 from activator.metrics.metrics import Metrics
+from activator.open_inference.api import OpenInferenceApi
 from activator.quotas.process_store import ProcessQuotas
 from activator.quotas.store_protocol import QuotaStore
 from activator.quotas.unauthenticated_limit import (
@@ -267,6 +277,9 @@ class ActivatorApp:
         self.queue = GlobalQueue(self.settings.max_queued)
         self.metrics.collect_waiting(self.queue.counts)
         self.gate = StartAdmission(self.table)
+        self.provisioner = InstanceProvisioner(
+            self.fleet, secret_env=self.table.secrets.env_of, gate=self.gate, leases=self.shared
+        )
         self.scaler = AutoscalerLoop(
             table=self.table,
             fleet=self.fleet,
@@ -305,7 +318,7 @@ class ActivatorApp:
         )
 
     def _cluster_fleet(self, cluster: ClusterSettings) -> KnativeFleet:
-        autoscaler = self._autoscaler(cluster) if cluster.autoscaler == "pilotlight" else None
+        autoscaler = None if cluster.uses_kpa else self._autoscaler(cluster)
         around = FleetContext(
             member=self.site.id,
             table=self.table,
@@ -314,16 +327,18 @@ class ActivatorApp:
             demand=None if autoscaler is None else autoscaler.reporter,
             waiting_of=lambda key: desired_pods_hint(self.scaler.active(key)),
             in_flight=lambda: calls_per_instance(self.scaler.throttlers()),
+            revisions=lambda: self.scaler,
+            controller=self.site.controller,
+            token=self.site.key.token,
         )
-        try:
-            parts = cluster_parts(cluster, around)
-        except ValueError as e:
-            raise SettingsInvalid(str(e)) from e
+        parts = cluster_parts(cluster, around)
         self.early.append(("cluster", parts.fleet.run))
         if self.settings.agents_listen is not None:
             self._agents = parts.agents
             self.early.append(("node agents", lambda: parts.agents.follow(parts.cluster)))
         self.loops.append(("deletion costs", parts.costs.run))
+        if parts.handover is not None:
+            self.loops.append(("hand-over", parts.handover.run))
         self.closing.append(parts.cluster.aclose)
         return parts.fleet
 
@@ -342,6 +357,7 @@ class ActivatorApp:
             is_known=lambda: self.scaler.reconciled,
             loads=self._loads,
             functions=FunctionLister(
+                members=lambda: () if self.shared is None else self.shared.members(),
                 pods_of=lambda key: (
                     self.fleet.pods.of(key) if isinstance(self.fleet, KnativeFleet) else ()
                 ),
@@ -350,13 +366,22 @@ class ActivatorApp:
             ),
         )
         autoscaler = Autoscaler(cluster, own, around)
+        self.metrics.collect_autoscaler(lambda: autoscaler.leader is not None)
         self.loops.append(("autoscaler", autoscaler.run))
         self.closing += [autoscaler.aclose, own.aclose]
         return autoscaler
 
     def _loads(self) -> Statement:
-        held = self.fleet.held() if isinstance(self.fleet, KnativeFleet) else {}
-        return loads_of(self.scaler.throttlers(), self.scaler.concurrency(), held, time.monotonic())
+        assert isinstance(self.fleet, KnativeFleet)
+        bridges = self.fleet.bridges().values()
+        return loads_of(
+            self.scaler.throttlers(),
+            self.scaler.concurrency(),
+            self.fleet.held(),
+            time.monotonic(),
+            promoted={held.pod.uid for pods in bridges for held in pods},
+            promised=self.fleet.starts.promised,
+        )
 
     def _spec_of(self, tenant: str, key: str) -> FunctionSpec | None:
         target = self.table.target_keyed(tenant, key)
@@ -373,13 +398,10 @@ class ActivatorApp:
             )
         return make(
             target,
-            fleet=self.fleet,
+            provisioner=self.provisioner,
             queue=self.queue,
-            secret_env=self.table.secret_env,
             observer=CutoverStartObserver(self.metrics, self.handovers),
             account=self.billing.account,
-            allowance=self.shared,
-            gate=self.gate,
             terms=_breaker_terms(self.settings),
             listen=self.sockets.listen,
         )
@@ -463,44 +485,97 @@ class ActivatorApp:
             bodies=bodies,
         )
         dashboard = DashboardHost(self._dashboard) if self._dashboard is not None else None
+        pipeline = self._pipeline(self.traces.tracer, self.shadows)
         self.gateway = Gateway(
-            settings=settings,
-            table=self.table,
-            access=self.access,
-            resolver=resolver,
+            router=self._router(resolver, pipeline),
+            pipeline=pipeline,
+            metrics=self.metrics,
             bodies=bodies,
+            shadows=self.shadows,
             # features that are not steps of a call, in their order
             middleware=(
                 *((dashboard,) if dashboard is not None else ()),
                 CrossOrigin(self.table),
                 self.idempotency,
             ),
-            observers=(self.traces.tracer, self.shadows),
-            runner=self.runner,
-            calls=self.calls,
-            scaler=self.scaler,
-            http_proxy=HttpProxy(
-                runner=self.runner,
-                metrics=self.metrics,
-                tracer=self.traces.tracer,
-                body_timeout_s=settings.body_timeout_s,
-            ),
-            control=self.control,
-            metrics=self.metrics,
-            tracer=self.traces.tracer,
-            shadows=self.shadows,
-            health=self.health,
-            arguments=self.arguments,
             dashboard=dashboard,
-            token=self.site.key.token,
+            forwarded=self._forwarded(),
         )
         self.closing.append(self.idempotency.aclose)
         self._make_sockets()
 
+    def _forwarded(self) -> ForwardedCallers | None:
+        """Return who is believed about callers; None where no other server forwards requests."""
+        token = self.site.key.token if self.siblings is not None else ""
+        proxies = self.settings.trusted_proxies
+        return ForwardedCallers(proxies, token=token) if proxies or token else None
+
+    def _pipeline(self, *observers: CallObserver) -> CallPipeline:
+        settings = self.settings
+        writer = ResponseWriter(
+            metrics=self.metrics, observers=observers, heartbeat_s=settings.heartbeat_s
+        )
+        return CallPipeline(
+            runner=self.runner,
+            writer=writer,
+            arguments=self.arguments,
+            tracer=self.traces.tracer,
+            body_timeout_s=settings.body_timeout_s,
+        )
+
+    def _router(self, resolver: RequestResolver, pipeline: CallPipeline) -> RequestRouter:
+        settings = self.settings
+        http_proxy = HttpProxy(
+            runner=self.runner,
+            metrics=self.metrics,
+            tracer=self.traces.tracer,
+            body_timeout_s=settings.body_timeout_s,
+        )
+        openai = OpenAI(
+            settings=settings,
+            resolver=resolver,
+            runner=self.runner,
+            forward_raw=http_proxy.http,
+            send=pipeline.writer.answer,
+            tracer=self.traces.tracer,
+        )
+        functions = FunctionsApi(
+            settings=settings,
+            resolver=resolver,
+            pipeline=pipeline,
+            openai=openai,
+            calls=self.calls,
+            scaler=self.scaler,
+            counters_of=self.metrics.warm_counters,
+            bindings=BindingsApi(
+                self.control,
+                token=self.site.key.token,
+                body_timeout_s=settings.body_timeout_s,
+            ),
+        )
+        models = OpenInferenceApi(
+            settings=settings,
+            resolver=resolver,
+            run=pipeline.run_whole,
+            arguments=self.arguments,
+        )
+        return RequestRouter(
+            resolver=resolver,
+            functions=functions,
+            openai=openai,
+            models=models,
+            http_proxy=http_proxy,
+            calls=self.calls,
+            control=self.control,
+            health=HealthApi(self.health, control=self.control, table=self.table),
+        )
+
     def _make_sockets(self) -> None:
         settings = self.settings
         self.sockets = InstanceSockets(
-            CallsByFunctions(self.gateway, max_depth=settings.max_call_depth),
+            CallsByFunctions(
+                self.gateway, max_depth=settings.max_call_depth, volumes=self._volumes()
+            ),
             max_per_tenant=settings.max_connections_per_address,
             max_head_bytes=settings.max_header_bytes,
             head_timeout_s=settings.header_timeout_s,
@@ -508,6 +583,13 @@ class ActivatorApp:
         self.loops.append(("slow heads of functions", self.sockets.limits.sweep))
         if self.settings.agents_listen is not None and isinstance(self.fleet, KnativeFleet):
             self.loops.append(("calls of pods", self._pod_connections(self.fleet).run))
+
+    def _volumes(self) -> FunctionVolumes | None:
+        if isinstance(self.fleet, KnativeFleet):
+            return None
+        volumes = FunctionVolumes(self.site.controller, token=self.site.key.token)
+        self.closing.append(volumes.aclose)
+        return volumes
 
     def _pod_connections(self, fleet: KnativeFleet) -> PodConnections:
         listen, credentials = self.settings.agents_listen, self.site.credentials

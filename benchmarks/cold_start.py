@@ -236,6 +236,7 @@ def ratios(report: Report) -> None:
             "model 4096 MiB by reference/RESTORE eager, restore phase",
             "model 256 MiB by reference/RESTORE eager, restore phase",
         ),
+        "restore_eight_over_one": ("torch/8 at once", "torch/1 at once"),
         "ray_over_fork": ("embed/ray serve from zero", "embed/FORK"),
     }
     for key, (above, below) in wanted.items():

@@ -86,6 +86,7 @@ async def poked(directory: Path, *, revisions: int, pokes: int) -> tuple[list[fl
                 _Always(),
                 selector=function_selector(settings),
                 functions=FunctionLister(
+                    members=lambda: (),
                     pods_of=lambda _: (),
                     has_function=lambda *_: True,
                     spec_of=lambda *_: None,
@@ -188,7 +189,7 @@ def _is_noted(server: ApiServer, one: ScaledRevision) -> bool:
     return any(asked.subresource == "scale" for asked in of_object(server.requests, one.name))
 
 
-async def until(is_so: Callable[[], bool]) -> None:
+async def until(is_so: Callable[[], bool], *, poll_s: float = 0.005) -> None:
     """Wait for what somebody else does, and does not tell."""
     while not is_so():  # noqa: ASYNC110 - the API server's objects are looked at, which sets no event
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(poll_s)

@@ -188,9 +188,11 @@ def running(
     snapshotter: Mapping[str, Any] | None = None,
     prices: Mapping[str, Any] | None = None,
     activator: Mapping[str, Any] | None = None,
+    platform: Mapping[str, Any] | None = None,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Stack]:
-    """Start a platform, with settings of activator and node agent and prices where given; stop it
-    and remove its files afterwards.
+    """Start a platform, with settings of its sections and prices where given, and `variables` in
+    its environment; stop it and remove its files afterwards.
 
     Raises StackFailed.
     """
@@ -213,9 +215,10 @@ def running(
         section["metrics_listen"] = None
     if prices:
         sections["prices"] = dict(prices)
-    config.write_text(yaml.safe_dump({"platform": {"home": str(directory / "home")}, **sections}))
+    sections["platform"] = {"home": str(directory / "home"), **(platform or {})}
+    config.write_text(yaml.safe_dump(sections))
     try:
-        _command(config, directory, "up", "--detach")
+        _command(config, directory, "up", "--detach", variables=variables)
         found = profile.load(
             {profile_variable(): str(directory / "profile.toml"), "HOME": str(directory)}
         )

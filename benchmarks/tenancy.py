@@ -13,15 +13,22 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from benchmarks import admission, ledger, neighbours, overshoot, stack
-from benchmarks.gateway import BODY, SETTLE_S, SOURCE, add_rows, redis_server
+from benchmarks.cpu import cpu_s
+from benchmarks.gateway import (
+    BODY,
+    NO_SNAPSHOTS,
+    PLENTY,
+    SETTLE_S,
+    SOURCE,
+    add_rows,
+    redis_server,
+)
 from benchmarks.harness import Report, Row, interleave, options, paired_ratio, phase
 from benchmarks.load import Load, LoadFailed, wrk
 from benchmarks.network import DidNotStart
@@ -33,11 +40,6 @@ OFF, QUOTAS, EVERYTHING, NGINX = "no quotas", "quotas", "everything", "nginx to 
 APP, FUNCTION = "bench-echo", "echo"
 STEPPED = "bench-stepped"
 PRICES = {"others": {STEPPED: {"request": "0.0000001", "minimum_ms": 1, "rounding_ms": 1}}}
-NO_SNAPSHOTS = {"snapshots": False}
-"""Making them in the background would take CPU from what is measured; nothing here starts from
-one."""
-PLENTY = {"requests_per_s": 1_000_000, "burst": 1_000_000, "concurrent": 100_000}
-"""Bounds that nobody reaches: what is measured is what it costs to look."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +181,7 @@ def _tenant(platform: stack.Stack, name: str) -> Subject:
     options = {"tags": {"team": "bench"}, "priority": "standard"} if name == EVERYTHING else {}
     tenant.deploy(SOURCE, app=APP, **options)
     with tenant.client as client:
-        key = client.create_key(quotas=None if name == OFF else PLENTY)
+        key = client.create_key(quotas=None if name == OFF else dict(PLENTY))
         if name != OFF:
             client.set_function_quotas(APP, FUNCTION, PLENTY)
         if name == EVERYTHING:
@@ -196,22 +198,15 @@ def _through(
     until its records are shipped."""
 
     def run() -> Load:
-        before_s = _cpu_s(pid)
+        before_s = cpu_s(pid)
         load = wrk(
             tenant.invoke_url(APP, FUNCTION), body=BODY, headers=tenant.headers, seconds=seconds
         )
         time.sleep(SETTLE_S)
-        cpu_us.append((_cpu_s(pid) - before_s) / load.requests * 1e6)
+        cpu_us.append((cpu_s(pid) - before_s) / load.requests * 1e6)
         return load
 
     return run
-
-
-def _cpu_s(pid: int) -> float:
-    """User and system time of a process (proc(5): fields 14 and 15 of stat, the name in parentheses
-    being the second)."""
-    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _ledger(report: Report, sizes: Sizes) -> None:

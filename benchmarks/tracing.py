@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 
 from activator.calls.call import Call
-from activator.calls.trace_context import worker_lines
+from activator.calls.caller import Caller
+from activator.http.payloads import Payload
 from activator.routing.call_target import CallTarget
 from activator.tracing.trace_builder import Json
 from activator.tracing.tracer import Tracer
@@ -44,7 +45,13 @@ def best_us(step: Callable[[], object], *, rounds: int = ROUNDS) -> float:
 def main() -> None:
     """Print a table."""
     target = _target()
-    call = Call(id=new_call_id(), target=target, method="", key_id="k", body=b"{}")
+    call = Call(
+        id=new_call_id(),
+        target=target,
+        method="",
+        payload=Payload(b"{}"),
+        caller=Caller(key_id="k"),
+    )
     kept: list[Json] = []
     tracer = Tracer(share=0.01, keep=kept.append)
     never = Tracer(share=0.0)
@@ -60,7 +67,7 @@ def main() -> None:
         )
 
     def tell() -> bytes:
-        return worker_lines(call) if call.trace is not None else b""
+        return call.trace_lines() if call.trace is not None else b""
 
     def begin(headers: dict[bytes, bytes], by: Tracer) -> Callable[[], None]:
         def step() -> None:

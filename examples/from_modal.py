@@ -1,7 +1,7 @@
 """A file written for Modal, ported: its one import was changed, and everything below it is as it
 was.
 
-docs/from-modal.md goes through it line by line.
+examples/modal_style has one file for each kind; docs/from-modal.md says what ports.
 """
 
 from __future__ import annotations

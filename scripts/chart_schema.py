@@ -7,7 +7,7 @@ import enum
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from activator.settings import ActivatorSettings
@@ -57,7 +57,8 @@ def of_hint(hint: Any) -> Schema:
         return {"enum": [member.value for member in hint]}
     base = typing.get_origin(hint) or hint
     if isinstance(base, type) and issubclass(base, list | tuple):
-        return {"type": "array"}
+        items: list[Any] = [arg for arg in typing.get_args(hint) if is_dataclass(arg)]
+        return {"type": "array", **({"items": section(items[0])} if items else {})}
     return {"type": "object"}
 
 
@@ -144,6 +145,7 @@ def _processes() -> dict[str, Schema]:
                 "privileged": _BOOL,
                 "hostPID": _BOOL,
                 "runtimeClassName": _OPTIONAL_NAME,
+                "registrySecret": _OPTIONAL_NAME,
                 "maxUnavailable": share,
                 "resources": _object({"snapshotter": _RESOURCES, "weightCache": _RESOURCES}),
             }

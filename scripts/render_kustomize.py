@@ -39,7 +39,7 @@ def schema_text() -> str:
 
 def rights_text() -> str:
     """Of files/rights.yaml: RBAC rules by process and scope."""
-    scopes: tuple[rbac.Scope, ...] = ("all", "tenant", "platform", "knative")
+    scopes: tuple[rbac.Scope, ...] = ("all", "tenant", "warm", "platform", "knative")
     processes: tuple[rbac.Role, ...] = ("controller", "activator", "autoscaler")
     rules = {role: {scope: rbac.rules(role, scope) for scope in scopes} for role in processes}
     return MARK + yaml.safe_dump(rules, sort_keys=False, width=140)

@@ -21,9 +21,11 @@ from pilotlight.core.disk_floor import DiskFloor
 from pilotlight.core.metrics_server import metrics_token_file
 from pilotlight.core.object_store import ObjectStore, blob_store
 from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid, load_section
+from pilotlight.core.transport.endpoint import Endpoint
 from snapshotter.agent import capabilities
 from snapshotter.agent.app import is_root, own_runtime, running_agent
 from snapshotter.agent.components import AgentComponents
+from snapshotter.agent.node_report import platform_token
 from snapshotter.cuda.checkpoint_sequence import CudaDevices
 from snapshotter.cuda.devices import NoDevices
 from snapshotter.cuda.driver import CudaDriver
@@ -35,14 +37,17 @@ from snapshotter.errors import SnapshotterError
 from snapshotter.gpus.inventory import GpuInventory, read_inventory
 from snapshotter.images.build_limits import BuildLimits
 from snapshotter.images.build_network import BuildNetwork, BuildNetworkPolicy
-from snapshotter.images.bundles import Bundles
+from snapshotter.images.code_bundles import Bundles
 from snapshotter.images.images import Images, runtime_requirements
+from snapshotter.images.oci.container_images import ContainerImages
 from snapshotter.linux.cgroups import Cgroups
 from snapshotter.linux.dns_servers import DnsServers, NetworkAccess
 from snapshotter.linux.slot_network import Network
 from snapshotter.pods import serving
 from snapshotter.settings import SnapshotterSettings
 from snapshotter.slots.slot_devices import DeviceLayout
+from snapshotter.volumes.heads import VolumeHeads
+from snapshotter.volumes.node_volumes import NodeVolumes, StoreAddress
 from weight_cache.client import WeightCacheClient
 
 import_gc.imported()
@@ -123,8 +128,11 @@ async def _serve(
             weights=weights,
             snapshots=agent.snapshots,
             gpus=agent.gpus,
+            devices=parts.devices,
             runtime=parts.runtime,
             restores=settings.restore_into_pods,
+            container_images=parts.container_images,
+            engines=engines_of(paths, settings),
             activators=settings.activators,
             environ=os.environ,
         ),
@@ -150,7 +158,7 @@ def _components(
     device_layout: DeviceLayout,
 ) -> AgentComponents:
     """What the agent of this machine depends on."""
-    engines = Engines(paths.home, settings.engines)
+    engines = engines_of(paths, settings)
 
     async def probe(cgroups: Cgroups) -> Mapping[str, Any]:
         return await capabilities.probe(
@@ -163,21 +171,26 @@ def _components(
         )
 
     floor = DiskFloor(paths.home, platform.disk_floor_bytes)
-    return AgentComponents(
-        bundles=Bundles(paths.home, blobs=blobs, floor=floor),
-        images=Images(
-            paths.home,
-            blobs=blobs,
-            environ=os.environ,
-            requirements=runtime_requirements(),
-            cgroups=Cgroups.find(paths.run, reader=paths.activator_uid),
-            engines=engines,
-            bounds=BuildLimits(floor=floor),
-            network=BuildNetworkPolicy(
-                kind=BuildNetwork(settings.build_network),
-                access=NetworkAccess(egress=settings.egress(), name_servers=name_servers),
-            ),
+    container_images = container_images_of(paths, settings, floor)
+    images = Images(
+        paths.home,
+        blobs=blobs,
+        environ=os.environ,
+        requirements=runtime_requirements(),
+        cgroups=Cgroups.find(paths.run, reader=paths.activator_uid),
+        engines=engines,
+        bounds=BuildLimits(floor=floor),
+        network=BuildNetworkPolicy(
+            kind=BuildNetwork(settings.build_network),
+            access=NetworkAccess(egress=settings.egress(), name_servers=name_servers),
         ),
+    )
+    images.container_images = container_images
+    is_local = platform.fleet == "local"
+    return AgentComponents(
+        volumes=_volumes(paths, platform, floor) if namespaces and is_local else None,
+        bundles=Bundles(paths.home, blobs=blobs, floor=floor),
+        images=images,
         weights=weights,
         runtime=runtime,
         probe=probe,
@@ -190,6 +203,45 @@ def _components(
         metrics_token_file=metrics_token_file(platform, paths),
         name_servers=name_servers,
         device_layout=device_layout,
+        copies_at=platform.blobs if platform.fleet == "knative" else None,
+        container_images=container_images,
+        approved_copies={} if platform.fleet == "knative" else None,
+    )
+
+
+def _volumes(paths: Paths, platform: PlatformSettings, floor: DiskFloor) -> NodeVolumes:
+    key_file = Path(platform.key_file) if platform.key_file else paths.home / "platform.key"
+    return NodeVolumes(
+        paths.home,
+        heads=VolumeHeads(
+            Endpoint.at(paths.socket("controller")), lambda: platform_token(key_file)
+        ),
+        store=StoreAddress(
+            where=platform.blobs or str(paths.home / "blobs"),
+            client=platform.s3_client,
+            uid=paths.controller_uid,
+        ),
+        floor=floor,
+    )
+
+
+def engines_of(paths: Paths, settings: SnapshotterSettings) -> Engines:
+    """The engines' environments of this node."""
+    return Engines(paths.home, settings.engines)
+
+
+def container_images_of(
+    paths: Paths, settings: SnapshotterSettings, floor: DiskFloor
+) -> ContainerImages | None:
+    """The container images of this node; None where no worker is put into a pod."""
+    if not settings.restore_into_pods:
+        return None
+    login = settings.registry_login
+    return ContainerImages(
+        paths.home,
+        login_file=Path(login) if login is not None else None,
+        max_bytes=settings.container_images_max_bytes,
+        floor=floor,
     )
 
 

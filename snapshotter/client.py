@@ -6,7 +6,7 @@ with AgentUnavailable; the next call reconnects.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from pilotlight.core.rpc import RpcClient, RpcRemoteError, RpcTransportError, SharedRpcConnection
@@ -148,6 +148,12 @@ class AgentClient(SharedRpcConnection):
                 answer = body
         return SnapshotInfo.from_json(answer)
 
+    async def quarantine_snapshot(self, snapshot_id: str, *, reason: str) -> SnapshotInfo:
+        """Quarantine a snapshot: it is never restored again. Idempotent. Raises
+        SnapshotUnknown."""
+        args = {"snapshot_id": snapshot_id, "reason": reason}
+        return SnapshotInfo.from_json(await self._call("quarantine_snapshot", args))
+
     async def delete_snapshots(
         self,
         *,
@@ -243,6 +249,28 @@ class AgentClient(SharedRpcConnection):
         """Delete an image that `uid` built; returns its bytes, 0 if there was none. An image that
         is being built is retained."""
         return int((await self._call("delete_image", {"digest": digest, "uid": uid}))["size_bytes"])
+
+    def scan_volume(self, volume: str, *, max_entries: int) -> AsyncIterator[Mapping[str, Any]]:
+        """What a volume's directory has that is not committed: `{"put": [entries]}`, `{"remove":
+        [paths]}`, then `{"done"}`. Raises VolumeUnknown, VolumeFailed."""
+        return self._stream("scan_volume", {"volume": volume, "max_entries": max_entries})
+
+    async def upload_volume(self, volume: str, digests: Sequence[str]) -> None:
+        """Upload chunks that the last scan found. Raises VolumeUnknown, VolumeFailed."""
+        await self._call("upload_volume", {"volume": volume, "digests": list(digests)})
+
+    async def commit_volume(self, volume: str, *, version: int) -> None:
+        """Tell that what the last scan found was committed. Raises VolumeUnknown."""
+        await self._call("commit_volume", {"volume": volume, "version": version})
+
+    async def reload_volume(self, volume: str) -> Mapping[str, Any]:
+        """Merge the newest manifest into a volume's directory: `{"version", "changed",
+        "fetched_bytes", "kept"}`. Raises VolumeUnknown, VolumeFailed."""
+        return await self._call("reload_volume", {"volume": volume})
+
+    async def drop_volume(self, volume: str) -> None:
+        """Remove a deleted volume's directory once no slot uses it. Idempotent."""
+        await self._call("drop_volume", {"volume": volume})
 
     async def _call(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
         try:

@@ -50,7 +50,8 @@ class EngineEnvironment:
         site: its package directories.
         env: empty; the field exists for parity with images.
         version: version of vLLM in it.
-        rootfs, rootfs_digest: unused; the environment has no root file system.
+        files, links, rootfs, rootfs_digest: unused; the environment has no copied files and no root
+            file system.
     """
 
     name: str
@@ -59,6 +60,8 @@ class EngineEnvironment:
     site: tuple[Path, ...]
     env: Mapping[str, str]
     version: str
+    files: Path | None = None
+    links: tuple[str, ...] = ()
     rootfs: Path | None = None
     rootfs_digest: str = ""
 
@@ -104,6 +107,10 @@ class Engines:
                 f"in platform.yaml, snapshotter.engines"
             ) from None
         return _opened(name, directory, settings)
+
+    def usable(self) -> tuple[str, ...]:
+        """Names of the environments that can be used. Blocking."""
+        return tuple(found["name"] for found in self.describe() if "why" not in found)
 
     def describe(self) -> list[dict[str, str]]:
         """For `capabilities()`: `name`, `version` and `directory` of each environment, or `name`

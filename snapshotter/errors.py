@@ -119,6 +119,20 @@ class SnapshotUnknown(SnapshotterError):
     code = "snapshot_unknown"
 
 
+class VolumeUnknown(SnapshotterError):
+    """Raised when a volume does not exist, or is not on this node."""
+
+    code = "volume_unknown"
+
+
+class VolumeFailed(SnapshotterError):
+    """Raised when a volume cannot be read, uploaded or brought up to date. `detail` carries
+    `reason`: `refused` (its tree has what a volume cannot have, or changed meanwhile), `disk_full`,
+    `store`, `controller`, `killed` or `failed`."""
+
+    code = "volume_failed"
+
+
 class AgentUnavailable(SnapshotterError):
     """Raised when the node agent does not answer on its socket."""
 

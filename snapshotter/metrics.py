@@ -53,8 +53,77 @@ _START_BUCKETS = (
 _RATIO_BUCKETS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0, 8.0)
 
 
+class GpuMetrics:
+    """The GPUs of the node, and how those that were granted are used."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        gauge = partial(Gauge, registry=registry)
+        self._total = gauge("pilotlight_gpus", "GPUs and MIG instances of this node", ["kind"])
+        self._granted = gauge(
+            "pilotlight_gpus_granted", "GPUs and MIG instances that a slot has", ["kind"]
+        )
+        self._fragmentation = gauge(
+            "pilotlight_gpu_fragmentation",
+            "Largest request that would get connected GPUs, divided by the free GPUs; absent while "
+            "none is free",
+            ["kind"],
+        )
+        owner = ["tenant", "app", "function", "gpu", "device"]
+        self._utilisation = gauge(
+            "pilotlight_gpu_sm_utilisation",
+            "Share of the last sample period in which a kernel ran on a granted GPU (NVML); absent "
+            "where the driver does not tell",
+            owner,
+        )
+        self._used = gauge(
+            "pilotlight_gpu_memory_used_bytes", "Memory in use of a granted GPU (NVML)", owner
+        )
+        self._weights = gauge(
+            "pilotlight_gpu_weights_bytes",
+            "Weights in the memory of a granted GPU: delivered, and those of them that are pinned",
+            [*owner, "state"],
+        )
+
+    def observe(
+        self,
+        counts: Mapping[str, tuple[int, int]],
+        fragmentation: Mapping[str, float | None],
+    ) -> None:
+        """Set the gauges; called before each scrape. `counts`: kind → number, granted."""
+        for kind, (total, granted) in counts.items():
+            self._total.labels(kind=kind).set(total)
+            self._granted.labels(kind=kind).set(granted)
+        self._fragmentation.clear()
+        for kind, share in fragmentation.items():
+            if share is not None:
+                self._fragmentation.labels(kind=kind).set(share)
+
+    def observe_use(self, uses: Iterable[GpuUse]) -> None:
+        """Set the gauges of the granted devices, of which there are at most as many as the node
+        has; called before each scrape. What NVML does not tell has no series."""
+        for gauge in (self._utilisation, self._used, self._weights):
+            gauge.clear()
+        for use in uses:
+            if use.holder is None:
+                continue
+            labels = use.holder.labels
+            owner = {name: labels.get(name, "") for name in ("tenant", "app", "function")}
+            owner |= {"gpu": use.device.kind, "device": use.device.uuid}
+            if use.sample is not None:
+                self._used.labels(**owner).set(use.sample.used_bytes)
+                if use.sample.sm_utilisation is not None:
+                    self._utilisation.labels(**owner).set(use.sample.sm_utilisation)
+            if use.weights:
+                self._weights.labels(**owner, state="delivered").set(use.delivered_bytes)
+                self._weights.labels(**owner, state="pinned").set(use.pinned_bytes)
+
+
 class Metrics:
-    """The agent's registry. Owner: the event loop."""
+    """The agent's registry. Owner: the event loop.
+
+    Attributes:
+        gpus: metrics of GPUs.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -88,9 +157,7 @@ class Metrics:
             "pilotlight_instances_gone", "Instances that exited", ["reason"]
         )
         self._rung_failures = counter(
-            "pilotlight_rung_failures",
-            "Start strategies that failed",
-            ["rung", "reason"],
+            "pilotlight_rung_failures", "Start strategies that failed", ["rung", "reason"]
         )
         self._predictions = histogram(
             "pilotlight_start_prediction_ratio",
@@ -101,9 +168,7 @@ class Metrics:
         self._snapshots = gauge("pilotlight_snapshots", "Snapshots on this node", ["state"])
         self._snapshot_bytes = gauge("pilotlight_snapshot_bytes", "Disk used by snapshots")
         self._snapshots_made = counter(
-            "pilotlight_snapshots_made",
-            "Snapshots made or refused",
-            ["outcome"],
+            "pilotlight_snapshots_made", "Snapshots made or refused", ["outcome"]
         )
         self._snapshot_phases = histogram(
             "pilotlight_snapshot_phase_seconds",
@@ -112,35 +177,9 @@ class Metrics:
             buckets=_START_BUCKETS,
         )
         self._snapshot_misses = counter(
-            "pilotlight_snapshot_misses",
-            "Mismatched snapshots by identity field",
-            ["field"],
+            "pilotlight_snapshot_misses", "Mismatched snapshots by identity field", ["field"]
         )
-        self._gpus = gauge("pilotlight_gpus", "GPUs and MIG instances of this node", ["kind"])
-        self._gpus_granted = gauge(
-            "pilotlight_gpus_granted", "GPUs and MIG instances that a slot has", ["kind"]
-        )
-        self._gpu_fragmentation = gauge(
-            "pilotlight_gpu_fragmentation",
-            "Largest request that would get connected GPUs, divided by the free GPUs; absent while "
-            "none is free",
-            ["kind"],
-        )
-        owner = ["tenant", "app", "function", "gpu", "device"]
-        self._gpu_utilisation = gauge(
-            "pilotlight_gpu_sm_utilisation",
-            "Share of the last sample period in which a kernel ran on a granted GPU (NVML); absent "
-            "where the driver does not tell",
-            owner,
-        )
-        self._gpu_used = gauge(
-            "pilotlight_gpu_memory_used_bytes", "Memory in use of a granted GPU (NVML)", owner
-        )
-        self._gpu_weights = gauge(
-            "pilotlight_gpu_weights_bytes",
-            "Weights in the memory of a granted GPU: delivered, and those of them that are pinned",
-            [*owner, "state"],
-        )
+        self.gpus = GpuMetrics(self.registry)
         self._log_dropped = counter("pilotlight_log_dropped_bytes", "Output that was discarded")
 
     def started(self, kind: StartKind, seconds: float, phases_ms: Mapping[str, float]) -> None:
@@ -186,39 +225,6 @@ class Metrics:
         for state in SnapshotState:
             self._snapshots.labels(state=state.value).set(by_state.get(state, 0))
         self._snapshot_bytes.set(used_bytes)
-
-    def observe_gpus(
-        self,
-        counts: Mapping[str, tuple[int, int]],
-        fragmentation: Mapping[str, float | None],
-    ) -> None:
-        """Set the gauges; called before each scrape. `counts`: kind → number, granted."""
-        for kind, (total, granted) in counts.items():
-            self._gpus.labels(kind=kind).set(total)
-            self._gpus_granted.labels(kind=kind).set(granted)
-        self._gpu_fragmentation.clear()
-        for kind, share in fragmentation.items():
-            if share is not None:
-                self._gpu_fragmentation.labels(kind=kind).set(share)
-
-    def observe_gpu_use(self, uses: Iterable[GpuUse]) -> None:
-        """Set the gauges of the granted devices, of which there are at most as many as the node
-        has; called before each scrape. What NVML does not tell has no series."""
-        for gauge in (self._gpu_utilisation, self._gpu_used, self._gpu_weights):
-            gauge.clear()
-        for use in uses:
-            if use.holder is None:
-                continue
-            labels = use.holder.labels
-            owner = {name: labels.get(name, "") for name in ("tenant", "app", "function")}
-            owner |= {"gpu": use.device.kind, "device": use.device.uuid}
-            if use.sample is not None:
-                self._gpu_used.labels(**owner).set(use.sample.used_bytes)
-                if use.sample.sm_utilisation is not None:
-                    self._gpu_utilisation.labels(**owner).set(use.sample.sm_utilisation)
-            if use.weights:
-                self._gpu_weights.labels(**owner, state="delivered").set(use.delivered_bytes)
-                self._gpu_weights.labels(**owner, state="pinned").set(use.pinned_bytes)
 
     def log_dropped(self, count: int) -> None:
         """Count `count` discarded bytes of output."""

@@ -10,7 +10,13 @@ from pilotlight.core.settings import PlatformSettings, SettingsInvalid, require_
 from snapshotter.engines import check_environment_name
 from snapshotter.linux.egress_policy import DENIED, EgressPolicy
 
-_PODS_ONLY = ("pods", "restore_into_pods", "activators")
+_PODS_ONLY = (
+    "pods",
+    "restore_into_pods",
+    "activators",
+    "container_images_max_bytes",
+    "registry_login",
+)
 _SLOTS_ONLY = (
     "parked_per_template",
     "parked_idle_s",
@@ -18,12 +24,15 @@ _SLOTS_ONLY = (
     "egress_on_request",
     "log_refused_calls",
     "dedicated_to",
+    "environment_snapshots",
 )
 _SNAPSHOTS_ONLY = (
     "template_memory_bytes",
     "snapshots",
     "snapshot_max_bytes",
     "snapshot_store",
+    "snapshot_uploads",
+    "snapshot_upload_bytes_per_s",
     "snapshot_pages",
     "snapshot_builds_per_hour",
     "memory_bytes",
@@ -31,6 +40,8 @@ _SNAPSHOTS_ONLY = (
     "log_keep_s",
     "log_total_bytes",
     "engines",
+    "container_images_max_bytes",
+    "registry_login",
     "function_network",
     "egress_denied",
     "egress_allowed",
@@ -53,11 +64,17 @@ class SnapshotterSettings:
         snapshot_max_bytes: disk for snapshots; the least recently used are deleted first. None: a
             quarter of the free disk at startup.
         snapshot_store: where copies for other nodes are stored: a directory or
-            `s3://bucket/prefix`; None: no copies.
+            `s3://bucket/prefix`; None: on a cluster `platform.blobs`, on one machine nowhere.
+        snapshot_uploads: whether this node's snapshots are uploaded there. False: copies of others
+            are restored all the same.
+        snapshot_upload_bytes_per_s: limit of uploads; 0: none.
         snapshot_pages: how memory is restored: `eager` (all before the process runs), `lazy` (on
             access), `auto` (whichever answered first when the snapshot was validated).
         snapshot_builds_per_hour: snapshots made automatically (after a COLD start, after an upgrade
             of kernel, driver or CRIU).
+        environment_snapshots: most environment snapshots on this node, with which a new revision
+            starts without importing the packages of its image (IMPORT); the least recently used are
+            deleted first. 0: none are made or used.
         memory_bytes: total memory that instances may claim; None: 80 % of the machine.
         log_max_bytes: size of one log file; each instance has two.
         log_keep_s: how long logs of exited instances are retained.
@@ -80,10 +97,15 @@ class SnapshotterSettings:
             billed: off in production.
         dedicated_to: name of the only tenant whose instances run here; None: all tenants without
             dedicated nodes.
-        restore_into_pods: a waiting pod may receive a restored worker (experimental; as
+        restore_into_pods: a waiting pod may receive a restored worker (as
             `cluster.restore_into_pods`).
         pods: directory that the agent shares with function pods of a cluster (`cluster.node_path`,
             on this node); None: no pods.
+        container_images_max_bytes: disk for container images of functions, pulled so that their
+            workers are restored into pods and booted in warm ones; the least recently used are
+            deleted first. 0: none is pulled.
+        registry_login: file with logins to registries, as docker's `config.json`; None: registries
+            ask for none.
         activators: `https://name:port` at which the agent passes the calls of functions in pods to
             activators (`activator.agents_listen`); the name resolves to all of them, and is in
             their certificates. None: such functions need a key.
@@ -96,8 +118,11 @@ class SnapshotterSettings:
     snapshots: bool = True
     snapshot_max_bytes: int | None = None
     snapshot_store: str | None = None
+    snapshot_uploads: bool = True
+    snapshot_upload_bytes_per_s: int = 50 * 1024**2
     snapshot_pages: str = "auto"
     snapshot_builds_per_hour: int = 60
+    environment_snapshots: int = 8
     memory_bytes: int | None = None
     log_max_bytes: int = 10 * 1024**2
     log_keep_s: float = 7 * 86400.0
@@ -113,6 +138,8 @@ class SnapshotterSettings:
     dedicated_to: str | None = None
     pods: str | None = None
     restore_into_pods: bool = False
+    container_images_max_bytes: int = 40 * 1024**3
+    registry_login: str | None = None
     activators: str | None = None
 
     def __post_init__(self) -> None:
@@ -126,6 +153,9 @@ class SnapshotterSettings:
         for name, bound in {
             **bounds,
             "snapshot_builds_per_hour": 0,
+            "environment_snapshots": 0,
+            "snapshot_upload_bytes_per_s": 0,
+            "container_images_max_bytes": 0,
             "log_total_bytes": 0,
             "uid_base": 1000,
         }.items():
@@ -155,6 +185,10 @@ class SnapshotterSettings:
         _check_names("engines", self.engines, check_environment_name)
         if self.pods is not None and not self.pods.startswith("/"):
             raise ValueError(f"pods = {self.pods!r}: must be an absolute path, or null")
+        if self.registry_login is not None and not self.registry_login.startswith("/"):
+            raise ValueError(
+                f"registry_login = {self.registry_login!r}: must be an absolute path, or null"
+            )
         if self.activators is not None and not self.activators.startswith("https://"):
             raise ValueError(
                 f"activators = {self.activators!r}: must be https://name:port, or null"

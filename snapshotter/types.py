@@ -6,8 +6,10 @@ Wire format: every record has `to_json()` and `from_json()`; keys are the field 
 from __future__ import annotations
 
 import enum
+import math
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NewType, Self
 
 from pilotlight.core.json_record import JsonRecord
@@ -21,6 +23,14 @@ RevisionKey = NewType("RevisionKey", str)
 here."""
 
 
+ENVIRONMENT_PREFIX = "environment-"
+"""Begins the key of an environment snapshot, in place of a function id: it has modules of an image,
+and no function."""
+MAX_NODE_SNAPSHOTS = 500
+"""Snapshots of one node in a report, most recently used first."""
+_SNAPSHOT_ID = re.compile(r"sn-[A-Za-z0-9-]{1,80}")
+_DIGEST = re.compile(r"([0-9a-f]{64})?")
+
 NODES_PATH = "/internal/nodes"
 """Path on the controller: `POST` a NodeReport with the platform's token."""
 
@@ -30,6 +40,13 @@ VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 none (CUDA C++ Programming Guide, environment variables)."""
 
 
+TENANT_LABEL = "tenant"
+"""Label of a launch: id of its tenant."""
+CONTAINER_IMAGE_LABEL = "container-image"
+"""Label of a launch on a cluster: `LaunchSpec.container_image`."""
+_NAMES_OF_REPORT = ("weights", "tenants", "forgotten", "images", "engines")
+
+
 class StartKind(enum.StrEnum):
     """How an instance was started, fastest first; chosen in `starts.strategy`."""
 
@@ -37,6 +54,7 @@ class StartKind(enum.StrEnum):
     WAKE = "WAKE"
     FORK = "FORK"
     RESTORE = "RESTORE"
+    IMPORT = "IMPORT"
     COLD = "COLD"
 
 
@@ -97,6 +115,14 @@ class WeightsMount:
 
     name: str
     manifest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeMount:
+    """A volume of the launch's tenant and environment, mounted writable at `path` in its slot."""
+
+    name: str
+    path: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,10 +211,11 @@ class LaunchSpec:
         trust_domain: opaque; processes of different trust domains never share a slot (upper layers:
             a tenant).
         uid: uid and gid of the worker when the agent is root; None keeps the agent's own. bundle:
-        sha256 (hex) of the source archive, a `.tar.gz` in the blob store. image: digest of a built
+        sha256 (hex) of the source archive, a `.tar.gz` in the blob store; "" = no code. image: digest of a built
         image, or None for the platform's own interpreter and packages. entry: what the worker runs;
         opaque here, passed to the worker as JSON (`pilotlight.spec.function`). env: environment
-        variables that are not secret. weights: weights that must be on the node before boot.
+        variables that are not secret. weights: weights that must be on the node before boot. volumes:
+        what it mounts writable; of one machine only.
         memory_bytes: memory limit of one instance. cpu: cores of one instance (a share, not a pin).
         engine: name of an environment that the operator installed on the node
             (`snapshotter.engines`), in place of an image; None = none.
@@ -217,6 +244,7 @@ class LaunchSpec:
     entry: Mapping[str, Any]
     env: Mapping[str, str] = field(default_factory=dict)
     weights: tuple[WeightsMount, ...] = ()
+    volumes: tuple[VolumeMount, ...] = ()
     memory_bytes: int
     cpu: float
     engine: str | None = None
@@ -231,11 +259,30 @@ class LaunchSpec:
     secret_variables: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def container_image(self) -> str | None:
+        """Reference, by digest, of the container image that was made of `image`; None: none is
+        named. A label, as launchers in images of earlier versions know no further field."""
+        return self.labels.get(CONTAINER_IMAGE_LABEL)
+
+    @property
+    def image_of_node(self) -> str | None:
+        """That image as nodes report it (`NodeReport.images`)."""
+        reference = self.container_image
+        return f"{self.tenant}/{reference.rpartition('@sha256:')[2]}" if reference else None
+
+    @property
+    def tenant(self) -> str:
+        """Id of the tenant; "" without one."""
+        return self.labels.get(TENANT_LABEL, "")
+
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         out: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         out["weights"] = [{"name": w.name, "manifest": w.manifest} for w in self.weights]
-        return out
+        volumes = [{"name": v.name, "path": v.path} for v in self.volumes]
+        del out["volumes"]  # launchers in images of earlier versions know no such key
+        return out | ({"volumes": volumes} if volumes else {})
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
@@ -245,6 +292,7 @@ class LaunchSpec:
         gpu = body.get("gpu") or ()
         values["gpu"] = (gpu,) if isinstance(gpu, str) else tuple(gpu)
         values["weights"] = tuple(WeightsMount(**w) for w in body.get("weights", ()))
+        values["volumes"] = tuple(VolumeMount(**v) for v in body.get("volumes", ()))
         values["secret_variables"] = tuple(body.get("secret_variables", ()))
         values["egress"] = tuple(body.get("egress", ()))
         return cls(**values)
@@ -365,6 +413,8 @@ class SnapshotInfo(JsonRecord):
         created_at, last_used_at: wall clock, seconds since the epoch.
         restores: instances and Templates restored from it on this node.
         remote: whether a copy is in the object store.
+        node: the node that has it on its disk; "" on one machine, and if only the store has it.
+        where: `disk`, `disk, store` or `store`.
         identity: what must match for it to be restored, by field.
         heap_bytes: memory that the image contains by value: what a restore has to read.
         heap_why: if that is much: its composition, for people.
@@ -388,11 +438,29 @@ class SnapshotInfo(JsonRecord):
     labels: Mapping[str, str]
     heap_bytes: int = 0
     heap_why: str = ""
+    node: str = ""
+    where: str = "disk"
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
         """The reverse of `to_json`."""
         return cls(**{**body, "state": SnapshotState(body["state"])})
+
+    def require_valid(self) -> Self:
+        """Raises ValueError or TypeError if members that others compute with are not what they
+        should be: a report of a node is not trusted to be well-formed."""
+        if not _SNAPSHOT_ID.fullmatch(self.id):
+            raise ValueError(f"{self.id[:40]!r} is not a snapshot's id")
+        texts = (self.revision, self.reason, self.pages, *self.labels, *self.labels.values())
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("names and labels of a snapshot must be strings")
+        numbers = (self.image_bytes, self.created_at, self.last_used_at, self.restores)
+        times = (*self.phases_ms.values(), self.cold_ms, self.restore_ms)
+        if not all(
+            type(n) in (int, float) and math.isfinite(n) and n >= 0 for n in (*numbers, *times)
+        ):
+            raise ValueError("sizes and times of a snapshot must be finite and not negative")
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -420,10 +488,113 @@ class AgentEvent(JsonRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSnapshot:
-    """A validated snapshot on a node: its revision, and the identity that a restore requires."""
+    """A snapshot on a node: its revision, and the identity that a restore requires.
+
+    Attributes:
+        digest: of the identity; "" if the snapshot cannot be restored.
+        copy: sha256 of the record of its copy in the object store; "" without one.
+        copy_bytes: size of the copy.
+        info: everything else that the agent knows of it, without `identity`; None in reports of
+            earlier versions.
+    """
 
     revision: str
     identity: Mapping[str, str] = field(default_factory=dict)
+    digest: str = ""
+    copy: str = ""
+    copy_bytes: int = 0
+    info: SnapshotInfo | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it may be restored. Earlier versions report no others."""
+        return self.info is None or self.info.state is SnapshotState.READY
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        out: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        info = None if self.info is None else {**self.info.to_json(), "identity": {}}
+        return {**out, "identity": dict(self.identity), "info": info}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """The reverse of `to_json`. Raises TypeError, KeyError or ValueError for invalid input."""
+        found = cls(**{**body, "info": None})
+        texts = (found.digest, found.copy)
+        if not all(isinstance(text, str) and _DIGEST.fullmatch(text) for text in texts):
+            raise ValueError("digests of a snapshot must be 64 hex digits")
+        if type(found.copy_bytes) is not int or found.copy_bytes < 0:
+            raise ValueError("copy_bytes must be a number of bytes")
+        if (info := body.get("info")) is None:
+            return found
+        info = SnapshotInfo.from_json({**info, "identity": found.identity})
+        return replace(found, info=info.require_valid())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApprovedCopy(JsonRecord):
+    """A copy in the object store that the controller of a cluster recorded.
+
+    Attributes:
+        tenant: id, whose snapshot it is.
+        identity: digest of its identity.
+        record: sha256 (hex) of its record in the store.
+    """
+
+    snapshot: str
+    tenant: str
+    identity: str
+    record: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotOrders:
+    """The controller's answer to a NodeReport. Orders are repeated until a report shows their
+    effect.
+
+    Attributes:
+        version: of the list `approved`.
+        approved: the copies that this node may restore, as far as nodes of its kind made them; None
+            if it has this version.
+        delete: ids of snapshots to delete on this node.
+        quarantine: ids of snapshots to quarantine on this node, and the reason.
+        forget: copies that this node is to remove from the store.
+        prefetch: ids of approved copies to receive before a start needs them, most important first.
+    """
+
+    version: str = ""
+    approved: tuple[ApprovedCopy, ...] | None = None
+    delete: tuple[str, ...] = ()
+    quarantine: Mapping[str, str] = field(default_factory=dict)
+    forget: tuple[ApprovedCopy, ...] = ()
+    prefetch: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        approved = None if self.approved is None else [copy.to_json() for copy in self.approved]
+        return {
+            "version": self.version,
+            "approved": approved,
+            "delete": list(self.delete),
+            "quarantine": dict(self.quarantine),
+            "forget": [copy.to_json() for copy in self.forget],
+            "prefetch": list(self.prefetch),
+        }
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """The reverse of `to_json`. Raises TypeError, KeyError or ValueError for invalid input."""
+        approved = body["approved"]
+        return cls(
+            version=str(body["version"]),
+            approved=None
+            if approved is None
+            else tuple(ApprovedCopy.from_json(copy) for copy in approved),
+            delete=tuple(map(str, body["delete"])),
+            quarantine={str(name): str(why) for name, why in dict(body["quarantine"]).items()},
+            forget=tuple(ApprovedCopy.from_json(copy) for copy in body["forget"]),
+            prefetch=tuple(map(str, body["prefetch"])),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -455,8 +626,16 @@ class NodeReport:
         version: version of the platform there.
         weights: manifests of the weights on the node, most recently used first.
         snapshots: validated snapshots, most recently used first.
+        others: snapshots that are not validated yet, or quarantined.
         memory_free_bytes: memory available to new processes.
         pods: number of function pods that the agent serves.
+        tenants: ids of the tenants that have, or had, pods there.
+        images: `<tenant id>/<sha256>` of the container images whose files it shows to pods, most
+            recently used first.
+        engines: names of the environments of engines that it shows to pods.
+        kind: what nodes must have in common to restore each other's snapshots; "" if none are made.
+        orders: version of the approved copies that it knows (`SnapshotOrders.version`).
+        forgotten: ids of snapshots whose copies it has removed from the store.
     """
 
     node: str
@@ -467,23 +646,33 @@ class NodeReport:
     memory_free_bytes: int = 0
     gpus: tuple[NodeGpu, ...] = ()
     pods: int = 0
+    others: tuple[NodeSnapshot, ...] = ()
+    tenants: tuple[str, ...] = ()
+    kind: str = ""
+    orders: str = ""
+    forgotten: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+    engines: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         out: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        out["snapshots"] = [
-            {"revision": s.revision, "identity": dict(s.identity)} for s in self.snapshots
-        ]
+        for name in ("snapshots", "others"):
+            out[name] = [snapshot.to_json() for snapshot in out[name]]
         out["gpus"] = [{f.name: getattr(gpu, f.name) for f in fields(gpu)} for gpu in self.gpus]
-        return {**out, "weights": list(self.weights)}
+        for name in _NAMES_OF_REPORT:
+            out[name] = list(out[name])
+        return out
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
         """The reverse of `to_json`. Raises TypeError, KeyError or ValueError for invalid input."""
         values = dict(body)
-        values["weights"] = tuple(str(manifest) for manifest in body.get("weights", ()))
-        values["snapshots"] = tuple(
-            NodeSnapshot(**snapshot) for snapshot in body.get("snapshots", ())
-        )
+        for name in _NAMES_OF_REPORT:
+            values[name] = tuple(map(str, body.get(name, ())))
+        for name in ("snapshots", "others"):
+            if len(body.get(name, ())) > MAX_NODE_SNAPSHOTS:
+                raise ValueError(f"more than {MAX_NODE_SNAPSHOTS} {name}")
+            values[name] = tuple(map(NodeSnapshot.from_json, body.get(name, ())))
         values["gpus"] = tuple(NodeGpu(**gpu) for gpu in body.get("gpus", ()))
         return cls(**values)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import itertools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -51,6 +53,9 @@ SERVER_START_S = 30.0
 """Longest time that a server may take to accept connections on a busy machine."""
 
 RequireOrSkip = Callable[[str], NoReturn]
+
+_NUMBERS = itertools.count()
+"""Of this process's directories."""
 
 settings.load_profile(hypothesis_profiles.FAST)
 
@@ -139,6 +144,14 @@ def vllm_env() -> Path:
     if not (directory / "pyvenv.cfg").exists():
         _require_or_skip(f"no vLLM in {directory} (scripts/install-vllm-cpu, or PILOTLIGHT_VLLM)")
     return directory
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As pytest's own, which looks through the directories of all tests before for a number that is
+    free."""
+    name = re.sub(r"\W", "_", request.node.name)[:24]
+    return tmp_path_factory.mktemp(f"{name}-{os.getpid()}-{next(_NUMBERS)}", numbered=False)
 
 
 @pytest.fixture

@@ -29,8 +29,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 _GROUP = "control group"
 """Named, but no failure: a platform that was stopped on an overloaded machine has been seen to
 leave a slot's group behind."""
-_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
-"""Processes of Python's own that end with the process that started them."""
+_HELPERS = (
+    "multiprocessing.resource_tracker",
+    "multiprocessing.forkserver",
+    "tests.e2e.command_line",
+)
+"""Processes that end with the process that started them: Python's own, and one of ours."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ FILES = (
     "tests/e2e/test_frozen.py",
     "tests/e2e/test_function_network.py",
     "tests/e2e/test_kept_instances.py",
+    "tests/e2e/test_knative_handover.py",
+    "tests/e2e/test_knative_node_services.py",
     "tests/e2e/test_knative_scaled_by_us.py",
     "tests/e2e/test_loopback.py",
     "tests/e2e/test_objectives.py",
@@ -32,6 +34,7 @@ FILES = (
     "tests/e2e/test_weights_sources.py",
     "tests/functions/controller/test_alert_kill.py",
     "tests/functions/worker/test_memory.py",
+    "tests/snapshotter/environments/test_import_faults.py",
     "tests/weight_cache/peers/test_daemons.py",
 )
 TESTS = {
@@ -56,6 +59,13 @@ TESTS = {
         "test_every_attempt_was_made_and_proves_something[host",
         "test_what_must_be_denied_is_denied[host",
         "test_what_is_listed_as_open_is_still_open[host",
+    ),
+    "tests/e2e/test_knative_warm.py": (
+        "test_a_process_that_is_killed_while_a_pod_is_promoted[pilotlight-before",
+        "test_a_process_that_is_killed_while_a_pod_is_promoted[pilotlight-asked",
+        "test_a_process_that_is_killed_while_a_pod_is_promoted[pilotlight-promoted-weight_cache]",
+        "test_a_call_beside_another_is_answered_by_a_fork_in_the_same_pod[kpa]",
+        "test_starts_at_once_are_served_in_warm_pods_alone[kpa]",
     ),
     "tests/e2e/test_cli.py": (
         "test_down_and_up_after_a_killed_supervisor",

@@ -32,10 +32,13 @@ SYSTEM, CRIU, VLLM = (
 LINES = {
     "benchmarks.gateway": f"nginx, wrk, h2load, redis-server: {SYSTEM}",
     "benchmarks.cold_start": f"criu: {CRIU}",
+    "benchmarks.imports": f"criu: {CRIU}",
+    "benchmarks.promotions": f"criu: {CRIU}",
     "benchmarks.weights": f"nginx, h2load: {SYSTEM}",
     "benchmarks.tenancy": f"nginx, wrk, h2load, redis-server: {SYSTEM}",
     "benchmarks.traffic": f"wrk, h2load: {SYSTEM}",
     "benchmarks.batching": f"h2load: {SYSTEM}",
+    "benchmarks.worker": f"h2load: {SYSTEM}",
     "benchmarks.llm": f"h2load, criu, vllm: {SYSTEM} && {CRIU} && {VLLM}",
 }
 """What each benchmark prints after its name where no program is installed."""

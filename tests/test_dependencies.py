@@ -1,4 +1,4 @@
-"""docs/dependencies.md says what happens without each thing that the platform needs; each of its
+"""docs/reference/dependencies.md says what happens without each thing that the platform needs; each of its
 rows is held by a test."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DOCUMENT = ROOT / "docs" / "dependencies.md"
+DOCUMENT = ROOT / "docs" / "reference" / "dependencies.md"
 FILES = (
     "tests/activator/test_dependencies.py",
     "tests/functions/controller/test_dependencies.py",

@@ -81,7 +81,11 @@ def nodes_of_annotations(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def is_without_cookies(call: ast.Call) -> bool:
-    """Whether the call has the argument `cookies=no_cookies()`."""
+    """Whether the call has the argument `cookies=no_cookies()`, or aiohttp's
+    `cookie_jar=aiohttp.DummyCookieJar()`."""
+    jars = [keyword.value for keyword in call.keywords if keyword.arg == "cookie_jar"]
+    if any(ast.unparse(jar) == "aiohttp.DummyCookieJar()" for jar in jars):
+        return True
     values = [keyword.value for keyword in call.keywords if keyword.arg == "cookies"]
     return any(
         isinstance(value, ast.Call)

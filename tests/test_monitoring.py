@@ -18,7 +18,6 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from activator.billing.shipping import Lag
-from activator.calls.call import Call
 from activator.coordination.state import SharedStatistics
 from activator.llm.engine_metrics import EngineMetrics
 from activator.llm.engine_state import EngineState
@@ -31,6 +30,7 @@ from pilotlight.errors import BudgetReserved, OverQuota, Shed
 from pilotlight.spec.policies import Objectives
 from snapshotter.metrics import Metrics as AgentMetrics
 from snapshotter.types import SnapshotState, StartKind
+from tests.fakes.calls import call_of
 from tests.fakes.routes import spec_of, target_of
 from tests.weight_cache.served import node_with_client
 from weight_cache.metrics import StoreCollector, TierCollector
@@ -90,7 +90,7 @@ def _activator() -> Iterator[Any]:
     metrics = ActivatorMetrics()
     target = target_of(spec_of("f", objectives=Objectives()), app="a", tenant="t-1")
     started: Any = SimpleNamespace(start_kind=StartKind.FORK, phases_ms={"fork": 1.0})
-    call = Call(id="req-1", target=target, method="", key_id="k-1", body=b"")
+    call = call_of(target, b"", key_id="k-1")
     call.start_ms, call.start_kind = 1.0, StartKind.FORK
     answer = SimpleNamespace(status=200, body=b"{}", header=lambda _: b"ok")
     attempt: Any = SimpleNamespace(call=call, exec_ms=1, answer=answer, picos=1, dispatched_ns=0)
@@ -130,6 +130,7 @@ def _activator() -> Iterator[Any]:
     metrics.collect_instances(lambda: {("t-1", "a", "f", "idle"): 1})
     metrics.collect_waiting(lambda: {("t-1", "batch"): 1})
     metrics.collect_tenants(lambda: {"t-1": "acme"})
+    metrics.collect_autoscaler(lambda: True)
     metrics.collect_shared(
         lambda: SharedStatistics(members=1, allowance={"r": 1}, refused=0, is_reachable=True)
     )

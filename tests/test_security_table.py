@@ -1,4 +1,4 @@
-"""docs/security.md names a mechanism and a test for each promise: its modules and its tests exist,
+"""docs/reference/security.md names a mechanism and a test for each promise: its modules and its tests exist,
 and no cell is empty.
 
 A test is named as pytest does (`tests/path.py::test_name`); `none yet` stands for a row that no
@@ -17,7 +17,7 @@ import pytest
 from pilotlight.packaging.app_loader import load_module
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "security.md"
+PAGE = ROOT / "docs" / "reference" / "security.md"
 COLUMNS = ["promise", "mechanism", "test"]
 NONE = "none yet"
 PLACES = (ROOT, ROOT / "functions" / "pilotlight")

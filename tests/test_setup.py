@@ -21,6 +21,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 PLATFORM = ROOT / "requirements.lock"
 DEV = ROOT / "scripts" / "dev.lock"
+DOCS = ROOT / "scripts" / "docs.lock"
 TORCH = ROOT / "scripts" / "torch.lock"
 UV = Path(sys.executable).parent / "uv"
 PYTHONS = ("3.11.0", "3.11.2", "3.11.9", "3.12.1", "3.13.5", "3.14.0")
@@ -143,7 +144,7 @@ def test_what_the_project_declares_is_locked_for_every_system_and_python(
     assert (
         unmet(
             [*project["project"]["dependencies"], *declared],
-            pins(where, PLATFORM, DEV, TORCH),
+            pins(where, PLATFORM, DEV, DOCS, TORCH),
             where,
         )
         == []

@@ -62,9 +62,7 @@ async def run(
 ) -> None:
     """Serve until SIGTERM or SIGINT. Raises StoreOwned, SettingsInvalid, or OSError if an address
     is in use."""
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = _stop_on_signals()
     root, registry = paths.home / "weights", CollectorRegistry()
     async with opened_origin(paths, platform, settings) as origin:
         bandwidths = bandwidth.load_bandwidths(root / "bandwidth.json", origin=repr(origin))
@@ -123,6 +121,13 @@ async def run(
         await ahead.aclose()
         bandwidth.save_bandwidths(root / "bandwidth.json", bandwidths)
         store.close()
+
+
+def _stop_on_signals() -> asyncio.Event:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
 
 
 def _metrics_address(

@@ -6,6 +6,9 @@ what the quota store costs."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from activator.calls.caller import Caller
 from activator.fairness.queue_priority import QueuePriority
 from activator.http.payloads import CONTENT_TYPE, accepts_pickles, checked_type
 from activator.http.trusted_proxies import network_of
@@ -13,6 +16,7 @@ from activator.quotas.admission import Admission, admit
 from activator.quotas.rules import Rule, Rules, body_bytes_of, queue_bounds_of, token_bound_of
 from activator.quotas.store_protocol import QuotaCheck, QuotaStore
 from activator.routing.api_keys import Principal
+from activator.routing.call_origin import CallOrigin
 from activator.routing.call_target import CallTarget
 from activator.routing.route_table import RouteTable
 from activator.routing.tenants import priority_of
@@ -37,7 +41,7 @@ class AccessGrant:
         quota_check: quotas that its calls must pass; None = nothing is counted.
         body_bytes: the largest body.
         raw_body_bytes: the same for raw HTTP, which only quotas limit; None = no limit.
-        ranks: a call's rank by its `Pilotlight-Priority` header; None = without the header.
+        callers: of its calls, by the `Pilotlight-Priority` header; None = without the header.
         token_bound: the smallest token bucket that its calls must fit into; None = tokens are not
             counted.
     """
@@ -46,9 +50,9 @@ class AccessGrant:
         "accepts_pickle",
         "body_bytes",
         "caller",
+        "callers",
         "calling_tenant",
         "quota_check",
-        "ranks",
         "raw_body_bytes",
         "target",
         "token_bound",
@@ -73,7 +77,15 @@ class AccessGrant:
         self.quota_check = store.quota_check(rules) if rules else None
         self.raw_body_bytes = body_bytes_of(rules, None)
         self.body_bytes = body_bytes_of(rules, max_body_bytes) or 0
-        self.ranks = ranks
+        self.callers = {
+            asked: Caller(
+                key_id=caller.key_id,
+                tenant=self.calling_tenant,
+                rank=rank,
+                accepts_pickle=self.accepts_pickle,
+            )
+            for asked, rank in ranks.items()
+        }
         self.token_bound = token_bound_of(rules)
 
     def __repr__(self) -> str:
@@ -88,16 +100,17 @@ class AccessGrant:
         UnsupportedMediaType for a pickle that is not accepted here."""
         return checked_type(headers.get(CONTENT_TYPE), accepts=self.accepts_pickle)
 
-    def rank(self, headers: dict[bytes, bytes]) -> QueuePriority:
-        """Return the call's rank. Raises InvalidInput for an unknown priority."""
+    def caller_of(self, headers: dict[bytes, bytes], origin: CallOrigin | None = None) -> Caller:
+        """Return the caller of a call, which the call of a function makes where `origin` is given.
+        Raises InvalidInput for an unknown priority."""
         asked = headers.get(_PRIORITY)
-        rank = self.ranks.get(asked.lower() if asked is not None else None)
-        if rank is None:
+        caller = self.callers.get(asked.lower() if asked is not None else None)
+        if caller is None:
             raise errors.InvalidInput(
                 f"header {HEADER_PRIORITY}: must be one of {', '.join(Priority)}",
                 parameter=HEADER_PRIORITY,
             )
-        return rank
+        return caller if origin is None else replace(caller, origin=origin)
 
 
 _PRIORITY = HEADER_PRIORITY.encode()

@@ -39,12 +39,12 @@ class RequestResolver:
     def __init__(
         self, *, table: RouteTable, access: AccessCache, unauthenticated: UnauthenticatedRateLimiter
     ) -> None:
-        self._table = table
-        self._access = access
+        self.table = table
+        self.access = access
         self._unauthenticated = unauthenticated
 
     def __repr__(self) -> str:
-        return f"<RequestResolver {self._table!r}>"
+        return f"<RequestResolver {self.table!r}>"
 
     def authenticate(self, request: Request) -> Principal:
         """Return the caller. Raises Unauthenticated, or TooManyRequests after too many failed
@@ -53,7 +53,7 @@ class RequestResolver:
             principal: Principal = calling.principal
             return principal
         try:
-            return self._table.authenticate(request.headers.get(b"authorization", b""), time.time())
+            return self.table.authenticate(request.headers.get(b"authorization", b""), time.time())
         except errors.Unauthenticated:
             self._count(request)
             raise
@@ -70,15 +70,15 @@ class RequestResolver:
         may not call, and for a suspended tenant."""
         caller = self.authenticate(request)
         caller.check_may_call()
-        self._access.check_not_suspended(caller.tenant)
+        self.access.check_not_suspended(caller.tenant)
         return caller
 
     def before(self, request: Request, caller: Principal) -> tuple[QuotaCheck | None, int]:
         """Return the quotas and the body limit by the caller alone (`AccessCache.before`). Raises
         Forbidden for a suspended tenant."""
-        self._access.check_not_suspended(caller.tenant)
+        self.access.check_not_suspended(caller.tenant)
         request.tenant = caller.tenant
-        return self._access.before(caller, request.address)
+        return self.access.before(caller, request.address)
 
     def routed(
         self, request: Request, caller: Principal, path: str, owner: str | None = None
@@ -92,7 +92,7 @@ class RequestResolver:
             raise errors.NotFound(str(e)) from e
         environment = self.environment_of(request, caller)
         caller.check_reach(environment=environment, app=app, function=function)
-        tenant = caller.tenant if owner is None else self._table.tenant_named(owner) or NO_TENANT
+        tenant = caller.tenant if owner is None else self.table.tenant_named(owner) or NO_TENANT
         address = FunctionAddress(
             tenant=TenantId(tenant),
             environment=environment,
@@ -101,7 +101,7 @@ class RequestResolver:
             method=method,
         )
         try:
-            return self._table.routed_for(caller, address), method, tag
+            return self.table.routed_for(caller, address), method, tag
         except errors.NotFound as e:
             if not caller.is_anonymous:
                 raise
@@ -148,7 +148,7 @@ class RequestResolver:
         choice = routed.choose(caller, request.headers, tag or unasked)
         if choice is not routed.only or not routed.is_plain:
             request.choice = choice
-        entry = self._access.entry(caller, choice.target, request.address)
+        entry = self.access.entry(caller, choice.target, request.address)
         request.rate_limits = entry.quota_check
         request.tenant = caller.tenant or entry.target.tenant
         request.target = entry.target

@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from activator.async_calls.pending_call import PendingCall, StreamBuffer
+from activator.calls.attempt_end import ResponseReader
 from activator.calls.call import AnsweredCall, Call
-from activator.calls.response import ResponseReader
 from activator.http.payloads import answered_type
 from activator.http.request import Request
 from activator.routing.api_keys import FunctionPrincipal, Principal
@@ -104,7 +104,7 @@ def queued(caller: Principal, call: Call, *, fingerprint: str, webhook: str) -> 
 
 def _origin_labels(call: Call) -> dict[str, str]:
     """Return the labels of a call that a function submitted: the function, and its usage record."""
-    origin = call.origin
+    origin = call.caller.origin
     return {} if origin is None else {CALLER_LABEL: origin.function, PARENT_LABEL: origin.record}
 
 
@@ -128,8 +128,8 @@ def payload(record: CallRecord, call: Call) -> dict[str, Any]:
         **({"trace": call.trace.to_json()} if call.trace is not None else {}),
         "record": record.to_json(),
         "owner": call.target.tenant,
-        "key": call.key_id,
-        **({"origin": call.origin.to_json()} if call.origin is not None else {}),
+        "key": call.caller.key_id,
+        **({"origin": call.caller.origin.to_json()} if call.caller.origin is not None else {}),
         "content_type": call.content_type.decode("latin-1"),
         "accept": call.accept.decode("latin-1"),
         "body": base64.b64encode(call.body).decode(),

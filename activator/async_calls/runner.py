@@ -24,8 +24,7 @@ from activator.async_calls.pending import PendingCalls
 from activator.async_calls.pending_call import PendingCall
 from activator.async_calls.records import answered, collect, failed
 from activator.calls.call import AnsweredCall, Call
-from activator.calls.runner import CallRunner
-from activator.calls.trace_context import note_answer
+from activator.calls.runner import CallRunner, is_for_retry
 from activator.metrics.metrics import Metrics
 from activator.quotas.admission import Admission
 from activator.resilience.declared_retries import may_retry, pause_s
@@ -175,7 +174,8 @@ class AsyncCallRunner:
         except errors.PilotlightError as e:
             return self._refused(held, call, e)
         record = answered(held.record, attempt, status, body)
-        raised = errors.FunctionRaised("user code raised") if status >= 500 else None
+        is_failure = status >= 500 and is_for_retry(attempt.answer)
+        raised = errors.FunctionRaised("user code raised") if is_failure else None
 
         def observe() -> None:
             self._metrics.answered(attempt, status, is_awaited=False)
@@ -185,7 +185,7 @@ class AsyncCallRunner:
             record=record,
             failure=raised,
             observe=observe,
-            remember=lambda: note_answer(attempt, str(status)),
+            remember=lambda: attempt.record_retried(str(status)),
         )
 
     def _refused(self, held: PendingCall, call: Call, error: errors.PilotlightError) -> _Ending:
@@ -200,7 +200,7 @@ class AsyncCallRunner:
     ) -> tuple[AnsweredCall, int, bytes]:
         """Run the call. While its quotas are used up it waits until its result would expire,
         blocking only calls of its own key."""
-        async with self._gates.for_key(call.key_id, call.target):
+        async with self._gates.for_key(call.caller.key_id, call.target):
             while True:
                 try:
                     async with self._gates.for_revision(call.target):
@@ -226,7 +226,7 @@ class AsyncCallRunner:
         while True:
             try:
                 self._access.check_not_suspended(
-                    call.caller or call.target.tenant, call.target.tenant
+                    call.caller.tenant or call.target.tenant, call.target.tenant
                 )
                 await call.admission.acquire_slot()
                 if held.record.state != "RUNNING":

@@ -48,9 +48,10 @@ from activator.async_calls.result_stream import FINAL
 from activator.async_calls.runner import AsyncCallRunner
 from activator.billing.service import BillingService
 from activator.calls.call import Call
+from activator.calls.caller import Caller
 from activator.calls.runner import CallRunner
 from activator.calls.trace_context import Trace
-from activator.http.payloads import accepts_pickles, checked_type
+from activator.http.payloads import Payload, accepts_pickles, checked_type
 from activator.http.request import Request
 from activator.llm.openai.call import EngineCall, call_of_kept
 from activator.metrics.metrics import Metrics
@@ -308,7 +309,7 @@ class AsyncCalls:
 
     def _admission(self, call: Call) -> Admission:
         """Return the admission of a call that was counted at submission. Raises Forbidden."""
-        caller = self._caller(call.key_id, call.caller or call.target.tenant)
+        caller = self._caller(call.caller.key_id, call.caller.tenant or call.target.tenant)
         quota_check = self._access.entry(caller, call.target).quota_check
         return UNCOUNTED if quota_check is None else Admission(quota_check, requests=0, holds=0)
 
@@ -374,7 +375,6 @@ class AsyncCalls:
         # the key of its caller may have been revoked since
         accepts_pickle = accepts_pickles(record.tenant, owner)
         content_type = checked_type(kept["content_type"].encode(), accepts=accepts_pickle)
-        choice = _choice_of(record, target)
         entry = self._access.entry(self._caller(kept["key"], record.tenant), target)
         deadline_at = kept.get("deadline_at")
         make = (
@@ -383,20 +383,19 @@ class AsyncCalls:
             else Call
         )
         call = make(
-            body=base64.b64decode(kept["body"]),
             id=record.id,
             target=target,
             method=record.method,
-            key_id=kept["key"],
-            content_type=content_type,
-            accepts_pickle=accepts_pickle,
-            accept=kept["accept"].encode(),
-            rank=entry.ranks[None],
-            caller="" if record.tenant == owner else record.tenant,
+            payload=Payload(base64.b64decode(kept["body"]), content_type, kept["accept"].encode()),
+            caller=Caller(
+                key_id=kept["key"],
+                tenant="" if record.tenant == owner else record.tenant,
+                rank=entry.callers[None].rank,
+                accepts_pickle=accepts_pickle,
+                origin=CallOrigin.from_json(kept["origin"]) if "origin" in kept else None,
+            ),
+            choice=_choice_of(record, target),
             deadline_s=None if deadline_at is None else max(0.001, deadline_at - time.time()),
-            choice=choice,
-            extra_headers=choice.line if choice is not None else b"",
-            origin=CallOrigin.from_json(kept["origin"]) if "origin" in kept else None,
         )
         call.admission = self._admission(call)
         call.trace = Trace.from_json(kept["trace"]) if kept.get("trace") else None

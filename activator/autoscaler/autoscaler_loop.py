@@ -18,6 +18,7 @@ from typing import Any
 from activator.autoscaler.idle_histogram import IdleHistograms
 from activator.autoscaler.revision_scaler import RevisionScaler
 from activator.autoscaler.scale_down import Candidate, choose_victims
+from activator.autoscaler.scheduled_floors import ScheduledFloors
 from activator.balancing.fleet import Fleet
 from activator.balancing.instance import Instance
 from activator.balancing.instance_lifecycle import start_error_for_caller
@@ -82,7 +83,8 @@ class AutoscalerLoop:
     never.
 
     Attributes:
-        revisions: the active ones, by key."""
+        revisions: the active ones, by key.
+        floors: of functions with scaling schedules."""
 
     def __init__(
         self,
@@ -110,6 +112,7 @@ class AutoscalerLoop:
         )
         self._gate.serve(self._holdings)
         self._pauses = IdleHistograms()
+        self.floors = ScheduledFloors(table)
         self._drops: set[asyncio.Task[None]] = set()
         self._sleep_mode = EngineSleepMode()
         self.reconciled = asyncio.Event()
@@ -136,8 +139,9 @@ class AutoscalerLoop:
     async def warm_up(
         self, target: CallTarget, stage: Callable[[str], None] = _ignore, *, snapshot: bool = True
     ) -> Mapping[str, Any]:
-        """Make a revision's next starts fast: a Template, a proven snapshot unless `snapshot` is
-        False, and one running instance.
+        """Make a revision's next starts fast: a Template, a proven snapshot, and one running
+        instance. With `snapshot` False only the instance, as soon as possible: what else its start
+        leads to follows in the background.
 
         The snapshot is made of a Template before an instance runs beside it; otherwise a worker
         would be booted only for it. `stage` is called with `template`, `snapshot`, `instance` as
@@ -146,7 +150,7 @@ class AutoscalerLoop:
         Concurrent warm-ups share one on the node."""
         began = self._clock()
         report: dict[str, Any] = {"revision": target.revision}
-        if target.launch.forkable and self._fleet.has_templates:
+        if snapshot and target.launch.forkable and self._fleet.has_templates:
             stage("template")
             try:
                 template = await self._fleet.prepare(target)
@@ -154,9 +158,8 @@ class AutoscalerLoop:
                 raise start_error_for_caller(target, e) from e
             report["template"] = template.to_json()
             report["prepare_ms"] = (self._clock() - began) * 1000
-            if snapshot:
-                stage("snapshot")
-                report["snapshot"] = await self._checkpoint(target)
+            stage("snapshot")
+            report["snapshot"] = await self._checkpoint(target)
         stage("instance")
         reservation = await self.throttler_of(target).reserve(target.spec.clocks.startup_s)
         info = reservation.instance.info
@@ -207,6 +210,7 @@ class AutoscalerLoop:
 
         `left`: keys of the revisions that lost their last traffic. Their Templates are dropped with
         their last instance. The first reconciliation handles changes from before it."""
+        self.floors.forget(name)
         targets = {target.key: target for target in self._table.targets_of(name)}
         for key, scaled in self.revisions.items():
             if scaled.name == name and key in targets:
@@ -379,6 +383,8 @@ class AutoscalerLoop:
             tick += 1
             now = self._clock()
             self.record(now)
+            if tick % DECIDE_EVERY == 0:
+                self.apply_schedules()
             for scaled in list(self.revisions.values()):
                 scaled.throttler.eject_slow_instance(now)
                 scaled.throttler.stop_expired_suspended(now)
@@ -403,6 +409,16 @@ class AutoscalerLoop:
                     if beside.name == scaled.name and not beside.is_shadow
                 )
             scaled.record(now, load)
+
+    def apply_schedules(self) -> None:
+        """Raise and lower the floors of functions whose scaling schedules have begun or ended. What
+        was idle until then is settled, because it is billed as reserved only within a window."""
+        for target, floor in self.floors.changes():
+            if floor or target.key in self.revisions:
+                throttler = self._scaled_of(target).throttler
+                if throttler.scheduled_min_instances != floor:
+                    throttler.scheduled_min_instances = floor
+                    throttler.settle_idle()
 
     def apply(self, scaled: RevisionScaler, now: float) -> None:
         """Decide how many instances a revision should have, and start or stop the difference."""
@@ -438,11 +454,7 @@ class AutoscalerLoop:
 
     def _drop_if_idle(self, scaled: RevisionScaler, now: float) -> None:
         throttler = scaled.throttler
-        is_kept = (
-            throttler.is_kept
-            and not throttler.is_retired
-            and throttler.target.spec.scaling.min_instances
-        )
+        is_kept = throttler.is_kept and not throttler.is_retired and throttler.min_instances_of_all
         is_busy = (
             throttler.instances
             or len(throttler.asleep)
@@ -460,6 +472,13 @@ class AutoscalerLoop:
     def throttlers(self) -> list[Throttler]:
         """The throttlers of all active revisions."""
         return [scaled.throttler for scaled in list(self.revisions.values())]
+
+    def wanted(self, key: str) -> int:
+        """Instances of a revision that the signals of the last decision call for, without the
+        delays that keep more; 0 before the first one."""
+        scaled = self.revisions.get(key)
+        decision = scaled.decision if scaled is not None else None
+        return decision.wanted if decision is not None else 0
 
     def concurrency(self) -> Mapping[str, float]:
         """Average concurrent calls in the last second, by revision key."""

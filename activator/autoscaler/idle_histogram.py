@@ -116,9 +116,12 @@ class IdleHistogram:
 
         Args:
             start_s: expected duration of the next start.
-            is_crowded: starts of others wait for room. Then an idle second costs a caller's waiting
-                as well, and both sides have the same weight."""
-        cost_s = start_s if is_crowded else start_s * (1 + terms.waiting_cost)
+            is_crowded: starts of others wait for room. Then a second of an instance that serves no
+                call, idle or starting, costs the waiting of a caller of theirs as well: both weigh
+                `1 + waiting_cost`, and stopping costs `(1 + waiting_cost) + waiting_cost` for each
+                second of the start."""
+        cost = terms.waiting_cost
+        cost_s = start_s * (1 + cost / (1 + cost) if is_crowded else 1 + cost)
         for n in range(min(instances, len(self._levels)), 0, -1):
             level = self._levels[n - 1]
             if now_s - level.needed_at <= max(

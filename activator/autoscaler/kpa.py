@@ -31,6 +31,11 @@ def panic_window_s(stable_window_s: float, percentage: float) -> int:
     return max(1, math.floor(stable_window_s * percentage / 100 + 0.5))
 
 
+ACTIVATION_BUFFER_S = 30.0
+"""Added to the progress deadline, so that the reason of a failed start is known before its
+instances are removed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KpaSpec:
     """Settings of one revision.
@@ -171,3 +176,10 @@ def _panic(now: float, is_over: bool, spec: KpaSpec, state: KpaState) -> KpaStat
     if state.panic_at is not None and state.panic_at + spec.stable_window_s < now:
         return replace(state, panic_at=None, max_panic=0)
     return state
+
+
+def clamp(desired: int, *, minimum: int, maximum: int) -> int:
+    """`desired` within the bounds; a maximum of 0 means none."""
+    if desired < minimum:
+        return minimum
+    return maximum if maximum and desired > maximum else desired

@@ -8,16 +8,11 @@ import math
 from dataclasses import replace
 from functools import cached_property
 
-from activator.autoscaler.decider import (
-    DeciderSpec,
-    DeciderState,
-    ScaleDecision,
-    decide,
-    initial_state,
-)
+from activator.autoscaler.decider import decide, initial_state
 from activator.autoscaler.idle_histogram import IdleHistogram, IdleHistograms
 from activator.autoscaler.kpa import PANIC_WINDOW_PERCENT, panic_window_s
 from activator.autoscaler.observation import RevisionObservation
+from activator.autoscaler.scaling_decision import DeciderSpec, DeciderState, ScaleDecision
 from activator.autoscaler.windows import TimeWindow
 from activator.balancing.instance import slots_of
 from activator.balancing.throttler import Throttler

@@ -3,7 +3,6 @@ agent."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -187,8 +186,3 @@ class NodeFleet:
         """Close the connections."""
         await self._agent.aclose()
         await self._watcher.aclose()
-
-
-def new_instance_id() -> InstanceId:
-    """Return a new id: `i-` and 16 hex digits."""
-    return InstanceId("i-" + os.urandom(8).hex())

@@ -12,17 +12,15 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from activator.balancing.fleet import Fleet, new_instance_id
 from activator.balancing.instance import Instance
-from activator.coordination.state import InstanceLeases
-from activator.fairness.start_admission import StartAdmission
+from activator.balancing.provisioner import InstanceProvisioner
 from activator.fairness.start_request import StartCancelled, StartRequest
 from activator.routing.route_table import CallTarget
 from pilotlight import errors
 from pilotlight.core.backoff import Backoff
 from pilotlight.spec.identifiers import Priority
 from snapshotter import errors as agent_errors
-from snapshotter.types import InstanceId, InstanceInfo
+from snapshotter.types import InstanceInfo
 
 log = logging.getLogger(__name__)
 
@@ -100,23 +98,17 @@ class InstanceLifecycle:
         self,
         target: CallTarget,
         *,
-        fleet: Fleet,
-        secret_env: Callable[[CallTarget], dict[str, str]],
-        allowance: InstanceLeases | None,
-        gate: StartAdmission,
+        provisioner: InstanceProvisioner,
         owner: StartListener,
         clock: Callable[[], float],
     ) -> None:
         self._target = target
-        self._fleet = fleet
-        self._secret_env = secret_env
-        self._allowance = allowance
-        self._gate = gate
+        self._provisioner = provisioner
+        self._gate = provisioner.gate
         self._owner = owner
         self._clock = clock
         self._requests: dict[str, StartRequest] = {}
         self._cancelled = 0
-        self._allowances: dict[str, list[tuple[str, int]]] = {}
         self._starts: dict[str, asyncio.Task[None]] = {}
         self._stops: set[asyncio.Task[None]] = set()
         self._stopping_instances: dict[str, Instance] = {}
@@ -146,7 +138,7 @@ class InstanceLifecycle:
     def start(self, count: int) -> None:
         """Begin `count` starts."""
         for _ in range(count):
-            instance_id = new_instance_id()
+            instance_id = self._provisioner.new_instance_id()
             self._starts[instance_id] = asyncio.create_task(
                 self._start(instance_id), name=f"start {instance_id}"
             )
@@ -189,31 +181,10 @@ class InstanceLifecycle:
         """Wait until all activators together may hold one more instance. Calls wait meanwhile, each
         until its own deadline."""
         backoff = Backoff(first_s=FIRST_ALLOWANCE_RETRY_S, max_s=MAX_ALLOWANCE_RETRY_S)
-        while not await self._try_acquire_allowances(request):
+        while not await self._provisioner.try_acquire(request.id, self._target):
             if not self._owner.is_needed:
                 raise StartCancelled
             await backoff.pause()
-
-    async def _try_acquire_allowances(self, request: StartRequest) -> bool:
-        """Acquire the allowances of the revision and of its tenant: all or none."""
-        if self._allowance is None:
-            return True
-        taken = self._allowances.setdefault(request.id, [])
-        for key, amount, limit in (
-            (self._target.key, 1, self._target.spec.scaling.max_instances),
-            *self._gate.pools(self._target),
-        ):
-            if limit is None:
-                self._allowance.record_held(key, amount)
-                taken.append((key, amount))
-                continue
-            granted = await self._allowance.acquire_instances(key, amount, limit)
-            if granted:
-                taken.append((key, granted))
-            if granted < amount:
-                self._release_allowances(request.id)
-                return False
-        return True
 
     async def _start_instance(self, request: StartRequest) -> tuple[InstanceInfo, float]:
         """Start the instance. Returns it and when the successful attempt began: earlier waiting
@@ -223,9 +194,7 @@ class InstanceLifecycle:
         while True:
             began = self._clock()
             try:
-                info = await self._fleet.start(
-                    self._target, InstanceId(request.id), self._secret_env(self._target)
-                )
+                info = await self._provisioner.start(self._target, request.id)
             except agent_errors.NoCapacity as e:
                 await self._gate.capacity.wait_for_room(
                     request, e, start_error_for_caller(self._target, e)
@@ -244,7 +213,7 @@ class InstanceLifecycle:
         missing = self._target.missing_price(info.gpus)
         if missing is not None:
             try:
-                await self._fleet.stop(info.id, grace_s=STUCK_GRACE_S)
+                await self._provisioner.fleet.stop(info.id, grace_s=STUCK_GRACE_S)
             except agent_errors.SnapshotterError as e:
                 log.warning("stop failed instance=%s error=%s", info.id, e)
             raise agent_errors.StartFailed(str(missing))
@@ -261,15 +230,7 @@ class InstanceLifecycle:
 
     def adopted(self, instance_id: str) -> None:
         """Count an instance that existed before."""
-        self._gate.adopt(instance_id, self._target)
-        if self._allowance is not None:
-            pools = [
-                (self._target.key, 1),
-                *((key, amount) for key, amount, _ in self._gate.pools(self._target)),
-            ]
-            self._allowances[instance_id] = pools
-            for key, amount in pools:
-                self._allowance.record_held(key, amount)
+        self._provisioner.adopt(instance_id, self._target)
 
     # -- out ---------------------------------------------------------------------------------------
     def stop(self, instance: Instance) -> None:
@@ -282,7 +243,7 @@ class InstanceLifecycle:
 
     async def _stop(self, instance: Instance) -> None:
         try:
-            await self._fleet.stop(
+            await self._provisioner.fleet.stop(
                 instance.info.id, grace_s=STUCK_GRACE_S if instance.is_stuck else STOP_GRACE_S
             )
         except agent_errors.SnapshotterError as e:
@@ -308,14 +269,8 @@ class InstanceLifecycle:
             instance.settle_stopped(None)
 
     def release(self, instance_id: str) -> None:
-        """Release the allowances and quotas of an ended instance."""
-        self._release_allowances(instance_id)
-        self._gate.release(instance_id)
-
-    def _release_allowances(self, instance_id: str) -> None:
-        for key, amount in self._allowances.pop(instance_id, ()):
-            if self._allowance is not None:
-                self._allowance.release(key, amount)
+        """Release what an ended instance held."""
+        self._provisioner.release(instance_id)
 
     async def aclose(self) -> None:
         """Cancel the starts, finish the stops."""

@@ -12,17 +12,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 
-from activator.balancing.fleet import Fleet
 from activator.balancing.frozen_instances import FrozenInstances
 from activator.balancing.instance import Instance, slots_of
 from activator.balancing.instance_lifecycle import InstanceLifecycle, StartObserver
+from activator.balancing.provisioner import InstanceProvisioner
 from activator.balancing.rebalancing import RebalanceState
 from activator.balancing.start_estimates import StartTimeEstimator
 from activator.balancing.suspended_instances import SuspendedInstances, may_sleep
 from activator.billing.cpu import PauseCpuMeter
 from activator.billing.instance_account import InstanceAccount
-from activator.coordination.state import InstanceDemand, InstanceLeases
-from activator.fairness.start_admission import StartAdmission
+from activator.coordination.state import InstanceDemand
 from activator.routing.route_table import CallTarget
 from pilotlight import errors
 from pilotlight.spec.identifiers import Priority
@@ -39,13 +38,13 @@ ListenForCalls = Callable[[CallTarget, Instance], None]
 
 
 class InstancePool(ABC):
-    """One revision's instances and starts. `allowance`: None when this activator is the only one;
-    `gate`: None admits every start; `listen`: called with each instance that takes calls.
+    """One revision's instances and starts. `listen`: called with each instance that takes calls.
 
     Attributes:
         instances: by id, including draining ones until they are idle.
         is_retired: the revision has no traffic.
         is_kept: False while its budget is spent: `min_instances` then has no effect.
+        scheduled_min_instances: of its open scaling schedules; `min_instances` where it is larger.
         is_awaited: it takes over from another revision as soon as it has an instance, so its start
             is needed.
         kept_until: monotonic time until which one instance stays although the revision is retired,
@@ -56,39 +55,31 @@ class InstancePool(ABC):
         self,
         target: CallTarget,
         *,
-        fleet: Fleet,
-        secret_env: Callable[[CallTarget], dict[str, str]],
+        provisioner: InstanceProvisioner,
         observer: StartObserver,
         account: OpenAccount,
-        allowance: InstanceLeases | None,
-        gate: StartAdmission | None,
         listen: ListenForCalls,
         clock: Callable[[], float],
     ) -> None:
         self.target = target
         self._listen = listen
-        self._fleet = fleet
-        self._allowance = allowance
+        self._provisioner = provisioner
+        self._fleet = fleet = provisioner.fleet
         self._rebalance: RebalanceState | None = None
         self._observer = observer
         self._account = account
         self._clock = clock
         self.instances: dict[str, Instance] = {}
-        self._gate = gate or StartAdmission(clock=clock)
+        self._gate = provisioner.gate
         self._lifecycle = InstanceLifecycle(
-            target,
-            fleet=fleet,
-            secret_env=secret_env,
-            allowance=allowance,
-            gate=self._gate,
-            owner=self,
-            clock=clock,
+            target, provisioner=provisioner, owner=self, clock=clock
         )
         self.start_times = StartTimeEstimator()
         self.asleep = SuspendedInstances(fleet=fleet, owner=self, clock=clock)
         self.frozen = FrozenInstances(fleet=fleet, owner=self)
         self.is_retired = False
         self.is_kept = True
+        self.scheduled_min_instances = 0
         self.is_awaited = False
         self.kept_until = 0.0
         self._is_unmetered = False
@@ -328,8 +319,14 @@ class InstancePool(ABC):
     @property
     def min_instances(self) -> int:
         """Number of instances that this activator keeps warm: its share of min_instances."""
-        wanted = self.target.spec.scaling.min_instances if self.is_kept else 0
-        return wanted if self._allowance is None else self._allowance.share(wanted)
+        wanted = self.min_instances_of_all if self.is_kept else 0
+        return self._provisioner.share(wanted)
+
+    @property
+    def min_instances_of_all(self) -> int:
+        """Number of instances that all activators together keep warm now."""
+        scaling = self.target.spec.scaling
+        return max(scaling.min_instances, self.scheduled_min_instances if scaling.schedules else 0)
 
     def make_room(self, want: InstanceDemand | None, members: int) -> None:
         """Other activators were refused a start of this revision (None: no longer): drain one

@@ -48,39 +48,14 @@ class PreemptibleInstances:
             live = sorted(
                 throttler.live(), key=lambda instance: (instance.in_flight, instance.idle_since)
             )
-            target = throttler.target
             for instance in throttler.asleep.instances():  # no call uses these: preempted first
-                yield PreemptionCandidate(
-                    id=instance.id,
-                    tenant=target.tenant,
-                    key=target.key,
-                    function=target.name,
-                    memory_bytes=target.launch.memory_bytes,
-                    gpus=target.footprint.gpu_count if target.footprint.gpu else 0,
-                    devices=_devices(instance.info),
-                    idle_s=ASLEEP_S,
-                    in_flight=0,
-                    is_spare=True,
-                    is_asleep=True,
-                    value=_value(throttler, instance, now),
-                    priority=target.spec.priority or Priority.STANDARD,
+                yield _candidate(
+                    throttler, instance, now, idle_s=ASLEEP_S, is_spare=True, is_asleep=True
                 )
             spare = len(live) - (0 if throttler.is_retired else throttler.min_instances)
             for n, instance in enumerate(live):
-                yield PreemptionCandidate(
-                    id=instance.id,
-                    tenant=target.tenant,
-                    key=target.key,
-                    function=target.name,
-                    memory_bytes=target.launch.memory_bytes,
-                    gpus=target.footprint.gpu_count if target.footprint.gpu else 0,
-                    devices=_devices(instance.info),
-                    idle_s=None if instance.in_flight else now - instance.idle_since,
-                    in_flight=instance.in_flight,
-                    is_spare=n < spare,
-                    value=_value(throttler, instance, now),
-                    priority=target.spec.priority or Priority.STANDARD,
-                )
+                idle_s = None if instance.in_flight else now - instance.idle_since
+                yield _candidate(throttler, instance, now, idle_s=idle_s, is_spare=n < spare)
 
     def give_up(self, instance_id: str) -> None:
         """Drain or stop one instance."""
@@ -135,6 +110,33 @@ class PreemptibleInstances:
             )
             self._starved_since.pop(key, None)
             self.give_up(victim.id)
+
+
+def _candidate(
+    throttler: Throttler,
+    instance: Instance,
+    now: float,
+    *,
+    idle_s: float | None,
+    is_spare: bool,
+    is_asleep: bool = False,
+) -> PreemptionCandidate:
+    target = throttler.target
+    return PreemptionCandidate(
+        id=instance.id,
+        tenant=target.tenant,
+        key=target.key,
+        function=target.name,
+        memory_bytes=target.launch.memory_bytes,
+        gpus=target.footprint.gpu_count if target.footprint.gpu else 0,
+        devices=_devices(instance.info),
+        idle_s=idle_s,
+        in_flight=0 if is_asleep else instance.in_flight,
+        is_spare=is_spare,
+        is_asleep=is_asleep,
+        value=_value(throttler, instance, now),
+        priority=target.spec.priority or Priority.STANDARD,
+    )
 
 
 def _value(throttler: Throttler, instance: Instance, now: float) -> float:

@@ -3,11 +3,13 @@ cold request does not wait for the autoscaler's next tick.
 
 Each start kind has its own moving average, because they differ by three orders of magnitude. The
 next kind follows from the state of the node: FORK while a Template is resident; otherwise RESTORE
-where a snapshot is known to work, else COLD.
+where a snapshot is known to work, else IMPORT or COLD, whichever was the last.
 
 A waiting call is *covered* when there is a free slot for it, when a starting instance will serve
 it, or when the running instances will have served it before a new start could be ready. Only
-uncovered calls need starts."""
+uncovered calls need starts. A start that waits for room is judged again when it could have it
+(`is_start_needed`): a function whose starts take long would otherwise occupy room for calls that
+its running instances serve meanwhile."""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ class StartTimeEstimator:
         """Record that a start by `kind` took `seconds`; `phases` are the names of its phases."""
         before = self._average_s.get(kind)
         self._average_s[kind] = seconds if before is None else before + WEIGHT * (seconds - before)
-        if kind in (StartKind.RESTORE, StartKind.COLD):
+        if kind in (StartKind.RESTORE, StartKind.IMPORT, StartKind.COLD):
             self._from_nothing = kind
         if kind is StartKind.FORK or not _FORKED.isdisjoint(phases):
             self._has_template = True
@@ -104,6 +106,41 @@ def starts_for_burst(
     if uncovered <= 0:
         return 0
     return max(0, min(math.ceil(uncovered / max_inputs), max_instances - instances))
+
+
+def is_start_needed(
+    *,
+    waiting: int,
+    starting_slots: int,
+    running_slots: int,
+    oldest_wait_s: float,
+    start_s: float | None,
+    call_s: float | None,
+    objective_s: float | None = None,
+) -> bool:
+    """Whether a start that waited for room is worth the room: more calls wait than the other starts
+    have slots for and the running instances will have served before it could be ready.
+
+    A call that has waited for the duration of a start, or longer than the latency objective, shows
+    that the running instances are slower than their mean. Then they do not count.
+
+    Args:
+        waiting: calls without a slot.
+        starting_slots: slots of the other starting instances.
+        running_slots: slots of all running instances, including busy ones.
+        oldest_wait_s: how long the first of the waiting calls has waited.
+        start_s: expected duration of the start; None = unknown.
+        call_s: mean execution time of a call; None = unknown.
+        objective_s: the latency objective; None = none declared."""
+    is_overdue = (start_s is not None and oldest_wait_s >= start_s) or (
+        objective_s is not None and oldest_wait_s > objective_s
+    )
+    drained = (
+        0
+        if is_overdue
+        else drained_before_start(slots=running_slots, start_s=start_s, call_s=call_s)
+    )
+    return waiting - drained > starting_slots
 
 
 def drained_before_start(*, slots: int, start_s: float | None, call_s: float | None) -> int:

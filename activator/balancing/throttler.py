@@ -17,7 +17,6 @@ import logging
 import time
 from collections.abc import Callable
 
-from activator.balancing.fleet import Fleet
 from activator.balancing.global_queue import MAX_QUEUED, GlobalQueue
 from activator.balancing.instance import WARM, Instance, Reservation
 from activator.balancing.instance_lifecycle import StartObserver, start_error_for_caller
@@ -34,11 +33,10 @@ from activator.balancing.outlier_detection import (
     is_function_fault,
     record_outcome,
 )
-from activator.balancing.start_estimates import starts_for_burst
+from activator.balancing.provisioner import InstanceProvisioner
+from activator.balancing.start_estimates import is_start_needed, starts_for_burst
 from activator.balancing.wait_queue import ConcurrencyMeter, EngineLoad, QueuedCall, WaitQueue
-from activator.coordination.state import InstanceLeases
 from activator.fairness.queue_priority import DEFAULT_RANK, QueueBound, QueuePriority
-from activator.fairness.start_admission import StartAdmission
 from activator.resilience.breaker import ANSWERED, BreakerTerms, Outcome
 from activator.routing.route_table import CallTarget
 from pilotlight import errors
@@ -55,8 +53,7 @@ and the next one mostly fails as well; a minute later a dependency of the functi
 
 
 class Throttler(InstancePool):
-    """One revision's slots, waiting calls and starts. `allowance`: None when this activator is the
-    only one; `gate`: None admits every start.
+    """One revision's slots, waiting calls and starts.
 
     Attributes:
         health: recent failures of the revision, and its breaker; None while there are none.
@@ -66,25 +63,19 @@ class Throttler(InstancePool):
         self,
         target: CallTarget,
         *,
-        fleet: Fleet,
+        provisioner: InstanceProvisioner,
         queue: GlobalQueue,
-        secret_env: Callable[[CallTarget], dict[str, str]],
         observer: StartObserver,
         account: OpenAccount,
-        allowance: InstanceLeases | None = None,
-        gate: StartAdmission | None = None,
         terms: BreakerTerms = BreakerTerms(),  # noqa: B008  # frozen
         listen: ListenForCalls = listen_to_none,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(
             target,
-            fleet=fleet,
-            secret_env=secret_env,
+            provisioner=provisioner,
             observer=observer,
             account=account,
-            allowance=allowance,
-            gate=gate,
             listen=listen,
             clock=clock,
         )
@@ -106,10 +97,13 @@ class Throttler(InstancePool):
         )
 
     # -- slots -------------------------------------------------------------------------------------
-    def reserve_nowait(self, affinity: int | None = None) -> Reservation | None:
+    def reserve_nowait(
+        self, affinity: int | None = None, *, now: float | None = None
+    ) -> Reservation | None:
         """Return a free slot, or None when the call must wait. `affinity`: prefix of a language
-        model's call (`llm.prefix_affinity`)."""
-        now = self._clock()
+        model's call (`llm.prefix_affinity`); `now`: where the clock was read already."""
+        if now is None:
+            now = self._clock()
         health = self.health
         if self._wait_queue.places or (health is not None and not health.breaker.admits(now)):
             return None
@@ -122,7 +116,8 @@ class Throttler(InstancePool):
         load.calls += 1
         load.held_s -= now
         load.last_call_at = now
-        load.peak = max(load.peak, load.calls)
+        if load.calls > load.peak:  # noqa: PLR1730  # `max` takes three times as long
+            load.peak = load.calls
         instance.in_flight += 1
         instance.held_s -= now
         return Reservation(self, instance, WARM, 0.0)
@@ -383,7 +378,24 @@ class Throttler(InstancePool):
             return True
         if self.is_awaited and not any(self.live()):
             return True
-        return len(self._wait_queue) > (self.starting - 1) * self.slots_each
+        now = self._clock()
+        return is_start_needed(
+            waiting=len(self._wait_queue),
+            starting_slots=(self.starting - 1) * self.slots_each,
+            running_slots=sum(one.capacity for one in self.live()),
+            oldest_wait_s=self.oldest_wait_s(now) or 0.0,
+            start_s=self.expected_start_s(),
+            call_s=self.call_s(now),
+            objective_s=self._wait_objective_s,
+        )
+
+    @property
+    def _wait_objective_s(self) -> float | None:
+        """As `autoscaler.decider.DeciderSpec.of`: a language model's is that of its first token."""
+        spec = self.target.spec
+        if spec.scaling.latency_objective_s is not None or spec.engine is None:
+            return spec.scaling.latency_objective_s
+        return None if spec.objectives is None else spec.objectives.first_token_s
 
     @property
     def priority(self) -> Priority:

@@ -157,7 +157,7 @@ class InstanceAccount:
         self._subject = subject
         self._footprint = footprint
         self._rates = rates
-        self._templates: dict[tuple[str, str, str, str], UsageTemplate] = {}
+        self._templates: dict[tuple[str, str, str, bool], UsageTemplate] = {}
         self._budgets = budgets if budgets is not None else Budgets()
         self._limit_ns = limit_ns
         self._on_unbilled = on_unbilled
@@ -211,21 +211,18 @@ class InstanceAccount:
         then not be dispatched."""
         if self._is_free and not is_shadow:
             self._drop_free(now_ns, at_ns)
-        kind = SHADOW if is_shadow else CALL
-        template = self._templates.get((key, method, caller, kind)) or self._make_template(
-            key, method, caller, kind
+        template = self._templates.get((key, method, caller, is_shadow)) or self._make_template(
+            key, method, caller, is_shadow=is_shadow
         )
         name = f"{call}/{attempt}"
         cover = self._cover
         if cover.generation != self._budgets.generation:
             cover = self._cover = self._budgets.cover(cover.subject)
-        worst = turn = 0
+        worst, turn = 0, self._budgets.turn
         if cover.balances and not is_shadow:
             ends_ns = self._limit_ns if limit_ns is None else min(limit_ns, self._limit_ns)
             worst = self._worst_of(limit_ns, tokens)
             turn = cover.reserve(name, worst, at_ns=at_ns, ends_ns=at_ns + ends_ns)
-        else:
-            turn = self._budgets.turn
         ticket = OpenRecord(
             name,
             call,
@@ -244,15 +241,12 @@ class InstanceAccount:
         if tokens is not None:
             tokens.begin(self._revision)
             ticket.tokens = tokens
+        is_metered = False
         try:
             virtual_ns = self.meter.begin(name, now_ns)
-        except BaseException:
-            if not is_shadow:
-                cover.release(name, worst, turn=turn)
-            raise
-        if self._cpu is not None and self.meter.in_flight == 1:
-            self._cpu.calls_begin()
-        try:
+            is_metered = True
+            if self._cpu is not None and self.meter.in_flight == 1:
+                self._cpu.calls_begin()
             self._journal.open_call(
                 template,
                 call=call,
@@ -271,7 +265,8 @@ class InstanceAccount:
                 self._on_unbilled()
                 ticket.is_billed = False
                 return ticket
-            self._end(name, now_ns)
+            if is_metered:
+                self._end(name, now_ns)
             raise
         return ticket
 
@@ -508,8 +503,11 @@ class InstanceAccount:
             seconds = billed_ns * self._footprint.gpu_count / 1e9
             self._on_gpu_time(self._subject, gpu, state, seconds)
 
-    def _make_template(self, key: str, method: str, caller: str, kind: str) -> UsageTemplate:
+    def _make_template(
+        self, key: str, method: str, caller: str, *, is_shadow: bool
+    ) -> UsageTemplate:
         subject = replace(self._subject, key=key, method=method, caller=caller)
+        kind = SHADOW if is_shadow else CALL
         template = UsageTemplate(subject, footprint=self._footprint, rates=self._rates, kind=kind)
-        self._templates[key, method, caller, kind] = template
+        self._templates[key, method, caller, is_shadow] = template
         return template

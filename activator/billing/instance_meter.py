@@ -129,9 +129,9 @@ class InstanceMeter:
         """End a call and return the nanoseconds to charge. Raises KeyError when it has not
         begun."""
         calls = self._open
-        started = calls[call_id]
-        self._advance(now_ns, len(calls))
-        del calls[call_id]
+        sharers = len(calls)
+        started = calls.pop(call_id)
+        self._advance(now_ns, sharers)
         if not calls:
             self._idle_from = self._billed_to = self._last
         return self._virtual - started

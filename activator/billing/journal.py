@@ -44,14 +44,9 @@ GARBAGE_SEGMENTS = 4
 twice its live content."""
 
 
-@dataclass(slots=True)
-class OpenLine:
-    """Position of the open line of an attempt, and its template."""
-
-    segment: int
-    offset: int
-    length: int
-    template: UsageTemplate
+OpenLine = tuple[int, int, int, UsageTemplate]
+"""Position of the open line of an attempt (segment, offset, length), and its template: one for each
+running call, so nothing dearer than a tuple."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,10 +199,10 @@ class Journal:
         offset = log.append(prefix + line if prefix else line) + len(prefix)
         template.segment = segment = log.number
         length = len(line)
-        self._open[name] = OpenLine(segment, offset, length, template)
+        self._open[name] = segment, offset, length, template
         self._live[segment] += length
-        self._clocks[template.instance] = (at_ns, virtual_ns)
-        if (held := self._held.get(call)) is not None:
+        self._clocks[template.instance] = at_ns, virtual_ns
+        if self._held and (held := self._held.get(call)) is not None:
             held.attempts = max(held.attempts, attempt)
 
     def close_call(self, id: str, record: bytes, *, at_ns: int, virtual_ns: int) -> None:
@@ -215,15 +210,23 @@ class Journal:
         space it is kept in memory until there is some.
 
         Raises KeyError when it was not open."""
-        opened = self._open.pop(id)
-        self._live[opened.segment] -= opened.length
-        self._clocks[opened.template.instance] = (at_ns, virtual_ns)
-        self._close(journal_format.closed(record, at_ns=at_ns, virtual_ns=virtual_ns), at_ns)
+        segment, _, length, template = self._open.pop(id)
+        self._live[segment] -= length
+        self._clocks[template.instance] = at_ns, virtual_ns
+        self._log.append_or_defer(journal_format.closed(record, at_ns=at_ns, virtual_ns=virtual_ns))
+        if self._unshipped:
+            self._unshipped += 1
+        else:
+            self._first_unshipped(at_ns)
 
     def append_record(self, record: bytes, *, at_ns: int) -> None:
         """Write a record without an open line: an idle span, or an attempt closed by recovery.
         Never fails, like `close_call`."""
-        self._close(journal_format.closed(record, at_ns=at_ns, virtual_ns=0), at_ns)
+        self._log.append_or_defer(journal_format.closed(record, at_ns=at_ns, virtual_ns=0))
+        if self._unshipped:
+            self._unshipped += 1
+        else:
+            self._first_unshipped(at_ns)
 
     # -- submitted calls ---------------------------------------------------------------------------
 
@@ -264,7 +267,8 @@ class Journal:
     def payload(self, call: str) -> Any:
         """Read the payload of a stored call from the disk, or its result once finished. Raises
         NotFound."""
-        return json.loads(self._read(self._held_call(call)))["p"]
+        held = self._held_call(call)
+        return json.loads(self._read(held.segment, held.offset))["p"]
 
     @property
     def directory(self) -> Path:
@@ -365,12 +369,10 @@ class Journal:
         template.number = self._templates
         return journal_format.template(template.number, template)
 
-    def _close(self, line: bytes, at_ns: int) -> None:
-        self._log.append_or_defer(line)
-        if not self._unshipped:
-            self._oldest_unshipped_ns = at_ns
-            self._unshipped_event.set()
-        self._unshipped += 1
+    def _first_unshipped(self, at_ns: int) -> None:
+        self._oldest_unshipped_ns = at_ns
+        self._unshipped_event.set()
+        self._unshipped = 1
 
     def _held_call(self, call: str) -> HeldCall:
         if call not in self._held:
@@ -382,8 +384,8 @@ class Journal:
         held.segment, held.offset, held.length = self._log.number, offset, length
         self._live[held.segment] += length
 
-    def _read(self, place: HeldCall | OpenLine) -> bytes:
-        return next(read_segment(self._directory, place.segment, offset=place.offset)).text
+    def _read(self, segment: int, offset: int) -> bytes:
+        return next(read_segment(self._directory, segment, offset=offset)).text
 
     def _tidy(self) -> None:
         """Mark the oldest unneeded segments for deletion. Lines copied out of them become durable
@@ -403,7 +405,7 @@ class Journal:
             self._delete_idle_clocks()
 
     def _delete_idle_clocks(self) -> None:
-        busy = {opened.template.instance for opened in self._open.values()}
+        busy = {template.instance for *_, template in self._open.values()}
         self._clocks = {
             instance: clock for instance, clock in self._clocks.items() if instance in busy
         }
@@ -419,19 +421,20 @@ class Journal:
         so a crash in between is too."""
         if not self._live[number]:
             return
-        for name, opened in [(name, o) for name, o in self._open.items() if o.segment == number]:
+        for name, opened in [(name, o) for name, o in self._open.items() if o[0] == number]:
             self._open[name] = self._copy_open_line(opened)
         for held in [h for h in self._held.values() if h.segment == number]:
-            body = json.loads(self._read(held))
+            body = json.loads(self._read(held.segment, held.offset))
             make = journal_format.finished if held.is_finished else journal_format.submitted
             line = make(held.id, body["p"], attempts=held.attempts)
             self._move_held(held, self._log.append(line), len(line))
 
     def _copy_open_line(self, opened: OpenLine) -> OpenLine:
-        body = json.loads(self._read(opened))
-        prefix = self._template_line(opened.template)
+        old_segment, old_offset, old_length, template = opened
+        body = json.loads(self._read(old_segment, old_offset))
+        prefix = self._template_line(template)
         line = journal_format.opened(
-            n=opened.template.number,
+            n=template.number,
             call=body["c"],
             attempt=body["a"],
             start_kind=body["k"],
@@ -441,12 +444,12 @@ class Journal:
             virtual_ns=body["v"],
             mark=encode_optional_fields(**body.get("m", {})),
         )
-        at_ns, virtual_ns = self._clocks[opened.template.instance]
+        at_ns, virtual_ns = self._clocks[template.instance]
         clock = journal_format.virtual(
-            instance=opened.template.instance, at_ns=at_ns, virtual_ns=virtual_ns
+            instance=template.instance, at_ns=at_ns, virtual_ns=virtual_ns
         )
         offset = self._log.append(prefix + line + clock) + len(prefix)
-        opened.template.segment = self._log.number
-        self._live[opened.segment] -= opened.length
+        template.segment = self._log.number
+        self._live[old_segment] -= old_length
         self._live[self._log.number] += len(line)
-        return OpenLine(self._log.number, offset, len(line), opened.template)
+        return self._log.number, offset, len(line), template

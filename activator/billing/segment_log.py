@@ -54,6 +54,7 @@ class SegmentLog:
         self._doomed: list[int] = []
         self._deferred: list[bytes] = []
         self._dirty, self._urgent = asyncio.Event(), asyncio.Event()
+        self._is_dirty = False
         self._waiters: list[asyncio.Future[None]] = []
         self.syncs = self.sync_errors = 0
         self._file = self._new_segment(max(self._sizes, default=0) + 1)
@@ -90,7 +91,8 @@ class SegmentLog:
         if self._deferred:
             self.write_deferred()
         offset = self._file.append(line)
-        self._dirty.set()
+        if not self._is_dirty:
+            self.request_sync()
         return offset
 
     def append_or_defer(self, line: bytes) -> None:
@@ -99,7 +101,8 @@ class SegmentLog:
             if self._deferred:
                 self.write_deferred()
             self._file.append(line)
-            self._dirty.set()
+            if not self._is_dirty:
+                self.request_sync()
         except JournalFull as e:
             self._deferred.append(line)
             log.error(
@@ -111,15 +114,16 @@ class SegmentLog:
         while self._deferred:
             self._file.append(self._deferred[0])
             del self._deferred[0]
-        self._dirty.set()
+        self.request_sync()
 
     def delete_after_sync(self, number: int) -> None:
         """Delete an older segment after the next sync."""
         self._doomed.append(number)
-        self._dirty.set()
+        self.request_sync()
 
     def request_sync(self) -> None:
-        """Schedule a sync (and `tidy`) although nothing was written."""
+        """Schedule a sync (and `tidy`), whether or not something was written."""
+        self._is_dirty = True
         self._dirty.set()
 
     async def wait_synced(self) -> None:
@@ -128,7 +132,7 @@ class SegmentLog:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         self._urgent.set()
-        self._dirty.set()
+        self.request_sync()
         await waiter
 
     async def run(self) -> None:
@@ -146,6 +150,7 @@ class SegmentLog:
 
     async def sync(self) -> bool:
         """Sync once. Returns False when the disk failed; waiting tasks then get the error."""
+        self._is_dirty = False
         self._dirty.clear()
         self._urgent.clear()
         waiters, self._waiters = self._waiters, []
@@ -157,7 +162,7 @@ class SegmentLog:
         except OSError as e:
             self.sync_errors += 1
             self._doomed = doomed + self._doomed
-            self._dirty.set()
+            self.request_sync()
             log.error("journal sync failed: segment=%s error=%s", written.path, e)
             _resolve(
                 waiters,

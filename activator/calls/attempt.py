@@ -4,7 +4,7 @@ connection that it holds.
 Every access uses it (JSON, event streams, OpenAI, raw HTTP, WebSocket, submitted calls, shadow
 copies, fallbacks and the fast path), so that records are opened and closed here alone. An attempt
 ends exactly once, by the first of `close`, `fail` and its deadline; what comes later changes
-nothing. A caller that leaves mid-stream ends it through `calls.response.ResponseReader`. What
+nothing. A caller that leaves mid-stream ends it through `calls.attempt_end.ResponseReader`. What
 follows a lost worker is decided by `calls.runner` before the first byte of the response, and by
 `gateway.response_writer` after it."""
 
@@ -21,7 +21,7 @@ from activator.billing.budgets import AllowanceNeeded
 from activator.billing.instance_account import OpenRecord
 from activator.billing.usage_pricing import encode_optional_fields
 from activator.calls.call import AnsweredCall, Call
-from activator.calls.trace_context import kind_of, note
+from activator.calls.trace_context import kind_of
 from activator.resilience.breaker import Outcome
 from activator.worker_client.connection import (
     WorkerConnection,
@@ -41,6 +41,8 @@ MAX_BORROWINGS = 8
 """Most attempts to borrow: a function has a few budgets above it, each may need to be borrowed
 from, and other calls may use the borrowed amount first."""
 _WARM: Final = WARM.value
+_UNJUDGED: Final = (CANCELLED, BUSY)
+"""Outcomes that say nothing about the function."""
 
 
 class Abortable(Protocol):
@@ -135,14 +137,14 @@ class Attempt(AnsweredCall):
         return reservation.instance.account.open(
             call=call.id,
             attempt=call.attempt,
-            key=call.key_id,
+            key=call.caller.key_id,
             method=call.method,
             start_kind=reservation.start_kind.value,
             queued_ms=0 if self.is_shadow else int(call.queued_ms),
             start_ms=0 if self.is_shadow else int(reservation.start_ms),
             now_ns=time.monotonic_ns(),
             at_ns=time.time_ns(),
-            caller=call.caller,
+            caller=call.caller.tenant,
             limit_ns=None
             if call.deadline_s is None
             else max(0, int(call.remaining_s(call.deadline_s) * 1e9)),
@@ -152,26 +154,26 @@ class Attempt(AnsweredCall):
         )
 
     def open_warm(self, connection: WorkerConnection, mark: str) -> None:
-        """Open the record of a first attempt that waited for nothing, with the connection that it
-        has acquired, which gets it next. `mark`: `Call.mark`. Releases slot and connection
-        where that fails.
+        """Open the record of a first attempt that waited for nothing, as of its reservation, with
+        the connection that it has acquired, which gets it next. `mark`: `Call.mark`. Releases slot
+        and connection where that fails.
 
         Raises JournalFull, OverBudget, BudgetReserved, AllowanceNeeded."""
         call, instance = self.call, self.reservation.instance
         self.connection = connection
-        now_ns = time.monotonic_ns()
+        now_ns = self.dispatched_ns = call.reserved_ns
         try:
             self.record = instance.account.open(
                 call=call.id,
                 attempt=1,
-                key=call.key_id,
+                key=call.caller.key_id,
                 method=call.method,
                 start_kind=_WARM,
                 queued_ms=0,
                 start_ms=0,
                 now_ns=now_ns,
-                at_ns=time.time_ns(),
-                caller=call.caller,
+                at_ns=call.at_ns,
+                caller=call.caller.tenant,
                 mark=mark,
             )
         except BaseException:
@@ -179,7 +181,6 @@ class Attempt(AnsweredCall):
             self.reservation.release_unused()
             raise
         instance.running[call.id] = self
-        self.dispatched_ns = time.monotonic_ns()
 
     async def crash_error(self) -> errors.WorkerCrashed:
         """Return the error of an attempt whose worker's connection broke; drains the instance."""
@@ -343,8 +344,7 @@ class Attempt(AnsweredCall):
         if self._is_closed:
             return
         if is_noted:
-            note(
-                self.call,
+            self.call.record_attempt(
                 self.reservation,
                 dispatched_ns=self.dispatched_ns,
                 ended_ns=time.monotonic_ns(),
@@ -360,26 +360,28 @@ class Attempt(AnsweredCall):
 
     def _end(self, status: int, outcome: str, bytes_out: int, finish: str) -> None:
         self._is_closed = True
-        if finish and self.call.tokens is None and self.record is not None:
-            self.record.mark += encode_optional_fields(finish=finish)
-        self.reservation.instance.running.pop(self.call.id, None)
+        call, record, reservation = self.call, self.record, self.reservation
+        instance = reservation.instance
+        if finish and call.tokens is None and record is not None:
+            record.mark += encode_optional_fields(finish=finish)
+        instance.running.pop(call.id, None)
         if self._timer is not None:
             self._timer.cancel()
         if self.callees:
             for connection in tuple(self.callees):
                 connection.abort()
-        reservation, now_ns = self.reservation, time.monotonic_ns()
+        now_ns = time.monotonic_ns()
         if self.dispatched_ns:
             self.exec_ms = (now_ns - self.dispatched_ns) / 1e6
-        if self.is_shadow or outcome in (CANCELLED, BUSY):
+        if self.is_shadow or outcome in _UNJUDGED:
             reservation.ending = Outcome.NEITHER
         try:
-            if self.record is not None:
-                bill = reservation.instance.account.close(
-                    self.record,
+            if record is not None:
+                bill = instance.account.close(
+                    record,
                     status=status,
                     outcome=outcome,
-                    bytes_in=len(self.call.body),
+                    bytes_in=len(call.body),
                     bytes_out=bytes_out,
                     now_ns=now_ns,
                     at_ns=time.time_ns(),
@@ -387,8 +389,8 @@ class Attempt(AnsweredCall):
                 self.cost, self.picos = bill.cost, bill.picos
         finally:  # a record that cannot be closed must not leak the slot
             if self.connection is not None:
-                reservation.instance.connections.release(self.connection, now_ns / 1e9)
-            reservation.throttler.release(reservation.instance, reservation.ending)
+                instance.connections.release(self.connection, now_ns / 1e9)
+            reservation.throttler.release(instance, reservation.ending)
 
 
 async def worker_crash_error(reservation: Reservation) -> errors.WorkerCrashed:

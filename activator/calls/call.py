@@ -9,24 +9,30 @@ from typing import Any, Protocol
 
 from activator.balancing.instance import WARM, Reservation
 from activator.billing.usage_pricing import encode_optional_fields
-from activator.calls.trace_context import AttemptRecord, Trace, worker_lines
-from activator.fairness.queue_priority import DEFAULT_RANK, QueuePriority
-from activator.http.payloads import JSON, PICKLE, TRUSTED_LINE, not_accepted
+from activator.calls.caller import Caller
+from activator.calls.trace_context import MAX_ATTEMPTS, AttemptRecord, Trace
+from activator.fairness.queue_priority import QueuePriority
+from activator.http.payloads import PICKLE, TRUSTED_LINE, Payload, not_accepted
 from activator.quotas.admission import UNCOUNTED, Admission
 from activator.quotas.token_reservation import TokenReservation
 from activator.resilience.breaker import Outcome
-from activator.routing.call_origin import CallOrigin
 from activator.routing.route_table import CallTarget
 from activator.routing.traffic_split import RoutingDecision
 from activator.worker_client.connection import WorkerResponse
 from pilotlight import errors
+from pilotlight.core.tracing.trace_context import (
+    attempt_span_id,
+    format_traceparent,
+    parse_traceparent,
+    trace_id_for_call,
+)
 from pilotlight.spec.identifiers import Priority
 from snapshotter.types import StartKind
 
 
 class ResponseFilter(Protocol):
     """Translates one response on its way to a caller. It does not end the attempt
-    (`calls.response`)."""
+    (`calls.attempt_end`)."""
 
     @property
     def is_inside(self) -> bool:
@@ -57,12 +63,12 @@ class Call:
     monotonic nanoseconds.
 
     Attributes:
+        body, content_type, accept: of its payload; the body changes with the target, and leaves
+            memory while the call is parked.
         admission: its holdings of quotas until its end.
-        origin: the call of a function that made it; None = a caller outside did.
         choice: why `target` answers it; None = it is the only one, and needs no explanation.
-        rank: its priority in queues.
-        caller: id of the tenant that calls another one's function; "" = the function's own. The
-            function's tenant pays in either case.
+        extra_headers: header lines for the worker.
+        at_ns: when it was admitted: wall clock.
         began_ns, routed_ns: when its request arrived, and when it was routed; without the upload
             time of its body.
         received_ns: when it was admitted.
@@ -70,9 +76,6 @@ class Call:
         retries: number of attempts by the function's own retry policy.
         trace: its position in a trace; None = an own, unrequested trace.
         past: earlier attempts.
-        content_type: `payloads.JSON` or `payloads.PICKLE`.
-        accepts_pickle: whether its function accepts a pickle of its caller; a worker refuses a
-            pickle without this.
         degraded: the variant or fallback that answers, for `pilotlight-degraded`; "" for the
             requested target.
         asked: the requested target, where `target` is a variant or a fallback; else None.
@@ -100,42 +103,32 @@ class Call:
         id: str,
         target: CallTarget,
         method: str,
-        key_id: str,
-        body: bytes,
-        content_type: bytes = JSON,
-        accept: bytes = b"",
-        deadline_s: float | None = None,
-        extra_headers: bytes = b"",
+        payload: Payload,
+        caller: Caller,
         admission: Admission = UNCOUNTED,
-        rank: QueuePriority = DEFAULT_RANK,
-        caller: str = "",
         choice: RoutingDecision | None = None,
-        began_ns: int = 0,
-        accepts_pickle: bool = False,
-        origin: CallOrigin | None = None,
+        deadline_s: float | None = None,
     ) -> None:
-        """`began_ns`: when its request arrived and was routed; 0 = now, or the caller sets it."""
+        """`deadline_s`: the caller's own deadline, in seconds from now; None = it has none."""
         self.id = id
         self.target = target
         self.method = method
-        self.key_id = key_id
-        self.body = body
-        self.content_type = content_type
-        self.accepts_pickle = accepts_pickle
-        self.accept = accept
-        self.deadline_s = deadline_s
-        self.extra_headers = extra_headers
-        self.admission = admission
-        self.rank = rank
+        self.body, self.content_type, self.accept = payload
         self.caller = caller
+        self.admission = admission
         self.choice = choice
-        self.origin = origin
-        self.received_ns = now_ns = time.monotonic_ns()
-        self.began_ns = self.routed_ns = began_ns or now_ns
-        self.started_at = time.time()
+        self.extra_headers = choice.line if choice is not None else b""
+        self.deadline_s = deadline_s
+        self.began_ns = self.routed_ns = self.received_ns = time.monotonic_ns()
+        self.at_ns = time.time_ns()
 
     def __repr__(self) -> str:
         return f"<Call {self.id} {self.target!r} attempt {self.attempt}>"
+
+    @property
+    def started_at(self) -> float:
+        """When it was admitted: wall clock, seconds."""
+        return self.at_ns / 1e9
 
     @property
     def mark(self) -> str:
@@ -144,8 +137,8 @@ class Call:
         mark = self.choice.mark if self.choice is not None else ""
         if self.degraded or self.tokens is not None:
             mark += encode_optional_fields(degraded=self.degradation)
-        if self.origin is not None:
-            mark += encode_optional_fields(parent=self.origin.record)
+        if self.caller.origin is not None:
+            mark += encode_optional_fields(parent=self.caller.origin.record)
         return mark
 
     @property
@@ -248,15 +241,71 @@ class Call:
                 b"\r\npilotlight-attempt: %d" % self.attempt if self.attempt > 1 else b"",
                 b"\r\ncontent-type: ",
                 self.content_type,
-                TRUSTED_LINE if self.content_type is PICKLE and self.accepts_pickle else b"",
+                TRUSTED_LINE if self.content_type is PICKLE and self.caller.accepts_pickle else b"",
                 b"\r\naccept: " + self.accept if self.accept else b"",
                 self.extra_headers,
-                priority_lines(self.target, self.rank),
-                worker_lines(self),
+                priority_lines(self.target, self.caller.rank),
+                self.trace_lines(),
                 b"\r\ncontent-length: ",
                 b"%d" % len(self.body),
                 b"\r\n\r\n",
             )
+        )
+
+    # -- trace -------------------------------------------------------------------------------------
+    def trace_lines(self) -> bytes:
+        """Return trace header lines for a worker, each *beginning* with CRLF. Empty if the worker
+        can derive the trace from the call's id.
+
+        The trace of a call that waited for a start is kept, so its spans are requested."""
+        trace, waited = self.trace, self.start_kind is not StartKind.WARM
+        if trace is None:
+            if self.attempt == 1 and not waited:
+                return b""
+            trace = Trace(trace_id_for_call(self.id))
+        return trace.lines(self.id, self.attempt, is_sampled=waited or bool(trace.kept_for))
+
+    def traceparent_of_callee(self, given: bytes | None) -> bytes:
+        """Return `traceparent` of a call that the function running this one makes: the span in
+        which it makes it if `given` names one of the call's trace, else the call's own."""
+        trace = self.trace or Trace(trace_id_for_call(self.id))
+        parent = parse_traceparent(given) if given is not None else None
+        span = (
+            parent.span_id
+            if parent is not None and parent.trace_id == trace.id
+            else attempt_span_id(self.id, self.attempt)
+        )
+        return format_traceparent(trace.id, span, is_sampled=bool(trace.kept_for)).encode()
+
+    def record_attempt(
+        self, reservation: Reservation | None, *, dispatched_ns: int, ended_ns: int, error: str
+    ) -> None:
+        """Record an attempt that ended without an answer, for the call's trace."""
+        if len(self.past) < MAX_ATTEMPTS:
+            ended = self.ended_attempt(
+                reservation, dispatched_ns=dispatched_ns, ended_ns=ended_ns, error=error
+            )
+            self.past = (*self.past, ended)
+
+    def ended_attempt(
+        self,
+        reservation: Reservation | None,
+        *,
+        dispatched_ns: int,
+        ended_ns: int,
+        error: str = "",
+    ) -> AttemptRecord:
+        """Return the record of the attempt that ends now."""
+        past = self.past
+        return AttemptRecord(
+            number=self.attempt,
+            waited_ns=past[-1].ended_ns if past else self.received_ns,
+            reserved_ns=self.reserved_ns if reservation is not None else 0,
+            start_ms=reservation.start_ms if reservation is not None else 0.0,
+            instance=reservation.instance if reservation is not None else None,
+            dispatched_ns=dispatched_ns,
+            ended_ns=ended_ns,
+            error=error,
         )
 
 
@@ -296,6 +345,15 @@ class AnsweredCall:
 
     def fail(self, error: BaseException, *, finish: str = "", is_noted: bool = True) -> None:
         """End it with an error that interrupted the response."""
+
+    def record_retried(self, error: str) -> None:
+        """Record that it was answered and closed, and is retried nevertheless."""
+        self.call.record_attempt(
+            self.held,
+            dispatched_ns=self.dispatched_ns,
+            ended_ns=self.dispatched_ns + int(self.exec_ms * 1e6),
+            error=error,
+        )
 
     def discard(self) -> None:
         """End it, because its whole response is not used, and another attempt is made."""

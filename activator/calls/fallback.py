@@ -95,7 +95,7 @@ class FallbackChain:
     def try_reserve_variant(self, call: Call) -> tuple[Call, Reservation] | None:
         """Return a variant with a free slot for a call whose own function has none, if the variant
         accepts its priority."""
-        for kind, rung in fallback_chain(call.target.spec, call.rank.priority):
+        for kind, rung in fallback_chain(call.target.spec, call.caller.rank.priority):
             if kind != VARIANT:
                 return None
             try:
@@ -140,7 +140,7 @@ class FallbackChain:
     async def _run_fallbacks(
         self, call: Call, run_fallbacks: _FallbackRun, path: tuple[str, ...]
     ) -> AnsweredCall | None:
-        for kind, rung in fallback_chain(call.target.spec, call.rank.priority):
+        for kind, rung in fallback_chain(call.target.spec, call.caller.rank.priority):
             if run_fallbacks.tried >= MAX_FALLBACKS:
                 run_fallbacks.why.append(
                     f"at most {MAX_FALLBACKS} fallbacks are tried for one call"
@@ -236,12 +236,12 @@ class FallbackChain:
 
     def _check_reach(self, call: Call, address: FunctionAddress) -> None:
         """Check that the caller's key may access the fallback's function. Raises Forbidden."""
-        if call.key_id in ("", SCHEDULER):
+        if call.caller.key_id in ("", SCHEDULER):
             return
         caller = (
-            FunctionPrincipal(call.key_id)
-            if call.key_id.startswith(FUNCTION_KEY)
-            else self._routes.caller_of(call.key_id)
+            FunctionPrincipal(call.caller.key_id)
+            if call.caller.key_id.startswith(FUNCTION_KEY)
+            else self._routes.caller_of(call.caller.key_id)
         )
         if caller is None:
             raise errors.Forbidden("the API key of this call was revoked")

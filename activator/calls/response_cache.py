@@ -9,7 +9,7 @@ import hashlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
-from activator.calls.response import PASSED_ON
+from activator.calls.response_headers import PASSED_ON
 from activator.worker_client.connection import WorkerResponse
 
 if TYPE_CHECKING:
@@ -94,5 +94,5 @@ def _key(call: Call) -> Key:
     asked = hashlib.blake2b(b"%d:%b" % (len(call.accept), call.accept), digest_size=16)
     asked.update(call.body)
     # callers without a key share entries only among themselves
-    caller = call.caller or (target.tenant if call.key_id else "")
+    caller = call.caller.tenant or (target.tenant if call.caller.key_id else "")
     return (target.function_id, call.place, caller, call.content_type, asked.digest())

@@ -25,7 +25,6 @@ from activator.balancing.throttler import Throttler
 from activator.calls.attempt import Attempt, worker_crash_error
 from activator.calls.call import AnsweredCall, Call
 from activator.calls.fallback import FallbackChain
-from activator.calls.trace_context import note_answer
 from activator.quotas.token_reservation import TokenReservation
 from activator.resilience.declared_retries import RetryBudgets, may_retry, pause_s
 from activator.routing.route_table import CallTarget
@@ -34,6 +33,7 @@ from activator.worker_client.connection import (
     WorkerResponse,
 )
 from pilotlight import errors
+from pilotlight.protocol import HEADER_RETRY
 from pilotlight.spec.pricing import BUSY
 
 
@@ -80,7 +80,7 @@ class RetryExecutor:
                 if wait_s is None:
                     return attempt
                 attempt.discard()
-                note_answer(attempt, str(attempt.answer.status))
+                attempt.record_retried(str(attempt.answer.status))
             call.attempt += 1
             call.retries += 1
             await self._sleep(wait_s)
@@ -103,7 +103,7 @@ class RetryExecutor:
         if not may_retry(error, call):
             return None
         wait_s = pause_s(call, left_s=call.remaining_s(math.inf), rng=self._rng)
-        if wait_s is None or not self.budgets.try_acquire(call.key_id, self._clock()):
+        if wait_s is None or not self.budgets.try_acquire(call.caller.key_id, self._clock()):
             return None
         try:
             await call.admission.count_retry()
@@ -115,6 +115,14 @@ class RetryExecutor:
 _RAISED = errors.FunctionRaised("user code raised")
 
 
+def is_for_retry(answer: WorkerResponse) -> bool:
+    """Return whether the function's retries are for what it raised."""
+    return answer.header(_RETRY) != b"no"
+
+
+_RETRY = HEADER_RETRY.encode()
+
+
 def _is_raised(attempt: AnsweredCall) -> bool:
     """Return whether user code failed before the caller received any part of the response."""
     answer = attempt.answer
@@ -122,6 +130,7 @@ def _is_raised(attempt: AnsweredCall) -> bool:
         answer.status >= 500
         and answer.body is not None
         and answer.header(b"pilotlight-outcome") == b"raised"
+        and is_for_retry(answer)
     )
 
 
@@ -183,7 +192,7 @@ class CallRunner:
 
         Raises TooManyRequests, DeadlineExceeded, StartFailed, Unavailable, CircuitOpen,
         WorkerCrashed, JournalFull, OverBudget. Cancelling it frees everything."""
-        self.retries.count(call.key_id)
+        self.retries.count(call.caller.key_id)
         return await self.finish(
             call, self._begin(call), is_patient=is_patient, has_fallback=has_fallback
         )
@@ -242,7 +251,7 @@ class CallRunner:
                     return attempt
                 reservation = await throttler.reserve(
                     call.remaining_s(call.target.spec.clocks.queue_s),
-                    rank=call.rank,
+                    rank=call.caller.rank,
                     affinity=call.affinity,
                     tokens=call.tokens.estimated_in if call.tokens is not None else 0,
                 )
@@ -326,7 +335,7 @@ class CallRunner:
         replaced."""
         now = time.monotonic()
         attempt.refused_as_busy()
-        note_answer(attempt, BUSY)
+        attempt.record_retried(BUSY)
         attempt.call.attempt += 1
         if busy_since and now - busy_since > BUSY_PATIENCE_S:
             attempt.reservation.throttler.drain(attempt.reservation.instance)

@@ -1,22 +1,13 @@
-"""A call's trace context, and its earlier attempts. Most calls have neither."""
+"""A call's trace context, and the records of its earlier attempts. Most calls have neither."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from activator.balancing.instance import Instance
 from pilotlight import errors
-from pilotlight.core.tracing.trace_context import (
-    attempt_span_id,
-    format_traceparent,
-    parse_traceparent,
-    trace_id_for_call,
-)
-from snapshotter.types import StartKind
-
-if TYPE_CHECKING:
-    from activator.balancing.instance import Instance, Reservation
-    from activator.calls.call import AnsweredCall, Call
+from pilotlight.core.tracing.trace_context import attempt_span_id, format_traceparent
 
 ASKED, DRAWN, ERROR, COLD, SLOW, SHADOWED = "asked", "drawn", "error", "cold", "slow", "shadow"
 """Why a trace is kept: requested by its caller; by chance; its call failed, waited for a start, or
@@ -91,83 +82,10 @@ class AttemptRecord(NamedTuple):
     error: str = ""
 
 
-def worker_lines(call: Call) -> bytes:
-    """Trace header lines for a worker, each *beginning* with CRLF. Empty if the worker can derive
-    the trace from the call's id.
-
-    The trace of a call that waited for a start is kept, so its spans are requested."""
-    trace, waited = call.trace, call.start_kind is not StartKind.WARM
-    if trace is None:
-        if call.attempt == 1 and not waited:
-            return b""
-        trace = Trace(trace_id_for_call(call.id))
-    return trace.lines(call.id, call.attempt, is_sampled=waited or bool(trace.kept_for))
-
-
-def traceparent_of(call: Call, given: bytes | None) -> bytes:
-    """`traceparent` of a call that the function running `call` makes: the span in which it makes
-    it if `given` names one of the call's trace, else the call's own."""
-    trace = call.trace or Trace(trace_id_for_call(call.id))
-    parent = parse_traceparent(given) if given is not None else None
-    span = (
-        parent.span_id
-        if parent is not None and parent.trace_id == trace.id
-        else attempt_span_id(call.id, call.attempt)
-    )
-    return format_traceparent(trace.id, span, is_sampled=bool(trace.kept_for)).encode()
-
-
 def kind_of(error: BaseException) -> str:
     """The value of `error.type`: the problem's type for our own errors."""
     if isinstance(error, errors.PilotlightError):
         return error.type
     return {"CancelledError": "cancelled", "WorkerConnectionLost": "worker-gone"}.get(
         type(error).__name__, type(error).__qualname__
-    )
-
-
-def note(
-    call: Call, reservation: Reservation | None, *, dispatched_ns: int, ended_ns: int, error: str
-) -> None:
-    """Record an attempt that ended without an answer, for the call's trace."""
-    if len(call.past) < MAX_ATTEMPTS:
-        call.past = (
-            *call.past,
-            attempt_of(
-                call, reservation, dispatched_ns=dispatched_ns, ended_ns=ended_ns, error=error
-            ),
-        )
-
-
-def note_answer(attempt: AnsweredCall, error: str) -> None:
-    """Record an attempt that was answered and closed, and is retried nevertheless."""
-    ended_ns = attempt.dispatched_ns + int(attempt.exec_ms * 1e6)
-    note(
-        attempt.call,
-        attempt.held,
-        dispatched_ns=attempt.dispatched_ns,
-        ended_ns=ended_ns,
-        error=error,
-    )
-
-
-def attempt_of(
-    call: Call,
-    reservation: Reservation | None,
-    *,
-    dispatched_ns: int,
-    ended_ns: int,
-    error: str = "",
-) -> AttemptRecord:
-    """The attempt that ends now."""
-    past = call.past
-    return AttemptRecord(
-        number=call.attempt,
-        waited_ns=past[-1].ended_ns if past else call.received_ns,
-        reserved_ns=call.reserved_ns if reservation is not None else 0,
-        start_ms=reservation.start_ms if reservation is not None else 0.0,
-        instance=reservation.instance if reservation is not None else None,
-        dispatched_ns=dispatched_ns,
-        ended_ns=ended_ns,
-        error=error,
     )

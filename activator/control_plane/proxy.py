@@ -17,9 +17,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 
@@ -154,10 +155,7 @@ class ControlPlaneProxy:
                 ) from e
             async with aclosing(response):
                 if request.verb not in _READING and response.is_success:
-                    await asyncio.gather(
-                        self.catch_up(),
-                        *([self._others_catch_up()] if self._others_catch_up is not None else []),
-                    )
+                    await self._all_catch_up()
                 await relay(request, response, self._limits.unread_s)
 
     @contextmanager
@@ -227,6 +225,29 @@ class ControlPlaneProxy:
                 raise errors.Unavailable(
                     "the control plane does not answer", retry_after_s=2
                 ) from e
+
+    async def post_json(
+        self, path: str, caller: Principal, proof: tuple[bytes, bytes], body: Mapping[str, Any]
+    ) -> httpx.Response:
+        """Send one POST on behalf of a caller, as `get_json`. After a success every activator has
+        applied the change. Raises Unavailable, TooManyRequests."""
+        with self._share(caller):
+            try:
+                response = await self._client.post(path, headers=[proof], json=body)
+            except httpx.HTTPError as e:
+                raise errors.Unavailable(
+                    "the control plane does not answer", retry_after_s=2
+                ) from e
+            if response.is_success:
+                await self._all_catch_up()
+            return response
+
+    async def _all_catch_up(self) -> None:
+        """Wait until every activator has applied all changes of the controller."""
+        await asyncio.gather(
+            self.catch_up(),
+            *([self._others_catch_up()] if self._others_catch_up is not None else []),
+        )
 
     async def aclose(self) -> None:
         """Close the connections."""

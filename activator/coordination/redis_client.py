@@ -1,4 +1,16 @@
-"""The Redis client that every store uses: each command is answered within ANSWER_S, or fails."""
+"""The Redis client that every store uses: each command is answered within ANSWER_S, or fails.
+
+While Redis is unreachable, warm calls continue, and each store follows its own rule:
+
+* instances (`coordination.state`): a member keeps those that it has and may replace them, for as
+  long as its last heartbeat counts;
+* quotas (`quotas.redis_store`): each activator counts alone, or calls are refused with 503, as
+  `activator.without_redis` says;
+* budgets (`billing.budget_leases`): calls spend what was borrowed before, then 503, or each
+  activator counts alone, as `activator.without_redis` says;
+* idempotency keys (`idempotency.redis_store`): requests that name one are refused with 503;
+* pods (`knative.pod_leases`): none is claimed, and claimed ones stay in use;
+* reports of loads (`knative.autoscaler.leader`): they count as missing, which stops no pod."""
 
 from __future__ import annotations
 

@@ -7,18 +7,20 @@ from the call that runs on the instance: tenant and environment, deadline, trace
 running calls the request names its own (`HEADER_PARENT`); a call that does not run there is
 refused. When the calling attempt ends, so do the calls that its function waits for.
 
-Only calls are served: invoke, submit, and the state and result of submitted calls."""
+Only calls are served: invoke, submit, the state and result of submitted calls, and the names of
+functions that are bound to arguments; and commits and reloads of volumes (`FunctionVolumes`), which
+need no running call."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from activator.access.grants import parse_tenant_prefix
 from activator.balancing.instance import Instance
 from activator.calls.attempt import Attempt
-from activator.calls.trace_context import traceparent_of
+from activator.control_plane.volumes import FunctionVolumes, parse_volume_path
 from activator.http.request import CALLING, Receive, Request, Scope, Send
 from activator.routing.api_keys import FunctionPrincipal
 from activator.routing.call_origin import CallingFunction, CallOrigin
@@ -42,6 +44,7 @@ WAY_OUT = "use an API key from a secret (PILOTLIGHT_API_KEY) for it"
 
 _CALL = re.compile(r"/v1/functions/[^/]+/([^/]+):(invoke|submit)")
 _READ = re.compile(r"/v1/calls/[^/:]+(/stream)?")
+_BIND = re.compile(r"/v1/functions/[^/]+/[^/]+:bind")
 _CANCEL = re.compile(r"/v1/calls/[^/:]+:cancel")
 _ENVIRONMENT = HEADER_ENVIRONMENT.encode()
 _PARENT = HEADER_PARENT.encode()
@@ -59,7 +62,7 @@ class InstanceConnection(Protocol):
     transport: Any
 
     @property
-    def instance(self) -> Instance: ...
+    def instances(self) -> Sequence[Instance]: ...
 
     @property
     def target(self) -> CallTarget: ...
@@ -77,9 +80,13 @@ class Application(Protocol):
 class CallsByFunctions:
     """The ASGI application behind the sockets of instances."""
 
-    def __init__(self, gateway: Application, *, max_depth: int) -> None:
-        """`max_depth`: most calls between the first function and the last one."""
+    def __init__(
+        self, gateway: Application, *, max_depth: int, volumes: FunctionVolumes | None = None
+    ) -> None:
+        """`max_depth`: most calls between the first function and the last one. `volumes`: None
+        where functions mount none."""
         self._gateway = gateway
+        self._volumes = volumes
         self._max_depth = max_depth
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,9 +95,13 @@ class CallsByFunctions:
         request = Request(scope, receive, send)
         try:
             caller = connection.caller
+            if parse_volume_path(request.path) is not None and request.verb == "POST":
+                await self._answer_volume(request, caller)
+                return
             verb = require_call_api(request)
             require_own(request, caller)
-            attempt = attempt_of(connection.instance, request.headers.get(_PARENT), verb)
+            named = request.headers.get(_PARENT)
+            attempt = attempt_of(calling_instance(connection.instances, named), named, verb)
             if attempt is not None and verb:
                 self._inherit(request, verb, attempt, connection.target)
                 origin = origin_of(attempt, connection.target)
@@ -105,6 +116,12 @@ class CallsByFunctions:
             await self._gateway(scope, receive, send)
         else:
             await self._while_it_runs(attempt, connection, scope, receive, send)
+
+    async def _answer_volume(self, request: Request, caller: FunctionPrincipal) -> None:
+        require_own(request, caller)
+        if self._volumes is None:
+            raise errors.Forbidden("pods mount no volumes: deploy to a platform of one machine")
+        await self._volumes.answer(request, caller)
 
     async def _while_it_runs(
         self,
@@ -130,9 +147,11 @@ class CallsByFunctions:
         called = request.path.removeprefix("/v1/functions/").rpartition(":")[0]
         origin_of(attempt, target).require_depth(called, self._max_depth)
         headers = request.headers
-        inherited = {b"traceparent": traceparent_of(attempt.call, headers.get(b"traceparent"))}
+        inherited = {
+            b"traceparent": attempt.call.traceparent_of_callee(headers.get(b"traceparent"))
+        }
         if _PRIORITY not in headers:
-            inherited[_PRIORITY] = attempt.call.rank.priority.value.encode()
+            inherited[_PRIORITY] = attempt.call.caller.rank.priority.value.encode()
         if verb == "invoke":
             inherited[_TIMEOUT] = b"%.3f" % limited_s(request.deadline_s(), attempt.remaining_s())
         elif _TIMEOUT in headers:  # a submitted call goes on without the one that made it
@@ -141,7 +160,8 @@ class CallsByFunctions:
 
 
 def require_call_api(request: Request) -> str:
-    """Return the verb of a call, `invoke` or `submit`; "" for a request about a submitted call.
+    """Return the verb of a call, `invoke` or `submit`; "" for a request about a submitted call, and
+    for the name of a bound function.
     Raises Forbidden for all others."""
     owner, _ = parse_tenant_prefix(request.path)
     if owner is not None:
@@ -153,7 +173,8 @@ def require_call_api(request: Request) -> str:
     if method == "POST" and (found := _CALL.fullmatch(path)) is not None:
         return found[2]
     reads = method == "GET" and _READ.fullmatch(path)
-    if reads or (method == "POST" and _CANCEL.fullmatch(path)):
+    writes = method == "POST" and (_CANCEL.fullmatch(path) or _BIND.fullmatch(path))
+    if reads or writes:
         return ""
     raise errors.Forbidden(
         f"{method[:16]} {path[:128]}: without a key, a function may only call functions and read "
@@ -169,6 +190,23 @@ def require_own(request: Request, caller: FunctionPrincipal) -> None:
             f"a function of environment {caller.environment!r} calls functions of its own "
             f"environment without a key, and not those of {asked[:64]!r}: {WAY_OUT}"
         )
+
+
+def calling_instance(instances: Sequence[Instance], named: bytes | None) -> Instance:
+    """Return which one of the instances in a pod makes a request: the one that runs the call that
+    `named` (HEADER_PARENT) has, or the only one that runs any. Raises InvalidInput."""
+    found = [
+        one
+        for one in instances
+        if (named_attempt(one, named) if named is not None else one.running)
+    ]
+    if named is None and len(found) > 1:
+        raise errors.InvalidInput(
+            f"calls run on {len(found)} instances of this pod: the header {HEADER_PARENT} must "
+            f"name the one that makes this call, as the SDK does",
+            parameter=HEADER_PARENT,
+        )
+    return found[0] if found else instances[0]
 
 
 def attempt_of(instance: Instance, named: bytes | None, verb: str) -> Attempt | None:
@@ -216,7 +254,7 @@ def running_attempt(instance: Instance, named: bytes | None) -> Attempt:
 
 def origin_of(attempt: Attempt, target: CallTarget) -> CallOrigin:
     """Return the origin of a call that the function `target` makes in this attempt."""
-    before = attempt.call.origin
+    before = attempt.call.caller.origin
     chain = before.chain if before is not None else ()
     return CallOrigin(attempt.record_id, (*chain, f"{target.app}/{target.function}"))
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -20,20 +21,18 @@ from random import random
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from activator.balancing.instance import Reservation
-from activator.balancing.throttler import Throttler
 from activator.calls.attempt import Attempt
 from activator.calls.call import AnsweredCall, Call
 from activator.calls.runner import CallRunner
-from activator.gateway.route_cache import FastPathRoute
+from activator.gateway.route_cache import FastPathRoute, WarmHead
 from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.http.compression import MIN_COMPRESSED_BYTES, is_compressible
-from activator.http.payloads import CONTENT_TYPE, JSON, PICKLE, payload_type
+from activator.http.payloads import PICKLE, Payload
 from activator.http.request import Receive, Request, Scope, Send, error_answer
 from activator.metrics.metrics import Metrics
 from activator.quotas.admission import UNCOUNTED, Admission
 from activator.quotas.store_protocol import QuotaCheck
 from activator.quotas.token_bucket import Refusal
-from activator.routing.call_target import CallTarget
 from activator.tracing.tracer import Tracer
 from activator.worker_client.connection import WorkerConnectionLost, WorkerResponse
 from pilotlight import errors
@@ -46,6 +45,9 @@ log = logging.getLogger(__name__)
 
 CLOCK_STEP_S: Final = 0.05
 """Resolution of the execution clocks of warm calls: a call may run longer by this."""
+
+ID_BYTES: Final = 10
+IDS_AT_ONCE: Final = 100
 
 ContinueInTask = Callable[
     [Request, Call, Coroutine[Any, Any, AnsweredCall]], Coroutine[Any, Any, None]
@@ -92,47 +94,68 @@ class DeadlineWheel:
             call.overrun()
 
 
+class CallIds:
+    """Makes ids like `protocol.new_call_id`, and reads the random bits of many at once.
+
+    Not for processes that fork or are restored from a snapshot: both would make the same ids.
+    Owner: the event loop."""
+
+    def __init__(self) -> None:
+        self._random = b""
+        self._at = 0
+
+    def __repr__(self) -> str:
+        return f"<CallIds {len(self._random) - self._at} random bytes left>"
+
+    def new(self) -> str:
+        """Return a new call id."""
+        at = self._at
+        if at == len(self._random):
+            self._random, at = os.urandom(ID_BYTES * IDS_AT_ONCE), 0
+        self._at = end = at + ID_BYTES
+        return f"req-{time.time_ns() // 1_000_000:012x}{self._random[at:end].hex()}"
+
+
 class FastPath:
     """Begins warm calls. Owner: the event loop."""
 
     def __init__(
         self,
         *,
-        throttler_of: Callable[[CallTarget], Throttler],
         runner: CallRunner,
         metrics: Metrics,
         continue_in_task: ContinueInTask,
         tracer: Tracer | None = None,
         shadows: ShadowTraffic | None = None,
     ) -> None:
-        self.throttler_of = throttler_of
+        self.throttler_of = runner.throttler_of
         self.runner = runner
         self.metrics = metrics
         self.continue_in_task = continue_in_task
         self.tracer = tracer or Tracer()
         self.shadows = shadows
         self.clocks = DeadlineWheel()
+        self.call_ids = CallIds()
 
     def begin(
         self,
         connection: ClientConnection,
-        route: FastPathRoute,
-        headers: dict[bytes, bytes],
+        warm: WarmHead,
         body: bytes,
     ) -> bool:
         """Send a call to its worker, or refuse it by its quotas. Returns False, without side
         effects, when it cannot be sent at once."""
         began_ns = time.monotonic_ns()
-        quota_check = route.entry.quota_check
+        quota_check = warm.route.entry.quota_check
         if quota_check is None:
-            return self._begin(connection, route, headers, body, UNCOUNTED, began_ns=began_ns)
+            return self._begin(connection, warm, body, UNCOUNTED, began_ns)
         refusal = quota_check.try_acquire_nowait(1, 1, 0)
         if refusal is not None:
-            self._refuse(connection, route, quota_check, refusal)
+            self._refuse(connection, warm.route, quota_check, refusal)
             return True
         admission, is_begun = Admission(quota_check), False
         try:
-            is_begun = self._begin(connection, route, headers, body, admission, began_ns=began_ns)
+            is_begun = self._begin(connection, warm, body, admission, began_ns)
         finally:
             if not is_begun:
                 admission.withdraw()
@@ -154,69 +177,57 @@ class FastPath:
     def _begin(
         self,
         connection: ClientConnection,
-        route: FastPathRoute,
-        headers: dict[bytes, bytes],
+        warm: WarmHead,
         body: bytes,
         admission: Admission,
-        *,
         began_ns: int,
     ) -> bool:
+        route = warm.route
         target = route.target
-        rank = route.entry.ranks.get(headers.get(b"pilotlight-priority"))
-        if rank is None:
-            return False
-        given = headers.get(CONTENT_TYPE)
-        content_type = JSON if given is None or given == JSON else payload_type(given)
-        if content_type is PICKLE:
-            if not route.entry.accepts_pickle:
-                return False  # the slow path refuses it with the reason
-        else:
+        if warm.content_type is not PICKLE:
             try:
                 route.check(body)
             except errors.InvalidInput:
                 return False
-        reservation = self.throttler_of(target).reserve_nowait()
+        call = Call(
+            id=self.call_ids.new(),
+            target=target,
+            method=route.method,
+            payload=Payload(body, warm.content_type, warm.accept),
+            caller=warm.caller,
+            admission=admission,
+            choice=route.choice,
+        )
+        call.began_ns = call.routed_ns = began_ns
+        call.reserved_ns = call.received_ns
+        now = call.received_ns / 1e9
+        reservation = self.throttler_of(target).reserve_nowait(now=now)
         if reservation is None:
             return False
-        worker = reservation.instance.connections.acquire_nowait(began_ns / 1e9)
+        worker = reservation.instance.connections.acquire_nowait(now)
         if worker is None:
             reservation.release_unused()
             return False
-        call = Call(
-            id=new_call_id(),
-            target=target,
-            method=route.method,
-            key_id=route.key_id,
-            body=body,
-            content_type=content_type,
-            accept=headers.get(b"accept", b""),
-            extra_headers=route.line,
-            admission=admission,
-            rank=rank,
-            caller=route.entry.calling_tenant,
-            choice=route.choice,
-            began_ns=began_ns,
-            accepts_pickle=route.entry.accepts_pickle,
-        )
-        call.reserved_ns = call.received_ns
-        warm = FastPathCall(self, route, call, client=connection, reservation=reservation)
+        attempt = FastPathCall(self, route, call, client=connection, reservation=reservation)
         try:
-            warm.open_warm(worker, route.mark)
+            attempt.open_warm(worker, route.mark)
         except errors.PilotlightError:
             return False
         if route.retry_budget is None:
-            route.retry_budget = self.runner.retries.budgets.for_caller(
-                route.key_id, began_ns / 1e9
-            )
+            route.retry_budget = self.runner.retries.budgets.for_caller(route.key_id, now)
         route.retry_budget.calls += 1
         tracer = self.tracer
-        if b"traceparent" in headers:
-            tracer.join(call, headers)
+        if warm.is_traced:
+            tracer.join(call, warm.headers)
         elif random() < tracer.share:
             tracer.draw(call)
-        connection.on_gone = warm.abandon
-        warm.steps = self.clocks.watch(warm, connection.loop, route.execution_s)
-        worker.send(route.request(call), warm)
+        trace_lines = call.trace_lines() if call.trace is not None else b""
+        connection.on_gone = attempt.abandon
+        attempt.steps = self.clocks.watch(attempt, connection.loop, route.execution_s)
+        worker.send(
+            b"".join((warm.request_head, call.id.encode(), trace_lines, b"\r\n\r\n", body)),
+            attempt,
+        )
         return True
 
 
@@ -247,7 +258,9 @@ class FastPathCall(Attempt):
 
     def set_result(self, answer: WorkerResponse) -> None:
         """The worker's response, or its head, has arrived."""
-        self._leave()
+        self._is_done = True
+        self._client.on_gone = None
+        self.steps.discard(self)
         self.answer = answer
         body = answer.body
         if (
@@ -280,10 +293,14 @@ class FastPathCall(Attempt):
         finally:
             if call.admission is not UNCOUNTED:
                 call.admission.release()
-        self._count(status)
+        route = self._route
+        if status >= 400 or route.target.batched:
+            self._calls.metrics.answered(self, status)
+        else:
+            route.counters.answered(self, status)
         self._client.answer(
             status,
-            self._route.response_headers(call, answer, cost=self.cost, exec_ms=self.exec_ms),
+            route.response_headers(call, answer, cost=self.cost, exec_ms=self.exec_ms),
             body,
         )
         if call.choice is not None and self._calls.shadows is not None:
@@ -292,14 +309,6 @@ class FastPathCall(Attempt):
             self._calls.runner.remember(call, answer)
         if self.exec_ms > call.target.slow_ms or (call.trace is not None and call.trace.kept_for):
             self._calls.tracer.answered(self, status)
-
-    def _count(self, status: int) -> None:
-        """Count the answered call in metrics, once."""
-        route = self._route
-        if status >= 400 or route.target.batched:
-            self._calls.metrics.answered(self, status)
-        else:
-            route.counters.answered(self, status)
 
     def set_exception(self, error: BaseException) -> None:
         """The worker's connection broke, or the execution clock ran out."""
@@ -347,7 +356,7 @@ class FastPathCall(Attempt):
             request = Request(scope, receive, send)
             request.id, request.tenant, request.choice = (
                 call.id,
-                call.caller or call.target.tenant,
+                call.caller.tenant or call.target.tenant,
                 call.choice,
             )
             request.rate_limits, request.target = call.admission, call.target

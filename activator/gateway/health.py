@@ -15,6 +15,10 @@ from pathlib import Path
 
 from activator.billing.errors import JournalFull
 from activator.billing.journal import Journal
+from activator.control_plane.proxy import ControlPlaneProxy
+from activator.coordination.peers import PASSED_ON
+from activator.http.request import Request
+from activator.routing.route_table import RouteTable
 from pilotlight import errors
 
 READY = "/readyz"
@@ -102,6 +106,30 @@ class Health:
         except TimeoutError:
             return f"its disk did not complete a sync within {SYNC_S:g} s"
         return ""
+
+
+class HealthApi:
+    """`/healthz` and `/readyz`, without authentication because probes have no key."""
+
+    def __init__(self, health: Health, *, control: ControlPlaneProxy, table: RouteTable) -> None:
+        self._health = health
+        self._control = control
+        self._table = table
+
+    async def answer(self, request: Request) -> None:
+        """Answer a probe. Raises Unavailable, NotFound."""
+        request.require_method("GET", "HEAD")
+        if (
+            PASSED_ON in request.headers and not request.address
+        ):  # a peer activator, over our Unix socket
+            await self._control.catch_up()
+        await (
+            self._health.require_ready() if request.path == READY else self._health.require_alive()
+        )
+        await request.respond_json(
+            200,
+            {"status": "ready" if request.path == READY else "ok", "routes": self._table.version},
+        )
 
 
 def _free_bytes(directory: Path) -> int:

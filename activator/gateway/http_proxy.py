@@ -85,7 +85,7 @@ class HttpProxy:
         throttler, busy_since = self._runner.throttler_of(call.target), 0.0
         while True:
             reservation = await throttler.reserve(
-                call.remaining_s(call.target.spec.clocks.queue_s), rank=call.rank
+                call.remaining_s(call.target.spec.clocks.queue_s), rank=call.caller.rank
             )
             call.reserved(reservation)
             attempt = Attempt(call, reservation)

@@ -15,6 +15,7 @@ import contextlib
 import logging
 import os
 import socket
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,11 @@ class CallingInstance:
         """Return whether the peer of a connection is the instance: that of a pod was checked before
         it was accepted."""
         return True
+
+    def instances_in_pod(self, ids: Iterable[str]) -> Sequence[Instance]:
+        """Those of these instances that take calls."""
+        found = (self._sockets.in_pod(instance_id) for instance_id in ids)
+        return [one.instance for one in found if one is not None]
 
     def close(self) -> None:
         """Stop accepting connections; requests in progress go on. Idempotent."""
@@ -194,8 +200,10 @@ class InstanceSockets:
         if self._open.get(own.instance.id) is own:
             del self._open[own.instance.id]
 
-    def connection(self, own: CallingInstance) -> ClientConnection:
-        """Return the protocol of a new connection."""
+    def connection(
+        self, own: CallingInstance, mates: Callable[[], Iterable[str]] = tuple
+    ) -> ClientConnection:
+        """Return the protocol of a new connection. `mates`: see FunctionConnection."""
         protocol: Any = self._config.http_protocol_class
         connection: FunctionConnection = protocol(
             config=self._config,
@@ -203,7 +211,7 @@ class InstanceSockets:
             app_state={},
             _loop=asyncio.get_running_loop(),
         )
-        connection.own = own
+        connection.own, connection.mates = own, mates
         return connection
 
     async def aclose(self) -> None:
@@ -223,11 +231,18 @@ class FunctionConnection(ClientConnection):
     """One connection of an instance."""
 
     own: CallingInstance
+    mates: Callable[[], Iterable[str]] = tuple
+    """Ids of the instances in the pod that connected, which may have several; () = its own."""
 
     @property
     def instance(self) -> Instance:
         """The instance that connected."""
         return self.own.instance
+
+    @property
+    def instances(self) -> Sequence[Instance]:
+        """Those of which one connected: in a pod, the processes of all connect alike."""
+        return self.own.instances_in_pod(self.mates()) or (self.own.instance,)
 
     @property
     def target(self) -> CallTarget:

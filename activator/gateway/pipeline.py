@@ -16,7 +16,7 @@ from activator.arguments.checker import ArgumentChecker
 from activator.calls.call import Call
 from activator.calls.runner import CallRunner
 from activator.gateway.response_writer import ResponseWriter
-from activator.http.payloads import JSON, PICKLE
+from activator.http.payloads import JSON, PICKLE, Payload
 from activator.http.request import Request, accept_of
 from activator.quotas.admission import Admission
 from activator.tracing.tracer import Tracer
@@ -29,7 +29,9 @@ class CallPipeline:
     """Runs calls whose callers wait for the response. Owner: the event loop.
 
     Attributes:
-        writer: sends responses to callers."""
+        runner: runs admitted calls.
+        writer: sends responses to callers.
+        tracer: traces calls."""
 
     def __init__(
         self,
@@ -41,21 +43,21 @@ class CallPipeline:
         body_timeout_s: float,
     ) -> None:
         """`body_timeout_s`: how long a caller may take to send its body."""
-        self._runner = runner
+        self.runner = runner
         self.writer = writer
         self._arguments = arguments
-        self._tracer = tracer
+        self.tracer = tracer
         self._body_timeout_s = body_timeout_s
 
     def __repr__(self) -> str:
-        return f"<CallPipeline {self._runner!r}>"
+        return f"<CallPipeline {self.runner!r}>"
 
     async def invoke(self, request: Request, entry: AccessGrant, method: str) -> None:
         """Run a call and send its response. Raises what `admit`, the runner and the writer
         raise."""
         with await entry.admit() as admission:
             call = await self.admit(request, entry, method, admission)
-            await self.writer.answer(request, call, self._runner.begin(call))
+            await self.writer.answer(request, call, self.runner.begin(call))
 
     async def run_whole(
         self, request: Request, entry: AccessGrant, method: str, read_arguments: ReadArguments
@@ -66,7 +68,7 @@ class CallPipeline:
             call = await self.admit(
                 request, entry, method, admission, read_arguments=read_arguments
             )
-            return await self.writer.collect(request, await self._runner.begin(call))
+            return await self.writer.collect(request, await self.runner.begin(call))
 
     async def admit(
         self,
@@ -83,7 +85,7 @@ class CallPipeline:
 
         Raises NotFound, InvalidInput, TooLarge, TooManyRequests, UnsupportedMediaType."""
         check = entry.target.check(method)
-        rank = entry.rank(request.headers)
+        caller = entry.caller_of(request.headers, request.origin)
         content_type, accept = JSON, JSON
         if read_arguments is None:
             content_type = entry.content_type(request.headers)
@@ -97,25 +99,17 @@ class CallPipeline:
         upload_ns = time.monotonic_ns() - asked_ns  # time spent by the caller
         if content_type is not PICKLE:
             await self._arguments.check(check, body, tenant=entry.target.tenant)
-        choice = request.choice
         call = Call(
             id=request.id,
             target=entry.target,
             method=method,
-            key_id=entry.caller.key_id,
-            body=body,
-            content_type=content_type,
-            accepts_pickle=entry.accepts_pickle,
-            accept=accept,
-            deadline_s=request.deadline_s(),
+            payload=Payload(body, content_type, accept),
+            caller=caller,
             admission=admission,
-            rank=rank,
-            caller=entry.calling_tenant,
-            choice=choice,
-            extra_headers=choice.line if choice is not None else b"",
-            origin=request.origin,
+            choice=request.choice,
+            deadline_s=request.deadline_s(),
         )
         call.began_ns, call.routed_ns = request.began_ns + upload_ns, request.routed_ns + upload_ns
-        self._tracer.begin(call, request.headers)
-        request.on_failed = partial(self._tracer.failed, call)
+        self.tracer.begin(call, request.headers)
+        request.on_failed = partial(self.tracer.failed, call)
         return call

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Iterable
+from functools import partial
 from typing import Any, Protocol, cast
 
 from activator.gateway.instance_sockets import InstanceSockets
@@ -35,7 +37,11 @@ class Statements(Protocol):
     """`activator.knative.pod_statements.PodStatements`."""
 
     def instance_of(self, statement: PodStatement, address: str) -> str | PodAnswer:
-        """Return the id of the instance in the pod, or the answer to the agent."""
+        """Return the id of an instance in the pod, or the answer to the agent."""
+        ...
+
+    def instances_in(self, pod: str) -> Iterable[str]:
+        """Ids of the instances in the pod with this uid."""
         ...
 
 
@@ -84,7 +90,8 @@ class PodConnections:
     def decide(self, line: bytes, address: str) -> tuple[PodAnswer, ClientConnection | None]:
         """Return the answer to a statement of the agent at `address`, and where it is `leased` the
         protocol that serves the pod. Raises ValueError for what is no statement."""
-        found = self._statements.instance_of(PodStatement.parse(line), address)
+        statement = PodStatement.parse(line)
+        found = self._statements.instance_of(statement, address)
         if isinstance(found, PodAnswer):
             return found, None
         own = self._sockets.in_pod(found)
@@ -93,7 +100,8 @@ class PodConnections:
         if own.target.launch.offline:
             why = "a function with network='none' calls no other functions"
             return PodAnswer(Answer.REFUSED, why), None
-        return PodAnswer(Answer.LEASED), self._sockets.connection(own)
+        mates = partial(self._statements.instances_in, statement.pod)
+        return PodAnswer(Answer.LEASED), self._sockets.connection(own, mates)
 
 
 class _AgentConnection(asyncio.Protocol):

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from activator.access.grants import AccessGrant
 from activator.calls.call import Call
-from activator.calls.response import weights_timing
-from activator.calls.trace_context import worker_lines
+from activator.calls.response_headers import weights_timing
+from activator.http.payloads import Payload
 from activator.http.request import HOP_BY_HOP, Headers, Request, Scope, subpath, tenant_prefix
 from activator.routing.call_target import CallTarget
 from pilotlight import errors
@@ -108,7 +108,7 @@ def request_head(request: Request, call: Call, *, has_body: bool) -> bytes:
         lines.append(
             b"transfer-encoding: chunked" if length is None else b"content-length: %d" % length
         )
-    return b"\r\n".join(lines) + worker_lines(call) + b"\r\n\r\n"
+    return b"\r\n".join(lines) + call.trace_lines() + b"\r\n\r\n"
 
 
 def _is_for_worker(name: bytes) -> bool:
@@ -160,10 +160,8 @@ def call_of(request: Request, entry: AccessGrant) -> Call:
         id=request.id,
         target=entry.target,
         method="",
-        key_id=entry.caller.key_id,
-        body=b"",
-        rank=entry.rank(request.headers),
-        caller=entry.calling_tenant,
+        payload=Payload(b""),
+        caller=entry.caller_of(request.headers),
         choice=request.choice,
     )
     call.began_ns, call.routed_ns = request.began_ns, request.routed_ns

@@ -3,8 +3,8 @@
 A stream of events is self-describing: comments while its caller waits, an error event where it
 fails after its head was sent, and `event: end` last, with the finish reason and the cost. Other
 streams cannot express that: they are interrupted. A `ResponseFormat` says how bodies and events of
-an API look; when and how the attempt ends is decided in `calls.response`, and is counted and traced
-here, exactly once."""
+an API look; when and how the attempt ends is decided in `calls.attempt_end`, and is counted and
+traced here, exactly once."""
 
 from __future__ import annotations
 
@@ -13,14 +13,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, Protocol
 
+from activator.calls.attempt_end import ResponseReader
 from activator.calls.call import AnsweredCall, Call
-from activator.calls.response import (
-    AS_WRITTEN,
-    ResponseFormat,
-    ResponseReader,
-    complete_headers,
-    streaming_headers,
-)
+from activator.calls.response_format import AS_WRITTEN, ResponseFormat
+from activator.calls.response_headers import complete_headers, streaming_headers
 from activator.http.request import Headers, Request, header_list
 from activator.http.sse import (
     SseResponse,
@@ -218,7 +214,7 @@ class ResponseWriter:
 
     def _waited(self, call: Call) -> None:
         if call.queued_ms >= WAITED_MS:
-            self._metrics.waited(call.rank.priority.value, call.queued_ms / 1000)
+            self._metrics.waited(call.caller.rank.priority.value, call.queued_ms / 1000)
 
 
 async def _collected(request: Request, attempt: AnsweredCall, response: ResponseReader) -> bytes:

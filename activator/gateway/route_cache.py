@@ -10,23 +10,26 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from activator.access.grants import AccessCache, AccessGrant
+from activator.access.grants import AccessGrant
 from activator.access.resolver import FUNCTIONS, TAG, RequestResolver
 from activator.calls.call import Call, priority_lines
-from activator.calls.response import PASSED_ON
-from activator.calls.trace_context import worker_lines
-from activator.http.payloads import GUARD_LINES, PICKLE, TRUSTED_LINE, call_type
+from activator.calls.caller import Caller
+from activator.calls.response_headers import forwarded_lines
+from activator.http.payloads import CONTENT_TYPE, GUARD_LINES, PICKLE, TRUSTED_LINE, payload_type
 from activator.http.request import MAX_ACCEPT_BYTES, Request
+from activator.http.server import KnownHead
 from activator.metrics.call_counters import WarmCounters
 from activator.resilience.declared_retries import CallerRetryBudget
 from activator.routing.api_keys import Principal
-from activator.routing.route_table import CallTarget, FunctionRouter, RouteTable
+from activator.routing.route_table import CallTarget, FunctionRouter
 from activator.routing.traffic_split import RoutingDecision
 from activator.worker_client.connection import WorkerResponse
 from pilotlight import errors
 
 MAX_RESOLVED = 16_384
 """Most cached results; each is small, but a flood of paths must not fill the memory."""
+MAX_HEADS = 2048
+"""Most request heads that are kept, of at most `server.MAX_KNOWN_HEAD_BYTES` each."""
 MAX_PATH_LENGTH = 512
 """Longest cached path, in characters: fits five names of the maximum length."""
 MIN_CLOCK_S: Final = 1.0
@@ -69,11 +72,9 @@ class FastPathRoute:
         self.check = target.check(method).check
         self.execution_s = target.spec.clocks.execution_s
         self.retry_budget: CallerRetryBudget | None = None
-        self.template = (
-            b"POST /invoke/%b HTTP/1.1\r\nhost: worker\r\npilotlight-deadline-s: "
-            b"%.3f\r\npilotlight-call: %%b\r\n"
-            b"content-type: %%b%%b\r\ncontent-length: %%d\r\n\r\n%%b"
-            % (method.encode(), self.execution_s)
+        self.request_line = (
+            b"POST /invoke/%b HTTP/1.1\r\nhost: worker\r\npilotlight-deadline-s: %.3f\r\n"
+            b"content-type: " % (method.encode(), self.execution_s)
         )
         self.response_template = (
             b"x-request-id: %%b\r\n%b%%b%b%b%%bpilotlight-cost: %%b\r\nserver-timing: "
@@ -81,34 +82,15 @@ class FastPathRoute:
             % (target.warm_head.replace(b"%", b"%%"), head.replace(b"%", b"%%"), GUARD_LINES)
         )
 
-    def request(self, call: Call) -> bytes:
-        """Return the request to the worker: that of `Call.request_head`, and the body."""
-        lines = self.line
-        if call.accept:
-            lines = b"\r\naccept: " + call.accept + lines
-        if call.content_type is PICKLE:
-            lines = TRUSTED_LINE + lines
-        if self.target.batched:
-            lines += priority_lines(self.target, call.rank)
-        if call.trace is not None:
-            lines += worker_lines(call)
-        body = call.body
-        return self.template % (call.id.encode(), call.content_type, lines, len(body), body)
-
     def response_headers(
         self, call: Call, answer: WorkerResponse, *, cost: str, exec_ms: float
     ) -> bytes:
         """Return the header lines of the response to a call that waited for nothing:
-        `response.complete_headers`, and the content-length."""
-        lines = b""
-        for name, value in answer.headers:
-            if name in PASSED_ON:
-                value = call_type(value) if name == b"content-type" else value
-                lines += b"%b: %b\r\n" % (name, value)
+        `response_headers.complete_headers`, and the content-length."""
         return self.response_template % (
             call.id.encode(),
             call.admission.head(),
-            lines,
+            forwarded_lines(answer),
             cost.encode(),
             exec_ms,
             len(answer.body or b""),
@@ -120,6 +102,60 @@ class FastPathRoute:
         other.__dict__.update(self.__dict__)
         other.choice, other.mark = choice, choice.mark
         return other
+
+
+class WarmHead:
+    """What follows from the head of a warm request: its route, and what `FastPath.begin` needs of
+    its headers. Immutable.
+
+    Attributes:
+        content_type: JSON or PICKLE.
+        is_traced: whether it has a `traceparent`.
+        is_lasting: whether the same bytes have the same route, until the route table changes, and
+            may come again.
+        request_head: the request to the worker up to the call's id: that of `Call.request_head`.
+    """
+
+    __slots__ = (
+        "accept",
+        "caller",
+        "content_type",
+        "headers",
+        "is_lasting",
+        "is_traced",
+        "request_head",
+        "route",
+    )
+
+    def __init__(
+        self,
+        route: FastPathRoute,
+        headers: dict[bytes, bytes],
+        *,
+        caller: Caller,
+        content_type: bytes,
+        is_lasting: bool,
+    ) -> None:
+        self.route = route
+        self.headers = headers
+        self.caller = caller
+        self.content_type = content_type
+        self.accept = headers.get(b"accept", b"")
+        self.is_traced = b"traceparent" in headers
+        self.is_lasting = is_lasting and not self.is_traced
+        self.request_head = b"".join(
+            (
+                route.request_line,
+                content_type,
+                TRUSTED_LINE if content_type is PICKLE else b"",
+                b"\r\naccept: " + self.accept if self.accept else b"",
+                route.line,
+                priority_lines(route.target, caller.rank),
+                b"\r\ncontent-length: ",
+                headers.get(b"content-length", b"0"),
+                b"\r\npilotlight-call: ",
+            )
+        )
 
 
 @dataclass(slots=True)
@@ -178,27 +214,37 @@ class RouteCache:
     def __init__(
         self,
         *,
-        table: RouteTable,
         resolver: RequestResolver,
-        access: AccessCache,
         verbs: Mapping[str, Handler],
         counters_of: CountersOf,
     ) -> None:
         """`verbs`: handlers of `POST …:<verb>`."""
         self._counters_of = counters_of
-        self._table = table
+        self._table = resolver.table
         self._resolver = resolver
-        self._access = access
+        self._access = resolver.access
         self._verbs = verbs
         self._known: dict[tuple[str, bytes, bytes], CachedRoute] = {}
+        self._heads: dict[bytes, KnownHead] = {}
         self._known_at = -1
 
     def __repr__(self) -> str:
         return f"<RouteCache {len(self._known)} routes>"
 
-    def find_warm(self, url: bytes, headers: dict[bytes, bytes]) -> FastPathRoute | None:
-        """Return the fast path route of a call; None when it needs a task, or was not resolved
-        before."""
+    def find_known(self, head: bytes) -> KnownHead | None:
+        """Return what is known of a request head, byte by byte, as long as routes are the same."""
+        return self._heads.get(head) if self._known_at == self._table.generation else None
+
+    def remember(self, head: bytes, known: KnownHead) -> None:
+        """Keep a head for `find_known`, unless it will not come again."""
+        if known.warm.is_lasting and self._known_at == self._table.generation:
+            if len(self._heads) >= MAX_HEADS:
+                self._heads.clear()
+            self._heads[head] = known
+
+    def find_warm(self, url: bytes, headers: dict[bytes, bytes]) -> WarmHead | None:
+        """Return the route and the rest of a call's head; None when it needs a task, or was not
+        resolved before."""
         if self._known_at != self._table.generation:
             return None
         asked = (
@@ -212,7 +258,17 @@ class RouteCache:
         fast_route = resolved.fast_route or self._chosen_fast_route(resolved, headers)
         if fast_route is None or not is_simple(headers, max_body_bytes=fast_route.entry.body_bytes):
             return None
-        return fast_route
+        caller = fast_route.entry.callers.get(headers.get(b"pilotlight-priority"))
+        content_type = payload_type(headers.get(CONTENT_TYPE))
+        if caller is None or (content_type is PICKLE and not caller.accepts_pickle):
+            return None  # refused with the reason
+        return WarmHead(
+            fast_route,
+            headers,
+            caller=caller,
+            content_type=content_type,
+            is_lasting=resolved.fast_route is not None,
+        )
 
     def _enable_fast_path(self, resolved: CachedRoute) -> None:
         """Enable the fast path for the calls of a path and key, where possible."""
@@ -276,6 +332,7 @@ class RouteCache:
         """
         if self._known_at != self._table.generation or len(self._known) > MAX_RESOLVED:
             self._known.clear()
+            self._heads.clear()
             self._known_at = self._table.generation
         headers = request.headers
         asked = (

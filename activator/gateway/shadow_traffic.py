@@ -26,7 +26,8 @@ from activator.balancing.throttler import Throttler
 from activator.billing.errors import JournalFull
 from activator.calls.attempt import Attempt
 from activator.calls.call import AnsweredCall, Call
-from activator.http.payloads import JSON
+from activator.calls.caller import Caller
+from activator.http.payloads import JSON, Payload
 from activator.routing.call_target import CallTarget
 from activator.routing.traffic_split import RoutingDecision, ShadowTarget
 from activator.tracing.tracer import Tracer
@@ -288,19 +289,17 @@ class ShadowTraffic:
 
 def _call_of(copy: _Copy) -> Call:
     call, target = copy.call, copy.shadow.target
-    choice = RoutingDecision(target, arm=SHADOW_ARM)
     return Call(
         id=f"{call.id}-shadow",
         target=target,
         method=call.method,
-        key_id="",
-        body=call.body,
-        content_type=call.content_type,
-        accept=call.accept,
-        extra_headers=choice.line,
-        choice=choice,
-        accepts_pickle=call.accepts_pickle and call.target.tenant == target.tenant,
-        origin=call.origin,
+        payload=Payload(call.body, call.content_type, call.accept),
+        caller=Caller(
+            key_id="",
+            accepts_pickle=call.caller.accepts_pickle and call.target.tenant == target.tenant,
+            origin=call.caller.origin,
+        ),
+        choice=RoutingDecision(target, arm=SHADOW_ARM),
     )
 
 

@@ -92,7 +92,7 @@ class WebSocketProxy:
                 self._runner.check(call)
                 throttler = self._runner.throttler_of(entry.target)
                 reservation = await _reserve_unless_left(
-                    throttler, receive, entry.target.spec.clocks.queue_s, call.rank
+                    throttler, receive, entry.target.spec.clocks.queue_s, call.caller.rank
                 )
                 await self._hold(scope, receive, send, reservation, call, bodies=bodies)
         except errors.PilotlightError as e:

@@ -12,7 +12,7 @@ and a sandbox."""
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from pilotlight import errors
 from pilotlight.protocol import (
@@ -32,6 +32,14 @@ TRUSTED_LINE: Final = b"\r\n%b: 1" % HEADER_TRUSTED_PICKLE.encode()
 """Header line of a request to a worker whose body is a pickle that was accepted."""
 CONTENT_TYPE: Final = b"content-type"
 _PICKLES: Final = frozenset({CONTENT_PICKLE, CONTENT_PICKLE_STREAM})
+
+
+class Payload(NamedTuple):
+    """What a caller sends with a call: a body, its type (JSON or PICKLE), the `Accept` header."""
+
+    body: bytes
+    content_type: bytes = JSON
+    accept: bytes = b""
 
 
 def payload_type(given: bytes | None) -> bytes:

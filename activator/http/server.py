@@ -6,13 +6,18 @@ gateway at once when a caller disconnects, without a task for each request.
 
 A request that the application recognizes as warm (`FastPathApplication`) is answered without ASGI:
 uvicorn's scope, cycle and task are not created for it. It falls back to ASGI before it begins, or
-midway (`continue_in_task`); all other requests use plain uvicorn."""
+midway (`continue_in_task`); all other requests use plain uvicorn.
+
+Callers repeat the heads of their requests byte by byte. What follows from the head of a warm
+request is kept (`KnownHead`): the next one with the same head, whose body came in the same read, is
+not parsed at all."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, MutableMapping
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -46,16 +51,32 @@ SEARCHED_BYTES = 3 * 1024
 """How far that end is searched; without one the piece ends there. Searching all of a large body
 would take longer than parsing it."""
 _END_OF_HEAD = b"\r\n\r\n"
+MAX_KNOWN_HEAD_BYTES = 2048
+"""Longest head that is kept: those of callers with a key are a quarter of that."""
+
+
+@dataclass(slots=True)
+class KnownHead:
+    """The head of a warm request, parsed and routed before.
+
+    Attributes:
+        warm: what `FastPathApplication.find_warm` found for it.
+        url, headers: as parsed.
+        body_bytes: its content-length.
+    """
+
+    warm: Any
+    url: bytes
+    headers: list[tuple[bytes, bytes]]
+    body_bytes: int
 
 
 class DirectHandler(Protocol):
     """Answers requests without ASGI."""
 
-    def begin(
-        self, connection: ClientConnection, route: Any, headers: dict[bytes, bytes], body: bytes
-    ) -> bool:
-        """Begin to answer a request by its route (`FastPathApplication.find_warm`). Returns False,
-        without side effects, when ASGI must handle it."""
+    def begin(self, connection: ClientConnection, warm: Any, body: bytes) -> bool:
+        """Begin to answer a request, `warm` being what `FastPathApplication.find_warm` found for
+        its head. Returns False, without side effects, when ASGI must handle it."""
         ...
 
 
@@ -69,7 +90,16 @@ class FastPathApplication(Protocol):
         ...
 
     def find_warm(self, url: bytes, headers: dict[bytes, bytes]) -> Any:
-        """Return the route of a warm POST with this head; None when ASGI must handle it."""
+        """Return what `DirectHandler.begin` needs of a warm POST with this head; None when ASGI
+        must handle it."""
+        ...
+
+    def find_known(self, head: bytes) -> KnownHead | None:
+        """Return the head that `remember` got for the same bytes, as long as it is valid."""
+        ...
+
+    def remember(self, head: bytes, known: KnownHead) -> None:
+        """Keep the head of a request that began, unless it will not come again."""
         ...
 
 
@@ -195,6 +225,7 @@ class ClientConnection(HttpToolsProtocol):
 
     limits: ConnectionLimits
     flow: _FlowControl
+    cycle: Any  # uvicorn's, or that of a request that goes no way of ASGI
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -212,8 +243,9 @@ class ClientConnection(HttpToolsProtocol):
             self.app if isinstance(self.app, FastPathApplication) else None
         )
         self._direct_cycle = _DirectCycle()
-        self._fast_route: Any = None
-        self._known: dict[bytes, bytes] = {}
+        self._warm: Any = None
+        self._is_parsed, self._is_declined = True, False
+        self._read = b""
         self._parts: list[bytes] = []
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -242,7 +274,7 @@ class ClientConnection(HttpToolsProtocol):
         self._unregister()
         super().connection_lost(exc)
         self._direct_cycle.disconnected = True
-        self._fast_route = None
+        self._warm = None
         if self.on_gone is not None:
             on_gone, self.on_gone = self.on_gone, None
             on_gone()
@@ -289,13 +321,40 @@ class ClientConnection(HttpToolsProtocol):
         if self.flow.unparsed:
             self.flow.unparsed += data  # TLS had buffered more when reading was paused
             return
+        application = self._application
+        if self._is_parsed and self.idle_since is not None and application is not None:
+            end = data.find(_END_OF_HEAD, 0, MAX_KNOWN_HEAD_BYTES) + len(_END_OF_HEAD)
+            known = application.find_known(data[:end])
+            if known is not None and known.body_bytes == len(data) - end:
+                self._begin_known(application, known, data, end)
+                return
+        self._read = data if self._is_parsed else b""
         if len(data) <= PIECE_BYTES:
             self._feed(data)
         else:
             self._feed_pieces(data)
-        if self._fast_route is not None and not self.transport.is_closing():
+        self._read = b""
+        if self._warm is not None and not self.transport.is_closing():
             # the body is incomplete: a task waits for it, within its timeout
             self._fall_back_to_asgi()
+
+    def _begin_known(
+        self, application: FastPathApplication, known: KnownHead, data: bytes, end: int
+    ) -> None:
+        """Begin a whole request with a known head of `end` bytes, which the parser need not see: it
+        is between two requests, and what it would find is known."""
+        turn = self._direct_cycle
+        turn.response_complete = False
+        turn.url, turn.headers = known.url, known.headers
+        idle_since, self.idle_since = self.idle_since, None
+        if application.warm.begin(self, known.warm, data[end:]):
+            self.cycle = turn
+        else:
+            turn.response_complete = True
+            self.idle_since = idle_since
+            self._is_declined = True
+            self._feed(data)
+            self._is_declined = False
 
     def _feed_pieces(self, data: bytes) -> None:
         """Parse a read until a request has to wait for the answer to another one; keep the rest."""
@@ -360,7 +419,7 @@ class ClientConnection(HttpToolsProtocol):
         """A request begins. Its scope is created only when it goes to ASGI."""
         self.url = b""
         self.headers = []
-        self.expect_100_continue = False
+        self.expect_100_continue = self._is_parsed = False
         self.idle_since = None
         if self.head_since is None:
             self.head_since = self.loop.time()
@@ -393,12 +452,12 @@ class ClientConnection(HttpToolsProtocol):
             self._bare_bytes = 0
         elif (length := known.get(b"content-length")) is not None:
             self._body_left = int(length)
-        if self._is_plain_post():
-            self._known = known
-            # older HTTP versions are kept alive only on request
-            if b"connection" not in known or self.parser.get_http_version() == "1.1":
-                self._fast_route = self._application.find_warm(self.url, known)  # type: ignore[union-attr]
-        if self._fast_route is None:
+        # older HTTP versions are kept alive only on request
+        if self._is_plain_post() and (
+            b"connection" not in known or self.parser.get_http_version() == "1.1"
+        ):
+            self._warm = self._application.find_warm(self.url, known)  # type: ignore[union-attr]
+        if self._warm is None:
             self._begin_asgi()
 
     def _check_size(self) -> None:
@@ -413,6 +472,7 @@ class ClientConnection(HttpToolsProtocol):
         parser, cycle = self.parser, self.cycle
         return (
             self._application is not None
+            and not self._is_declined
             and (cycle is None or cycle.response_complete)
             and not self.expect_100_continue
             and parser.get_method() == b"POST"
@@ -425,7 +485,7 @@ class ClientConnection(HttpToolsProtocol):
         self._body_left -= len(body)
         if self._bare_bytes:
             self._bare_bytes = 0
-        if self._fast_route is not None:
+        if self._warm is not None:
             self._parts.append(body)
             return
         cycle = self.cycle
@@ -439,28 +499,36 @@ class ClientConnection(HttpToolsProtocol):
         """The request is complete."""
         self._bare_bytes = None
         self._body_left = 0
-        route = self._fast_route
-        if route is None:
+        self._is_parsed = True
+        warm, application = self._warm, self._application
+        if warm is None or application is None:
             super().on_message_complete()
             return
         parts = self._parts
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
         turn = self._direct_cycle
         turn.response_complete = False
         turn.url, turn.headers = self.url, self.headers
-        if self._application.warm.begin(  # type: ignore[union-attr]
-            self, route, self._known, parts[0] if len(parts) == 1 else b"".join(parts)
-        ):
-            self.cycle = turn  # type: ignore[assignment]
-            self._fast_route = None
+        if application.warm.begin(self, warm, body):
+            self.cycle = turn
+            self._warm = None
             if parts:
                 self._parts = []
+            self._remember(application, warm, body)
         else:
             turn.response_complete = True
             self._fall_back_to_asgi()
             super().on_message_complete()
 
+    def _remember(self, application: FastPathApplication, warm: Any, body: bytes) -> None:
+        """Keep the head of a request that began, if its read held this request alone."""
+        read = self._read
+        end = read.find(_END_OF_HEAD, 0, MAX_KNOWN_HEAD_BYTES) + len(_END_OF_HEAD)
+        if len(read) - end == len(body) and read.startswith(b"POST "):
+            application.remember(read[:end], KnownHead(warm, self.url, self.headers, len(body)))
+
     def _fall_back_to_asgi(self) -> None:
-        self._fast_route = None
+        self._warm = None
         self._begin_asgi()
         parts, self._parts = self._parts, []
         for part in parts:

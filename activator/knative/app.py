@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from activator.knative.activation_requests import ActivationRequests, Place
 from activator.knative.agent_addresses import AgentAddresses
 from activator.knative.deletion_cost import DeletionCosts
 from activator.knative.fleet import KnativeFleet, PodTargets
+from activator.knative.forks.pod_forks import PodForks
 from activator.knative.lazy_client import LazyCluster
 from activator.knative.node_gpus import NodeGpus
 from activator.knative.pod_leases import InMemoryPodLeases, PodLeaseStore
 from activator.knative.pod_watcher import Pod, PodWatcher
 from activator.knative.readiness_probe import PROXY_PORT, WORKER_PORT
 from activator.knative.scale_request import ReportedDemand, ScaleDemand, ScaleRequester
+from activator.knative.warm.handover_loop import CalledRevisions, HandoverLoop
+from activator.knative.warm.promotion import WarmPods
+from activator.knative.warm.waiting_starts import Promotions
 from activator.routing.route_table import CallTarget, RouteTable
+from pilotlight.core.transport.endpoint import Endpoint
 from pilotlight.kubernetes import names
 from pilotlight.kubernetes.settings import ClusterSettings
+
+PATIENCE_S = 1.0
+"""The least time that a promoted pod gets before a start requests another one: a restored worker
+needs a fraction of it, and a pod that is not needed costs more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +37,11 @@ class FleetContext:
     Attributes:
         redis_url: where claims are shared; None = this is the only activator.
         platform: its name in that Redis.
-        demand: with our own autoscaler: receives the number of desired pods.
+        demand: receives the number of desired pods; None = Knative's autoscaler scales.
         waiting_of: number of calls of a revision (by key) that wait for an instance here.
-        in_flight: number of calls in each of our instances, by its id."""
+        in_flight: number of calls in each of our instances, by its id.
+        revisions: the revisions that are called here.
+        controller, token: where warm pods are asked for."""
 
     member: str
     table: RouteTable
@@ -38,6 +50,9 @@ class FleetContext:
     demand: ScaleDemand | None
     waiting_of: Callable[[str], int]
     in_flight: Callable[[], Mapping[str, int]]
+    revisions: Callable[[], CalledRevisions]
+    controller: Endpoint
+    token: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +63,11 @@ class ClusterParts:
     costs: DeletionCosts
     cluster: LazyCluster
     agents: AgentAddresses
+    handover: HandoverLoop | None
 
 
 def cluster_parts(settings: ClusterSettings, around: FleetContext) -> ClusterParts:
-    """Create the parts. Raises ValueError where our own autoscaler is configured and there is no
-    demand."""
+    """Create the parts."""
     table = around.table
 
     def whereabouts(target: CallTarget) -> Place:
@@ -65,42 +80,79 @@ def cluster_parts(settings: ClusterSettings, around: FleetContext) -> ClusterPar
 
     cluster = LazyCluster(settings)
     pods = PodWatcher(selector=names.function_selector(settings))
-    is_kpa = settings.autoscaler == "kpa"
-    summons: ScaleRequester
-    if is_kpa:
-        summons = ActivationRequests(
-            settings.wake_url, whereabouts=whereabouts, waiting_of=around.waiting_of
-        )
-    elif around.demand is not None:
-        summons = ReportedDemand(around.demand)
-    else:
-        raise ValueError(
-            "cluster.autoscaler = 'pilotlight': needs activator.redis_url, through which "
-            "activators report their demand"
-        )
+    handover: HandoverLoop | None = None
+
+    def wanted_of(key: str) -> int:
+        bridged = handover.requested(key) if handover is not None else 0
+        return around.waiting_of(key) + bridged
+
     fleet = KnativeFleet(
         cluster=cluster,
         pods=pods,
         claims=_claims(around),
-        summons=summons,
+        summons=_scale_requester(settings, around, whereabouts=whereabouts, waiting_of=wanted_of),
         targets=PodTargets(
             target_of=lambda pod: _target_of(table, pod),
             whereabouts=whereabouts,
             gpus=NodeGpus(settings),
+            port=PROXY_PORT if settings.uses_kpa else WORKER_PORT,
         ),
         member=around.member,
-        port=PROXY_PORT if is_kpa else WORKER_PORT,
         grace_s=settings.unschedulable_grace_s,
+        promotions=_promotions(settings, around),
     )
-
-    def loads() -> Mapping[str, tuple[str, int]]:
-        calls = around.in_flight()
-        return {uid: (key, calls.get(instance, 0)) for uid, (instance, key) in fleet.held().items()}
-
-    costs = DeletionCosts(pods, cluster, load_of=loads)
+    if settings.warm_pods:
+        handover = HandoverLoop(fleet, around.revisions, handover_s=settings.handover_s)
+    costs = DeletionCosts(pods, cluster, load_of=partial(_loads, fleet, around))
     fleet.on_released = costs.on_released
     return ClusterParts(
-        fleet=fleet, costs=costs, cluster=cluster, agents=AgentAddresses(settings.namespace)
+        fleet=fleet,
+        costs=costs,
+        cluster=cluster,
+        agents=AgentAddresses(settings.namespace),
+        handover=handover,
+    )
+
+
+def _scale_requester(
+    settings: ClusterSettings,
+    around: FleetContext,
+    *,
+    whereabouts: Callable[[CallTarget], Place],
+    waiting_of: Callable[[str], int],
+) -> ScaleRequester:
+    """How pods are requested: of Knative's autoscaler, or of ours."""
+    if around.demand is not None:
+        return ReportedDemand(around.demand)
+    return ActivationRequests(settings.wake_url, whereabouts=whereabouts, waiting_of=waiting_of)
+
+
+def _loads(fleet: KnativeFleet, around: FleetContext) -> Mapping[str, tuple[str, int]]:
+    """By pod: the revision's key, and the calls in flight of its instances."""
+    calls = around.in_flight()
+    return {
+        uid: (key, sum(calls.get(instance, 0) for instance in instances))
+        for uid, (instances, key) in fleet.held().items()
+    }
+
+
+def _promotions(settings: ClusterSettings, around: FleetContext) -> Promotions | None:
+    if not settings.warm_pods:
+        return None
+
+    def has_calls(key: str) -> bool:
+        throttler = around.revisions().active(key)
+        return throttler is not None and throttler.waiting > 0
+
+    return Promotions(
+        source=WarmPods(around.controller, token=around.token, member=around.member),
+        has_calls=has_calls,
+        patience_s=max(settings.handover_s, PATIENCE_S),
+        forks=PodForks(
+            shapes=settings.warm_pods,
+            idle_templates=settings.idle_templates,
+            idle_s=settings.idle_template_s,
+        ),
     )
 
 

@@ -85,6 +85,8 @@ class DeletionCosts:
             pod = siblings.get(uid)
             if pod is None or pod.is_ending or pod.cost == cost or len(siblings) < 2:
                 continue
+            if pod.is_promoted:
+                continue  # no Deployment has it, and only the controller may change it
             try:
                 await self._cluster.patch(
                     POD, pod.name, pod.namespace, {"metadata": {"annotations": {COST: cost}}}

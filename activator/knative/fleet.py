@@ -2,11 +2,14 @@
 claims and releases them.
 
 A start claims a pod that is ready and unclaimed; otherwise it requests one
-(`scale_request.ScaleRequester`) and waits for it. Nothing on that path calls the API server: all
-state comes from watches. A stop releases the pod, for the next start or for the autoscaler to
-remove; a pod is deleted only if its calls do not end, or if its worker ended while it served. The
-worker of a pod that is being deleted is ended as soon as no call runs in it. While the API server
-is unreachable pods continue to serve: missing information never counts as a missing pod.
+(`scale_request.ScaleRequester`) and waits for it. Where the cluster has warm pods, a start that a
+call waits for is served by a promoted one, or by a fork in one (`warm.waiting_starts`), and
+requests a pod of the revision's own only if there is none, or it takes long. Nothing on that path
+calls the API server: all state comes from watches. A stop releases the pod, for the next start or
+for the autoscaler to remove; a pod is deleted only if its calls do not end, or if its worker ended
+while it served. The worker of a pod that is being deleted is ended as soon as no call runs in it.
+While the API server is unreachable pods continue to serve: missing information never counts as a
+missing pod.
 
 Which instance (pod) a call goes to is decided by `balancing.throttler`, as on one machine."""
 
@@ -15,26 +18,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from activator.knative import start_failure
 from activator.knative.activation_requests import Whereabouts
+from activator.knative.forks.fork_loop import ForkLoop
+from activator.knative.forks.pod_forks import PodForks
 from activator.knative.lazy_client import Access
 from activator.knative.node_gpus import NodeGpus
-from activator.knative.pod_deletion import PodDeletion
+from activator.knative.pod_deletion import PodDeletion, PodEnding
 from activator.knative.pod_leases import ClaimsUnreachable, PodLeaseStore
-from activator.knative.pod_registry import OwnedPod, PendingStart
+from activator.knative.pod_registry import OwnedPod, PodRegistry
 from activator.knative.pod_status import Blocker, WorkerExit
 from activator.knative.pod_watcher import Pod, PodWatcher
-from activator.knative.readiness_probe import ReadinessListener, ReadinessProbe
+from activator.knative.readiness_probe import WORKER_PORT, ReadinessListener, ReadinessProbe
 from activator.knative.scale_request import ScaleRequester
 from activator.knative.unsupported import PodFleetLimits
+from activator.knative.warm.unclaimed_pods import UnclaimedPods
+from activator.knative.warm.waiting_starts import Promotions, WaitingStart, WaitingStarts
 from activator.routing.route_table import CallTarget
 from activator.worker_client.address import tcp_address
-from pilotlight.core.background_tasks import cancel_all
 from pilotlight.errors import Unavailable
 from snapshotter import errors
 from snapshotter.types import (
@@ -58,8 +64,6 @@ pods are events and not polled."""
 FIRST_ANSWER_S = 0.25
 """How long the worker of a pod that Kubernetes reports ready may take to answer, before another pod
 is requested."""
-RUNNING_S = 0.5
-"""Interval between checks whether the last calls of a pod have ended, before it is released."""
 ADOPT_S = 10.0
 """After a restart: how long to wait for the cluster's state before it is reported as
 unavailable."""
@@ -67,12 +71,17 @@ unavailable."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodTargets:
-    """Which target a pod belongs to (None: it has no route), where a target's pods are made, and
-    which GPUs a pod has."""
+    """Which target a pod belongs to (None: it has no route), where a target's pods are made, which
+    GPUs a pod has, and to which port calls go."""
 
     target_of: Callable[[Pod], CallTarget | None]
     whereabouts: Whereabouts
     gpus: NodeGpus
+    port: int
+
+    def port_of(self, pod: Pod) -> int:
+        """Where the calls of a pod go. A promoted pod has no queue-proxy, whatever scales it."""
+        return WORKER_PORT if pod.is_promoted else self.port
 
 
 class KnativeFleet(PodFleetLimits):
@@ -87,58 +96,81 @@ class KnativeFleet(PodFleetLimits):
         summons: ScaleRequester,
         targets: PodTargets,
         member: str,
-        port: int,
         grace_s: float,
+        promotions: Promotions | None = None,
     ) -> None:
-        """`port`: of pods, where calls go. `grace_s`: see start_failure."""
+        """`grace_s`: see start_failure. `promotions`: None = the cluster has no warm pods."""
         self._cluster = cluster
         self.pods = pods
         self._claims = claims
         self.scale_requester = summons
         self._targets = targets
         self._member = member
-        self._port = port
+        self._promotions = promotions
         self.grace_s = grace_s
-        self._held: dict[str, OwnedPod] = {}
-        self._by_instance: dict[str, str] = {}
+        self.claimed = PodRegistry()
         self._crashes: dict[str, tuple[float, errors.StartFailed]] = {}
         self._claimed_lives: set[str] = set()
         self._served: set[str] = set()
-        self._waiting: dict[str, PendingStart] = {}
-        self._ending: dict[str, asyncio.Task[None]] = {}
         self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._are_claims_reachable = True
-        self._restored = asyncio.Event()
         self.on_released: Callable[[Pod], None] = lambda _: None
-        self.readiness = ReadinessProbe(port=port, on_ready=lambda pod: pods.notify(pod.key))
-        self._deletion = PodDeletion(cluster, on_failed=lambda pod: pods.notify(pod.key))
+        self.forks = promotions.forks if promotions is not None else PodForks()
+        self.readiness = ReadinessProbe(
+            port_of=targets.port_of, on_ready=lambda pod: pods.notify(pod.key)
+        )
+        self._deletion = PodDeletion(
+            cluster,
+            warm=promotions.source if promotions is not None else None,
+            on_failed=lambda pod: pods.notify(pod.key),
+        )
+        self.unclaimed = (
+            UnclaimedPods(
+                pods,
+                claims=claims,
+                readiness=self.readiness,
+                source=promotions.source,
+                target_of=targets.target_of,
+            )
+            if promotions is not None
+            else None
+        )
+        self.starts = WaitingStarts(pods, self.claimed, promotions, give_back=self._give_back)
+        self._ending = PodEnding(
+            pods, self.claimed, claims, self.readiness, on_unreachable=self._on_claims_unreachable
+        )
+        self._fork_loop = ForkLoop(
+            pods,
+            self.claimed,
+            self.forks,
+            emit=self._events.put_nowait,
+            give_back=self._give_back,
+        )
         pods.listener = self._on_pod_change
 
     def __repr__(self) -> str:
-        starts = sum(waiting.starts for waiting in self._waiting.values())
         return (
-            f"<KnativeFleet {self._member}: {len(self._held)} pods, {starts} starts wait, "
-            f"{self.pods!r}>"
+            f"<KnativeFleet {self._member}: {len(self.claimed)} pods, {len(self.starts)} starts "
+            f"wait, {self.pods!r}>"
         )
 
     # -- starts ------------------------------------------------------------------------------------
     async def start(
         self, target: CallTarget, instance_id: InstanceId, secret_env: Mapping[str, str]
     ) -> InstanceInfo:
-        """Start an instance in a pod. Secrets reach a pod through its own namespace's Secrets;
-        `secret_env` is ignored.
+        """Start an instance in a pod, or a further one in a promoted pod. `secret_env` is for
+        promoted pods; others have the Secrets of their own namespace.
 
         Raises StartFailed, StartTimeout, NoCapacity, Unavailable. If cancelled, it releases what it
         may have claimed."""
-        if (life := self._by_instance.get(instance_id)) is not None:
-            return self._info(target, self._held[life].pod, instance_id, StartKind.WARM, {})
+        if (held := self.claimed.of_instance(instance_id)) is not None:
+            return self._info(target, held.pod, instance_id, StartKind.WARM, {})
         began = time.monotonic()
-        waiting = self._waiting.setdefault(target.key, PendingStart())
-        waiting.starts += 1
         try:
-            async with asyncio.timeout(target.launch.startup_timeout_s):
-                return await self._start(target, instance_id, began)
+            with self.starts.waits(target, instance_id, secret_env) as start:
+                async with asyncio.timeout(target.launch.startup_timeout_s):
+                    return await self._start(target, start)
         except TimeoutError as e:
             waited_s = time.monotonic() - began
             stage = self._stage(target)
@@ -147,32 +179,33 @@ class KnativeFleet(PodFleetLimits):
                 {"phase": stage, "log_tail": []},
             ) from e
         except BaseException:
-            if (life := self._by_instance.get(instance_id)) is not None:
-                self._run(self._release(life), f"give back {instance_id}")
+            if (held := self.claimed.of_instance(instance_id)) is not None:
+                self._run(self._release(held.pod.life), f"give back {instance_id}")
             raise
         finally:
-            waiting.starts -= 1
-            if not waiting.starts:
-                del self._waiting[target.key]
+            if not self.starts.are_waiting(target.key):
                 for pod in self.pods.of(target.key):
                     self.readiness.stop(pod.life)
 
-    async def _start(
-        self, target: CallTarget, instance_id: InstanceId, began: float
-    ) -> InstanceInfo:
+    async def _start(self, target: CallTarget, start: WaitingStart) -> InstanceInfo:
         while not self.pods.synced.is_set():
             self._check_present()
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await self.pods.synced.wait()
-        others: set[str] = set()
-        if (info := await self._claim_existing(target, instance_id, began, others)) is not None:
+        began, others = start.began, set[str]()
+        if (info := await self._claim_existing(target, start.instance, began, others)) is not None:
             return info
-        async with self.scale_requester.requested(target):
+        async with AsyncExitStack() as request:
             while True:
                 changed = self.pods.changed(target.key)
-                if (info := await self._claim_pod(target, instance_id, began, others)) is not None:
+                info = await self._claim_pod(target, start.instance, began, others)
+                if info is not None or (info := await self._fork(target, start)) is not None:
                     return info
+                self.starts.promote(target.key)
+                if not (start.has_requested or self.starts.is_promised(target.key, start)):
+                    start.has_requested = True
+                    await request.enter_async_context(self.scale_requester.requested(target))
                 self._check(target, began, others)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_S):
@@ -189,6 +222,7 @@ class KnativeFleet(PodFleetLimits):
             pod
             for pod in self.pods.of(target.key)
             if pod.is_ready and pod.is_usable and self.readiness.of(pod.life) is None
+            if pod not in self.claimed
         ]
         if info is not None or not unasked:
             return info
@@ -202,19 +236,20 @@ class KnativeFleet(PodFleetLimits):
     ) -> InstanceInfo | None:
         """Claim a pod that is ready and unclaimed. Adds the lives that others have claimed to
         `others`."""
-        async with self._waiting[target.key].lock:
+        async with self.starts.claiming(target.key):
             pods = self.pods.of(target.key)
             candidates = {
                 pod.life: pod
                 for pod in pods
                 if pod.is_usable
-                and pod.life not in self._held
+                and pod not in self.claimed
                 and not self._deletion.is_replaced(pod)
                 and self._targets.gpus.is_known(target, pod)
             }
             for pod in candidates.values():
                 self.readiness.probe(pod)
             ready = [life for life in candidates if self.readiness.of(life) is not None]
+            ready.sort(key=lambda life: candidates[life].is_promoted)
             if not ready:
                 return None
             asked_at = time.monotonic()
@@ -228,6 +263,8 @@ class KnativeFleet(PodFleetLimits):
             self._are_claims_reachable = True
             if life is None:
                 others |= set(ready)
+                for other in ready:
+                    self.starts.on_claimed(candidates[other])
                 return None
             found = self.pods.alive(life)
             if found is None or not found.is_usable:  # it ended during the claim
@@ -236,6 +273,27 @@ class KnativeFleet(PodFleetLimits):
             return self._register(
                 target, found, instance_id, began, asked_at, was_others=life in others
             )
+
+    async def _fork(self, target: CallTarget, start: WaitingStart) -> InstanceInfo | None:
+        """Fork an instance in a promoted pod of the revision that is claimed here."""
+        pods = [
+            held
+            for held in self.claimed.of_revision(target.key)
+            if not self._deletion.is_replaced(held.pod)
+        ]
+        start.is_forking = True
+        try:
+            made = await self.forks.start(target, start.instance, start.secrets, pods)
+        finally:
+            start.is_forking = False
+        if made is None or self.claimed.get(made[0].pod.life) is not made[0]:
+            return None  # none, or in a pod that has ended
+        held, _, ready = made
+        self.claimed.add_instance(held, start.instance)
+        own_ms = sum(ready.phases_ms.values())
+        pod_ms = max(0.0, (time.monotonic() - start.began) * 1000 - own_ms)
+        phases_ms = {"pod": pod_ms, **ready.phases_ms}
+        return self._info(target, held.pod, start.instance, ready.start_kind, phases_ms)
 
     def _register(
         self,
@@ -247,9 +305,10 @@ class KnativeFleet(PodFleetLimits):
         *,
         was_others: bool,
     ) -> InstanceInfo:
-        self._held[pod.life] = OwnedPod(pod, instance_id)
-        self._by_instance[instance_id] = pod.life
+        self.claimed.add(OwnedPod(pod, instance_id, {instance_id: self._targets.port_of(pod)}))
         self._claimed_lives.add(pod.life)
+        self.pods.notify(target.key)  # the other starts may fork in it
+        took_ms = self.starts.on_claimed(pod)
         now = time.monotonic()
         ready = self.readiness.of(pod.life) or ReadinessListener(start_kind=StartKind.COLD)
         is_fresh = not was_others and (
@@ -258,13 +317,15 @@ class KnativeFleet(PodFleetLimits):
         claim_ms = {"claim": (now - asked_at) * 1000}
         if not is_fresh:
             return self._info(target, pod, instance_id, StartKind.WARM, claim_ms)
-        pod_ms = max(0.0, (now - began) * 1000 - claim_ms["claim"] - sum(ready.phases_ms.values()))
+        warm_ms = {"warm": took_ms} if took_ms is not None else {}
+        known_ms = sum((*ready.phases_ms.values(), *warm_ms.values(), *claim_ms.values()))
+        pod_ms = max(0.0, (now - began) * 1000 - known_ms)
         return self._info(
             target,
             pod,
             instance_id,
             ready.start_kind,
-            {"pod": pod_ms, **ready.phases_ms, **claim_ms},
+            {**warm_ms, "pod": pod_ms, **ready.phases_ms, **claim_ms},
         )
 
     def _check(self, target: CallTarget, began: float, others: set[str]) -> None:
@@ -275,7 +336,7 @@ class KnativeFleet(PodFleetLimits):
         pods = [
             pod
             for pod in self.pods.of(target.key)
-            if pod.life not in self._held and pod.life not in others
+            if pod not in self.claimed and pod.life not in others
         ]
         for pod in pods:
             if pod.uid in self._served and _keeps_ending(pod):
@@ -309,7 +370,7 @@ class KnativeFleet(PodFleetLimits):
     def _stage(self, target: CallTarget) -> str:
         if not self.pods.synced.is_set():
             return "the cluster's API server does not answer"
-        pods = [pod for pod in self.pods.of(target.key) if pod.life not in self._held]
+        pods = [pod for pod in self.pods.of(target.key) if pod not in self.claimed]
         for pod in pods:
             if pod.is_usable and not self._targets.gpus.is_known(target, pod):
                 return self._targets.gpus.describe(pod)
@@ -328,13 +389,15 @@ class KnativeFleet(PodFleetLimits):
         kind: StartKind,
         phases_ms: Mapping[str, float],
     ) -> InstanceInfo:
+        held = self.claimed.get(pod.life)
         assert pod.ip is not None
+        assert held is not None
         launch = target.launch
         return InstanceInfo(
             id=instance_id,
             revision=RevisionKey(pod.key),
             state=InstanceState.READY,
-            socket=tcp_address(pod.ip, self._port),
+            socket=tcp_address(pod.ip, held.ports[instance_id]),
             start_kind=kind,
             phases_ms=phases_ms,
             lessee=self._member,
@@ -348,75 +411,53 @@ class KnativeFleet(PodFleetLimits):
 
     # -- stops -------------------------------------------------------------------------------------
     async def stop(self, instance_id: InstanceId, *, grace_s: float) -> None:
-        """Release the pod. A pod whose calls have not ended after `grace_s` is deleted, and another
-        one replaces it."""
-        life = self._by_instance.get(instance_id)
-        held = self._held.get(life) if life is not None else None
-        if life is None or held is None:
+        """Release the pod, or stop one of its instances where it has others or keeps its Template.
+        A pod whose calls have not ended after `grace_s` is deleted, and another one replaces it. A
+        promoted pod, which no autoscaler removes, is deleted unless another activator
+        takes it."""
+        held = self.claimed.of_instance(instance_id)
+        if held is None:
             return
+        life = held.pod.life
+        if len(held.ports) > 1 or self._fork_loop.may_keep_idle(held):
+            await self.forks.stop(held, instance_id, grace_s=grace_s)
+            self.claimed.forget_instance(instance_id)
+            if held.ports or self.claimed.get(life) is not held or self._fork_loop.keep_idle(held):
+                return
         held.is_told = True
-        is_idle = await self._is_idle(held, grace_s)
+        is_idle = await self._ending.is_idle(held, grace_s)
         if is_idle:
             self.on_released(held.pod)
         elif is_idle is False:
             await self._deletion.delete(held.pod)
-        await self._release(life)
+        if is_idle:
+            await self._give_back(held)
+        else:
+            await self._release(life)
 
-    async def _is_idle(self, held: OwnedPod, grace_s: float) -> bool | None:
-        """Wait until its calls have ended and return whether they have. None: the pod has ended, or
-        another activator has it."""
-        until = time.monotonic() + grace_s
-        while (
-            not (held.is_lost or held.pod.is_ending) and self.pods.alive(held.pod.life) is not None
-        ):
-            running = await self.readiness.running(held.pod)
-            if running is None:
-                self.readiness.delete(held.pod.life)  # the next start must probe it again
-            if not running:
-                return True
-            if time.monotonic() >= until:
-                return False
-            await asyncio.sleep(RUNNING_S)
-        return None
-
-    def _on_pod_ending(self, pod: Pod) -> None:
-        """Handle the beginning of a pod's deletion."""
-        task = asyncio.create_task(self._end_idle(pod), name=f"end {pod.name}")
-        self._ending[pod.uid] = task
-        task.add_done_callback(lambda _: self._ending.pop(pod.uid, None))
-
-    async def _end_idle(self, pod: Pod) -> None:
-        """End the worker of a pod that is being deleted once no call runs in it. queue-proxy, which
-        would hold the pod and its GPUs for 30 s, is then ended by the node agent. The activator
-        that has claimed the pod does it; of an unclaimed one the first to claim it, so that no
-        other sends it a call."""
-        await asyncio.sleep(RUNNING_S)  # a call that was sent has arrived by then
-        await self._restored.wait()
-        if pod.life not in self._held:
-            pods = sum(sibling.is_coming for sibling in self.pods.of(pod.key))
-            try:
-                if (
-                    await self._claims.claim(pod.key, f"end-{pod.uid}", [pod.life], pods=pods)
-                    is None
-                ):
-                    return
-            except ClaimsUnreachable as e:
-                self._on_claims_unreachable(e)
-                return
-        try:
-            while self.pods.alive(pod.life) is not None:
-                if await self.readiness.running(pod) == 0 and await self.readiness.end(pod):
-                    return
-                await asyncio.sleep(RUNNING_S)
-        finally:
-            if pod.life not in self._held:
-                await self._claims.release(pod.life)
+    async def _give_back(self, held: OwnedPod) -> None:
+        """Release a pod that is not needed here."""
+        await self._release(held.pod.life)
+        if held.pod.is_promoted and self.unclaimed is not None:
+            self.unclaimed.give_up_later(held.pod)
 
     async def _release(self, life: str) -> None:
-        held = self._held.pop(life, None)
+        held = self.claimed.remove(life)
         if held is not None:
-            self._by_instance.pop(held.instance, None)
+            if held.pod.is_promoted and not self._has_template(held.pod.key):
+                # the next start is not expected to be a fork
+                gone = AgentEvent(
+                    kind="template_gone",
+                    subject=held.pod.key,
+                    reason="released",
+                    message="its pod was released",
+                )
+                self._events.put_nowait(gone)
             await self._claims.release(life)
+
+    def _has_template(self, key: str) -> bool:
+        """Whether instances of a revision can be forked in a pod that is claimed here."""
+        return any(one.has_template for one in self.claimed.of_revision(key))
 
     # -- events ------------------------------------------------------------------------------------
     def _on_pod_change(
@@ -435,28 +476,30 @@ class KnativeFleet(PodFleetLimits):
             and not (before is not None and before.is_ending)
             and not self._deletion.is_replaced(after)
         ):
-            self._on_pod_ending(after)
-        held = self._held.get(after.life)
+            self._ending.on_pod_ending(after)
+        held = self.claimed.get(after.life)
         if held is None:
-            if self._waiting.get(after.key) and after.is_usable:
+            if self.starts.are_waiting(after.key) and after.is_usable:
                 self.readiness.probe(after)
             return
         held.pod = after
         if after.is_ending and not held.is_told:
             held.is_told = True
-            self._emit("instance_stopping", held.instance, "stopping", "its pod is being deleted")
+            self._emit(held, "instance_stopping", "stopping", "its pod is being deleted")
 
     def _on_life_ended(self, pod: Pod, ending: WorkerExit) -> None:
         """Handle the end of a pod's life."""
         # a claimed pod was ready, even if it was given up since, before Kubernetes reported it
+        # (of a warm pod it says only that its launcher listens)
         was_ready = (
-            pod.is_ready
+            (pod.is_ready and not pod.is_promoted)
             or self.readiness.of(pod.life) is not None
             or pod.life in self._claimed_lives
         )
         self._claimed_lives.discard(pod.life)
         self.readiness.delete(pod.life)
-        held = self._held.get(pod.life)
+        self.starts.on_ended(pod)
+        held = self.claimed.get(pod.life)
         if (was_ready or held is not None) and ending.reason in start_failure.CRASHES:
             self._served.add(pod.uid)
             if held is not None:
@@ -464,20 +507,23 @@ class KnativeFleet(PodFleetLimits):
         if held is not None:
             held.is_told = True
             reason = "deleted" if ending.reason == "exited" and pod.is_ending else ending.reason
-            self._emit("instance_gone", held.instance, reason, ending.message)
+            self._emit(held, "instance_gone", reason, ending.message)
             self._run(self._release(pod.life), f"forget {held.instance}")
         elif (
             not was_ready
             and not pod.is_ending
+            and not (pod.is_promoted and ending.code in start_failure.LAUNCHER_EXITS)
             and (crash := start_failure.of_crash(ending, pod.name)) is not None
         ):
             self._crashes[pod.key] = (time.monotonic(), crash)
             self.pods.notify(pod.key)
 
-    def _emit(self, kind: str, instance: str, reason: str, message: str) -> None:
-        self._events.put_nowait(
-            AgentEvent(kind=kind, subject=instance, reason=reason, message=message)
-        )
+    def _emit(self, held: OwnedPod, kind: str, reason: str, message: str) -> None:
+        """Report what happens to all instances of a pod."""
+        for instance in held.ports:
+            self._events.put_nowait(
+                AgentEvent(kind=kind, subject=instance, reason=reason, message=message)
+            )
 
     async def watch(self) -> AsyncIterator[AgentEvent]:
         """Yield events of instances."""
@@ -490,6 +536,9 @@ class KnativeFleet(PodFleetLimits):
             tasks.create_task(self.pods.follow(self._cluster), name="pods")
             tasks.create_task(self._targets.gpus.follow(self._cluster), name="GPUs of nodes")
             tasks.create_task(self._run_heartbeat(), name="claims")
+            if self.unclaimed is not None:
+                tasks.create_task(self.unclaimed.run(), name="unclaimed pods")
+                tasks.create_task(self._fork_loop.run(), name="instances of promoted pods")
 
     async def _run_heartbeat(self) -> None:
         while True:
@@ -499,7 +548,7 @@ class KnativeFleet(PodFleetLimits):
     async def state(self) -> None:
         """State our claims once. Pods that others claimed meanwhile get no more calls here. Does
         nothing before our claims are restored: that would release them."""
-        if not self._restored.is_set():
+        if not self._ending.restored.is_set():
             return
         try:
             lost = await self._claims.state()
@@ -508,7 +557,7 @@ class KnativeFleet(PodFleetLimits):
             return
         self._are_claims_reachable = True
         for life in lost:
-            held = self._held.get(life)
+            held = self.claimed.get(life)
             if held is None:
                 continue
             held.is_lost = True
@@ -519,9 +568,7 @@ class KnativeFleet(PodFleetLimits):
                     held.instance,
                     held.pod.name,
                 )
-                self._emit(
-                    "instance_stopping", held.instance, "lost", "another activator owns its pod"
-                )
+                self._emit(held, "instance_stopping", "lost", "another activator owns its pod")
 
     def _on_claims_unreachable(self, error: ClaimsUnreachable) -> None:
         if self._are_claims_reachable:
@@ -539,17 +586,20 @@ class KnativeFleet(PodFleetLimits):
             raise errors.AgentUnavailable(
                 "the cluster's API server does not answer: its pods are unknown"
             ) from e
-        if not self._restored.is_set():
+        if not self._ending.restored.is_set():
             await self._restore_claims()
         infos = []
-        for held in list(self._held.values()):
+        for held in self.claimed:
             target = self._targets.target_of(held.pod)
             if (
                 target is not None
                 and held.pod.ip is not None
                 and await self._are_gpus_known(target, held.pod)
             ):
-                infos.append(self._info(target, held.pod, held.instance, StartKind.WARM, {}))
+                infos += [
+                    self._info(target, held.pod, instance, StartKind.WARM, {})
+                    for instance in held.ports
+                ]
             else:
                 await self._release(held.pod.life)
         return infos
@@ -568,33 +618,60 @@ class KnativeFleet(PodFleetLimits):
             claims = await self._claims.mine()
         except ClaimsUnreachable as e:
             raise errors.AgentUnavailable(str(e)) from e
-        self._restored.set()
+        self._ending.restored.set()
         for claim in claims:
-            if claim.life in self._held:
+            if self.claimed.get(claim.life) is not None:
                 continue  # already claimed by a start
             pod = self.pods.alive(claim.life)
             if pod is None or not pod.is_usable:
                 await self._claims.release(claim.life)
             else:
-                self._held[claim.life] = OwnedPod(pod, InstanceId(claim.instance))
-                self._by_instance[claim.instance] = claim.life
+                instance = InstanceId(claim.instance)
+                held = OwnedPod(pod, instance, {instance: self._targets.port_of(pod)})
+                self.claimed.add(held)
+                await self.forks.adopt(held)
+                self.claimed.add(held)  # with all its instances
                 self._claimed_lives.add(claim.life)
 
     def max_instances_of(self, key: str) -> int | None:
         """See Fleet: the autoscaler of the cluster decides how many pods there are."""
-        return sum(
-            pod.is_usable and (pod.is_ready or pod.life in self._held) for pod in self.pods.of(key)
+        counts = (
+            len(held.ports) if (held := self.claimed.get(pod.life)) is not None else pod.is_ready
+            for pod in self.pods.of(key)
+            if pod.is_usable
         )
+        return sum(counts)
 
     def owned(self, uid: str) -> OwnedPod | None:
         """The pod with this uid, if it is ours."""
         pod = self.pods.find(uid)
-        held = self._held.get(pod.life) if pod is not None else None
+        held = self.claimed.get(pod.life) if pod is not None else None
         return held if held is not None and not held.is_lost else None
 
-    def held(self) -> Mapping[str, tuple[str, str]]:
-        """Instance and revision key of each of our pods, by its uid."""
-        return {held.pod.uid: (held.instance, held.pod.key) for held in self._held.values()}
+    def held(self) -> Mapping[str, tuple[Sequence[str], str]]:
+        """Instances and revision key of each of our pods, by its uid."""
+        return {held.pod.uid: (tuple(held.ports), held.pod.key) for held in self.claimed}
+
+    def bridges(self) -> Mapping[str, Sequence[OwnedPod]]:
+        """Our promoted pods, by revision key."""
+        found: dict[str, list[OwnedPod]] = {}
+        for held in self.claimed:
+            if held.pod.is_promoted:
+                found.setdefault(held.pod.key, []).append(held)
+        return found
+
+    async def free_own_pods(self, key: str) -> int:
+        """Number of pods of the revision's own that answer, and that no activator has claimed.
+        Raises ClaimsUnreachable."""
+        own = [
+            pod
+            for pod in self.pods.of(key)
+            if pod.is_usable and not pod.is_promoted and pod not in self.claimed
+        ]
+        for pod in own:
+            self.readiness.probe(pod)
+        ready = [pod.life for pod in own if self.readiness.of(pod.life) is not None]
+        return len(await self._claims.free(key, ready)) if ready else 0
 
     def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)
@@ -606,9 +683,14 @@ class KnativeFleet(PodFleetLimits):
         free."""
         await self.scale_requester.aclose()
         await self.readiness.aclose()
-        await cancel_all(self._ending.values())
+        await self._ending.aclose()
+        if self.unclaimed is not None:
+            await self.unclaimed.aclose()
+        await self.starts.aclose()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._deletion.aclose()
+        if self._promotions is not None:
+            await self._promotions.source.aclose()
         await self._claims.aclose()
 
 

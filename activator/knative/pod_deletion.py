@@ -1,5 +1,5 @@
-"""Deletes pods of a fleet: those whose calls do not end, and those whose worker ended while it
-served."""
+"""The end of pods of a fleet: ends the workers of pods that are being deleted, and deletes pods
+whose calls do not end, or whose worker ended while it served."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from collections import deque
 from collections.abc import Callable
 
 from activator.knative.lazy_client import Access
-from activator.knative.pod_watcher import Pod
+from activator.knative.pod_leases import ClaimsUnreachable, PodLeaseStore
+from activator.knative.pod_registry import OwnedPod, PodRegistry
+from activator.knative.pod_watcher import Pod, PodWatcher
+from activator.knative.readiness_probe import ReadinessProbe
+from activator.knative.warm.source import WarmPodSource
+from pilotlight.core.background_tasks import cancel_all
 from pilotlight.kubernetes.errors import ClusterError
 from pilotlight.kubernetes.kinds import POD
 
@@ -23,13 +28,24 @@ ENDED_GRACE_S = 1
 """Grace period of a pod whose worker has ended: nothing in it has anything left to do. For a pod
 whose worker runs, a kubelet does not shorten the 30 s that Knative's queue-proxy takes."""
 
+RUNNING_S = 0.5
+"""Interval between checks whether the last calls of a pod have ended, before it is released."""
+
 
 class PodDeletion:
     """Owner: the event loop."""
 
-    def __init__(self, cluster: Access, *, on_failed: Callable[[Pod], None]) -> None:
-        """`on_failed`: called when a pod that was to be replaced was not deleted."""
+    def __init__(
+        self,
+        cluster: Access,
+        *,
+        warm: WarmPodSource | None,
+        on_failed: Callable[[Pod], None],
+    ) -> None:
+        """`warm`: deletes promoted pods. `on_failed`: called when a pod that was to be replaced was
+        not deleted."""
         self._cluster = cluster
+        self._warm = warm
         self._on_failed = on_failed
         self._replaced: set[str] = set()
         self._replacements: dict[str, deque[float]] = {}
@@ -49,6 +65,9 @@ class PodDeletion:
     async def delete(self, pod: Pod) -> None:
         """Delete a pod whose calls do not end; a failure is logged."""
         log.warning("pod deleted, its calls do not end pod=%s/%s", pod.namespace, pod.name)
+        if self._warm is not None and pod.is_promoted:
+            await self._warm.delete(pod, "its calls do not end")
+            return
         try:
             await self._cluster.delete(POD, pod.name, pod.namespace, uid=pod.uid)
         except ClusterError as e:
@@ -75,6 +94,12 @@ class PodDeletion:
 
     async def _delete_ended(self, pod: Pod) -> None:
         log.warning("pod deleted, its worker ended pod=%s/%s", pod.namespace, pod.name)
+        if self._warm is not None and pod.is_promoted:
+            if not await self._warm.delete(pod, "its worker ended"):
+                self._replaced.discard(
+                    pod.uid
+                )  # it is found again among those that no activator has claimed
+            return
         try:
             await self._cluster.delete(
                 POD, pod.name, pod.namespace, uid=pod.uid, grace_s=ENDED_GRACE_S
@@ -87,3 +112,81 @@ class PodDeletion:
     async def aclose(self) -> None:
         """Wait for deletions in progress."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class PodEnding:
+    """Ends workers once no call runs in them. Owner: the event loop.
+
+    Attributes:
+        restored: set once the claims of this activator from before its restart are known."""
+
+    def __init__(
+        self,
+        pods: PodWatcher,
+        claimed: PodRegistry,
+        claims: PodLeaseStore,
+        readiness: ReadinessProbe,
+        *,
+        on_unreachable: Callable[[ClaimsUnreachable], None],
+    ) -> None:
+        self._pods = pods
+        self._claimed = claimed
+        self._claims = claims
+        self._readiness = readiness
+        self._on_unreachable = on_unreachable
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.restored = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<PodEnding {len(self._tasks)} pods>"
+
+    async def is_idle(self, held: OwnedPod, grace_s: float) -> bool | None:
+        """Wait until its calls have ended and return whether they have. None: the pod has ended, or
+        another activator has it."""
+        until = time.monotonic() + grace_s
+        while (
+            not (held.is_lost or held.pod.is_ending) and self._pods.alive(held.pod.life) is not None
+        ):
+            running = await self._readiness.running(held.pod)
+            if running is None:
+                self._readiness.delete(held.pod.life)  # the next start must probe it again
+            if not running:
+                return True
+            if time.monotonic() >= until:
+                return False
+            await asyncio.sleep(RUNNING_S)
+        return None
+
+    def on_pod_ending(self, pod: Pod) -> None:
+        """Handle the beginning of a pod's deletion."""
+        task = asyncio.create_task(self._end_idle(pod), name=f"end {pod.name}")
+        self._tasks[pod.uid] = task
+        task.add_done_callback(lambda _: self._tasks.pop(pod.uid, None))
+
+    async def _end_idle(self, pod: Pod) -> None:
+        """End the worker of a pod that is being deleted once no call runs in it. queue-proxy, which
+        would hold the pod and its GPUs for 30 s, is then ended by the node agent. The activator
+        that has claimed the pod does it; of an unclaimed one the first to claim it, so that no
+        other sends it a call."""
+        await asyncio.sleep(RUNNING_S)  # a call that was sent has arrived by then
+        await self.restored.wait()
+        if pod not in self._claimed:
+            try:
+                if await self._claims.claim(pod.key, f"end-{pod.uid}", [pod.life], pods=0) is None:
+                    return
+            except ClaimsUnreachable as e:
+                self._on_unreachable(e)
+                return
+        try:
+            # one that was deleted while it came up gets its address only now
+            while (there := self._pods.alive(pod.life)) is not None:
+                if await self._readiness.running(there) == 0 and await self._readiness.end(there):
+                    return
+                await asyncio.sleep(RUNNING_S)
+        finally:
+            if pod not in self._claimed:
+                await self._claims.release(pod.life)
+
+    async def aclose(self) -> None:
+        """Stop."""
+        await cancel_all(self._tasks.values())

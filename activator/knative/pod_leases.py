@@ -46,7 +46,7 @@ class PodLeaseStore(Protocol):
         self, revision: str, instance: str, lives: Sequence[str], *, pods: int
     ) -> str | None:
         """Claim the first free one of `lives`; None when others have all of them. `pods`: number of
-        pods of the revision.
+        pods of the revision; 0 = the pod is claimed to end it, and others need not make room.
 
         Repeated for the same instance it returns the same life. Raises ClaimsUnreachable; the
         result is then unknown until the next `state`, or a `release` of that instance."""
@@ -55,6 +55,11 @@ class PodLeaseStore(Protocol):
     async def release(self, life: str) -> None:
         """Release a claim; idempotent, and never another member's. Does not raise: if the store is
         unreachable, the next `state` releases it."""
+        ...
+
+    async def free(self, revision: str, lives: Sequence[str]) -> frozenset[str]:
+        """Those of `lives` that no member has claimed, this one included. Raises
+        ClaimsUnreachable."""
         ...
 
     async def state(self) -> frozenset[str]:
@@ -118,6 +123,14 @@ class InMemoryPodLeases:
         self._held.pop(life, None)
         if self._board.owners.get(life, ("",))[0] == self._member:
             del self._board.owners[life]
+
+    async def free(self, revision: str, lives: Sequence[str]) -> frozenset[str]:
+        """Those of `lives` that no member has claimed."""
+        return frozenset(
+            life
+            for life in lives
+            if life not in self._held and self._board.is_free(life, self._member)
+        )
 
     async def state(self) -> frozenset[str]:
         """State our claims. Returns the lives that others have taken."""

@@ -22,8 +22,13 @@ class PodStatements:
         self._owned = owned
         self._agents = agents
 
+    def instances_in(self, pod: str) -> tuple[str, ...]:
+        """Ids of the instances in the pod with this uid."""
+        held = self._owned(pod)
+        return tuple(held.ports) if held is not None else ()
+
     def instance_of(self, statement: PodStatement, address: str) -> str | PodAnswer:
-        """Return the id of the instance in the pod, or the answer where `address`, the agent's, may
+        """Return the id of an instance in the pod, or the answer where `address`, the agent's, may
         not speak for it."""
         held = self._owned(statement.pod)
         if held is None:
@@ -39,4 +44,4 @@ class PodStatements:
                 f"pod {pod.name} runs on node {pod.node or '(none)'}, and {address} is not an "
                 f"address of the node agent there",
             )
-        return held.instance
+        return next(iter(held.ports), held.instance)

@@ -72,10 +72,11 @@ class PodBlocker:
 
 @dataclass(frozen=True, slots=True)
 class WorkerExit:
-    """How a worker ended: `reason` as in InstanceInfo.exit_reason."""
+    """How a worker ended: `reason` as in InstanceInfo.exit_reason, `code` its exit status."""
 
     reason: str
     message: str
+    code: int = 0
 
 
 def pod_blocker(pod: Object) -> PodBlocker | None:
@@ -204,7 +205,7 @@ def _ended(terminated: Object) -> WorkerExit:
         if code == _KILLED or terminated.get("signal") == 9
         else "exited"
     )
-    return WorkerExit(reason, _words(terminated) or "its container was restarted")
+    return WorkerExit(reason, _words(terminated) or "its container was restarted", code)
 
 
 def _words(terminated: Object) -> str:

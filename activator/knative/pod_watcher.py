@@ -82,14 +82,21 @@ class Pod:
     cost: str | None
 
     @property
+    def is_promoted(self) -> bool:
+        """Whether it was a warm pod, which the controller claimed for the revision."""
+        return names.PROMOTED in self.labels
+
+    @property
     def is_usable(self) -> bool:
         """Whether it can be, or become, an instance."""
-        return self.ip is not None and not self.is_ending and self.ending is None
+        return self.ip is not None and self.is_coming
 
     @property
     def is_coming(self) -> bool:
-        """Whether it may become an instance."""
-        return not self.is_ending and self.ending is None
+        """Whether it may become an instance. A promoted pod is of one life: its container does not
+        know what to run when it is started again."""
+        is_over = self.ending is not None or (self.is_promoted and self.restarts > 0)
+        return not self.is_ending and not is_over
 
 
 Listener = Callable[[Pod | None, Pod | None, WorkerExit | None], None]
@@ -134,6 +141,10 @@ class PodWatcher:
         """The pod in that life; None when the life is over."""
         pod = self._pods.get(life.rpartition(".")[0])
         return pod if pod is not None and pod.life == life and pod.ending is None else None
+
+    def promoted(self) -> list[Pod]:
+        """All promoted pods, of any revision."""
+        return [pod for pod in self._pods.values() if pod.is_promoted]
 
     def find(self, uid: str) -> Pod | None:
         """The pod with this uid, in its current life."""

@@ -34,13 +34,19 @@ PROXY_PORT = 8012
 """Port of Knative's queue-proxy, which is in front of the worker where KPA measures."""
 AGAIN_S = 0.05
 """Interval between a negative answer and the next probe."""
+AGAIN_PROMOTED_S, AGAIN_SHARE = 0.01, 0.05
+"""The same for a promoted pod, of which a restored worker serves within a tenth of a second: the
+shortest interval, and its part of the time that the pod was probed already. Ten pods that boot for
+a second are so probed 500 times, where every 10 ms were 1,000."""
 DEADLINE_S = 2.0
 """Timeout of one probe: well above a slow network's round trip (round trips of 70 ms made a probe
 of 300 ms time out)."""
 AT_ONCE = 64
 """Maximum number of concurrent probes, so that a burst of a hundred pods does not overload the
 node."""
-_LAUNCHER_PHASES = frozenset({"agent", "code", "weights", "gpu", "pod", "restore"})
+_LAUNCHER_PHASES = frozenset(
+    {"agent", "code", "weights", "gpu", "pod", "promote", "resize", "restore"}
+)
 """Phases that the launcher of a pod adds to its worker's phases (`pilotlight.launcher`). The pod is
 not trusted: other names do not become a metric's label."""
 _STATUS = f"GET {WORKER_STATUS} HTTP/1.1\r\nhost: worker\r\nconnection: close\r\n\r\n".encode()
@@ -69,10 +75,10 @@ class ReadinessListener:
 class ReadinessProbe:
     """Probes pods. Owner: the event loop."""
 
-    def __init__(self, *, port: int, on_ready: Callable[[Pod], None]) -> None:
-        """`port`: where calls go; if it is queue-proxy's, queue-proxy is probed too. `on_ready`:
-        called when a pod has answered."""
-        self._port = port
+    def __init__(self, *, port_of: Callable[[Pod], int], on_ready: Callable[[Pod], None]) -> None:
+        """`port_of`: where a pod's calls go; if it is queue-proxy's, queue-proxy is probed too.
+        `on_ready`: called when a pod has answered."""
+        self._port_of = port_of
         self._on_ready = on_ready
         self._ready: dict[str, ReadinessListener] = {}
         self._probing: dict[str, asyncio.Task[None]] = {}
@@ -115,7 +121,7 @@ class ReadinessProbe:
         self._errors.pop(life, None)
 
     async def _probe(self, pod: Pod) -> None:
-        asks = 0
+        asks, began = 0, time.monotonic()
         while True:
             asks += 1
             async with self._at_once:
@@ -124,15 +130,15 @@ class ReadinessProbe:
                 self._ready[pod.life] = ready
                 self._on_ready(pod)
                 return
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(pause_s(time.monotonic() - began, is_promoted=pod.is_promoted))
 
     async def _probe_once(self, pod: Pod, asks: int) -> ReadinessListener | None:
         assert pod.ip is not None
         try:
             async with asyncio.timeout(DEADLINE_S):
                 report = last = await exchange(tcp_address(pod.ip, WORKER_PORT), _STATUS)
-                if report.status == 200 and self._port != WORKER_PORT:
-                    last = await exchange(tcp_address(pod.ip, self._port), _PROXY)
+                if report.status == 200 and (port := self._port_of(pod)) != WORKER_PORT:
+                    last = await exchange(tcp_address(pod.ip, port), _PROXY)
         except (OSError, WorkerConnectionLost) as e:  # TimeoutError is an OSError
             self._errors[pod.life] = str(e) or type(e).__name__
             return None
@@ -165,6 +171,27 @@ class ReadinessProbe:
     async def aclose(self) -> None:
         """Stop all probes."""
         await cancel_all(self._probing.values())
+
+
+def pause_s(probed_s: float, *, is_promoted: bool) -> float:
+    """The time until the next probe of a pod that was probed for so long."""
+    if not is_promoted:
+        return AGAIN_S
+    return min(AGAIN_S, max(AGAIN_PROMOTED_S, probed_s * AGAIN_SHARE))
+
+
+async def status_at(pod: Pod, port: int, *, within_s: float) -> ReadinessListener | None:
+    """The report of the instance at that port, for which connections wait there until it serves;
+    None when it has ended. Raises TimeoutError."""
+    assert pod.ip is not None
+    try:
+        async with asyncio.timeout(within_s):
+            answer = await exchange(tcp_address(pod.ip, port), _STATUS)
+    except TimeoutError:
+        raise
+    except (OSError, WorkerConnectionLost):
+        return None
+    return _parsed(answer, time.monotonic(), 1) if answer.status == 200 else None
 
 
 async def exchange(where: str, request: bytes) -> WorkerResponse:

@@ -31,9 +31,15 @@ class RedisPodLeases:
         self._where = address_of(url)
         self._prefix = f"pilotlight:{{{platform}}}:"
         self._redis = redis_client(url)
-        self._claim, self._state, self._release, self._mine = (
+        self._claim, self._state, self._release, self._mine, self._free = (
             self._redis.register_script(text)
-            for text in (scripts.CLAIM, scripts.STATE, scripts.RELEASE, scripts.MINE)
+            for text in (
+                scripts.CLAIM,
+                scripts.STATE,
+                scripts.RELEASE,
+                scripts.MINE,
+                scripts.FREE,
+            )
         )
         self._held: dict[str, PodLease] = {}
         self._lock = asyncio.Lock()
@@ -91,6 +97,19 @@ class RedisPodLeases:
                     life,
                     type(e).__name__,
                 )
+
+    async def free(self, revision: str, lives: Sequence[str]) -> frozenset[str]:
+        """Those of `lives` that no member has claimed; none while this activator is no member."""
+        wanted = [life for life in lives if life not in self._held]
+        if not wanted:
+            return frozenset()
+        try:
+            found = await self._free(
+                keys=[self._members, self._claims(revision)], args=[self._member, *wanted]
+            )
+        except (RedisError, OSError) as e:
+            raise self._unreachable(e) from e
+        return frozenset(found)
 
     async def state(self) -> frozenset[str]:
         """State our claims. Does nothing while this activator is not a member."""

@@ -28,7 +28,7 @@ CLAIM = (
     + """
 -- KEYS: members, claims:<revision>, claimed:<me>, wanting:<revision>, starving:<revision>.
 -- ARGV: me, keep_ms, refusal_ms, revision, instance, held, pods, then lives.
--- Returns a life; '' when none is free; '-' when this member is unknown.
+-- Returns a life; '' when none is free; '-' when this member is unknown. With pods = 0 a refusal is no want.
 local me, revision, instance = ARGV[1], ARGV[4], ARGV[5]
 if not is_living(me) then return '-' end
 local found = nil
@@ -44,7 +44,7 @@ if not found then
 end
 local fair = math.max(1, math.floor(tonumber(ARGV[7]) / redis.call('ZCOUNT', KEYS[1], '(' .. now, '+inf')))
 local is_short = not found
-for i, applies in ipairs({is_short, is_short and tonumber(ARGV[6]) < fair}) do
+for i, applies in ipairs(tonumber(ARGV[7]) > 0 and {is_short, is_short and tonumber(ARGV[6]) < fair} or {}) do
   if applies then
     redis.call('ZADD', KEYS[3 + i], now, me)
     redis.call('PEXPIRE', KEYS[3 + i], ARGV[3])
@@ -57,6 +57,21 @@ redis.call('HSET', KEYS[2], found, me .. ' ' .. instance)
 redis.call('HSET', KEYS[3], found, revision .. ' ' .. instance)
 redis.call('PEXPIRE', KEYS[2], ARGV[2])
 redis.call('PEXPIRE', KEYS[3], ARGV[2])
+return found
+"""
+)
+
+FREE = (
+    _NOW
+    + _OWNERS
+    + """
+-- KEYS: members, claims:<revision>. ARGV: me, then lives. Returns those that no living member has.
+local found = {}
+if not is_living(ARGV[1]) then return found end
+for i = 2, #ARGV do
+  local owner = owner_of(redis.call('HGET', KEYS[2], ARGV[i]))
+  if not owner or not is_living(owner) then found[#found + 1] = ARGV[i] end
+end
 return found
 """
 )

@@ -21,6 +21,11 @@ CRASHES = frozenset({"exited", "killed", "out_of_memory"})
 replaced."""
 
 
+LAUNCHER_EXITS = frozenset({69, 75, 78})
+"""Exit statuses of the launcher itself (sysexits.h): the node agent refused, the time was up, the
+pod is misplaced. Where a promoted pod says so, a pod of the revision's own may still start."""
+
+
 def of_crash(ending: WorkerExit, where: str) -> errors.StartFailed | None:
     """The error for a worker that ended before it was ready; None when it is not the worker's
     failure."""

@@ -24,16 +24,12 @@ _GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"
 _COUNTERS = (
     "prefix_cache_queries_total",
     "prefix_cache_hits_total",
-    "num_preemptions_total",
     "prompt_tokens_total",
     "generation_tokens_total",
 )
-_HISTOGRAMS = ("time_to_first_token_seconds", "inter_token_latency_seconds")
-_BUCKETS = tuple(f"{name}_bucket" for name in _HISTOGRAMS)
-_NAMES = {
-    f"vllm:{name}".encode(): name
-    for name in (*_GAUGES, *_COUNTERS, *_BUCKETS, *(f"{name}_sum" for name in _HISTOGRAMS))
-}
+_FIRST_TOKEN = "time_to_first_token_seconds"
+_BUCKETS, _SUM = f"{_FIRST_TOKEN}_bucket", f"{_FIRST_TOKEN}_sum"
+_NAMES = {f"vllm:{name}".encode(): name for name in (*_GAUGES, *_COUNTERS, _BUCKETS, _SUM)}
 _BOUND = re.compile(rb'(?:^|,)le="([^"]*)"')
 
 
@@ -91,31 +87,28 @@ class EngineMetrics:
         kv_use: share of its KV memory in use, 0 to 1.
         prefix_queries, prefix_hits: prompt tokens that were looked up in the prefix cache, and
             those found.
-        preemptions: requests that lost their KV memory to others and were restarted.
-        first_token_s, between_tokens_s: times to the first token, and between tokens."""
+        first_token_s: times to the first token."""
 
     running: int
     waiting: int
     kv_use: float | None = None
     prefix_queries: float | None = None
     prefix_hits: float | None = None
-    preemptions: float | None = None
     prompt_tokens: float | None = None
     generation_tokens: float | None = None
     first_token_s: Histogram | None = None
-    between_tokens_s: Histogram | None = None
 
 
 def parse(text: bytes) -> EngineMetrics | None:
     """Parse metrics. None if the numbers of requests are missing: the text is not an engine's, or
     the engine is broken."""
     values: dict[str, list[float]] = defaultdict(list)
-    buckets: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
+    first_token: dict[float, float] = defaultdict(float)
     for name, labels, number in _samples(text):
-        if name in _BUCKETS:
+        if name == _BUCKETS:
             bound_s = _bound_s(labels)
             if bound_s is not None:
-                buckets[name.removesuffix("_bucket")][bound_s] += number
+                first_token[bound_s] += number
         else:
             values[name].append(number)
     if "num_requests_running" not in values or "num_requests_waiting" not in values:
@@ -127,11 +120,9 @@ def parse(text: bytes) -> EngineMetrics | None:
         kv_use=max(values["kv_cache_usage_perc"], default=None),
         prefix_queries=added.get("prefix_cache_queries_total"),
         prefix_hits=added.get("prefix_cache_hits_total"),
-        preemptions=added.get("num_preemptions_total"),
         prompt_tokens=added.get("prompt_tokens_total"),
         generation_tokens=added.get("generation_tokens_total"),
-        first_token_s=_histogram("time_to_first_token_seconds", buckets, added),
-        between_tokens_s=_histogram("inter_token_latency_seconds", buckets, added),
+        first_token_s=_histogram(first_token, added.get(_SUM, 0.0)),
     )
 
 
@@ -163,11 +154,9 @@ def _samples(text: bytes) -> Iterator[tuple[str, bytes, float]]:
                     yield name, labels[brace + 1 :], number
 
 
-def _histogram(
-    name: str, buckets: dict[str, dict[float, float]], added: dict[str, float]
-) -> Histogram | None:
-    if not 0 < len(buckets[name]) <= MAX_BUCKETS:
+def _histogram(buckets: dict[float, float], sum_s: float) -> Histogram | None:
+    if not 0 < len(buckets) <= MAX_BUCKETS:
         return None
-    bounds_s = tuple(sorted(buckets[name]))
-    counts = tuple(buckets[name][bound_s] for bound_s in bounds_s)
-    return Histogram(bounds_s=bounds_s, counts=counts, sum_s=added.get(f"{name}_sum", 0.0))
+    bounds_s = tuple(sorted(buckets))
+    counts = tuple(buckets[bound_s] for bound_s in bounds_s)
+    return Histogram(bounds_s=bounds_s, counts=counts, sum_s=sum_s)

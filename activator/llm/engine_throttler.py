@@ -139,9 +139,11 @@ class EngineThrottler(Throttler):
         """The autoscaler wants to keep so many: calls go to those that have been there longest."""
         self._wanted = wanted
 
-    def reserve_nowait(self, affinity: int | None = None) -> Reservation | None:
+    def reserve_nowait(
+        self, affinity: int | None = None, *, now: float | None = None
+    ) -> Reservation | None:
         """Reserve a slot if one is free, see Throttler."""
-        return super().reserve_nowait(affinity) if self._has_stream() else None
+        return super().reserve_nowait(affinity, now=now) if self._has_stream() else None
 
     def _assign_free_slots(
         self, now: float, fresh: Instance | None = None, start_ms: float = 0.0
@@ -167,12 +169,7 @@ class EngineThrottler(Throttler):
         limits = self.target.spec.limits
         if limits is None or limits.max_streams is None:
             return True
-        most = (
-            limits.max_streams
-            if self._allowance is None
-            else max(1, self._allowance.share(limits.max_streams))
-        )
-        return self.in_flight < most
+        return self.in_flight < max(1, self._provisioner.share(limits.max_streams))
 
     def _choose(self, now: float, affinity: int | None = None) -> Instance | None:
         """Choose an instance with a free slot; kept instances have priority."""

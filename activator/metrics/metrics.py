@@ -76,25 +76,7 @@ class Metrics:
             (*FUNCTION, "start_kind"),
             registry=self.registry,
         )
-        self._start = Histogram(
-            "pilotlight_start_seconds",
-            "Time to start an instance, by start kind.",
-            (*FUNCTION, "start_kind"),
-            buckets=FAST,
-            registry=self.registry,
-        )
-        self._start_phase = Counter(
-            "pilotlight_start_phase_seconds",
-            "Time spent in each phase of starts, by start kind.",
-            ("start_kind", "phase"),
-            registry=self.registry,
-        )
-        self._start_failures = Counter(
-            "pilotlight_start_failures",
-            "Starts that failed, by the error's code.",
-            (*FUNCTION, "code"),
-            registry=self.registry,
-        )
+        self._starts = _Starts(self.registry, self._labels)
         self._wait = Histogram(
             "pilotlight_priority_wait_seconds",
             "From arrival to a slot, of calls that did not find one free.",
@@ -256,10 +238,7 @@ class Metrics:
     def instance_ready(self, target: CallTarget, info: InstanceInfo, seconds: float) -> None:
         """Count an instance that has started."""
         self.observer.started(target, ok=True)
-        self._start.labels(*self._labels(target), info.start_kind.value).observe(seconds)
-        for phase, ms in info.phases_ms.items():
-            if ms >= 0:  # NaN is not: what is added once stays in the sum
-                self._start_phase.labels(info.start_kind.value, phase).inc(min(ms / 1000, seconds))
+        self._starts.ready(target, info, seconds)
 
     def instance_lost(self, target: CallTarget, reason: str) -> None:
         """Count an instance that ended unexpectedly."""
@@ -274,7 +253,7 @@ class Metrics:
     def start_failed(self, target: CallTarget, code: str) -> None:
         """Count a failed start."""
         self.observer.started(target, ok=False)
-        self._start_failures.labels(*self._labels(target), code).inc()
+        self._starts.failed(target, code)
 
     def collect_journal(self, lag: Callable[[], Lag]) -> None:
         """Export how far the ledger is behind, read at each scrape."""
@@ -300,6 +279,14 @@ class Metrics:
         """Export the state shared by several activators, read at each scrape."""
         self.registry.register(SharedCollector(statistics, self._series))
 
+    def collect_autoscaler(self, leads: Callable[[], bool]) -> None:
+        """Export whether this activator scales the functions of its cluster."""
+        Gauge(
+            "pilotlight_autoscaler_leader",
+            "1 while this activator decides how many pods functions have (class pilotlight.dev).",
+            registry=self.registry,
+        ).set_function(lambda: int(leads()))
+
     async def sweep(self, deployed: Callable[[], AbstractSet[tuple[str, ...]]]) -> None:
         """Forget functions that are not in `deployed` (tenant, app, function), twice SWEEP_S apart:
         their last calls have been scraped then. Runs until cancelled."""
@@ -320,7 +307,7 @@ class Metrics:
 
     def _forget(self, labels: tuple[str, ...]) -> None:
         named = dict(zip(FUNCTION, labels, strict=True))
-        for metric in (self._cold, self._start, self._start_failures, self._gpu_seconds):
+        for metric in (self._cold, *self._starts.by_function, self._gpu_seconds):
             metric.remove_by_labels(named)
         for part in (self.batches, self._indicators, self.language):
             part.forget(labels)
@@ -336,6 +323,45 @@ class Metrics:
         if tally is None:
             tally = self._by_labels[labels] = FunctionTally(labels)
         return tally
+
+
+class _Starts:
+    """Counts starts of instances. `by_function`: metrics with a function's labels."""
+
+    def __init__(
+        self, registry: CollectorRegistry, labels_of: Callable[[CallTarget], tuple[str, ...]]
+    ) -> None:
+        self._labels_of = labels_of
+        self._seconds = Histogram(
+            "pilotlight_start_seconds",
+            "Time to start an instance, by start kind.",
+            (*FUNCTION, "start_kind"),
+            buckets=FAST,
+            registry=registry,
+        )
+        self._phases = Counter(
+            "pilotlight_start_phase_seconds",
+            "Time spent in each phase of starts, by start kind.",
+            ("start_kind", "phase"),
+            registry=registry,
+        )
+        self._failures = Counter(
+            "pilotlight_start_failures",
+            "Starts that failed, by the error's code.",
+            (*FUNCTION, "code"),
+            registry=registry,
+        )
+        self.by_function = (self._seconds, self._failures)
+
+    def ready(self, target: CallTarget, info: InstanceInfo, seconds: float) -> None:
+        kind = info.start_kind.value
+        self._seconds.labels(*self._labels_of(target), kind).observe(seconds)
+        for phase, ms in info.phases_ms.items():
+            if ms >= 0:  # NaN is not: what is added once stays in the sum
+                self._phases.labels(kind, phase).inc(min(ms / 1000, seconds))
+
+    def failed(self, target: CallTarget, code: str) -> None:
+        self._failures.labels(*self._labels_of(target), code).inc()
 
 
 class _Refusals:

@@ -16,6 +16,10 @@ from pilotlight.spec.quotas import Quotas
 
 _REQUESTS, _HELD, _TOKENS = 1, 2, 4
 _NEARLY_ONE = 1 - 1e-6
+REUSED_S = 0.01
+REUSED_SHARE = 1e-3
+"""For this long, and for as many calls as are this share of what is left, the same lines are sent:
+they are as much off at most. Where fewer than a thousand are left, each call has its own."""
 _Reader = tuple[Meter, Quotas, int, float, float, int]
 """A meter, the quotas shown, which of their kinds, the size of the bucket and seconds per request,
 the limit of concurrent calls."""
@@ -23,11 +27,13 @@ the limit of concurrent calls."""
 
 class RateLimitHeaders:
     """Formats both header lines of one set of rules, each ending in CRLF. The policies are
-    formatted once, the remaining amounts each time."""
+    formatted once, the remaining amounts each time that they may have changed notably."""
 
-    __slots__ = ("_readers", "_template")
+    __slots__ = ("_formatted_at", "_lines", "_readers", "_reuses", "_template")
 
     def __init__(self, rules: Rules, meters: Sequence[Meter]) -> None:
+        self._lines = b""
+        self._formatted_at, self._reuses = -inf, 0
         policies: list[str] = []
         names: list[str] = []
         self._readers: list[_Reader] = []
@@ -49,6 +55,11 @@ class RateLimitHeaders:
         quotas have changed since."""
         if not self._readers:
             return b""
+        at = self._readers[0][0].at
+        if self._reuses and at - self._formatted_at < REUSED_S:
+            self._reuses -= 1
+            return self._lines
+        fewest = inf
         numbers: list[float] = []
         for meter, quotas, kinds, depth, each_s, concurrent in self._readers:
             if meter.quotas is not quotas:
@@ -56,16 +67,21 @@ class RateLimitHeaders:
             if kinds & _REQUESTS:
                 left = meter.requests
                 numbers += (left, (depth - left) * each_s + _NEARLY_ONE)
+                fewest = min(fewest, left)
             if kinds & _HELD:
-                free = concurrent - meter.held - meter.others
-                numbers.append(free if free > 0 else 0)  # `max` takes twice as long
+                free = max(0, concurrent - meter.held - meter.others)
+                numbers.append(free)
+                fewest = min(fewest, free)
             if kinds & _TOKENS:
                 left = meter.tokens
                 numbers += (
                     max(0, left),
                     (meter.token_depth - left) / meter.tokens_per_s + _NEARLY_ONE,
                 )
-        return self._template % tuple(numbers)
+                fewest = 0  # a call may take any number
+        self._formatted_at, self._reuses = at, int(fewest * REUSED_SHARE)
+        self._lines = self._template % tuple(numbers)
+        return self._lines
 
 
 def _reader(meter: Meter, kinds: int) -> _Reader:

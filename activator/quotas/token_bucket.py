@@ -162,7 +162,8 @@ def take(  # noqa: PLR0917 - names cost a fifth of the time that a decision may 
         left = meter.requests
         if elapsed_s > 0:
             left += elapsed_s * meter.per_s
-            left = min(left, meter.depth)
+            if left > meter.depth:  # noqa: PLR1730  # `min` takes three times as long
+                left = meter.depth
             meter.requests = left
             if meter.tokens_per_s:
                 meter.tokens = min(meter.token_depth, meter.tokens + elapsed_s * meter.tokens_per_s)
@@ -177,7 +178,8 @@ def take(  # noqa: PLR0917 - names cost a fifth of the time that a decision may 
     for meter in meters:
         meter.requests -= requests
         meter.held += holds
-        if tokens:
+    if tokens:
+        for meter in meters:
             meter.tokens -= min(tokens, meter.token_depth)
     return None
 

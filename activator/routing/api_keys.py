@@ -10,6 +10,7 @@ from typing import Any
 
 from pilotlight import errors
 from pilotlight.protocol import KeyRecord
+from pilotlight.spec.bound import is_bound_of
 from pilotlight.spec.identifiers import Scope
 from pilotlight.spec.quotas import Quotas, parse_quotas
 
@@ -66,7 +67,7 @@ class Principal:
             raise errors.Forbidden(f"this API key is for environment {self.environment!r} only")
         if self.app is not None and app != self.app:
             raise errors.Forbidden(f"this API key is for {self._reach} only")
-        if self.function is not None and function != self.function:
+        if self.function is not None and not _is_or_is_bound_of(function, self.function):
             raise errors.Forbidden(f"this API key is for {self._reach} only")
 
     @property
@@ -83,6 +84,10 @@ class Principal:
             raise errors.Forbidden(
                 f"this API key has scope {self.scope.value!r}: calling functions needs 'invoke'"
             )
+
+
+def _is_or_is_bound_of(function: str, base: str) -> bool:
+    return function == base or is_bound_of(function, base)
 
 
 FUNCTION_KEY = "function:"

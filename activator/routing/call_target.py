@@ -174,4 +174,5 @@ def _kept(spec: FunctionSpec, min_instances: int | None) -> FunctionSpec:
     if min_instances is None:
         return spec
     wanted = max(spec.scaling.min_instances, min_instances) if min_instances else 0
-    return replace(spec, scaling=replace(spec.scaling, min_instances=wanted))
+    schedules = spec.scaling.schedules if min_instances else ()
+    return replace(spec, scaling=replace(spec.scaling, min_instances=wanted, schedules=schedules))

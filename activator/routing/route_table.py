@@ -17,6 +17,7 @@ from typing import Any
 from activator.routing.api_keys import ANONYMOUS, ApiKeyIndex, Principal
 from activator.routing.call_target import CallTarget
 from activator.routing.model_catalog import Engines
+from activator.routing.tenant_secrets import TenantSecrets
 from activator.routing.tenants import Tenants
 from activator.routing.traffic_split import (
     Cutovers,
@@ -25,7 +26,7 @@ from activator.routing.traffic_split import (
     previous_route,
 )
 from pilotlight import errors
-from pilotlight.core.crypto import DecryptionFailed, Sealer
+from pilotlight.core.crypto import Sealer
 from pilotlight.protocol import BudgetRecord, FeedChange, FunctionRoute
 from pilotlight.spec.cors import common_origins
 from pilotlight.spec.function import PUBLIC
@@ -45,17 +46,17 @@ class RouteTable:
     invalidate cached results. `on_function` is called with the name of a changed function, and the
     keys of the revisions that can no longer be called. `on_budget` is called with the id of a
     budget and its new state, None when it was deleted. `handovers`: None = traffic moves at once.
-    `engines`: the functions that are language models."""
+    `engines`: the functions that are language models. `secrets`: those of all tenants."""
 
     def __init__(self, lists: Mapping[str, Rates], secrets: Sealer) -> None:
-        """`lists`: price lists by version, the platform's own first. `secrets`: decrypts secrets of
-        functions."""
+        """`lists`: price lists by version, the platform's own first. `secrets`: decrypts those of
+        tenants."""
         self._lists = lists
         self._own_rates = next(iter(lists.values()))
-        self._sealer = secrets
         self._functions: dict[str, bytes] = {}
         self._names: dict[str, str] = {}
         self._kept_warm: set[str] = set()
+        self._scheduled: set[str] = set()
         self._access: dict[str, frozenset[frozenset[str]]] = {}
         """By function: with whom its answering revisions are shared. Other callers are refused
         without parsing its document."""
@@ -64,10 +65,10 @@ class RouteTable:
         self._routed: dict[str, FunctionRouter] = {}
         self._keys = ApiKeyIndex()
         self.tenants = Tenants()
+        self.secrets = TenantSecrets(secrets)
         self.engines = Engines()
         self._quotas: dict[str, Quotas] = {}
         self._budgets: set[str] = set()
-        self._secrets: dict[str, str] = {}
         self._unpriced: set[str] = set()
         self.version = 0
         self.generation = 0
@@ -115,6 +116,7 @@ class RouteTable:
             self._functions,
             self._names,
             self._kept_warm,
+            self._scheduled,
             self._access,
             self._origins,
             self._routed,
@@ -124,18 +126,19 @@ class RouteTable:
             self.engines,
             self._quotas,
             self._budgets,
-            self._secrets,
+            self.secrets,
         ):
             held.clear()
 
     def _apply_function(self, name: str, value: Any) -> None:
         before, route, routed = self._route(name), None, None
+        self._kept_warm.discard(name)
+        self._scheduled.discard(name)
         if value is None:
             self._functions.pop(name, None)
             self._access.pop(name, None)
             self._origins.pop(name, None)
             self._names.pop(before.id if before is not None else "", None)
-            self._kept_warm.discard(name)
         else:
             route = FunctionRoute.from_json(value)
             # validates the document; created again when called
@@ -150,7 +153,8 @@ class RouteTable:
             if before is not None and before.id != route.id:
                 del self._names[before.id]
             self._names[route.id] = name
-            self._kept_warm.discard(name)
+            if any(target.spec.scaling.schedules for target in routed.targets.values()):
+                self._scheduled.add(name)
             if any(target.spec.scaling.min_instances for target in routed.targets.values()):
                 self._kept_warm.add(name)
         if route is not None and route.stopped:
@@ -236,10 +240,7 @@ class RouteTable:
         self.on_budget(budget, record)
 
     def _apply_secret(self, name: str, value: Any) -> None:
-        if value is None:
-            self._secrets.pop(name, None)
-        else:
-            self._secrets[name] = str(value["sealed"] if isinstance(value, Mapping) else value)
+        self.secrets.put(name, None if value is None else str(value))
 
     # -- lookups by requests -----------------------------------------------------------------------
     def authenticate(self, authorization: bytes, now: float) -> Principal:
@@ -400,6 +401,10 @@ class RouteTable:
             (tenant, app, function) for tenant, _, app, function in map(_split, self._functions)
         }
 
+    def with_scaling_schedules(self) -> frozenset[str]:
+        """Return the names of functions that need instances at certain times."""
+        return frozenset(self._scheduled)
+
     def kept_warm(self) -> list[str]:
         """Return the names of functions that need instances without calls (`min_instances`)."""
         return sorted(self._kept_warm)
@@ -413,26 +418,6 @@ class RouteTable:
         return max(
             (target.spec.rollout.keep_previous_s for target in self.targets_of(name)), default=0.0
         )
-
-    def secret_env(self, target: CallTarget) -> dict[str, str]:
-        """Return a function's decrypted secrets as environment variables for its next start. Raises
-        Unavailable for a missing one."""
-        values: dict[str, str] = {}
-        for name in target.spec.secrets:
-            sealed = self._secrets.get(f"{target.tenant}/{target.environment}/{name}")
-            if sealed is None:
-                raise errors.Unavailable(
-                    f"secret {name!r} does not exist: `pilotlight secret set {name}` creates it",
-                    retry_after_s=30,
-                )
-            try:
-                values.update(_as_variables(name, self._sealer.open(sealed)))
-            except DecryptionFailed as e:
-                raise errors.Unavailable(
-                    f"secret {name!r} cannot be decrypted: {e}: store its values again",
-                    retry_after_s=30,
-                ) from e
-        return values
 
     def statistics(self) -> Mapping[str, int]:
         """Return sizes, for metrics."""
@@ -485,15 +470,3 @@ def _callable(route: FunctionRoute | None) -> frozenset[str]:
         str(route.revisions[revision]["launch"]["revision"])
         for revision in document_of(route).named()
     )
-
-
-def _as_variables(name: str, text: str) -> dict[str, str]:
-    """Return the variables of a secret: a JSON object of them, or one value with the secret's
-    name."""
-    try:
-        values = json.loads(text)
-    except ValueError:
-        values = None
-    if isinstance(values, dict) and all(isinstance(v, str) for v in values.values()):
-        return values
-    return {name: text}

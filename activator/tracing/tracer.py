@@ -26,7 +26,6 @@ from activator.calls.trace_context import (
     SLOW,
     AttemptRecord,
     Trace,
-    attempt_of,
 )
 from activator.routing.call_target import CallTarget
 from activator.tracing.trace_builder import FinishedCall, Json, document, parse_report, trace_of
@@ -140,8 +139,8 @@ class Tracer:
         # unauthenticated callers cannot keep traces
         if (
             parent.is_sampled
-            and call.key_id
-            and self._try_acquire(call.caller or call.target.tenant, ASKED)
+            and call.caller.key_id
+            and self._try_acquire(call.caller.tenant or call.target.tenant, ASKED)
         ):
             trace.kept_for = ASKED
 
@@ -198,7 +197,7 @@ class Tracer:
         ):
             reason = call.trace.kept_for if call.trace is not None else ""  # no caller waits for it
         if reason and self._is_kept(call, reason):
-            last = attempt_of(call, reservation, dispatched_ns=dispatched_ns, ended_ns=ended_ns)
+            last = call.ended_attempt(reservation, dispatched_ns=dispatched_ns, ended_ns=ended_ns)
             report = parse_report(answer.header(_SPANS)) if answer is not None else None
             self._make(call, reason, (*call.past, last), status, ended_ns, reported=report, **more)
 
@@ -211,7 +210,7 @@ class Tracer:
             if not past or past[-1].number < call.attempt:
                 past = (
                     *past,
-                    attempt_of(call, None, dispatched_ns=0, ended_ns=ended_ns, error=error),
+                    call.ended_attempt(None, dispatched_ns=0, ended_ns=ended_ns, error=error),
                 )
             self._make(call, reason, past, status, ended_ns, error=error, **more)
 

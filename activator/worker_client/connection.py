@@ -3,13 +3,17 @@ exchange at a time on each.
 
 A response with a known, small length is collected whole (one future, no queue: the hot path);
 others stream with back-pressure: reading from the worker pauses while the caller does not read. An
-abandoned exchange closes its connection, which tells the worker that the caller disconnected."""
+abandoned exchange closes its connection, which tells the worker that the caller disconnected.
+
+A worker repeats the heads of its responses byte by byte: a response that came whole, with a head
+that was parsed before, is not parsed (`KnownHeads`)."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Final, Protocol, cast
 
 import httptools
@@ -31,6 +35,10 @@ with a fast worker."""
 MAX_IDLE_S: Final = 30.0
 """Idle connections older than this are not reused: well below the worker's keep-alive of 75 s, so
 that a reused connection is not just being closed."""
+MAX_KNOWN_HEADS: Final = 256
+MAX_KNOWN_HEAD_BYTES: Final = 1024
+"""Limits of the heads that are kept for each worker: they differ by the length of the body."""
+_END_OF_HEAD: Final = b"\r\n\r\n"
 _OUTCOME: Final = HEADER_OUTCOME.encode()
 _NO_SNIFF: Final = b"x-content-type-options"
 _TRAILERS: Final = frozenset({HEADER_FINISH.encode(), HEADER_SPANS.encode()})
@@ -48,14 +56,39 @@ class WorkerConnectionLost(Exception):
         self.sent = sent
 
 
+class ResponseHead:
+    """The head of responses that came whole. Owner: the event loop.
+
+    Attributes:
+        body_bytes: its content-length.
+        forwarded: the header lines that callers get, once they were formatted
+            (`calls.response_headers.forwarded_lines`); until then b"".
+    """
+
+    __slots__ = ("body_bytes", "forwarded", "headers", "status")
+
+    def __init__(self, status: int, headers: list[tuple[bytes, bytes]], body_bytes: int) -> None:
+        self.status = status
+        self.headers = headers
+        self.body_bytes = body_bytes
+        self.forwarded = b""
+
+
+KnownHeads = dict[bytes, ResponseHead]
+"""Heads of one worker's responses, by their bytes."""
+
+
 class WorkerResponse:
     """A worker's response: status, headers (lower-case names), and either `body` or a stream of
     chunks.
 
     Without a connection (None) it was not received from a worker, and has a body.
+
+    Attributes:
+        head: what it shares with others that have the same head; None = nothing.
     """
 
-    __slots__ = ("_connection", "body", "headers", "status")
+    __slots__ = ("_connection", "body", "head", "headers", "status")
 
     def __init__(
         self,
@@ -63,11 +96,13 @@ class WorkerResponse:
         status: int,
         headers: list[tuple[bytes, bytes]],
         body: bytes | None,
+        head: ResponseHead | None = None,
     ) -> None:
         self._connection = connection
         self.status = status
         self.headers = headers
         self.body = body
+        self.head = head
 
     def header(self, name: bytes) -> bytes:
         """Return the first value of a header, or b""."""
@@ -123,6 +158,7 @@ class WorkerConnection(asyncio.Protocol):
         "_ended",
         "_headers",
         "_is_head",
+        "_known",
         "_parser",
         "_paused",
         "_ready",
@@ -137,8 +173,10 @@ class WorkerConnection(asyncio.Protocol):
         "is_usable",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, known: KnownHeads | None = None) -> None:
+        """`known`: shared by the connections to one worker; None = its own."""
         self._parser = httptools.HttpResponseParser(self)
+        self._known: KnownHeads = {} if known is None else known
         self._transport: asyncio.Transport | None = None
         self._waiter: ResponseSink | None = None
         self._ready: WorkerResponse | None = None
@@ -256,6 +294,18 @@ class WorkerConnection(asyncio.Protocol):
         if self._ended:  # no request was sent
             self.close()
             return
+        end = 0
+        if not self._unanswered and not self._is_head:
+            end = data.find(_END_OF_HEAD, 0, MAX_KNOWN_HEAD_BYTES) + len(_END_OF_HEAD)
+            known = self._known.get(data[:end])
+            if known is not None and known.body_bytes == len(data) - end:
+                self._ended = True
+                waiter, self._waiter = self._waiter, None
+                if waiter is not None and not waiter.done():
+                    waiter.set_result(
+                        WorkerResponse(self, known.status, known.headers, data[end:], known)
+                    )
+                return
         self._unanswered += len(data)
         try:
             self._parser.feed_data(data)
@@ -268,6 +318,8 @@ class WorkerConnection(asyncio.Protocol):
         # set the result only now: the parser has finished, so the connection can be reused at once
         if ready is not None:
             self._ready = None
+            if ready.body is not None and len(data) - end == len(ready.body):
+                self._remember(data[:end], ready)
             waiter, self._waiter = self._waiter, None
             if waiter is not None and not waiter.done():
                 lost = _lost_in_pod(ready) if ready.status == 502 else None
@@ -280,6 +332,16 @@ class WorkerConnection(asyncio.Protocol):
         ):
             self._fail(_too_long())
             self.close()
+
+    def _remember(self, head: bytes, response: WorkerResponse) -> None:
+        """Keep the head of a response that came in one read."""
+        if response.status == 200 and self.is_usable and head.startswith(b"HTTP/1.1 200 "):
+            if len(self._known) >= MAX_KNOWN_HEADS:
+                self._known.clear()
+            response.head = ResponseHead(
+                response.status, response.headers, len(response.body or b"")
+            )
+            self._known[head] = response.head
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_usable = False
@@ -400,11 +462,13 @@ class ConnectionPool:
     """Connections to one worker. The most recently used is reused first, so that surplus ones
     expire."""
 
-    __slots__ = ("_idle", "_path")
+    __slots__ = ("_idle", "_make", "_path")
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._idle: list[WorkerConnection] = []
+        known: KnownHeads = {}
+        self._make = partial(WorkerConnection, known)
 
     def __repr__(self) -> str:
         return f"<ConnectionPool {self._path} {len(self._idle)} idle>"
@@ -421,7 +485,7 @@ class ConnectionPool:
     async def open(self, loop: asyncio.AbstractEventLoop) -> WorkerConnection:
         """Open a new connection. Raises WorkerConnectionLost (nothing sent) when it fails."""
         try:
-            return await connect(loop, WorkerConnection, self._path)
+            return await connect(loop, self._make, self._path)
         except OSError as e:
             raise WorkerConnectionLost(
                 f"cannot connect to the worker: {e.strerror or e!r}", sent=False
@@ -429,7 +493,7 @@ class ConnectionPool:
 
     def release(self, connection: WorkerConnection, now: float) -> None:
         """Return a connection to the pool when its exchange ended cleanly; otherwise close it."""
-        if connection.is_idle:
+        if connection._ended and connection.is_usable and not connection._chunks:  # `is_idle`
             connection.idle_since = now
             self._idle.append(connection)
         else:

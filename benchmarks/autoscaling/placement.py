@@ -15,7 +15,7 @@ class InTurn:
         """See Placement."""
         while waiting:
             scaled, pod = self._first(waiting)
-            if len(scaled.line) > (scaled.starting - 1) * scaled.function.max_inputs:
+            if scaled.policy.is_start_needed():
                 return scaled, pod
             scaled.withdraw(pod)
         return None

@@ -1,9 +1,10 @@
 """Who decides: pilotlight's decider, Knative's KPA with its defaults, and a fixed keep-alive.
 
-`Pilotlight` feeds the platform's own `decide`, `starts_for_burst`, windows and pauses just as
-`autoscaler.revision_scaler.RevisionScaler` and `balancing.throttler.Throttler` of the activator do.
+`Pilotlight` feeds the platform's own `decide`, `starts_for_burst`, `is_start_needed`, windows and
+pauses just as `autoscaler.revision_scaler.RevisionScaler` and `balancing.throttler.Throttler` of
+the activator do.
 `Kpa` is `activator.autoscaler.kpa.step` (held to Knative's own cases, number for number) with what
-is around it there: ticks of 2 s, a request_scale_up from zero, `bounds.bound` on the way to zero,
+is around it there: ticks of 2 s, a request_scale_up from zero, `knative_bounds.bound` on the way to zero,
 starting instances invisible. Both get what flatters them: one queue for all calls, no network, no
 lost second between a decision and its start."""
 
@@ -13,15 +14,20 @@ import math
 from dataclasses import dataclass
 
 from activator.autoscaler import kpa
-from activator.autoscaler.bounds import Activity, BoundsSpec, RevisionStatus, bound
-from activator.autoscaler.decider import DeciderSpec, decide, initial_state
+from activator.autoscaler.decider import decide, initial_state
 from activator.autoscaler.idle_histogram import IdleHistogram
 from activator.autoscaler.kpa import panic_window_s
 from activator.autoscaler.observation import RevisionObservation
 from activator.autoscaler.scale_down import Candidate, choose_victims
+from activator.autoscaler.scaling_decision import DeciderSpec
 from activator.autoscaler.windows import TimeWindow
-from activator.balancing.start_estimates import StartTimeEstimator, starts_for_burst
+from activator.balancing.start_estimates import (
+    StartTimeEstimator,
+    is_start_needed,
+    starts_for_burst,
+)
 from activator.balancing.wait_queue import ConcurrencyMeter
+from benchmarks.autoscaling.knative_bounds import Activity, BoundsSpec, RevisionStatus, bound
 from benchmarks.autoscaling.world import Pod, Scaled
 from pilotlight.spec.function import Scaling
 from snapshotter.types import StartKind
@@ -69,6 +75,10 @@ class KeepAlive:
         if not pod.in_flight:
             self._look_later(pod)
 
+    def is_start_needed(self) -> bool:
+        """Every start is made that was asked for."""
+        return True
+
     def _look_later(self, pod: Pod) -> None:
         idle_since, world = pod.idle_since, self._scaled.world
 
@@ -82,6 +92,81 @@ class KeepAlive:
                 self._scaled.end(pod)
 
         world.at(world.now + self._window_s, look)
+
+
+class HybridHistogram(KeepAlive):
+    """The policy of Shahrad et al., "Serverless in the Wild" (ATC 2020), section 4: of the idle times
+    of a function, in bins of a minute, the 5th percentile says when to load it ahead of the next
+    call, and the 99th how long to keep it, each with a margin of a tenth. A histogram that is not
+    representative (fewer than ten idle times, bins that hardly differ, too many idle times beyond
+    its range) keeps an instance for its whole range. Without their ARIMA model, which is for
+    functions that are called less than each four hours."""
+
+    RANGE_MIN = 240
+    MARGIN = 0.1
+    FEWEST, LEAST_CV, MOST_BEYOND = 10, 2.0, 0.5
+
+    def __init__(self, scaled: Scaled) -> None:
+        super().__init__(scaled, window_s=self.RANGE_MIN * 60.0)
+        self._bins = [0] * self.RANGE_MIN
+        self._beyond = 0
+        self._idle_since: float | None = None
+
+    def arrived(self) -> None:
+        """An idle time ends."""
+        if self._idle_since is not None:
+            minute = int((self._scaled.world.now - self._idle_since) // 60)
+            if minute < self.RANGE_MIN:
+                self._bins[minute] += 1
+            else:
+                self._beyond += 1
+            self._idle_since = None
+        super().arrived()
+
+    def ended(self) -> None:
+        """One begins with the last call: unload, and load again before the next."""
+        own, now = self._scaled, self._scaled.world.now
+        if own.in_flight or own.line:
+            super().ended()
+            return
+        self._idle_since = now
+        prewarm_s, keep_s = self.windows()
+        self._window_s = keep_s
+        if not prewarm_s:
+            super().ended()
+            return
+        for pod in list(own.live()):
+            own.end(pod)
+
+        def load() -> None:
+            if self._idle_since == now and not own.pods:
+                own.start(1)
+
+        own.world.at(now + prewarm_s, load)
+
+    def windows(self) -> tuple[float, float]:
+        """Seconds until it is loaded ahead (0 = it stays), and seconds that it is kept from then."""
+        known = sum(self._bins)
+        mean = known / self.RANGE_MIN
+        spread = math.sqrt(sum((count - mean) ** 2 for count in self._bins) / self.RANGE_MIN)
+        if (
+            known < self.FEWEST
+            or spread < self.LEAST_CV * mean
+            or self._beyond > self.MOST_BEYOND * (known + self._beyond)
+        ):
+            return 0.0, self.RANGE_MIN * 60.0
+        head_s = 60.0 * self._minute_of(0.05 * known)
+        tail_s = 60.0 * (self._minute_of(0.99 * known) + 1)
+        prewarm_s = head_s * (1 - self.MARGIN)
+        return prewarm_s, tail_s * (1 + self.MARGIN) - prewarm_s
+
+    def _minute_of(self, rank: float) -> int:
+        below = 0
+        for minute, count in enumerate(self._bins):
+            below += count
+            if below >= rank:
+                return minute
+        return self.RANGE_MIN - 1
 
 
 class Pilotlight:
@@ -124,6 +209,19 @@ class Pilotlight:
         assert pod.held_at is not None
         assert pod.ready_at is not None
         self._starts.observe(StartKind.COLD, pod.ready_at - pod.held_at, ())
+
+    def is_start_needed(self) -> bool:
+        """As `Throttler.is_needed`."""
+        own = self._scaled
+        each = own.function.max_inputs
+        return is_start_needed(
+            waiting=len(own.line),
+            starting_slots=(own.starting - 1) * each,
+            running_slots=own.ready * each,
+            oldest_wait_s=own.world.now - own.line[0][0] if own.line else 0.0,
+            start_s=self._starts.expected_s(),
+            call_s=self._call_s(),
+        )
 
     def _poke(self) -> None:
         own, start_s = self._scaled, self._starts.expected_s()
@@ -278,6 +376,10 @@ class Kpa:
         """Ready: the revision is active."""
         if self._activity is Activity.ACTIVATING:
             self._enter(Activity.ACTIVE)
+
+    def is_start_needed(self) -> bool:
+        """Every start is made that was asked for."""
+        return True
 
     def _report(self, now: float, load: float) -> None:
         self._stable.record(now, load)

@@ -25,7 +25,8 @@ class Function:
     Attributes:
         start_s: median of its start times.
         calls: (when it comes, how long it takes), by time, in seconds.
-        seed: of its start times: the n-th start takes the same time under every policy.
+        seed: of its start times: a start takes the same time under every policy that begins it at
+            the same moment, so that policies differ by what they decide and not by luck.
     """
 
     name: str
@@ -36,12 +37,11 @@ class Function:
     max_instances: int = 8
     seed: int = 0
 
-    def start_times(self) -> Iterator[float]:
-        """Of its first, second, … start."""
-        dice = random.Random(self.seed)
-        while True:
-            drawn = dice.lognormvariate(math.log(self.start_s), START_SCATTER)
-            yield min(LONGEST_START_S, max(SHORTEST_START_S, drawn))
+    def start_time(self, at_s: float, n: int) -> float:
+        """Of the n-th start that begins at `at_s`."""
+        dice = random.Random(f"{self.seed} {at_s:.3f} {n}")
+        drawn = dice.lognormvariate(math.log(self.start_s), START_SCATTER)
+        return min(LONGEST_START_S, max(SHORTEST_START_S, drawn))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

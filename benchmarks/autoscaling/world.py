@@ -79,6 +79,11 @@ class Policy(Protocol):
         """An instance is ready."""
         ...
 
+    def is_start_needed(self) -> bool:
+        """Whether the last of the starts that wait for a GPU is still needed; asked by placements
+        that withdraw others."""
+        ...
+
 
 class Placement(Protocol):
     """Which start gets the next free GPU."""
@@ -105,7 +110,7 @@ class Scaled:
         self.pods: dict[str, Pod] = {}
         self.line: deque[tuple[float, float]] = deque()
         self.policy: Policy = _Nobody()
-        self._start_times = function.start_times()
+        self._begun = (0.0, 0)
         self._names = itertools.count()
 
     def __repr__(self) -> str:
@@ -147,9 +152,7 @@ class Scaled:
         for _ in range(count):
             pod = Pod(f"{self.function.name}-{next(self._names)}", self.world.now)
             self.pods[pod.id] = pod
-            self.world.waiting.append((self, pod))
-        if count > 0:
-            self.world.place()
+            self.world.request(self, pod)
 
     def end(self, pod: Pod) -> None:
         """No more calls for it; it ends when it has none."""
@@ -172,9 +175,10 @@ class Scaled:
 
     def placed(self, pod: Pod) -> None:
         """It got a GPU: it starts."""
-        pod.held_at = self.world.now
+        now = pod.held_at = self.world.now
         self.world.books.starts += 1
-        self.world.at(self.world.now + next(self._start_times), lambda: self._came(pod))
+        self._begun = (now, self._begun[1] + 1 if self._begun[0] == now else 0)
+        self.world.at(now + self.function.start_time(*self._begun), lambda: self._came(pod))
 
     def _came(self, pod: Pod) -> None:
         if pod.is_gone:
@@ -275,9 +279,22 @@ class World:
             what()
         return self.books
 
+    def request(self, scaled: Scaled, pod: Pod) -> None:
+        """A start wants a GPU: it gets a free one at once where no other start waits."""
+        if not self.waiting and self._has_room:
+            self._held += 1
+            scaled.placed(pod)
+        else:
+            self.waiting.append((scaled, pod))
+            self.place()
+
+    @property
+    def _has_room(self) -> bool:
+        return self.gpus is None or self._held < self.gpus
+
     def place(self) -> None:
         """Free GPUs go to starts that wait."""
-        while self.waiting and (self.gpus is None or self._held < self.gpus):
+        while self.waiting and self._has_room:
             chosen = self._placement.choose(self.waiting)
             if chosen is None:
                 return
@@ -313,3 +330,7 @@ class _Nobody:
 
     def came(self, pod: Pod) -> None:
         """Nothing."""
+
+    def is_start_needed(self) -> bool:
+        """No."""
+        return False

@@ -17,8 +17,15 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pilotlight import weights
+    from pilotlight import exception, functions, weights
     from pilotlight.client.client import AsyncClient, Client, Deployment
+    from pilotlight.current_call.context import (
+        Context,
+        context,
+        current_function_call_id,
+        current_input_id,
+    )
+    from pilotlight.current_call.spans import span
     from pilotlight.errors import (
         ClientClosedRequest,
         Conflict,
@@ -36,34 +43,40 @@ if TYPE_CHECKING:
         Unavailable,
         WorkerCrashed,
     )
+    from pilotlight.packaging.app import App
     from pilotlight.packaging.deploy import deploy
+    from pilotlight.packaging.progress_output import enable_output
     from pilotlight.profile import Profile
-    from pilotlight.sdk.app import App
+    from pilotlight.sdk.binding.parameters import parameter
     from pilotlight.sdk.calls import FunctionCall
     from pilotlight.sdk.cls import Cls
-    from pilotlight.sdk.context import Context, context
+    from pilotlight.sdk.decorator_metadata import PilotlightWarning
     from pilotlight.sdk.decorators import (
-        PilotlightWarning,
         asgi_app,
         batched,
         concurrent,
         enter,
         exit,
+        fastapi_endpoint,
         method,
+        web_endpoint,
+        wsgi_app,
     )
     from pilotlight.sdk.function import Function
     from pilotlight.sdk.image import Image
     from pilotlight.sdk.llm import Engine
     from pilotlight.sdk.policies import Cron, Period, Retries, cached_answer, static_answer
     from pilotlight.sdk.secret import Secret
-    from pilotlight.sdk.spans import span
-    from pilotlight.sdk.weights import Weights
+    from pilotlight.sdk.storage.volume import Volume
+    from pilotlight.sdk.storage.weights import Weights
+    from pilotlight.sdk.unsupported import NotSupported
     from pilotlight.spec.engines import TokenLimits
     from pilotlight.spec.policies import (
         Fallback,
         ModelCard,
         Objectives,
         RetryPolicy,
+        ScalingSchedule,
         Schedule,
         Variant,
     )
@@ -95,58 +108,51 @@ _WHERE = {
         "WorkerCrashed",
     ),
     "pilotlight.packaging.deploy": ("deploy",),
+    "pilotlight.packaging.progress_output": ("enable_output",),
     "pilotlight.profile": ("Profile",),
-    "pilotlight.sdk.app": ("App",),
+    "pilotlight.packaging.app": ("App",),
     "pilotlight.sdk.calls": ("FunctionCall",),
     "pilotlight.sdk.cls": ("Cls",),
-    "pilotlight.sdk.context": ("Context", "context"),
+    "pilotlight.current_call.context": (
+        "Context",
+        "context",
+        "current_function_call_id",
+        "current_input_id",
+    ),
     "pilotlight.sdk.function": ("Function",),
     "pilotlight.sdk.image": ("Image",),
     "pilotlight.sdk.llm": ("Engine",),
+    "pilotlight.sdk.decorator_metadata": ("PilotlightWarning",),
     "pilotlight.sdk.decorators": (
-        "PilotlightWarning",
         "asgi_app",
         "batched",
         "concurrent",
         "enter",
         "exit",
+        "fastapi_endpoint",
         "method",
+        "web_endpoint",
+        "wsgi_app",
     ),
     "pilotlight.spec.policies": (
         "Fallback",
         "ModelCard",
         "Objectives",
         "RetryPolicy",
+        "ScalingSchedule",
         "Schedule",
         "Variant",
     ),
+    "pilotlight.sdk.binding.parameters": ("parameter",),
     "pilotlight.sdk.policies": ("Cron", "Period", "Retries", "cached_answer", "static_answer"),
     "pilotlight.sdk.secret": ("Secret",),
-    "pilotlight.sdk.spans": ("span",),
-    "pilotlight.sdk.weights": ("Weights",),
+    "pilotlight.sdk.unsupported": ("NotSupported",),
+    "pilotlight.current_call.spans": ("span",),
+    "pilotlight.sdk.storage.volume": ("Volume",),
+    "pilotlight.sdk.storage.weights": ("Weights",),
 }
-_MODULES = ("weights",)
+_MODULES = ("exception", "functions", "weights")
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
-_NOT_HERE = {
-    "Volume": "model files belong in pilotlight.Weights, other data in an object store",
-    "NetworkFileSystem": "model files belong in pilotlight.Weights, other data in an object store",
-    "CloudBucketMount": "model files belong in pilotlight.Weights, other data in an object store",
-    "Mount": "the app's directory is packaged automatically; add other files with Image.copy()",
-    "Stub": "use App",
-    "Dict": "use your own database or cache",
-    "Queue": "use your own queue, or .spawn()",
-    "Sandbox": "declare a function",
-    "parameter": "classes take no parameters: pass the value to the method",
-    "web_endpoint": "every function already has an HTTP endpoint: POST "
-    "/v1/functions/{app}/{function}:invoke",
-    "fastapi_endpoint": "every function already has an HTTP endpoint: POST "
-    "/v1/functions/{app}/{function}:invoke",
-    "web_server": "return an ASGI application from a function with @pilotlight.asgi_app()",
-    "wsgi_app": "wrap it (a2wsgi.WSGIMiddleware) and return it from a function with "
-    "@pilotlight.asgi_app()",
-    "gpu": 'write the accelerator as a string: gpu="H100" or gpu="H100:2"',
-}
-
 __all__ = [
     "App",
     "AsyncClient",
@@ -168,6 +174,7 @@ __all__ = [
     "InvalidInput",
     "ModelCard",
     "NotFound",
+    "NotSupported",
     "Objectives",
     "Period",
     "PilotlightError",
@@ -176,6 +183,7 @@ __all__ = [
     "RemoteError",
     "Retries",
     "RetryPolicy",
+    "ScalingSchedule",
     "Schedule",
     "Secret",
     "StartFailed",
@@ -185,6 +193,7 @@ __all__ = [
     "Unauthenticated",
     "Unavailable",
     "Variant",
+    "Volume",
     "Weights",
     "WorkerCrashed",
     "__version__",
@@ -193,14 +202,23 @@ __all__ = [
     "cached_answer",
     "concurrent",
     "context",
+    "current_function_call_id",
+    "current_input_id",
     "deploy",
+    "enable_output",
     "enter",
+    "exception",
     "exit",
+    "fastapi_endpoint",
+    "functions",
     "is_local",
     "method",
+    "parameter",
     "span",
     "static_answer",
+    "web_endpoint",
     "weights",
+    "wsgi_app",
 ]
 
 
@@ -217,8 +235,11 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(module), name)
         globals()[name] = value
         return value
-    hint = f": {_NOT_HERE[name]} (docs/from-modal.md)" if name in _NOT_HERE else ""
-    raise AttributeError(f"pilotlight has no {name!r}{hint}")
+    from pilotlight.sdk.unsupported import is_unsupported, not_supported
+
+    if is_unsupported(name):
+        raise not_supported(name)
+    raise AttributeError(f"pilotlight has no {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -106,6 +106,8 @@ call ran: safe to send elsewhere)."""
 HEADER_FINISH = "pilotlight-finish"
 """Trailer of a worker's stream (RFC 9112 §7.1.2): `stop`, or `error` if the generator raised or was
 interrupted."""
+HEADER_RETRY = "pilotlight-retry"
+"""Of a worker's answer: "no" = the function's retries are not for what it raised."""
 HEADER_ROOT_PATH = "pilotlight-root-path"
 HEADER_DEADLINE = "pilotlight-deadline-s"
 """Remaining seconds of the execution clock at dispatch."""
@@ -118,6 +120,25 @@ wait in which the batch could have run; `first=1` on one response of each batch.
 HEADER_SPANS = "pilotlight-spans"
 """On a worker's response: the spans that user code recorded, base64 of JSON; requested by a sampled
 `traceparent`."""
+
+# -- activator → promoted pod ----------------------------------------------------------------------
+POD_CONTROL_PORT = 8079
+"""Port of a warm pod's launcher, for the two paths below; instances serve on the ports after it."""
+POD_PROMOTE = "/pilotlight/promote"
+"""`POST {"launch": signed launch document, "secrets": {name: value}}` → 202: this pod becomes an
+instance of that revision. The same document again is 202, another one 409."""
+POD_FORK = "/pilotlight/fork"
+"""`POST {"instance": id, "secrets": {name: value}}` → `{"port": n}`: a further instance of the same
+revision in this pod; 409 when the pod has no template or no room. Connections to the port wait
+until the instance serves. The same id again gets the same port."""
+POD_INSTANCES = "/pilotlight/instances"
+"""`GET` → `{"instances": [{"instance", "port", "state": "starting" | "ready" | "ended", "status",
+"error"}], "template": bool}`: those of this pod, the first one at the worker's port, and the last
+that have ended, with exit status and what their code raised; and whether the pod has a Template, of
+which POD_FORK makes others."""
+POD_STOP = "/pilotlight/stop"
+"""`POST {"port", "grace_s"}` → 202: the instance at that port finishes its calls and exits, and is
+killed after `grace_s`. Others go on."""
 
 # -- activator → controller ------------------------------------------------------------------------
 FEED_PATH = "/internal/feed"
@@ -139,6 +160,15 @@ OBSERVATIONS_PATH = "/internal/observations"
 twice (`pilotlight.spec.observations`)."""
 TRACES_PATH = "/internal/traces"
 """`POST {"activator": id, "traces": [...]}` → `{"accepted": n}`: kept traces."""
+PODS_PROMOTE_PATH = "/internal/pods/promote"
+"""`POST {"tenant", "revision": key, "attempt": instance id, "member", "exclude": [pod uids]}` →
+`{"namespace", "name", "uid", "ip", "node", "launch": signed launch document}`: claims a warm pod
+for a revision; the same attempt gets the same pod. 409 `no-warm-pod`."""
+PODS_DELETE_PATH = "/internal/pods/delete"
+"""`POST {"namespace", "name", "uid", "reason"}` → 204: deletes a promoted pod; one that is gone
+counts as deleted."""
+BIND_PATH = "/internal/bind"
+"""Where activators have bound functions made (`pilotlight.spec.bound`)."""
 DUE_PATH = "/internal/due"
 """`GET ?activator=<id>&wait_s=<s>` → `{"calls": [...]}`: calls submitted by the control plane
 (schedules, redriven dead letters), claimed for this activator, except those of named tenants

@@ -26,17 +26,23 @@ from snapshotter.starts.starter import InstanceStarter
 from snapshotter.starts.suspend import InstanceSuspender
 from snapshotter.starts.templates import Templates
 from snapshotter.types import InstanceId, InstanceState, LaunchSpec, RevisionKey, TenantShare
+from snapshotter.volumes.api import VolumeApi
+from snapshotter.volumes.node_volumes import NodeVolumes
 from weight_cache.errors import WeightCacheError
 
 _MAX_TEXT_BYTES = 64 * 1024
+_MOST_REASON = 1000
+"""Characters of the reason for a quarantine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """What the agent reports of its node: what it is capable of, and the use of its GPUs."""
+    """What the agent reports of its node: what it is capable of, and the use of its GPUs; and its
+    volumes (None: it has none)."""
 
     capabilities: Callable[[], Awaitable[Mapping[str, Any]]]
     gpus: GpuView
+    volumes: NodeVolumes | None = None
 
 
 class Agent:
@@ -92,6 +98,7 @@ class Agent:
             "checkpoint": self._checkpoint,
             "snapshots": self._list_snapshots,
             "prove_snapshot": self._prove_snapshot,
+            "quarantine_snapshot": self._quarantine_snapshot,
             "delete_snapshots": self._delete_snapshots,
             "capabilities": self._capabilities,
             "usage": self._usage,
@@ -101,6 +108,7 @@ class Agent:
             "exec": self._exec,
             "build_image": self._build_image,
             "delete_image": self._delete_image,
+            **VolumeApi(self._node.volumes).operations(),
         }
 
     async def _start(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
@@ -111,6 +119,8 @@ class Agent:
             secret_env=args["secret_env"],
             share=_share(args),
         )
+        if request.launch.volumes and self._node.volumes is not None:
+            await self._node.volumes.refresh(request.launch)
         return (await self._starter.start(request)).to_json()
 
     async def _prepare(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
@@ -145,7 +155,9 @@ class Agent:
         return {"templates": [template.info().to_json() for template in self._templates]}
 
     async def _drop_template(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
-        self._starter.drop_template(RevisionKey(args["revision"]))
+        revision = RevisionKey(args["revision"])
+        self._snapshots.cancel(revision)
+        self._starter.drop_template(revision)
         return {}
 
     async def _checkpoint(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
@@ -159,6 +171,12 @@ class Agent:
             await part({"build": proof, "cpu_ns": cpu_ns})
 
         return (await self._snapshots.prove(args["snapshot_id"], report)).to_json()
+
+    async def _quarantine_snapshot(
+        self, args: Mapping[str, Any], part: SendPart
+    ) -> Mapping[str, Any]:
+        reason = str(args["reason"])[:_MOST_REASON]
+        return (await self._snapshots.quarantine(args["snapshot_id"], reason)).to_json()
 
     async def _delete_snapshots(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         filters = {key: args[key] for key in ("snapshot_id", "revision", "function")}

@@ -20,13 +20,16 @@ from snapshotter.agent import activator_api, controller_api
 from snapshotter.agent.agent import Agent, describe
 from snapshotter.agent.components import AgentComponents, Node, assemble
 from snapshotter.checkpointing.startup import SnapshotsDisabled, open_components
+from snapshotter.images.oci.container_images import images_of
 from snapshotter.linux.cgroups import Cgroups
 from snapshotter.linux.seccomp_log import FindLabels, SeccompLog
 from snapshotter.linux.slot_network import Network, of_functions
 from snapshotter.settings import SnapshotterSettings
 from snapshotter.slots.launch_plan import RUNTIME_PACKAGES, BundleStore, ImageStore
+from snapshotter.slots.log_pruning import LogPruner
 from snapshotter.snapshots.components import SnapshotComponents
 from snapshotter.starts.recovery import reattach, sweep_groups
+from snapshotter.volumes.disk_guard import VolumeDiskGuard
 
 _log = logging.getLogger(__name__)
 STOP_GRACE_S = 10.0
@@ -105,6 +108,10 @@ async def _recover(node: Node, paths: Paths, parts: AgentComponents, cgroups: Cg
     parts.bundles.needed_by(
         lambda: {occupied.launch.bundle for occupied in occupied_slots.values()}
     )
+    if parts.container_images is not None:
+        parts.container_images.needed_by(
+            lambda: images_of(occupied.launch for occupied in occupied_slots.values())
+        )
     slots = [occupied.slot for occupied in occupied_slots.values()]
     await sweep_groups(cgroups, paths.run, slots, node.instances)
 
@@ -130,8 +137,12 @@ def _start_background(
     background = [
         asyncio.create_task(pruning, name="prune bundles and logs"),
         asyncio.create_task(node.snapshots.verify_all(), name="verify snapshots"),
+        asyncio.create_task(node.uploads.run(), name="upload snapshots"),
         asyncio.create_task(node.gpu_view.run(), name="use of GPUs"),
     ]
+    if node.volumes is not None:
+        guard = VolumeDiskGuard(node.volumes, floor, end_users=node.end_users_of_volume)
+        background.append(asyncio.create_task(guard.run(), name="disk of volumes"))
     if settings.log_refused_calls:
         watching = SeccompLog(_labels_by_group(node)).watch()
         background.append(asyncio.create_task(watching, name="refused system calls"))
@@ -217,13 +228,14 @@ async def _prune_periodically(
             images.prune_logs, keep_s=settings.log_keep_s, now=now, missing=floor.missing()
         )
         await asyncio.to_thread(
-            node.logs.prune,
+            LogPruner(node.logs.directory).prune,
             alive=alive,
             keep_s=settings.log_keep_s,
             total_bytes=settings.log_total_bytes,
             now=now,
             missing=floor.missing(),
         )
+        await node.snapshots.expire(now)
         await asyncio.sleep(_PRUNE_INTERVAL_S)
 
 

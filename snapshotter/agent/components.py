@@ -14,13 +14,21 @@ from snapshotter.agent.agent import Agent, NodeFacts
 from snapshotter.checkpointing.api import SnapshotApi
 from snapshotter.checkpointing.checkpoints import Checkpoints
 from snapshotter.checkpointing.dumps import Dumps
+from snapshotter.checkpointing.environment_builder import EnvironmentBuilder
+from snapshotter.checkpointing.import_budget import DELAY_S as IMPORT_DELAY_S
+from snapshotter.checkpointing.import_budget import ImportBudget
+from snapshotter.checkpointing.import_comparison import ImportComparison
 from snapshotter.checkpointing.requested_validation import RequestedValidations
 from snapshotter.checkpointing.trial_restore import SnapshotValidator
+from snapshotter.checkpointing.uploads import SnapshotUploads
 from snapshotter.cuda.devices import Devices, NoDevices
+from snapshotter.environments.records import ImportRecords
+from snapshotter.environments.starts import EnvironmentStarts
 from snapshotter.events import Events
 from snapshotter.gpus.grants import GpuGrants
 from snapshotter.gpus.inventory import GpuInventory
 from snapshotter.gpus.view import GpuHolder, GpuView
+from snapshotter.images.oci.container_images import ContainerImages
 from snapshotter.linux.cgroups import Cgroups
 from snapshotter.linux.dns_servers import DnsServers, NetworkAccess
 from snapshotter.linux.egress_policy import EVERYWHERE
@@ -37,6 +45,7 @@ from snapshotter.slots.weights import Weights
 from snapshotter.snapshots.background_builder import DELAY_S, BackgroundBuilder
 from snapshotter.snapshots.components import SnapshotComponents
 from snapshotter.snapshots.predictions import Predictions
+from snapshotter.snapshots.remote_copies import RemoteCopies
 from snapshotter.snapshots.restores import Restores
 from snapshotter.snapshots.selector import SnapshotSelector
 from snapshotter.starts.launcher import InstanceLauncher
@@ -47,11 +56,14 @@ from snapshotter.starts.strategy import StartStrategy
 from snapshotter.starts.teardown import Teardown
 from snapshotter.starts.template_boot import TemplateBooter
 from snapshotter.starts.templates import Templates
-from snapshotter.types import GpuGrant
+from snapshotter.starts.worker_boot import WorkerBooter
+from snapshotter.types import ApprovedCopy, GpuGrant, InstanceState
+from snapshotter.volumes.node_volumes import NodeVolumes, VolumeKey, volume_keys
 
 _PROOF_S = 30.0
 """Deadline of a snapshot validation on a loaded node; a function that starts slowly has its own
 startup timeout."""
+_LIVE = (InstanceState.READY, InstanceState.ASLEEP, InstanceState.DRAINING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +72,7 @@ class AgentComponents:
 
     Attributes:
         runtime: package name → directory, for the slots' `runtime/`.
+        volumes: None: this node has none, as in a cluster.
         probe: body of `capabilities`, given the detected cgroups.
         namespaces: False forces slots without namespaces, as for an agent without root.
         criu_cache: directory of the cached self-test result; None: below the home.
@@ -72,6 +85,11 @@ class AgentComponents:
         disk_floor_bytes: free disk reserved for journals; as `platform.disk_floor_bytes`.
         name_servers: of slots with their own network.
         device_layout: where the device nodes and driver files of GPUs are.
+        copies_at: where copies of snapshots are unless `snapshotter.snapshot_store` says so; None:
+            nowhere.
+        container_images: of functions of a cluster; None: this node pulls none.
+        approved_copies: of a cluster: the copies that its controller recorded, by identity; None:
+            there is no such controller (`RemoteCopies.approved`).
     """
 
     bundles: BundleStore
@@ -80,6 +98,7 @@ class AgentComponents:
     runtime: Mapping[str, Path]
     probe: Callable[[Cgroups], Awaitable[Mapping[str, Any]]]
     namespaces: bool
+    volumes: NodeVolumes | None = None
     criu_cache: Path | None = None
     gpus: GpuInventory = field(default_factory=GpuInventory)
     devices: Devices = field(default_factory=NoDevices)
@@ -90,6 +109,9 @@ class AgentComponents:
     disk_floor_bytes: int | None = 0
     name_servers: DnsServers = field(default_factory=DnsServers)
     device_layout: DeviceLayout = field(default_factory=DeviceLayout)
+    copies_at: str | None = None
+    approved_copies: dict[str, ApprovedCopy] | None = None
+    container_images: ContainerImages | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +140,29 @@ class Node(_Base):
     starter: InstanceStarter
     builder: BackgroundBuilder
     snapshots: SnapshotApi
+    uploads: SnapshotUploads
     gpu_view: GpuView
     agent: Agent
+    volumes: NodeVolumes | None
+
+    def end_users_of_volume(self, key: VolumeKey) -> int:
+        """End all processes that have a volume mounted; returns the number of slots and
+        instances."""
+        groups = [
+            instance.group
+            for instance in self.instances
+            if instance.group is not None
+            and instance.occupied is not None
+            and key in volume_keys(instance.occupied.launch)
+        ]
+        groups += [
+            occupied.group
+            for occupied in self.slot_allocator.occupied_slots.values()
+            if key in volume_keys(occupied.launch)
+        ]
+        for group in groups:
+            group.kill()
+        return len(groups)
 
     def refresh_metrics(self) -> None:
         """Set the gauges to the current state."""
@@ -129,8 +172,8 @@ class Node(_Base):
             template_pss_bytes=self.templates.pss_bytes(),
             parked=self.templates.parked(),
         )
-        self.metrics.observe_gpus(self.gpus.count_by_kind(), self.gpus.fragmentation())
-        self.metrics.observe_gpu_use(self.gpu_view.now())
+        self.metrics.gpus.observe(self.gpus.count_by_kind(), self.gpus.fragmentation())
+        self.metrics.gpus.observe_use(self.gpu_view.now())
         self.snapshots.observe()
 
 
@@ -146,63 +189,38 @@ def assemble(
 ) -> Node:
     """Construct all components. `network`: of functions. `stock`: None disables snapshots, for the
     reason `why_not`."""
-    base = _base(
-        paths,
-        settings,
-        parts,
-        cgroups,
-        network,
-        criu=None if stock is None else stock.kit.directory,
-    )
+    criu = None if stock is None else stock.kit.directory
+    base = _base(paths, settings, parts, cgroups, network, criu=criu)
     restores = _restores(base, settings, parts, stock) if stock is not None else None
-    selector = SnapshotSelector(
-        stock,
-        restores,
-        why_not=why_not,
-        events=base.events,
-        metrics=base.metrics,
-        predictions=Predictions(),
-    )
-    template_booter = TemplateBooter(
-        slot_allocator=base.slot_allocator,
-        templates=base.templates,
-        ends=base.ends,
-        logs=base.logs,
-        events=base.events,
-        background_tasks=base.background_tasks,
-        selector=selector,
-        gpus=base.gpus,
-    )
+    uploads = SnapshotUploads(upload_target(settings, stock.remote if stock is not None else None))
+    selector = _selector(base, stock, restores, why_not, on_ready=uploads.want)
+    environments = None
+    if stock is not None and restores is not None and has_imports(settings, parts):
+        environments = _environment_starts(base, paths, stock, restores)
+    workers = WorkerBooter(slots=base.slot_allocator, ends=base.ends, environments=environments)
+    template_booter = _template_booter(base, workers, selector)
     room = NodeCapacity(
         memory_bytes=settings.node_memory_bytes(),
         dedicated_to=settings.dedicated_to,
         gpus=base.gpus,
     )
-    checkpoints = asked = None
+    checkpoints = dumps = None
     if stock is not None and restores is not None:
-        checkpoints = Checkpoints(
-            stock=stock,
-            selector=selector,
-            dumps=_dumps(base, parts, stock, template_booter),
-            proofs=_proofs(base, settings, restores),
-            metrics=base.metrics,
-            gpus=base.gpus,
-        )
-        asked = RequestedValidations(checkpoints, instances=base.instances, room=room)
+        dumps = _dumps(base, settings, parts, stock, template_booter)
+        checkpoints = _checkpoints(base, stock, selector, dumps, _proofs(base, settings, restores))
     builder = BackgroundBuilder(
         checkpoints,
         background_tasks=base.background_tasks,
         per_hour=settings.snapshot_builds_per_hour,
         delay_s=parts.build_delay_s,
     )
-    snapshots = SnapshotApi(
-        stock=stock,
-        checkpoints=checkpoints,
-        asked=asked,
-        selector=selector,
-        background_tasks=base.background_tasks,
-        metrics=base.metrics,
-        builder=builder,
+    imports = None
+    if environments is not None and checkpoints is not None and dumps is not None:
+        budget = _import_budget(base, settings, parts, builder, room)
+        imports = _environment_builder(base, environments, checkpoints, selector, budget)
+        workers.on_booted = dumps.on_booted = imports.on_booted
+    snapshots = _snapshots(
+        base, stock, checkpoints, selector=selector, builder=builder, room=room, imports=imports
     )
     strategy = StartStrategy(
         template_booter=template_booter,
@@ -214,11 +232,120 @@ def assemble(
     )
     starter = _starter(base, template_booter=template_booter, strategy=strategy, room=room)
     gpu_view = GpuView(
-        inventory=parts.gpus,
-        holders=lambda: _gpu_users(base.instances),
-        models=parts.weights,
+        inventory=parts.gpus, holders=lambda: _gpu_users(base.instances), models=parts.weights
     )
-    agent = Agent(
+    facts = NodeFacts(
+        capabilities=lambda: parts.probe(cgroups), gpus=gpu_view, volumes=parts.volumes
+    )
+    if parts.volumes is not None:
+        parts.volumes.attach(
+            cgroups,
+            in_slots=lambda: _volumes_in_slots(base.slot_allocator),
+            in_instances=lambda: _volumes_in_instances(base.instances),
+        )
+    return Node(
+        **vars(base),
+        template_booter=template_booter,
+        starter=starter,
+        builder=builder,
+        snapshots=snapshots,
+        uploads=uploads,
+        gpu_view=gpu_view,
+        agent=_agent(base, parts, starter=starter, snapshots=snapshots, facts=facts),
+        volumes=parts.volumes,
+    )
+
+
+def _template_booter(
+    base: _Base, workers: WorkerBooter, selector: SnapshotSelector
+) -> TemplateBooter:
+    return TemplateBooter(
+        workers=workers,
+        templates=base.templates,
+        ends=base.ends,
+        logs=base.logs,
+        events=base.events,
+        background_tasks=base.background_tasks,
+        selector=selector,
+        gpus=base.gpus,
+    )
+
+
+def _checkpoints(
+    base: _Base,
+    stock: SnapshotComponents,
+    selector: SnapshotSelector,
+    dumps: Dumps,
+    proofs: SnapshotValidator,
+) -> Checkpoints:
+    return Checkpoints(
+        stock=stock,
+        selector=selector,
+        dumps=dumps,
+        proofs=proofs,
+        metrics=base.metrics,
+        gpus=base.gpus,
+    )
+
+
+def _environment_starts(
+    base: _Base, paths: Paths, stock: SnapshotComponents, restores: Restores
+) -> EnvironmentStarts:
+    return EnvironmentStarts(
+        stock=stock,
+        restores=restores,
+        records=ImportRecords(paths.home / "node" / "imports.json"),
+        metrics=base.metrics,
+        limits_memory=base.cgroups.limits_memory,
+    )
+
+
+def _import_budget(
+    base: _Base,
+    settings: SnapshotterSettings,
+    parts: AgentComponents,
+    builder: BackgroundBuilder,
+    room: NodeCapacity,
+) -> ImportBudget:
+    return ImportBudget(
+        snapshots=settings.environment_snapshots,
+        delay_s=min(IMPORT_DELAY_S, 2 * parts.build_delay_s),
+        builder=builder,
+        room=room,
+        instances=base.instances,
+        templates=base.templates,
+    )
+
+
+def _environment_builder(
+    base: _Base,
+    environments: EnvironmentStarts,
+    checkpoints: Checkpoints,
+    selector: SnapshotSelector,
+    budget: ImportBudget,
+) -> EnvironmentBuilder:
+    return EnvironmentBuilder(
+        environments=environments,
+        checkpoints=checkpoints,
+        selector=selector,
+        comparison=ImportComparison(
+            environments=environments, slots=base.slot_allocator, ends=base.ends
+        ),
+        ends=base.ends,
+        budget=budget,
+        events=base.events,
+    )
+
+
+def _agent(
+    base: _Base,
+    parts: AgentComponents,
+    *,
+    starter: InstanceStarter,
+    snapshots: SnapshotApi,
+    facts: NodeFacts,
+) -> Agent:
+    return Agent(
         starter=starter,
         instances=base.instances,
         templates=base.templates,
@@ -226,16 +353,58 @@ def assemble(
         logs=base.logs,
         events=base.events,
         snapshots=snapshots,
-        node=NodeFacts(capabilities=lambda: parts.probe(cgroups), gpus=gpu_view),
+        node=facts,
     )
-    return Node(
-        **vars(base),
-        template_booter=template_booter,
-        starter=starter,
+
+
+def _snapshots(
+    base: _Base,
+    stock: SnapshotComponents | None,
+    checkpoints: Checkpoints | None,
+    *,
+    selector: SnapshotSelector,
+    builder: BackgroundBuilder,
+    room: NodeCapacity,
+    imports: EnvironmentBuilder | None,
+) -> SnapshotApi:
+    asked = None
+    if checkpoints is not None:
+        asked = RequestedValidations(checkpoints, instances=base.instances, room=room)
+    return SnapshotApi(
+        stock=stock,
+        checkpoints=checkpoints,
+        asked=asked,
+        selector=selector,
+        background_tasks=base.background_tasks,
+        metrics=base.metrics,
         builder=builder,
-        snapshots=snapshots,
-        gpu_view=gpu_view,
-        agent=agent,
+        environments=imports,
+    )
+
+
+def has_imports(settings: SnapshotterSettings, parts: AgentComponents) -> bool:
+    """Whether there is IMPORT where snapshots are: unless it is switched off, but not in a cluster,
+    whose functions run in pods."""
+    is_cluster = settings.pods is not None or parts.approved_copies is not None
+    return settings.environment_snapshots > 0 and not is_cluster
+
+
+def _selector(
+    base: _Base,
+    stock: SnapshotComponents | None,
+    restores: Restores | None,
+    why_not: str,
+    *,
+    on_ready: Callable[[str], None],
+) -> SnapshotSelector:
+    return SnapshotSelector(
+        stock,
+        restores,
+        why_not=why_not,
+        events=base.events,
+        metrics=base.metrics,
+        predictions=Predictions(),
+        on_ready=on_ready,
     )
 
 
@@ -261,7 +430,11 @@ def _starter(
 
 
 def _dumps(
-    base: _Base, parts: AgentComponents, stock: SnapshotComponents, template_booter: TemplateBooter
+    base: _Base,
+    settings: SnapshotterSettings,
+    parts: AgentComponents,
+    stock: SnapshotComponents,
+    template_booter: TemplateBooter,
 ) -> Dumps:
     return Dumps(
         stock=stock,
@@ -270,6 +443,7 @@ def _dumps(
         slot_allocator=base.slot_allocator,
         ends=base.ends,
         devices=parts.devices,
+        has_templates=settings.pods is None and parts.approved_copies is None,
     )
 
 
@@ -306,6 +480,7 @@ def _base(
         logs=logs,
         network=network,
         log_refused=settings.log_refused_calls,
+        records_imports=has_imports(settings, parts),
     )
     prefork_pool = PreforkPool(
         cgroups=cgroups,
@@ -346,6 +521,24 @@ def _gpu_holders(instances: Instances, slot_allocator: SlotAllocator) -> Iterato
     yield from (occupied.gpus for occupied in slot_allocator.occupied_slots.values())
 
 
+def _volumes_in_slots(slot_allocator: SlotAllocator) -> set[VolumeKey]:
+    return {
+        key
+        for occupied in slot_allocator.occupied_slots.values()
+        if occupied.volumes or not occupied.is_booting
+        for key in volume_keys(occupied.launch)
+    }
+
+
+def _volumes_in_instances(instances: Instances) -> set[VolumeKey]:
+    return {
+        key
+        for instance in instances
+        if instance.occupied is not None and instance.info.state in _LIVE
+        for key in volume_keys(instance.occupied.launch)
+    }
+
+
 def _gpu_users(instances: Instances) -> Iterator[GpuHolder]:
     for instance in instances:
         if instance.info.gpus is not None:
@@ -365,6 +558,7 @@ def _node_files(paths: Paths, parts: AgentComponents, criu: Path | None) -> Node
         images=parts.images,
         weights=parts.weights,
         runtime=parts.runtime,
+        volumes=parts.volumes,
         platform=paths.for_functions,
         criu=criu,
         gpus=parts.device_layout,
@@ -392,6 +586,13 @@ def _proofs(base: _Base, settings: SnapshotterSettings, restores: Restores) -> S
         ways=restore_modes(settings),
         deadline_s=_PROOF_S,
     )
+
+
+def upload_target(
+    settings: SnapshotterSettings, remote: RemoteCopies | None
+) -> RemoteCopies | None:
+    """Where snapshots of this node are uploaded (`snapshotter.snapshot_uploads`)."""
+    return remote if settings.snapshot_uploads else None
 
 
 def restore_modes(settings: SnapshotterSettings) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from typing import Any
 from pilotlight.core.rpc import RpcGuest, RpcOperation, SendPart
 from pilotlight.core.settings import Paths
 from snapshotter.errors import OrderRefused
+from snapshotter.volumes import api as volumes
 
 PLAIN = ("instances", "templates", "drop_template", "snapshots", "capabilities", "gpus")
 """Operations whose arguments are only looked up among existing objects."""
@@ -48,9 +49,11 @@ def operations(of_root: Mapping[str, RpcOperation], *, uid_base: int) -> Mapping
         "exec": lambda args: _check_name(args, "instance_id", _INSTANCE),
         "logs": lambda args: _check_name(args, "instance_id", _NAME, optional=True),
         "prove_snapshot": lambda args: _check_name(args, "snapshot_id", _NAME),
+        "quarantine_snapshot": lambda args: _check_name(args, "snapshot_id", _NAME),
         "delete_snapshots": lambda args: _check_name(args, "snapshot_id", _NAME, optional=True),
         "build_image": tenant,
         "delete_image": image,
+        **volumes.checks(),
     }
     return {
         **{name: of_root[name] for name in PLAIN},

@@ -1,5 +1,5 @@
 """Reports the state of a node to the controller: weights and snapshots on it, free memory, GPUs.
-The controller converts it to labels.
+The controller converts it to labels, and answers with orders about snapshots.
 
 Sent every `EVERY_S`, and soon after weights or snapshots change. A failed report needs no retry:
 each report is complete.
@@ -32,8 +32,7 @@ from snapshotter.types import (
     NodeGpu,
     NodeReport,
     NodeSnapshot,
-    SnapshotInfo,
-    SnapshotState,
+    SnapshotOrders,
 )
 from weight_cache.errors import WeightCacheError
 from weight_cache.types import ModelInfo
@@ -43,8 +42,8 @@ EVERY_S = 10.0
 LOOK_S = 2.0
 """Interval of checks for changed weights and snapshots."""
 MOST = 200
-"""Maximum number of reported weights and of snapshots, most recently used first; the controller
-makes at most 50 labels of them."""
+"""Maximum number of reported weights, and of images, most recently used first; the controller makes
+at most 50 labels of weights and snapshots."""
 _POST_TIMEOUT_S = 5.0
 _TOKEN_LABEL = b"pilotlight platform token"
 _MEMINFO = Path("/proc/meminfo")
@@ -54,6 +53,32 @@ class HotWeights(Protocol):
     """The methods of `weight_cache.client.WeightCacheClient` that are used."""
 
     async def models(self) -> list[ModelInfo]: ...
+
+
+class ReportedSnapshots(Protocol):
+    """The methods of `checkpointing.controller_orders.ControllerOrders` that are used."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+
+    def reported(self) -> tuple[NodeSnapshot, ...]: ...
+
+    def forgotten(self) -> tuple[str, ...]: ...
+
+    def apply(self, orders: SnapshotOrders) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePods:
+    """The function pods that the agent serves, the tenants that have a directory there, and what it
+    can show to pods (`NodeReport.images`, `engines`)."""
+
+    count: int = 0
+    tenants: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+    engines: tuple[str, ...] = ()
 
 
 def platform_token(key_file: Path) -> str:
@@ -99,8 +124,8 @@ class Reporter:
         node: str,
         version: str,
         weights: HotWeights,
-        snapshots: Callable[[], Sequence[SnapshotInfo]],
-        pods: Callable[[], int],
+        snapshots: ReportedSnapshots,
+        pods: Callable[[], NodePods],
         gpus: GpuReaders,
     ) -> None:
         self._client = controller_client(controller, token=token, timeout_s=_POST_TIMEOUT_S)
@@ -121,10 +146,15 @@ class Reporter:
         reported: object = None
         due = 0.0
         while True:
-            hot = (await self._hot_weights(), self._hot_snapshots())
+            weights, snapshots = await self._hot_weights(), self._snapshots.reported()
+            hot = (
+                weights,
+                sorted(self._pods().images),
+                [_essence(snapshot) for snapshot in snapshots],
+            )
             now = time.monotonic()
             if hot != reported or now >= due:
-                if await self._post(await self._report(*hot)):
+                if await self._post(await self._report(weights, snapshots)):
                     reported = hot
                 due = now + EVERY_S
             await asyncio.sleep(LOOK_S)
@@ -141,15 +171,23 @@ class Reporter:
         if self._gpus.memory is not None:
             with contextlib.suppress(GpuMemoryUnknown):
                 gpus = await self._gpus.memory.read()
+        pods = self._pods()
         return NodeReport(
             node=self._node,
             version=self._version,
             weights=weights,
-            snapshots=snapshots,
+            images=pods.images[:MOST],
+            engines=pods.engines,
+            snapshots=tuple(s for s in snapshots if s.is_ready),
+            others=tuple(s for s in snapshots if not s.is_ready),
             memory_bytes=total,
             memory_free_bytes=free,
             gpus=self._node_gpus(gpus),
-            pods=self._pods(),
+            pods=pods.count,
+            tenants=pods.tenants,
+            kind=self._snapshots.kind,
+            orders=self._snapshots.version,
+            forgotten=self._snapshots.forgotten(),
         )
 
     def _node_gpus(self, gpus: Sequence[GpuMemory]) -> tuple[NodeGpu, ...]:
@@ -164,14 +202,6 @@ class Reporter:
         self._known_weights = tuple(m.manifest for m in reversed(models))[:MOST]
         return self._known_weights
 
-    def _hot_snapshots(self) -> tuple[NodeSnapshot, ...]:
-        ready = [info for info in self._snapshots() if info.state is SnapshotState.READY]
-        ready.sort(key=lambda info: -info.last_used_at)
-        return tuple(
-            NodeSnapshot(revision=info.revision, identity=dict(info.identity))
-            for info in ready[:MOST]
-        )
-
     async def _post(self, report: NodeReport) -> bool:
         import httpx
 
@@ -182,7 +212,9 @@ class Reporter:
                 if answer.is_success
                 else f"the controller responded {answer.status_code}: {answer.text[:200]}"
             )
-        except httpx.HTTPError as e:
+            if answer.status_code == 200:
+                self._snapshots.apply(SnapshotOrders.from_json(answer.json()))
+        except (httpx.HTTPError, ValueError, TypeError, KeyError, AttributeError) as e:
             failure = f"{type(e).__name__}: {e}"
         if failure != self._failure:
             self._failure = failure
@@ -191,6 +223,12 @@ class Reporter:
             else:
                 _log.info("report.taken node=%s", self._node)
         return not failure
+
+
+def _essence(snapshot: NodeSnapshot) -> tuple[object, ...]:
+    """What is reported at once when it changes: not every use of a snapshot."""
+    info = snapshot.info
+    return (snapshot.revision, snapshot.copy, info and (info.id, info.state))
 
 
 def _node_gpu(gpu: GpuMemory, use: GpuUse | None) -> NodeGpu:

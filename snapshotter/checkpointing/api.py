@@ -11,6 +11,7 @@ from typing import Any
 
 from pilotlight.core.background_tasks import BackgroundTasks
 from snapshotter.checkpointing.checkpoints import Checkpoints
+from snapshotter.checkpointing.environment_builder import EnvironmentBuilder
 from snapshotter.checkpointing.requested_validation import Report, RequestedValidations
 from snapshotter.errors import SnapshotRefused, SnapshotUnknown, Unsupported
 from snapshotter.metrics import Metrics
@@ -20,7 +21,13 @@ from snapshotter.snapshots.manifest import SnapshotManifest
 from snapshotter.snapshots.remote_copies import RemoteCopies, RemoteError
 from snapshotter.snapshots.selector import SnapshotSelector
 from snapshotter.snapshots.stored import SnapshotCorrupt
-from snapshotter.types import LaunchSpec, SnapshotInfo, SnapshotState
+from snapshotter.types import (
+    ENVIRONMENT_PREFIX,
+    LaunchSpec,
+    RevisionKey,
+    SnapshotInfo,
+    SnapshotState,
+)
 
 _log = logging.getLogger(__name__)
 _FORGET_S = 60.0
@@ -41,7 +48,10 @@ class SnapshotApi:
         background_tasks: BackgroundTasks,
         metrics: Metrics,
         builder: BackgroundBuilder,
+        environments: EnvironmentBuilder | None = None,
     ) -> None:
+        """`environments`: None: there is no IMPORT."""
+        self._environments = environments
         self._builder = builder
         self._stock = stock
         self._checkpoints = checkpoints
@@ -80,8 +90,9 @@ class SnapshotApi:
             raise
 
     def infos(self, labels: Mapping[str, str]) -> list[SnapshotInfo]:
-        """The snapshots with these labels (`AgentClient.snapshots`)."""
-        return self._stock.catalogue.infos(labels) if self._stock is not None else []
+        """The snapshots of functions with these labels (`AgentClient.snapshots`)."""
+        infos = self._stock.catalogue.infos(labels) if self._stock is not None else []
+        return [info for info in infos if not info.revision.startswith(ENVIRONMENT_PREFIX)]
 
     async def prove(self, snapshot_id: str, report: Report) -> SnapshotInfo:
         """Prove a snapshot again (`AgentClient.prove_snapshot`)."""
@@ -93,10 +104,38 @@ class SnapshotApi:
             raise SnapshotUnknown(f"snapshot {snapshot_id} was deleted while it was being proven")
         return found[-1]
 
+    async def quarantine(self, snapshot_id: str, reason: str) -> SnapshotInfo:
+        """Quarantine a snapshot: it is never restored again (`AgentClient.quarantine_snapshot`).
+        Idempotent. Raises SnapshotUnknown."""
+        if self._stock is not None and any(s.id == snapshot_id for s in self._stock.catalogue):
+            await self._selector.quarantine(snapshot_id, reason)
+        found = [info for info in self.infos({}) if info.id == snapshot_id]
+        if not found:
+            raise SnapshotUnknown(f"snapshot {snapshot_id} is not on this node")
+        return found[-1]
+
+    def cancel(self, revision: RevisionKey) -> None:
+        """Calls no longer reach this revision: stop what is done for it in the background."""
+        self._builder.forget(revision=revision, function=None)
+        if self._checkpoints is not None:
+            self._checkpoints.cancel(revision)
+        if self._environments is not None:
+            self._environments.cancel(revision)
+
     async def aclose(self) -> None:
-        """Stop requested proofs."""
+        """Stop requested proofs, what follows from boots, and running transfers."""
+        if self._environments is not None:
+            await self._environments.aclose()
         if self._asked is not None:
             await self._asked.aclose()
+        await self._selector.aclose()
+
+    async def delete_here(self, snapshot_id: str) -> bool:
+        """Delete a snapshot, but not its copy; whether it existed."""
+        if self._stock is None:
+            return False
+        with self._selector.telling("deleted"):
+            return await self._stock.catalogue.delete(snapshot_id)
 
     async def delete(
         self, *, snapshot_id: str | None, revision: str | None, function: str | None
@@ -135,7 +174,13 @@ class SnapshotApi:
             "last_refusal": self._checkpoints.last_refusal
             if self._checkpoints is not None
             else None,
+            "imports": self._environments.describe() if self._environments is not None else None,
         }
+
+    async def expire(self, now: float) -> None:
+        """Delete environment snapshots that no start has used for long."""
+        if self._environments is not None:
+            await self._environments.expire(now)
 
     def observe(self) -> None:
         """Update the metrics; called before each scrape."""

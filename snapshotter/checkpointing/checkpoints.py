@@ -30,6 +30,7 @@ from snapshotter.checkpointing.dumps import (
     launch_of,
 )
 from snapshotter.checkpointing.trial_restore import ProofFailed, SnapshotValidator, nobody_pays
+from snapshotter.criu import working_set
 from snapshotter.errors import NoCapacity, SnapshotRefused, SnapshotterError
 from snapshotter.gpus.grants import GpuGrants
 from snapshotter.metrics import Metrics
@@ -40,7 +41,7 @@ from snapshotter.snapshots.manifest import Proof, SnapshotManifest
 from snapshotter.snapshots.restores import SnapshotUnfit
 from snapshotter.snapshots.selector import SnapshotSelector
 from snapshotter.snapshots.stored import DiskBudgetExceeded, Snapshot, SnapshotStaging
-from snapshotter.types import GpuGrant, LaunchSpec, RevisionKey
+from snapshotter.types import ENVIRONMENT_PREFIX, GpuGrant, LaunchSpec, RevisionKey
 
 _log = logging.getLogger(__name__)
 _ATTEMPTS = 3
@@ -105,6 +106,7 @@ class Checkpoints:
         self._flights: dict[RevisionKey, asyncio.Task[Snapshot]] = {}
         self._refused: dict[RevisionKey, _Refused] = {}
         self._late: set[RevisionKey] = set()
+        self._asked: set[RevisionKey] = set()
         self._publish_ms: dict[str, float] = {}
         self.last_refusal: Mapping[str, Any] | None = None
 
@@ -140,7 +142,22 @@ class Checkpoints:
             )
             self._flights[launch.revision] = flight
             flight.add_done_callback(lambda task: self._landed(launch.revision, task))
+        if not unasked:
+            self._asked.add(launch.revision)
         return await asyncio.shield(flight)
+
+    def cancel(self, revision: RevisionKey) -> None:
+        """Calls no longer reach this revision: stop making its snapshot, unless somebody waits for
+        it."""
+        if revision in self._flights and revision not in self._asked:
+            self._flights[revision].cancel()
+
+    async def wait_idle(self, revision: RevisionKey) -> None:
+        """Wait until no snapshot is made that somebody waits for, nor one of this revision."""
+        while flights := [
+            flight for key, flight in self._flights.items() if key in self._asked or key == revision
+        ]:
+            await asyncio.wait(flights)
 
     def _require_retry(self, known: _Refused, *, unasked: bool) -> None:
         """Raise SnapshotRefused if a revision that was refused is not to be tried now."""
@@ -181,6 +198,7 @@ class Checkpoints:
 
     def _landed(self, revision: RevisionKey, task: asyncio.Task[Snapshot]) -> None:
         del self._flights[revision]
+        self._asked.discard(revision)
         if not task.cancelled() and isinstance(
             error := task.exception(), SnapshotterError | SlotConnectionLost
         ):
@@ -190,17 +208,18 @@ class Checkpoints:
         try:
             # one set of GPUs for the dump and the proof, which follow each other
             with self._reserved_gpus(launch) as gpus:
-                found = await self._selector.find(launch, StartPhase(gpus=gpus))
+                found = await self._selector.find(launch, StartPhase(gpus=gpus), waits=True)
                 if found is not None:
                     return found
                 proven = await self._try(launch, unasked=unasked, gpus=gpus)
         except SnapshotRefused as e:
             self._metrics.snapshot_made("refused", {})
-            self.last_refusal = {
-                "revision": launch.revision,
-                "at": time.time(),
-                "reasons": e.detail["reasons"],
-            }
+            if not launch.revision.startswith(ENVIRONMENT_PREFIX):
+                self.last_refusal = {
+                    "revision": launch.revision,
+                    "at": time.time(),
+                    "reasons": e.detail["reasons"],
+                }
             if not e.detail.get("passing") or self._is_late_again(launch.revision, e):
                 known = self._refused.get(launch.revision)
                 times = (known.times if known is not None else 0) + 1
@@ -212,8 +231,6 @@ class Checkpoints:
         self._late.discard(launch.revision)
         self._metrics.snapshot_made("ready", proven.manifest.phases_ms)
         self._selector.ready(proven)
-        if self._stock.remote is not None:
-            await self._stock.remote.push_quietly(proven)
         return proven
 
     def _is_late_again(self, revision: RevisionKey, refused: SnapshotRefused) -> bool:
@@ -335,6 +352,7 @@ class Checkpoints:
             at=time.time(),
             answer_ms={way: measured.answer_ms for way, measured in verdict.measured.items()},
             restore_ms=verdict.chosen.restore_ms,
+            working_set=working_set.encode(verdict.working_set),
         )
         with self._selector.telling("replaced"):
             return await self._stock.catalogue.mark_proven(

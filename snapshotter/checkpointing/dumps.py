@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from snapshotter.criu import operations, zero_pages
+from snapshotter.criu import operations, page_map, zero_pages
 from snapshotter.criu.errors import CriuError, CriuFailed, CriuReason
 from snapshotter.cuda.devices import Devices, NoDevices, Suspension
 from snapshotter.cuda.errors import CudaFailed, CudaLost, CudaRefused
@@ -32,7 +32,7 @@ from snapshotter.slots.manager import OccupiedSlot, SlotAllocator, StartPhase
 from snapshotter.snapshots import mapped_files, memory_report
 from snapshotter.snapshots.components import SnapshotComponents
 from snapshotter.snapshots.manifest import SnapshotManifest
-from snapshotter.snapshots.restores import DEVICES, LAUNCH
+from snapshotter.snapshots.restores import DEVICES, ENVIRONMENT, LAUNCH
 from snapshotter.snapshots.stored import Snapshot, SnapshotStaging
 from snapshotter.starts.teardown import Teardown
 from snapshotter.starts.template_boot import TemplateBooter
@@ -93,7 +93,11 @@ class _Subject:
 
 
 class Dumps:
-    """Dumps workers; stateless. Owner: the event loop."""
+    """Dumps workers; stateless. Owner: the event loop.
+
+    Attributes:
+        on_booted: receives each worker that is booted for a dump, at its snapshot point.
+    """
 
     def __init__(
         self,
@@ -104,8 +108,12 @@ class Dumps:
         slot_allocator: SlotAllocator,
         ends: Teardown,
         devices: Devices,
+        has_templates: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """`has_templates`: False on a node of a cluster, whose functions run in pods: there a
+        worker is booted for each snapshot, also unasked, and no Template stays behind."""
+        self._has_templates = has_templates
         self._stock = stock
         self._template_booter = template_booter
         self._templates = templates
@@ -113,6 +121,7 @@ class Dumps:
         self._ends = ends
         self._devices = devices
         self._clock = clock
+        self.on_booted: Callable[[OccupiedSlot], None] = _nobody
 
     async def dump(
         self,
@@ -172,10 +181,15 @@ class Dumps:
         self, launch: LaunchSpec, *, unasked: bool, gpus: GpuGrant | None
     ) -> AsyncIterator[_Subject]:
         """The resident Template if no instance has run from it yet, otherwise a worker booted for
-        this purpose. A booted worker that cannot be forked is consumed by the dump, and restored
-        processes are never snapshotted again."""
+        this purpose. A booted worker that cannot be forked is consumed by the dump, and a process
+        that was restored at its snapshot point is never snapshotted again."""
         fresh = None
-        if launch.forkable and not gpus and not self._templates.is_single(launch.revision):
+        if (
+            self._has_templates
+            and launch.forkable
+            and not gpus
+            and not self._templates.is_single(launch.revision)
+        ):
             template = self._templates.get(launch.revision)
             if template is None and unasked:
                 raise TemplateGone(f"the Template of {launch.revision} was dropped")
@@ -224,6 +238,7 @@ class Dumps:
                 network=True,
                 transient=True,
             )
+        self.on_booted(occupied)
         try:
             yield _Subject(occupied=occupied, in_place=_whole(occupied), network=network)
         finally:
@@ -264,6 +279,7 @@ class Dumps:
             async with self._suspended(subject, quiesced) as suspension:
                 await self._write(subject, quiesced, stage)
             zeros_bytes = await asyncio.to_thread(zero_pages.drop_zero_pages, stage.images)
+            await asyncio.to_thread(page_map.write_page_maps, stage.images)
             draft = replace(
                 draft, heap_bytes=memory_report.without_zero_pages(draft.heap_bytes, zeros_bytes)
             )
@@ -310,6 +326,7 @@ class Dumps:
             subject.occupied.slot.point.result(),
         )
         identity, binds = self._stock.describe(launch, occupied.gpus)
+        imported = {ENVIRONMENT: occupied.environment} if occupied.environment else {}
         heap_bytes, weights_bytes, paths = await asyncio.to_thread(examine, quiesced.host_pid)
         return SnapshotManifest(
             identity=identity,
@@ -317,11 +334,11 @@ class Dumps:
             mapped=await mapped_files.record(paths, binds, self._stock.catalogue.memory),
             in_place=subject.in_place,
             stdio=quiesced.stdio,
-            point=_plain({**point.to_json(), LAUNCH: launch.to_json()}),
+            point=_plain({**point.to_json(), LAUNCH: launch.to_json(), **imported}),
             network=subject.network,
             heap_bytes=heap_bytes,
             weights_bytes=weights_bytes,
-            cold_ms=occupied.took_ms,
+            cold_ms=0.0 if occupied.environment else occupied.took_ms,
             labels=launch.labels,
         )
 
@@ -351,9 +368,14 @@ class Dumps:
 
 
 def _is_as_booted(occupied: OccupiedSlot) -> bool:
-    """Whether its forks are equivalent to a boot: it was not restored from a snapshot, and no
-    instance could have changed the slot's files that the image would contain or map."""
+    """Whether its forks are equivalent to a boot: it was not restored from a snapshot of its
+    revision (one of an environment is compared with a boot), and no instance could have changed the
+    slot's files that the image would contain or map."""
     return occupied.snapshot is None and occupied.is_pristine
+
+
+def _nobody(_: OccupiedSlot) -> None:
+    """Nothing learns from it."""
 
 
 def _plain(body: Mapping[str, Any]) -> dict[str, Any]:

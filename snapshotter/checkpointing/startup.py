@@ -25,6 +25,7 @@ from snapshotter.snapshots.identity import node_identity
 from snapshotter.snapshots.manifest import SnapshotsOff, signing_key
 from snapshotter.snapshots.remote_copies import RemoteCopies
 from snapshotter.snapshots.stored import CatalogLocked
+from snapshotter.types import ApprovedCopy
 
 
 class SnapshotsDisabled(Exception):
@@ -51,6 +52,10 @@ class SnapshotDependencies(Protocol):
     def disk_floor_bytes(self) -> int | None: ...
     @property
     def key_file(self) -> Path | None: ...
+    @property
+    def copies_at(self) -> str | None: ...
+    @property
+    def approved_copies(self) -> dict[str, ApprovedCopy] | None: ...
 
 
 async def open_components(
@@ -87,8 +92,6 @@ async def open_components(
         )
     except (SnapshotsOff, CatalogLocked, CriuError, Unsupported, OSError) as e:
         raise SnapshotsDisabled(str(e)) from e
-    copies = _copies(settings.snapshot_store, given.s3_client)
-    remote = None if copies is None else RemoteCopies(copies, catalogue)
     return SnapshotComponents(
         catalogue=catalogue,
         criu=criu,
@@ -96,7 +99,22 @@ async def open_components(
         kdat=test.kdat,
         images=given.images,
         node=node,
-        remote=remote,
+        remote=remote_copies(settings, given, catalogue),
+    )
+
+
+def remote_copies(
+    settings: SnapshotterSettings, given: SnapshotDependencies, catalogue: Catalog
+) -> RemoteCopies | None:
+    """The copies in the object store; None if there is none. Raises SettingsInvalid."""
+    store = _copies(settings.snapshot_store or given.copies_at, given.s3_client)
+    if store is None:
+        return None
+    return RemoteCopies(
+        store,
+        catalogue,
+        approved=given.approved_copies,
+        bytes_per_s=settings.snapshot_upload_bytes_per_s,
     )
 
 

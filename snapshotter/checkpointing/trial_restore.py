@@ -1,7 +1,8 @@
 """Proof of a snapshot before its use: it is restored, and must answer its declared examples as in
 the warm-up.
 
-This is done once for each kind of memory restore (eager, lazy). The kind with the earlier first
+This is done once for each kind of memory restore (eager, lazy); before the lazy one the working set
+is recorded, in a restore in which every access to memory is seen. The kind with the earlier first
 answer is recorded, not the one that is ready earlier, because the first call pays for pages loaded
 on demand. The recorded time becomes the expectation of RESTORE, so a measurement that waited long
 for a processor is repeated."""
@@ -13,7 +14,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from snapshotter.criu import working_set
+from snapshotter.criu.lazy import PageRequest
 from snapshotter.linux import proc
 from snapshotter.slots.manager import SlotAllocator, StartPhase
 from snapshotter.slots.slot import BootFailed, SlotConnectionLost
@@ -61,10 +65,11 @@ class RestoreTiming:
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationResult:
-    """The measurements for `eager` and `lazy`, and the chosen one."""
+    """The measurements for `eager` and `lazy`, the chosen one, and the working set of `lazy`."""
 
     pages: str
     measured: dict[str, RestoreTiming]
+    working_set: bytes = b""
 
     @property
     def chosen(self) -> RestoreTiming:
@@ -111,37 +116,63 @@ class SnapshotValidator:
         copies, one after the other. charge: receives the CPU
         time (ns) of each restored copy, after success or failure."""
         measured: dict[str, RestoreTiming] = {}
+        ranges = b""
 
         def phase() -> StartPhase:
             return StartPhase(is_background=unasked, gpus=gpus)
 
         for way in self._ways:
             try:
+                request = None
+                if way == "lazy":
+                    ranges = await self._record(spec, snapshot, phase=phase, charge=charge)
+                    request = PageRequest(working_set=ranges)
                 measured[way] = await self._measure(
-                    spec, snapshot, lazy=way == "lazy", phase=phase, charge=charge
+                    spec, snapshot, request=request, phase=phase, charge=charge
                 )
             except ProofFailed as e:
                 if not measured:
                     raise
                 _log.info("proof.way_unfit snapshot=%s way=%s error=%s", snapshot.id, way, e)
         pages = min(measured, key=lambda way: measured[way].answer_ms)
-        return ValidationResult(pages=pages, measured=measured)
+        return ValidationResult(pages=pages, measured=measured, working_set=ranges)
+
+    async def _record(
+        self,
+        spec: LaunchSpec,
+        snapshot: Snapshot,
+        *,
+        phase: Callable[[], StartPhase],
+        charge: Callable[[int], None],
+    ) -> bytes:
+        """The memory that the examples access."""
+        found: list[bytes] = []
+        request = PageRequest(record=True)
+        await self._try(
+            spec,
+            snapshot,
+            request=request,
+            phase=phase,
+            charge=charge,
+            look=lambda directory: found.append(working_set.recorded(directory)),
+        )
+        return found[0]
 
     async def _measure(
         self,
         spec: LaunchSpec,
         snapshot: Snapshot,
         *,
-        lazy: bool,
+        request: PageRequest | None,
         phase: Callable[[], StartPhase],
         charge: Callable[[int], None],
     ) -> RestoreTiming:
         """The fastest of several attempts; one attempt is enough if it was not CPU-starved."""
-        best = await self._try(spec, snapshot, lazy=lazy, phase=phase, charge=charge)
+        best = await self._try(spec, snapshot, request=request, phase=phase, charge=charge)
         for _ in range(_ATTEMPTS - 1):
             if not best.is_starved:
                 break
-            again = await self._try(spec, snapshot, lazy=lazy, phase=phase, charge=charge)
+            again = await self._try(spec, snapshot, request=request, phase=phase, charge=charge)
             best = min(best, again, key=lambda measured: measured.answer_ms)
         return best
 
@@ -150,10 +181,12 @@ class SnapshotValidator:
         spec: LaunchSpec,
         snapshot: Snapshot,
         *,
-        lazy: bool,
+        request: PageRequest | None,
         phase: Callable[[], StartPhase],
         charge: Callable[[int], None],
+        look: Callable[[Path], None] | None = None,
     ) -> RestoreTiming:
+        """`look`: called with CRIU's work directory of the slot after the answers."""
         deadline_s = max(self._deadline_s, spec.startup_timeout_s)
         try:
             async with asyncio.timeout(deadline_s):
@@ -163,7 +196,8 @@ class SnapshotValidator:
                     phase(),
                     self._ends,
                     deadline_s=deadline_s,
-                    lazy=lazy,
+                    lazy=request is not None,
+                    request=request,
                     transient=True,
                 )
                 try:
@@ -173,6 +207,8 @@ class SnapshotValidator:
                         "first_answer", (time.perf_counter() - began) * 1000
                     )
                     waited_ms = proc.waited_ns(occupied.slot.worker_pid) / 1e6
+                    if look is not None:
+                        await asyncio.to_thread(look, occupied.slot.directory / "criu")
                 finally:
                     charge(occupied.cpu_ns())
                     await asyncio.shield(

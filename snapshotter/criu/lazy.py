@@ -1,5 +1,5 @@
-"""The page daemon of a lazily restored process: it serves memory on access, and the rest in the
-background."""
+"""The page server of a lazily restored process: it brings the working set ahead, other memory on
+access, and the rest in the background."""
 
 from __future__ import annotations
 
@@ -9,25 +9,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from snapshotter.criu import logs, processes
-from snapshotter.criu.errors import CriuError, CriuExited, CriuTimeout
-from snapshotter.criu.fd_numbers import FIRST_FD
-from snapshotter.criu.processes import Criu, CriuRun, CriuSlot
-from snapshotter.linux import proc
+from snapshotter.criu import processes
+from snapshotter.criu.processes import CriuRun, CriuSlot
 
-_READY_FD = FIRST_FD + 2
+_MEMORY_FILE = "working-set"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageRequest:
+    """How memory comes lazily: `working_set`: ranges that are brought first
+    (`page_server.WORKING_SET_RANGE`); `record`: write down instead what is accessed."""
+
+    working_set: bytes = b""
+    record: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LazyPages:
-    """The daemon that serves memory to a lazily restored process: while it runs, pages are missing.
-    `kill` it only together with the process."""
+    """The server of a lazily restored process: while it runs, pages are missing. `kill` it only
+    together with the process."""
 
     run: CriuRun
 
     @property
     def exited(self) -> asyncio.Future[int | None]:
-        """Its wait status. It exits when all memory is transferred, or the process has exited."""
+        """Its wait status. It exits when all memory is there, or the process has exited."""
         return self.run.exited
 
     async def kill(self) -> None:
@@ -36,50 +42,15 @@ class LazyPages:
 
 
 async def serve_pages(
-    slot: CriuSlot,
-    criu: Criu,
-    *,
-    images: int,
-    work: int,
-    uid: int,
-    cgroup: Mapping[str, Any],
-    deadline_s: float,
+    slot: CriuSlot, pages: PageRequest, *, images: int, work: int, cgroup: Mapping[str, Any]
 ) -> LazyPages:
-    """Start the page daemon and wait until it listens. It then writes one byte to a pipe, which
-    closes when it dies."""
-    processes.forget(work, "lazy.log", "lazy-pages.socket")
-    argv = [
-        str(criu.binary),
-        "lazy-pages",
-        "--no-default-config",
-        "--images-dir",
-        processes.IMAGES,
-        "--work-dir",
-        processes.WORK,
-    ]
-    argv += ["--log-file", "lazy.log", "-v2", "--status-fd", str(_READY_FD)]
-    readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(readable, "rb", buffering=0) as pipe:
-        fds = [*processes.duplicates(images, work), writable]
-        run = await slot.criu(
-            processes.new_name("lazy"), argv, uid=uid, cgroup=cgroup, fds=fds, socket=False
-        )
-        try:
-            async with asyncio.timeout(deadline_s):
-                await proc.wait_readable(pipe.fileno())
-            if not pipe.read(1):
-                words = logs.cause_of(processes.read_log(work, "lazy.log")).message
-                raise CriuExited(
-                    "lazy-pages",
-                    f"it ended before it was ready: {words}",
-                    log_tail=logs.tail(processes.read_log(work, "lazy.log")),
-                )
-        except TimeoutError:
-            await processes.end(run)
-            raise CriuTimeout(
-                "lazy-pages", deadline_s, log_tail=logs.tail(processes.read_log(work, "lazy.log"))
-            ) from None
-        except (CriuError, asyncio.CancelledError):
-            await processes.end(run)
-            raise
+    """Start the page server; it listens when this returns. Raises OSError, and errors of the
+    slot."""
+    file = os.memfd_create(_MEMORY_FILE, os.MFD_CLOEXEC)
+    with os.fdopen(file, "wb", buffering=0) as memory:
+        memory.write(pages.working_set)
+        fds = processes.duplicates(images, work, file)
+    run = await slot.serve_pages(
+        processes.new_name("pages"), cgroup=cgroup, fds=fds, record=pages.record
+    )
     return LazyPages(run=run)

@@ -1,5 +1,5 @@
 """Dump and restore of a process in a slot: one call uses one `criu swrk` process (and, for lazy
-memory, one page daemon).
+memory, one page server).
 
 CRIU runs inside the slot, as a child of its shim: it has the same view as the worker, and a
 restored root process becomes the shim's child (`rst_sibling`). Logs and statistics go to the work
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 from snapshotter.criu import processes
 from snapshotter.criu.errors import CriuExited
 from snapshotter.criu.fd_numbers import SOCKET_FD
-from snapshotter.criu.lazy import LazyPages, serve_pages
+from snapshotter.criu.lazy import LazyPages, PageRequest, serve_pages
 from snapshotter.criu.processes import Criu, CriuRun, CriuSlot
 from snapshotter.criu.swrk import Notify, Swrk
 
@@ -34,7 +33,7 @@ _CPU_CAP = _CPU_CAP_FPU | _CPU_CAP_INS | _CPU_CAP_IMAGE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """A running restored process. `pid` in its slot's namespace. `lazy`: the page daemon, to be
+    """A running restored process. `pid` in its slot's namespace. `lazy`: the page server, to be
     killed by the caller."""
 
     pid: int
@@ -76,7 +75,7 @@ async def restore(
     uid: int,
     cgroup: Mapping[str, Any],
     stdio_keys: Mapping[str, str] | None = None,
-    lazy: bool = False,
+    lazy: PageRequest | None = None,
     tcp: bool = False,
     deadline_s: float,
     on_notify: Notify | None = None,
@@ -84,25 +83,22 @@ async def restore(
     """Restore the images as a child of the slot's shim.
 
     `stdio_keys`: the `stdout` and `stderr` of the dumped process (`pipe:[inode]`), to connect them
-    to the slot's log pipes; None if the process had neither. `lazy`: load memory on access. After
-    an error the caller must end the slot: a partial tree may be left in it.
+    to the slot's log pipes; None if the process had neither. `lazy`: memory comes while the process
+    runs, which needs maps of the images (`page_map`). After an error the caller must end the slot:
+    a partial tree may be left in it.
 
     Raises CriuFailed, CriuTimeout, CriuExited, and errors of the slot.
     """
-    started = time.monotonic()
-    daemon = (
-        await serve_pages(
-            slot, criu, images=images, work=work, uid=uid, cgroup=cgroup, deadline_s=deadline_s
-        )
-        if lazy
+    server = (
+        await serve_pages(slot, lazy, images=images, work=work, cgroup=cgroup)
+        if lazy is not None
         else None
     )
-    left_s = max(0.1, deadline_s - (time.monotonic() - started))
     options = {
-        **_common(left_s, tcp=tcp),
+        **_common(deadline_s, tcp=tcp),
         "rst_sibling": True,
         "log_file": "restore.log",
-        "lazy_pages": lazy,
+        "lazy_pages": server is not None,
     }
     try:
         async with _criu(
@@ -117,14 +113,16 @@ async def restore(
             stdio=stdio_keys is not None,
         ) as (run, swrk):
             options["inherit_fd"] = _inherited(stdio_keys or {}, run.stdio_fds)
-            answer = await swrk.request("RESTORE", options, deadline_s=left_s, on_notify=on_notify)
+            answer = await swrk.request(
+                "RESTORE", options, deadline_s=deadline_s, on_notify=on_notify
+            )
         if not answer.pid:
             raise CriuExited("restore", "its answer has no pid")
     except BaseException:
-        if daemon is not None:
-            await daemon.kill()
+        if server is not None:
+            await server.kill()
         raise
-    return Restored(pid=answer.pid, lazy=daemon)
+    return Restored(pid=answer.pid, lazy=server)
 
 
 def _common(deadline_s: float, *, tcp: bool) -> dict[str, Any]:

@@ -77,6 +77,13 @@ class CriuSlot(Protocol):
         """Start it with `fds` at 20, 21, …, taking ownership of them. The caller closes its socket
         and pidfd. Raises SlotConnectionLost."""
 
+    async def serve_pages(
+        self, run: str, *, cgroup: Mapping[str, Any], fds: list[int], record: bool
+    ) -> CriuRun:
+        """Start a page server (`snapshotter.shim.page_server`) with `fds`: images, work directory,
+        working set; takes ownership of them. It listens then. The caller closes its pidfd. Raises
+        SlotConnectionLost."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Criu:

@@ -4,8 +4,8 @@ takes all processes with it when its owner exits.
 Executed by `snapshotter.criu.self_test_sandbox` in its own process; single-threaded, standard
 library only.
 
-Owner → sandbox (`op`): spawn, criu, criu_kill, watch, kdat. Sandbox → owner (`event`): ready,
-failed, done (the answer to each order, in sequence), exited."""
+Owner → sandbox (`op`): spawn, criu, criu_kill, pages, watch, kdat. Sandbox → owner (`event`):
+ready, failed, done (the answer to each order, in sequence), exited."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from select import POLLIN, poll
 from typing import Any
 
 from snapshotter.criu.fd_numbers import FIRST_FD, SOCKET_FD
-from snapshotter.shim import seqpacket
+from snapshotter.shim import page_server, seqpacket
 from snapshotter.shim.sandbox import mounts
 from snapshotter.shim.sandbox.mount import mount
 
@@ -124,6 +124,12 @@ def _obey(
             case "criu":
                 answer["pid"], ours = _criu(message, fds)
                 answer["socket"] = message["socket"]
+            case "pages":
+                images, work, working_set = fds
+                answer["pid"] = page_server.fork(
+                    images=images, work=work, working_set=working_set, record=message["record"]
+                )
+                ours = [os.pidfd_open(answer["pid"])]
             case "watch":
                 answer["pid"] = message["pid"]
                 ours = [os.pidfd_open(message["pid"])]
@@ -185,7 +191,7 @@ def _criu(message: Mapping[str, Any], fds: Sequence[int]) -> tuple[int, list[int
             signal.signal(known, signal.SIG_DFL)
         os.setresgid(message["uid"], 0, 0)
         os.setresuid(message["uid"], 0, 0)
-        os.execve(message["argv"][0], message["argv"], {"PATH": message["path"]})
+        os.execve(message["argv"][0], message["argv"], message["env"])
     finally:
         os._exit(_NOT_STARTED)
 

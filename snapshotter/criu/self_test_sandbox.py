@@ -13,10 +13,10 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from snapshotter.criu.errors import CriuUnavailable
 from snapshotter.criu.fd_numbers import FIRST_FD
@@ -32,6 +32,15 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 S = TypeVar("S", bound="Sandbox")
+
+
+class FirstProcess(Protocol):
+    """The process that started a sandbox, and ends after it: `subprocess.Popen`, for example."""
+
+    pid: int
+
+    def wait(self) -> int:
+        """Wait until it has exited. Blocking."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -62,9 +71,10 @@ class Sandbox:
 
     Attributes:
         stdio: pipes for stdout and stderr of restored processes; owned by the caller.
+        criu_env: environment of CRIU.
     """
 
-    def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, connection: socket.socket, process: FirstProcess) -> None:
         connection.setblocking(False)
         self._loop = asyncio.get_running_loop()
         self._connection = connection
@@ -72,6 +82,7 @@ class Sandbox:
         self._waiting: deque[asyncio.Future[SandboxProcess]] = deque()
         self._exits: dict[int, asyncio.Future[int | None]] = {}
         self.stdio: tuple[int, ...] = ()
+        self.criu_env: Mapping[str, str] = {"PATH": _PATH}
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._loop.add_reader(connection.fileno(), self._on_readable)
 
@@ -105,11 +116,17 @@ class Sandbox:
         copies of `stdio` are passed."""
         pipes = [os.dup(fd) for fd in self.stdio] if stdio else []
         process = await self._order(
-            {"op": "criu", "argv": argv, "uid": uid, "socket": socket, "path": _PATH},
+            {"op": "criu", "argv": argv, "uid": uid, "socket": socket, "env": self.criu_env},
             [*fds, *pipes],
         )
         process.stdio_fds = range(FIRST_FD + len(fds), FIRST_FD + len(fds) + len(pipes))
         return process
+
+    async def serve_pages(
+        self, run: str, *, cgroup: Mapping[str, Any], fds: list[int], record: bool
+    ) -> SandboxProcess:
+        """Start a page server (`snapshotter.criu.processes.CriuSlot`); a sandbox has no cgroups."""
+        return await self._order({"op": "pages", "record": record}, fds)
 
     async def watch(self, pid: int) -> SandboxProcess:
         """The handle of a restored process."""
@@ -214,25 +231,32 @@ class Sandbox:
 @contextlib.asynccontextmanager
 async def cell() -> AsyncIterator[Sandbox]:
     """A fresh sandbox for the duration of the block. Raises CriuUnavailable."""
-    async with started(Sandbox, _BOOT) as (found, _):
+    async with started(Sandbox, _boot) as (found, _):
         await found.wait_ready()
         yield found
 
 
+async def _boot(control: socket.socket) -> FirstProcess:
+    code = _BOOT.format(root=_ROOT, fd=control.fileno())
+    return await asyncio.to_thread(
+        subprocess.Popen,
+        [sys.executable, "-I", "-S", "-B", "-c", code],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=[control.fileno()],
+    )
+
+
 @contextlib.asynccontextmanager
-async def started(kind: type[S], boot: str) -> AsyncIterator[tuple[S, socket.socket]]:
-    """A sandbox whose PID 1 runs `boot`, and our end of its connection. It may not be ready yet."""
+async def started(
+    kind: type[S], boot: Callable[[socket.socket], Awaitable[FirstProcess]]
+) -> AsyncIterator[tuple[S, socket.socket]]:
+    """A sandbox whose PID 1 serves the socket that `boot` gets, and our end of the connection. It
+    may not be ready yet."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:
-            code = boot.format(root=_ROOT, fd=theirs.fileno())
-            process = await asyncio.to_thread(
-                subprocess.Popen,
-                [sys.executable, "-I", "-S", "-B", "-c", code],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
+            process = await boot(theirs)
         found = kind(ours, process)
         try:
             yield found, ours

@@ -237,6 +237,17 @@ def why_not(directory: Path) -> str | None:
             return "debootstrap is not installed: apt-get install debootstrap"
     except Unsupported as e:
         return str(e)
+    return why_no_root_of_its_own()
+
+
+def why_no_root_of_its_own() -> str | None:
+    """Why no image can have a root file system of its own on this machine, and the remedy; None if
+    images can."""
+    if os.geteuid() != 0:
+        return (
+            "the platform runs without root, and images have no root file system of their own: run "
+            "it as root"
+        )
     try:
         most = int(Path("/proc/sys/user/max_user_namespaces").read_text())
     except (OSError, ValueError):

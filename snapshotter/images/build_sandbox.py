@@ -31,8 +31,8 @@ from snapshotter.images.pip_config import GLOBAL_FILES
 from snapshotter.shim.sandbox import isolation
 
 SLOT_ROOT = Path("/run/pilotlight/slot")
-"""Paths that workers see (docs/internals.md). Builds use the same ones, so that paths written
-into an image stay valid."""
+"""Paths that workers see (docs/reference/internals.md). Builds use the same ones, so that paths
+written into an image stay valid."""
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _BATCH_LINES = 100
 """Lines passed on at a time; the event loop runs other tasks between two batches."""
@@ -52,7 +52,8 @@ class BuildSandbox:
     """A sandbox for commands.
 
     Attributes:
-        interpreter: the installation that the image is built for.
+        interpreter: the installation that the image is built for: of this machine, or in the
+            image's own root file system.
         image: host directory with `env/`, `files/` and `tmp/`, which the commands may write, and
             `given/`, which they may read.
         uid: uid and gid of the commands; None: the agent's own, without namespaces.
@@ -74,8 +75,15 @@ class BuildSandbox:
     network: Joined = field(default_factory=Joined)
 
     @property
+    def has_own_python(self) -> bool:
+        """Whether the interpreter is in the image's own root file system."""
+        return self.ids is not None and self.interpreter.prefix.is_relative_to(self.rootfs)
+
+    @property
     def python(self) -> Path:
         """The path of the interpreter's executable in the sandbox."""
+        if self.has_own_python:
+            return Path("/") / self.interpreter.executable.relative_to(self.rootfs)
         inside = self.interpreter.executable.relative_to(self.interpreter.prefix)
         return self.interpreter.executable if self.uid is None else SLOT_ROOT / "python" / inside
 
@@ -160,8 +168,10 @@ class BuildSandbox:
             self.enclosure.group.kill()
 
     def _order(self, argv: Sequence[str], variables: Mapping[str, str]) -> Mapping[str, object]:
+        own = (str(self.interpreter.prefix), str(SLOT_ROOT / "python"), False)
         binds = [
-            (str(self.interpreter.prefix), str(SLOT_ROOT / "python"), False),
+            # not one of the image itself: steps could have replaced it by a link
+            *(() if self.has_own_python else (own,)),
             (str(self.image / "env"), str(self.env), True),
             (str(self.image / "files"), str(self.files), True),
             (str(self.image / _GIVEN), str(self.given), False),
@@ -209,7 +219,11 @@ class BuildSandbox:
             "TMPDIR": str(self.tmp),
         }
         out |= {"LANG": "C.UTF-8", "VIRTUAL_ENV": str(self.env), "PYTHONUNBUFFERED": "1"}
-        if self.uid is not None and any(self.interpreter.prefix.glob("lib/libpython3*.so*")):
+        if (
+            self.uid is not None
+            and not self.has_own_python
+            and any(self.interpreter.prefix.glob("lib/libpython3*.so*"))
+        ):
             # its RPATH names the prefix on the host
             out["LD_LIBRARY_PATH"] = str(SLOT_ROOT / "python" / "lib")
         return out

@@ -2,27 +2,34 @@
 
 The user's steps run first, in order. The worker's own requirements come last, so that user steps
 cannot replace them silently: if both pin one package differently, the build fails and names both
-pins."""
+pins.
+
+An image that begins with a container image has its root file system, and its Python unless the
+description names one of this machine."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import re
 import shutil
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from pilotlight.core.image_steps import ABSOLUTE
 from pilotlight.core.object_store import ObjectStore
 from pilotlight.core.threads import finish_in_thread
 from snapshotter.errors import BundleUnavailable, ImageBuildFailed, Unsupported
-from snapshotter.images.archives import is_there, local_archive
-from snapshotter.images.base_rootfs import BaseRootfs, package_proxies
+from snapshotter.images.base_rootfs import BaseRootfs, package_proxies, shift_owners
+from snapshotter.images.blob_archives import is_there, local_archive
 from snapshotter.images.build_log import BuildLog
 from snapshotter.images.build_sandbox import BuildSandbox
-from snapshotter.images.bundles import UNPACKING, unpack
+from snapshotter.images.bundle_unpacking import UNPACKING, unpack
+from snapshotter.images.oci import registry_base
+from snapshotter.images.oci.registry_base import RegistryBase
 from snapshotter.images.pip_cache import lend
 from snapshotter.images.spec import BuildStep, ImagePlan
 from snapshotter.linux.atomic_directory import expose, remove_tree
@@ -83,6 +90,7 @@ class ImageBuild:
         self._floor = box.enclosure.bounds.floor
         self._pip_of = pip
         self._base = base
+        self._container: RegistryBase | None = None
         self._has_lists = False
         self._log = BuildLog(log)
         self._variables = dict(variables)
@@ -91,7 +99,18 @@ class ImageBuild:
         self._tail: deque[str] = deque(maxlen=LOG_TAIL_LINES)
         self._title = "virtual environment"
         self._index = 0
-        self._count = len(plan.steps) + (2 if box.ids is None else 3)
+        self._steps = plan.steps[1:] if plan.container_image else plan.steps
+        self._count = len(self._steps) + (2 if box.ids is None else 3)
+
+    @property
+    def box(self) -> BuildSandbox:
+        """The sandbox, with the interpreter that the image has."""
+        return self._box
+
+    @property
+    def base_digest(self) -> str:
+        """The digest of the container image that it began with; "": none."""
+        return "" if self._container is None else self._container.digest
 
     async def run(
         self, requirements: Sequence[str], *, pip_config: str, has_credentials: bool = False
@@ -116,7 +135,10 @@ class ImageBuild:
                     f"upload it"
                 )
         await asyncio.to_thread(self._box.prepare)
-        if self._box.ids is not None and self._base is not None:
+        if self._plan.container_image:
+            await self._begin(self._plan.steps[0].title)
+            await self._unpack_base()
+        elif self._box.ids is not None and self._base is not None:
             await self._begin("root file system")
             await self._base.copy(self._box.rootfs, self._box.ids, self._tell)
         self._variables["PIP_CONFIG_FILE"] = str(self._box.give("pip.conf", pip_config))
@@ -134,7 +156,7 @@ class ImageBuild:
                 "them"
             )
         await self._environment()
-        for step in self._plan.steps:
+        for step in self._steps:
             await self._begin(step.title)
             await self._do(step)
         await self._begin("runtime")
@@ -143,8 +165,47 @@ class ImageBuild:
             await asyncio.to_thread(remove_tree, self._box.image / name)
         return self._image_env
 
+    async def _unpack_base(self) -> None:
+        """Make the root file system of a container image, and use its variables and its Python."""
+        box, ids = self._box, self._box.ids
+        if ids is None:
+            raise self._failed("container images need a platform that runs as root")
+        puller = dataclasses.replace(box, ids=None, lent=())
+        argv = registry_base.pull_command(self._plan.container_image, puller.tmp / "base")
+        if await puller.run(argv, variables=self._variables, on_lines=self._tell) != 0:
+            raise self._failed(
+                f"cannot get {self._plan.container_image} from its registry (see above)"
+            )
+        try:
+            found = await registry_base.UNPACKING.run(
+                registry_base.unpack,
+                box.image / "tmp",
+                "base",
+                box.rootfs,
+                max_entries=box.enclosure.bounds.entries,
+                floor=self._floor,
+            )
+        except BundleUnavailable as e:
+            raise self._failed(f"{self._plan.container_image}: {e}") from e
+        await finish_in_thread(shift_owners, box.rootfs, ids)
+        await asyncio.to_thread(remove_tree, box.image / "tmp" / "base")
+        self._container = found
+        self._image_env |= found.variables
+        self._variables |= found.variables
+        await self._say(f"unpacked {found.digest}")
+        if not self._plan.python:
+            if found.interpreter is None:
+                raise self._failed(
+                    f"{self._plan.container_image} has no Python 3.11 or newer in its PATH: name a "
+                    f'version of this machine, add_python="3.11"'
+                )
+            self._box = dataclasses.replace(box, interpreter=found.interpreter)
+            await self._say(f"Python {found.interpreter.version} of the image")
+
     async def _environment(self) -> None:
         make = [str(self._box.python), "-I", "-m", "venv"]
+        if self._container is not None:
+            make.append("--system-site-packages")
         if self._pip_of is None:
             await self._must(*make, str(self._box.env))
             return
@@ -180,7 +241,7 @@ class ImageBuild:
         """Unpack the archive where only the agent writes, then copy it as the commands' uid, so
         that links made by earlier steps affect only that uid."""
         name = f"copy-{self._index}"
-        target = self._box.files / step.target
+        target = self._copy_target(step)
         parcel = self._box.image / "given" / name
         parcel.mkdir(mode=0o755)
         try:
@@ -195,6 +256,16 @@ class ImageBuild:
         await self._must("/bin/cp", "-R", "--", f"{self._box.given / name}/.", str(target))
         await asyncio.to_thread(remove_tree, parcel)
         await self._say(f"copied {step.blob[:12]} to {step.target}")
+
+    def _copy_target(self, step: BuildStep) -> Path:
+        """Where files are copied to in the sandbox: an absolute path is in the image's own root
+        file system, or below ABSOLUTE of its files, to which links of the slot's root lead."""
+        target = PurePosixPath(step.target)
+        if not target.is_absolute():
+            return self._box.files / target
+        if self._box.ids is not None:
+            return Path(target)
+        return self._box.files / ABSOLUTE / target.relative_to("/")
 
     async def _apt(self, packages: Sequence[str]) -> None:
         if self._box.ids is None:

@@ -4,7 +4,8 @@ An image is `<home>/node/images/<digest>-<uid>/` (without root `<digest>/`; imag
 between tenants, because their content depends on what the building tenant's steps did) with `env/`
 (a virtual environment of a real interpreter), `files/` (copied files) and `image.json`. An image
 that installs Debian packages also has `rootfs/`, the root file system that its workers see
-(`base_rootfs`), if this node can create one: as root, on Debian or Ubuntu, with debootstrap.
+(`base_rootfs`), if this node can create one: as root, on Debian or Ubuntu, with debootstrap. So has
+one that begins with a container image (`oci.registry_base`; as root, with skopeo).
 Workers do not run the environment's own `python`: they run the underlying interpreter with the
 image's `site` directories on `sys.path`, so an image works wherever it is bound."""
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import importlib.metadata
 import json
 import math
@@ -32,8 +34,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pilotlight.core.image_steps import ABSOLUTE, check_copy_target
 from pilotlight.core.object_store import DirectoryStore, ObjectStore
-from pilotlight.core.openat2 import check_directory_beneath
+from pilotlight.core.openat2 import check_directory_beneath, open_file_beneath
 from snapshotter.engines import Engines
 from snapshotter.errors import BundleUnavailable, ImageBuildFailed, Unsupported
 from snapshotter.images.base_rootfs import (
@@ -48,7 +51,11 @@ from snapshotter.images.build_limits import NO_CGROUPS, BuildLimits, limited_gro
 from snapshotter.images.build_network import BuildNetworkPolicy, Joined, joined
 from snapshotter.images.build_sandbox import BuildSandbox, run_on_machine
 from snapshotter.images.builder import ImageBuild
+from snapshotter.images.image_layout import ImageLayout
 from snapshotter.images.interpreters import find_interpreter, own_interpreter
+from snapshotter.images.oci import registry_base
+from snapshotter.images.oci.container_images import ContainerImages
+from snapshotter.images.oci.image_documents import package_directories
 from snapshotter.images.pip_cache import pip_of
 from snapshotter.images.pip_config import (
     build_config,
@@ -69,6 +76,7 @@ from snapshotter.linux.atomic_directory import (
 from snapshotter.linux.cgroups import Cgroups, Group
 from snapshotter.shim.sandbox import mounts, root_directory
 from snapshotter.slots.launch_plan import Layout
+from snapshotter.types import LaunchSpec
 
 RUNTIME_PACKAGES = ("cloudpickle", "uvicorn", "httptools", "uvloop", "wsproto")
 """The worker's imports (the extra `worker` in pyproject.toml), installed into every image at the
@@ -89,27 +97,6 @@ and, periodically and at the end, `{"build": id, "cpu_ns": n}`: the CPU time of 
 where the kernel counts it. Clients that share a build get the same id."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageLayout:
-    """What a worker needs of an image; host paths.
-
-    Attributes:
-        python: the interpreter's executable, inside `prefix`.
-        prefix: the interpreter's installation.
-        site: package directories, in their order on sys.path.
-        env: the image's environment variables.
-        rootfs: its root file system; None = the machine's.
-        rootfs_digest: of the distribution packages in it, with their versions.
-    """
-
-    python: Path
-    prefix: Path
-    site: tuple[Path, ...]
-    env: Mapping[str, str]
-    rootfs: Path | None = None
-    rootfs_digest: str = ""
-
-
 @dataclass(slots=True, eq=False)
 class _RunningBuild:
     """A build in progress and its listeners, which change between awaits only."""
@@ -126,7 +113,11 @@ class _RunningBuild:
 
 
 class Images:
-    """The images of this node. Owner: one event loop; `_flights` changes between awaits only."""
+    """The images of this node. Owner: one event loop; `_flights` changes between awaits only.
+
+    Attributes:
+        container_images: of functions of a cluster; None: this node pulls none.
+    """
 
     def __init__(
         self,
@@ -142,6 +133,7 @@ class Images:
     ) -> None:
         """`blobs`: where copy steps find their archives; None: the directory `<home>/blobs`.
         `engines`: None: only those of the home."""
+        self.container_images: ContainerImages | None = None
         self._engines = Engines(home) if engines is None else engines
         self._blobs = DirectoryStore(home / "blobs") if blobs is None else blobs
         self._root = home / "node" / "images"
@@ -156,6 +148,14 @@ class Images:
 
     def __repr__(self) -> str:
         return f"<Images {self._root} building={len(self._flights)}>"
+
+    def layout_of(self, launch: LaunchSpec) -> Layout:
+        """The layout of what a launch runs in: its container image, if it names one, else as
+        `layout`. Raises BundleUnavailable, Unsupported."""
+        reference, pulled = launch.container_image, self.container_images
+        if launch.image is None or reference is None or pulled is None:
+            return self.layout(launch.image, launch.engine, uid=launch.uid)
+        return pulled.layout(reference, tenant=launch.tenant)
 
     def layout(
         self, digest: str | None, engine: str | None = None, *, uid: int | None = None
@@ -177,7 +177,7 @@ class Images:
                 f"image {digest[:12]} is not on this node: deploy the app again to build it"
             )
         image, body = found
-        python = Path(body["python"])
+        python, prefix = image / body["python"], image / body["prefix"]
         if not python.exists():
             raise Unsupported(
                 f"image {digest[:12]} was built for {python}, which no longer exists: reinstall "
@@ -194,9 +194,11 @@ class Images:
         digest = body.get("rootfs", "")
         return ImageLayout(
             python=python,
-            prefix=Path(body["prefix"]),
+            prefix=prefix,
             site=site,
             env=body["env"],
+            files=image / "files",
+            links=tuple(body.get("links", ())),
             rootfs=rootfs,
             rootfs_digest=digest,
         )
@@ -329,7 +331,11 @@ class Images:
         if not self._swept:
             self._swept = True
             await asyncio.to_thread(sweep, self._root)
-        interpreter = await find_interpreter(plan.python, self._environ)
+        if plan.container_image and (why := self._why_no_container_image(uid)) is not None:
+            raise Unsupported(f"cannot begin with {plan.container_image}: {why}")
+        interpreter = (
+            await find_interpreter(plan.python, self._environ) if plan.python else own_interpreter()
+        )
         pip = await pip_of(interpreter, self._environ)
         try:
             async with (
@@ -370,7 +376,9 @@ class Images:
                     )
                     async with _usage_told(enclosure.group, report):
                         env = await self._bounds.floor.guard(steps)
-                    await asyncio.to_thread(_seal, box, env, self._bounds.entries)
+                    await asyncio.to_thread(
+                        _seal, build.box, env, self._bounds.entries, build.base_digest
+                    )
         except TimeoutError as e:
             raise _failed(key, f"it took longer than {self._bounds.timeout_s:g} s") from e
         except (OSError, ValueError) as e:
@@ -378,12 +386,13 @@ class Images:
 
     @contextlib.contextmanager
     def _ids(self, plan: ImagePlan, uid: int | None) -> Iterator[range | None]:
-        """Ids of the root file system of an image that installs Debian packages, if this node can
-        create one."""
-        if (
-            uid is None
-            or all(step.op != "apt" for step in plan.steps)
-            or self._base_rootfs.why_not() is not None
+        """Ids of the root file system of an image that begins with a container image, or installs
+        Debian packages, if this node can create one."""
+        if uid is None or not (
+            plan.container_image
+            or (
+                any(step.op == "apt" for step in plan.steps) and self._base_rootfs.why_not() is None
+            )
         ):
             yield None
             return
@@ -392,6 +401,12 @@ class Images:
             yield ids
         finally:
             self._base_rootfs.give_back(ids)
+
+    @staticmethod
+    def _why_no_container_image(uid: int | None) -> str | None:
+        if uid is None:
+            return "the platform runs functions without users of their own: run it as root"
+        return registry_base.why_not()
 
     async def _run_on_machine(self, argv: Sequence[str], on_lines: OnLines) -> int:
         proxies = {
@@ -477,7 +492,9 @@ def runtime_requirements() -> list[str]:
     return [f"{name}=={importlib.metadata.version(name)}" for name in RUNTIME_PACKAGES]
 
 
-def _seal(box: BuildSandbox, env: Mapping[str, str], max_entries: int) -> None:
+def _seal(
+    box: BuildSandbox, env: Mapping[str, str], max_entries: int, base_digest: str = ""
+) -> None:
     """Make the built directories read-only and write the image's metadata."""
     temp, interpreter, left = box.image, box.interpreter, max_entries
     for name in CACHES if box.ids is not None else ():
@@ -493,21 +510,44 @@ def _seal(box: BuildSandbox, env: Mapping[str, str], max_entries: int) -> None:
                 f"step that creates it, or read it from weights"
             ) from e
     site = [f"env/lib/python{interpreter.version}/site-packages", "files"]
+    body: dict[str, Any] = {
+        "python": str(interpreter.executable),
+        "prefix": str(interpreter.prefix),
+        "env": dict(env),
+    }
+    if box.has_own_python:
+        python = interpreter.executable.relative_to(temp)
+        prefix = interpreter.prefix.relative_to(box.rootfs)
+        os.close(open_file_beneath(temp, str(python)))
+        check_directory_beneath(box.rootfs, str(prefix))
+        body |= {"python": str(python), "prefix": str(interpreter.prefix.relative_to(temp))}
+        found = package_directories(box.rootfs, str(prefix), interpreter.version)
+        site += [f"rootfs/{name}" for name in found]
     for name in site:
         # slots bind these: a tenant's link would redirect the bind
         check_directory_beneath(temp, name)
-    body = {
-        "python": str(interpreter.executable),
-        "prefix": str(interpreter.prefix),
-        "site": site,
-        "env": dict(env),
-    }
+    body["site"] = site
+    if os.path.lexists(temp / "files" / ABSOLUTE):
+        # links of a slot's root lead here: the names are a tenant's
+        absolute = check_directory_beneath(temp, f"files/{ABSOLUTE}")
+        body["links"] = sorted(os.listdir(absolute))
+        for name in body["links"]:
+            check_copy_target(f"/{name}")
     if box.ids is not None:
         root_directory.complete(str(box.rootfs), uid=box.uid or 0, home=mounts.HOME)
-        body["rootfs"] = packages_digest(box.rootfs)
+        body["rootfs"] = _rootfs_digest(box.rootfs, base_digest)
     (temp / "image.json").write_text(json.dumps(body, sort_keys=True))
     (temp / "image.json").chmod(0o644)  # regardless of our umask
     temp.chmod(0o755)
+
+
+def _rootfs_digest(rootfs: Path, base_digest: str) -> str:
+    if not base_digest:
+        return packages_digest(rootfs)
+    packages = ""
+    with contextlib.suppress(FileNotFoundError):  # no image of Debian
+        packages = packages_digest(rootfs)
+    return hashlib.sha256(f"{base_digest} {packages}".encode()).hexdigest()
 
 
 def _failed(digest: str, message: str) -> ImageBuildFailed:

@@ -1,4 +1,5 @@
 """An image's description: parsing and validation of `{"python": "3.11", "steps": [{"op": …}, …]}`.
+If the first step is `{"op": "from", "image": …}`, `python` may be "": the container image's own.
 
 The digest of the description as given names the image, so that its author knows the name before it
 is built."""
@@ -10,10 +11,10 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any
 
-from pilotlight.core.debian_packages import check_debian_package_name
+from pilotlight.core.image_steps import check_copy_target, check_debian_package_name
+from pilotlight.core.oci.image_reference import check_image_name
 from snapshotter.errors import ImageBuildFailed, Unsupported
 
 OLDEST_PYTHON = (3, 11)
@@ -21,6 +22,7 @@ OLDEST_PYTHON = (3, 11)
 _VERSION = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _KEYS = {
+    "from": {"image"},
     "pip": {"packages", "options"},
     "apt": {"packages"},
     "run": {"commands"},
@@ -31,8 +33,8 @@ _KEYS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildStep:
-    """One step: `op` is pip, apt, run, copy or env; `items` are packages or commands; the other
-    fields depend on the op."""
+    """One step: `op` is from, pip, apt, run, copy or env; `items` are packages or commands, or the
+    container image; the other fields depend on the op."""
 
     op: str
     items: tuple[str, ...] = ()
@@ -45,6 +47,7 @@ class BuildStep:
     def title(self) -> str:
         """A description of the step for progress and errors: `pip install numpy`."""
         words = {
+            "from": "from",
             "pip": "pip install",
             "apt": "apt install",
             "run": "run",
@@ -61,10 +64,22 @@ class BuildStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImagePlan:
-    """A validated description: the Python version, such as "3.11", and the steps in order."""
+    """A validated description.
+
+    Attributes:
+        python: a version, such as "3.11", of an interpreter of this machine; "": that of the
+            container image.
+        steps: in order.
+    """
 
     python: str
     steps: tuple[BuildStep, ...]
+
+    @property
+    def container_image(self) -> str:
+        """The container image that it begins with; "": none."""
+        first = self.steps[0] if self.steps else None
+        return first.items[0] if first is not None and first.op == "from" else ""
 
 
 def image_digest(spec: Mapping[str, Any]) -> str:
@@ -84,7 +99,17 @@ def image_digest(spec: Mapping[str, Any]) -> str:
 def parse_image(spec: Mapping[str, Any]) -> ImagePlan:
     """Validate `spec`. Raises ImageBuildFailed (`step` is "description"), or Unsupported for what
     only a container could do."""
-    python = spec.get("python")
+    steps = spec.get("steps", [])
+    if not isinstance(steps, list | tuple):
+        raise _broken(f"steps = {_shown(steps)}: expected a list")
+    parsed = tuple(_step(i, s) for i, s in enumerate(steps))
+    has_own = bool(parsed) and parsed[0].op == "from"
+    return ImagePlan(python=_python(spec.get("python"), has_own=has_own), steps=parsed)
+
+
+def _python(python: Any, *, has_own: bool) -> str:
+    if has_own and python == "":
+        return ""
     if not isinstance(python, str) or not _VERSION.match(python):
         raise _broken(f"python = {_shown(python)}: expected a version such as '3.11'")
     if tuple(int(part) for part in python.split(".")) < OLDEST_PYTHON:
@@ -92,10 +117,7 @@ def parse_image(spec: Mapping[str, Any]) -> ImagePlan:
             f"python {python} is too old: the worker requires "
             f"{'.'.join(map(str, OLDEST_PYTHON))} or newer in every image"
         )
-    steps = spec.get("steps", [])
-    if not isinstance(steps, list | tuple):
-        raise _broken(f"steps = {_shown(steps)}: expected a list")
-    return ImagePlan(python=python, steps=tuple(_step(i, s) for i, s in enumerate(steps)))
+    return python
 
 
 def _step(index: int, body: Any) -> BuildStep:
@@ -110,6 +132,8 @@ def _step(index: int, body: Any) -> BuildStep:
             f"{where}: unknown key {_shown(unknown[0])} of {op}; known: "
             f"{', '.join(sorted(_KEYS[op]))}"
         )
+    if op == "from":
+        return _from(index, body, where)
     if op == "copy":
         return BuildStep(
             op=op,
@@ -135,6 +159,17 @@ def _step(index: int, body: Any) -> BuildStep:
     )
 
 
+def _from(index: int, body: Mapping[str, Any], where: str) -> BuildStep:
+    if index:
+        raise _broken(
+            f"{where}: an image begins with at most one container image, as its first step"
+        )
+    try:
+        return BuildStep(op="from", items=(check_image_name(body.get("image")),))
+    except ValueError as e:
+        raise _broken(f"{where}.image: {e}") from e
+
+
 def _is_text(value: Any) -> bool:
     """Whether this can be a program argument: UTF-8 without NUL."""
     try:
@@ -158,16 +193,10 @@ def _text(body: Mapping[str, Any], key: str, where: str) -> str:
 
 
 def _target(target: str, where: str) -> str:
-    path = PurePosixPath(target)
-    if path.is_absolute():
-        raise Unsupported(
-            f"{where}: cannot copy to {_shown(target)}: an image on this node is an environment, "
-            f"not a root file system. Use a path relative to the image's files, which are the "
-            f"working directory of run() and on sys.path at run time"
-        )
-    if ".." in path.parts:
-        raise _broken(f"{where}.target = {_shown(target)}: must not leave the image")
-    return str(path)
+    try:
+        return str(check_copy_target(target))
+    except ValueError as e:
+        raise _broken(f"{where}.target: {e}") from e
 
 
 def _check_debian(package: str, where: str) -> None:

@@ -1,5 +1,5 @@
 """Enters a pod: a sandbox (`snapshotter.criu.self_test_sandbox`) in the namespaces of a waiting
-pod. Experimental.
+pod.
 
 The pod is never privileged: the node agent, which is root on its node, enters from outside. It
 provides the mounts that a slot has, uses the pod's own cgroup, and provides CRIU, which a pod's
@@ -9,9 +9,10 @@ image does not contain.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,10 @@ from snapshotter.criu.bundle import CriuBundle
 from snapshotter.criu.errors import CriuUnavailable
 from snapshotter.criu.self_test_sandbox import Sandbox, SandboxProcess, started
 from snapshotter.errors import Unsupported
-from snapshotter.linux import proc as processes
+from snapshotter.linux.proc import host_pid
+from snapshotter.pods.entry_processes import EntryProcesses
 from snapshotter.shim import child, seqpacket
 
-_BOOT = (
-    "import sys; sys.path.insert(0, {root!r}); from snapshotter.pods.entry_init import main; "
-    "main({fd})"
-)
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -40,6 +38,15 @@ class Brought:
         writable_bytes: size of its temporary file systems.
         files: the snapshot's archive of files.
         kdat: CRIU's cache of kernel features; None: it tests the kernel again.
+        address: of the worker's slot, which the pod gets on its loopback interface; "": none.
+        restores: a worker is restored: it gets a mount namespace of its own, in which it finds the
+            node's programs and libraries, which it had in its slot, instead of the image's. False:
+            the tree becomes the pod's.
+        rootfs: root file system of the function's own image, which the worker gets instead, in a
+            mount namespace of its own; None: it has none.
+        kept: directories of the pod that it finds there.
+        driver: whether it finds the libraries of the machine's GPU driver there.
+        stdio: stdout and stderr of a worker that is booted; owned by the caller.
     """
 
     binds: Sequence[tuple[str, str]]
@@ -47,6 +54,12 @@ class Brought:
     writable_bytes: int
     files: Path
     kdat: Path | None
+    address: str = ""
+    restores: bool = True
+    rootfs: Path | None = None
+    kept: Sequence[str] = ()
+    driver: bool = False
+    stdio: Sequence[int] = ()
 
 
 class Entry(Sandbox):
@@ -55,6 +68,11 @@ class Entry(Sandbox):
     async def criu(self, run: str, argv: list[str], **options: Any) -> SandboxProcess:
         """Run CRIU as the base class does, from the bundle that the agent provides."""
         return await super().criu(run, [*child.CRIU_KIT, *argv[1:]], **options)
+
+    async def boot(self, command: Mapping[str, Any]) -> SandboxProcess:
+        """Execute a worker; the caller owns its control channel and pidfd. `command`: `argv`,
+        `env`, `work`, `uid` and `limits` of a slot's boot order. Raises CriuUnavailable."""
+        return await self._order({"op": "boot", **command})
 
     async def attach(self, pid: int) -> SandboxProcess:
         """Connect to a restored worker; the caller owns its control channel and pidfd. Raises
@@ -67,14 +85,19 @@ class Entry(Sandbox):
 
 
 @contextlib.asynccontextmanager
-async def entered(pod: int, brought: Brought, kit: CriuBundle) -> AsyncIterator[Entry]:
+async def entered(
+    processes: EntryProcesses, pod: int, brought: Brought, kit: CriuBundle
+) -> AsyncIterator[Entry]:
     """Enter the pod of the process of pidfd `pod`, which the caller keeps. A restored worker that
     is not kept is killed at the end.
 
     Raises CriuUnavailable, Unsupported, OSError.
     """
-    async with started(Entry, _BOOT) as (found, connection):
+    boot = functools.partial(processes.start, "enter")
+    async with started(Entry, boot) as (found, connection):
         _send_in(connection, pod, brought, kit)
+        if brought.rootfs is not None:  # its programs are a tenant's
+            found.criu_env = child.CRIU_KIT_VARIABLES
         await found.wait_ready()
         yield found
 
@@ -90,8 +113,14 @@ def _send_in(connection: socket.socket, pod: int, brought: Brought, kit: CriuBun
             "binds": [*brought.binds, (str(kit.directory), kit.NAME)],
             "uid": brought.uid,
             "writable_bytes": brought.writable_bytes,
-            "groups": groups_of(processes.host_pid(pod)),
+            "groups": groups_of(host_pid(pod)),
+            "address": brought.address,
+            "restores": brought.restores,
+            "rootfs": "" if brought.rootfs is None else str(brought.rootfs),
+            "kept": list(brought.kept),
+            "driver": brought.driver,
         }
+        fds += [os.dup(fd) for fd in brought.stdio]
         seqpacket.send(connection, seqpacket.encode(order), fds)
     except FileNotFoundError as e:
         raise CriuUnavailable("the pod, or the snapshot's files, no longer exist") from e

@@ -9,6 +9,7 @@ every kind and its launcher is their first process; a process of the node itself
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -49,7 +50,7 @@ def pod_of_peer(connection: socket.socket, *, proc: Path = _PROC) -> str:
     """The uid of the pod that the peer process is in, by its control group, which the process
     cannot change. Raises Unsupported."""
     try:
-        pidfd = _peer_pidfd(connection)
+        pidfd = peer_pidfd(connection)
     except ProcessLookupError:
         raise Unsupported("the process that connected has exited") from None
     try:
@@ -120,7 +121,17 @@ def _is_proxy(process: Path, uid: str) -> bool:
     return len(numbers) > 1 and numbers[-1] == "1"
 
 
-def _peer_pidfd(connection: socket.socket) -> int:
+def present_pods(*, proc: Path = _PROC) -> set[str]:
+    """Uids of the pods that have a process. Walks all processes: not for the event loop."""
+    found = set()
+    for entry in proc.iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, Unsupported):
+                found.add(pod_of_groups((entry / "cgroup").read_text()))
+    return found
+
+
+def peer_pidfd(connection: socket.socket) -> int:
     """As `pidfd_of_peer`; on older kernels by the pid that the peer had when it connected. Raises
     Unsupported, ProcessLookupError."""
     try:

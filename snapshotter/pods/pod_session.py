@@ -18,6 +18,7 @@ import socket
 import struct
 import time
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pilotlight.core.background_tasks import cancel_all
@@ -28,10 +29,11 @@ from snapshotter.errors import SnapshotterError, Unsupported
 from snapshotter.gpus.view import GpuHolder
 from snapshotter.pods import gpus
 from snapshotter.pods.pod_process import pod_of_peer
+from snapshotter.pods.promotions import POD_LABEL, Promotions
 from snapshotter.pods.registration import Announcement, NotAdmitted
-from snapshotter.pods.restoring import PodRestores
+from snapshotter.pods.restoring import PodRestores, Returned
 from snapshotter.pods.tenant_mounts import TenantMounts
-from snapshotter.types import GpuDevice, GpuGrant, InstanceState
+from snapshotter.types import GpuDevice, GpuGrant, InstanceState, StartKind
 from weight_cache.errors import WeightCacheError
 
 _log = logging.getLogger(__name__)
@@ -43,6 +45,23 @@ SAY_S = 1.0
 """Minimum interval of `wait` messages that differ only in numbers."""
 _MOST_LOGGED = 400
 _CREDENTIALS = struct.Struct("3i")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodServices:
+    """What the pods of all tenants share.
+
+    Attributes:
+        memory: of the node's GPUs.
+        restores: None: pods boot cold.
+        grants: None: launch documents are not signed.
+        promotions: None: no pod is promoted here.
+    """
+
+    memory: MemoryReader
+    restores: PodRestores | None = None
+    grants: LaunchSigner | None = None
+    promotions: Promotions | None = None
 
 
 class PodSession:
@@ -60,23 +79,26 @@ class PodSession:
         *,
         tenant: str,
         holds: TenantMounts,
-        memory: MemoryReader,
+        services: PodServices,
         own_uid: int,
-        restores: PodRestores | None = None,
-        grants: LaunchSigner | None = None,
+        line: bytes = b"",
+        phases_ms: Mapping[str, float] | None = None,
     ) -> None:
-        """`restores` None: pods boot cold. `grants` None: launch documents are not signed."""
+        """`line`: the announcement, if it was read; `phases_ms`: of what was done since."""
         writer.transport.set_write_buffer_limits(0)
-        self._restores = restores
-        self._grants = grants
+        self._services = services
+        self._restores = services.restores
         self._reader = reader
         self._writer = writer
         self._tenant = tenant
         self._holds = holds
-        self._memory = memory
         self._own_uid = own_uid
+        self._line = line
+        self._before_ms = dict(phases_ms or {})
         self._last_wait = ("", 0.0)
         self._has_reported = False
+        self._provided_at = 0.0
+        self._queued_ms = 0.0
         self.announcement: Announcement | None = None
         self.is_ready = False
         self.uid: str | None = None
@@ -107,9 +129,12 @@ class PodSession:
     async def run(self) -> None:
         """Serve until the pod exits or is refused."""
         try:
-            announced = self.announcement = await self._announced()
+            announced = await self._announced()
             with contextlib.suppress(Unsupported):  # a node agent without hostPID
                 self.uid = pod_of_peer(self._writer.get_extra_info("socket"))
+            if self._services.promotions is not None:
+                self._services.promotions.require(announced, self.uid)
+            self.announcement = announced
             _log.info(
                 "pods.announced tenant=%s pod=%s revision=%s",
                 self._tenant,
@@ -139,10 +164,13 @@ class PodSession:
 
     async def _announced(self) -> Announcement:
         async with asyncio.timeout(ANNOUNCE_S):
-            line = await self._reader.readline()
-        uid = _uid_of(self._writer)
+            line = self._line or await self._reader.readline()
         return Announcement.of(
-            _parsed(line), tenant=self._tenant, uid=uid, own_uid=self._own_uid, grants=self._grants
+            parsed_line(line),
+            tenant=self._tenant,
+            uid=uid_of_peer(self._writer.get_extra_info("socket")),
+            own_uid=self._own_uid,
+            grants=self._services.grants,
         )
 
     async def _provide(self, announced: Announcement) -> None:
@@ -162,7 +190,7 @@ class PodSession:
 
     async def _provide_all(self, announced: Announcement) -> None:
         """Provide code, weights and GPUs. Ends only with an error or cancellation."""
-        began, phases_ms = time.perf_counter(), dict[str, float]()
+        began, phases_ms = time.perf_counter(), self._before_ms
         launch, holds = announced.launch, self._holds
         async with contextlib.AsyncExitStack() as held:
             pending = {
@@ -175,12 +203,17 @@ class PodSession:
             if places:
                 phases_ms["weights"] = round(max(0.0, _since_ms(began) - phases_ms["code"]), 3)
             weights = dict(zip(pending, places, strict=True))
-            if not await self._pass_restored(announced, code, weights, phases_ms):
-                if launch.gpu_count and not announced.running:
-                    began = time.perf_counter()
-                    await self._wait_gpus(announced)
-                    phases_ms["gpu"] = round(_since_ms(began), 3)
-                self._send({"op": "cold", "code": code, "weights": weights, "phases_ms": phases_ms})
+            if launch.gpu_count and not announced.running:
+                began = time.perf_counter()
+                await self._wait_gpus(announced)
+                phases_ms["gpu"] = round(_since_ms(began), 3)
+            self._provided_at = time.perf_counter()
+            if not await self._pass_restored(
+                announced, code, weights, phases_ms
+            ) and not await self._pass_booted(announced, code, weights, phases_ms):
+                tree = await self._furnish(announced, code, weights)
+                cold = {"op": "cold", "code": code, "weights": weights, "phases_ms": phases_ms}
+                self._send({**cold, "tree": tree} if tree is not None else cold)
             await asyncio.Event().wait()
 
     async def _pass_restored(
@@ -194,25 +227,66 @@ class PodSession:
         if self._restores is None or announced.running:
             return False
         root = self._holds.directory
-        peer = socket.socket(fileno=os.dup(self._writer.get_extra_info("socket").fileno()))
-        with peer:
+        with self._peer() as peer:
             places = {name: root / place for name, place in weights.items()}
             async with self._restores.restored(
-                announced.launch, peer, code=root / code, weights=places
+                announced.launch, peer, code=root / code, weights=places, gpus=announced.gpus
             ) as found:
                 if found is None:
                     return False
-                message = {
-                    "op": "restored",
-                    "pid": found.pid,
-                    "phases_ms": {**phases_ms, **found.phases_ms},
-                }
-                await self._writer.drain()  # nothing is buffered before it: the limits are 0
-                socket.send_fds(
-                    peer, [json.dumps(message).encode() + b"\n"], [found.control.fileno()]
-                )
-                found.kept = True
+                await self._pass_on("restored", peer, found, phases_ms)
+                self._queued_ms = found.phases_ms.get("queue", 0.0)
         return True
+
+    async def _pass_booted(
+        self,
+        announced: Announcement,
+        code: str,
+        weights: Mapping[str, str],
+        phases_ms: Mapping[str, float],
+    ) -> bool:
+        """Whether the pod has received a worker that was booted in its function's own image, which
+        a promoted pod does not have. Raises Unsupported, BundleUnavailable, OSError."""
+        launch, root = announced.launch, self._holds.directory
+        if not _needs_environment(announced) or self._restores is None:
+            return False
+        if not self._restores.has_root(launch):
+            return False
+        if not announced.receives_booted:
+            raise Unsupported("the pod's launcher is too old: update cluster.runtime_image")
+        with self._peer() as peer:
+            places = {name: root / place for name, place in weights.items()}
+            async with self._restores.booted(
+                launch, peer, code=root / code, weights=places, gpus=announced.gpus
+            ) as found:
+                await self._pass_on("booted", peer, found, phases_ms)
+        return True
+
+    async def _pass_on(
+        self, op: str, peer: socket.socket, found: Returned, phases_ms: Mapping[str, float]
+    ) -> None:
+        message = {"op": op, "pid": found.pid, "phases_ms": {**phases_ms, **found.phases_ms}}
+        await self._writer.drain()  # nothing is buffered before it: the limits are 0
+        socket.send_fds(peer, [json.dumps(message).encode() + b"\n"], [found.control.fileno()])
+        found.kept = True
+
+    async def _furnish(
+        self, announced: Announcement, code: str, weights: Mapping[str, str]
+    ) -> Mapping[str, Any] | None:
+        """For a promoted pod, the environment of its function, if that is not the pod's own image:
+        an engine's, or a built image's. Raises Unsupported, BundleUnavailable, OSError."""
+        launch, root = announced.launch, self._holds.directory
+        if not _needs_environment(announced):
+            return None
+        if self._restores is None:
+            raise Unsupported("this node shows pods no environments: set restore_into_pods")
+        with self._peer() as peer:
+            places = {name: root / place for name, place in weights.items()}
+            return await self._restores.furnish(launch, peer, code=root / code, weights=places)
+
+    def _peer(self) -> socket.socket:
+        """A copy of the connection's socket, which the caller closes."""
+        return socket.socket(fileno=os.dup(self._writer.get_extra_info("socket").fileno()))
 
     async def _timed(
         self, held: contextlib.AsyncExitStack, digest: str, phases_ms: dict[str, float]
@@ -226,7 +300,7 @@ class PodSession:
         launch = announced.launch
         within_s = launch.startup_timeout_s * gpus.PART_OF_CLOCK
         left = await gpus.wait_free(
-            self._memory,
+            self._services.memory,
             wanted=announced.gpus,
             count=launch.gpu_count,
             within_s=within_s,
@@ -240,24 +314,28 @@ class PodSession:
         turns = YieldBudget()
         while line := await self._reader.readline():
             await turns.handled(line)
-            message = _parsed(line)
+            message = parsed_line(line)
             if message.get("op") == "ended":
                 self.has_ended = True
             # only once: each message makes a log line
             if message.get("op") == "ready" and not self._has_reported:
                 self.is_ready = self._has_reported = True
-                if (
-                    self._restores is not None
-                    and self.announcement is not None
-                    and message.get("start_kind") == "COLD"
-                ):
-                    self._restores.want(self.announcement.launch)
+                self._took(str(message.get("start_kind")))
                 _log.info(
                     "pods.ready tenant=%s %r phases_ms=%s",
                     self._tenant,
                     self,
                     json.dumps(message.get("phases_ms", {}))[:_MOST_LOGGED],
                 )
+
+    def _took(self, kind: str) -> None:
+        """Record the start of a pod that did not run before, as long as we saw it take."""
+        announced = self.announcement
+        if self._restores is None or announced is None or announced.running:
+            return
+        if kind in (StartKind.COLD, StartKind.RESTORE) and self._provided_at:
+            took_ms = max(0.0, _since_ms(self._provided_at) - self._queued_ms)
+            self._restores.took(announced.launch, StartKind(kind), took_ms)
 
     def _send_wait(self, why: str) -> None:
         """Send the reason of a wait; rate-limited if only numbers have changed."""
@@ -267,15 +345,32 @@ class PodSession:
             self._send({"op": "wait", "why": why})
 
     def _send(self, message: Mapping[str, Any]) -> None:
-        if not self._writer.is_closing():
-            self._writer.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+        send(self._writer, message)
 
     async def _refuse(self, code: str, message: str) -> None:
-        _log.warning("pods.refused tenant=%s code=%s message=%s", self._tenant, code, message)
-        self._send({"op": "refused", "code": code, "message": message})
-        with contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(ANNOUNCE_S):
-                await self._writer.drain()
+        await refuse(self._writer, self._tenant, code, message)
+
+
+def _needs_environment(announced: Announcement) -> bool:
+    """Whether it is a promoted pod, whose own image is not that of its function."""
+    launch = announced.launch
+    is_promoted = POD_LABEL in launch.labels and not announced.running
+    return is_promoted and (launch.image is not None or launch.engine is not None)
+
+
+def send(writer: asyncio.StreamWriter, message: Mapping[str, Any]) -> None:
+    """Send a message to a pod, unless its connection is closed."""
+    if not writer.is_closing():
+        writer.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+
+
+async def refuse(writer: asyncio.StreamWriter, tenant: str, code: str, message: str) -> None:
+    """Log and send the last message to a pod, which ends then."""
+    _log.warning("pods.refused tenant=%s code=%s message=%s", tenant, code, message)
+    send(writer, {"op": "refused", "code": code, "message": message})
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(ANNOUNCE_S):
+            await writer.drain()
 
 
 async def _all(pending: Sequence[Coroutine[Any, Any, str]]) -> list[str]:
@@ -292,16 +387,16 @@ def _since_ms(began: float) -> float:
     return (time.perf_counter() - began) * 1000
 
 
-def _parsed(line: bytes) -> dict[str, Any]:
+def parsed_line(line: bytes) -> dict[str, Any]:
+    """A message of a pod. Raises NotAdmitted, ValueError."""
     message = json.loads(line) if line else None
     if not isinstance(message, dict):
         raise NotAdmitted("a pod must send JSON objects, one per line")
     return message
 
 
-def _uid_of(writer: asyncio.StreamWriter) -> int:
-    raw = writer.get_extra_info("socket").getsockopt(
-        socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
-    )
+def uid_of_peer(connection: socket.socket) -> int:
+    """The uid that the peer process had when it connected (unix(7), SO_PEERCRED)."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     uid: int = _CREDENTIALS.unpack(raw)[1]
     return uid

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from snapshotter.agent.launch_signature import LABEL as SIGNATURE
 from snapshotter.agent.launch_signature import LaunchSigner, verify_launch
 from snapshotter.errors import SnapshotterError
-from snapshotter.types import LaunchSpec
+from snapshotter.types import TENANT_LABEL, LaunchSpec
 
 MAX_MOUNTS = 16
 """Maximum number of weights of one function (the controller's own limit is lower)."""
-TENANT_LABEL = "tenant"
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}\Z")
 _REVISION = re.compile(r"[!-~]{1,300}\Z")
@@ -35,14 +35,18 @@ class Announcement:
 
     Attributes:
         gpus: UUIDs or indices of its GPUs; () if it does not know them.
+        signature: of the launch document, which is without it here; "" if it is not signed.
         running: its worker is running already: only provide what it uses.
+        receives_booted: its launcher receives a worker that the agent booted.
     """
 
     pod: str
     namespace: str
     launch: LaunchSpec
     gpus: tuple[str, ...] = ()
+    signature: str = ""
     running: bool = False
+    receives_booted: bool = False
 
     @classmethod
     def of(
@@ -71,6 +75,7 @@ class Announcement:
                 launch=launch,
                 gpus=tuple(str(gpu) for gpu in message.get("gpus", ())),
                 running=bool(message.get("running", False)),
+                receives_booted=bool(message.get("receives_booted", False)),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise NotAdmitted(
@@ -82,7 +87,8 @@ class Announcement:
                 "the launch document was not written by the controller: its signature is "
                 "missing or invalid"
             )
-        announced = replace(announced, launch=verify_launch(launch))
+        signature = str(launch.labels.get(SIGNATURE, ""))
+        announced = replace(announced, launch=verify_launch(launch), signature=signature)
         announced._check(tenant=tenant, uid=uid, own_uid=own_uid)
         return announced
 

@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from pilotlight.core.background_tasks import BackgroundTasks, cancel_all
@@ -22,12 +22,16 @@ from pilotlight.core.transport.calls_socket import AGENT_SOCKET, POD_CALLS_SOCKE
 from snapshotter.agent.launch_signature import LaunchSigner
 from snapshotter.cuda.memory import MemoryReader
 from snapshotter.linux.inotify import DirectoryWatch, watching
+from snapshotter.pods.entry_processes import PodMounts
 from snapshotter.pods.pod_calls import CallsListener, PodCalls
-from snapshotter.pods.pod_process import end_proxy
-from snapshotter.pods.pod_session import MAX_LINE_BYTES, PodSession
+from snapshotter.pods.pod_process import end_proxy, present_pods
+from snapshotter.pods.pod_session import MAX_LINE_BYTES, PodServices, PodSession
+from snapshotter.pods.promotions import Promotions
 from snapshotter.pods.restoring import PodRestores
 from snapshotter.pods.tenant_mounts import HOLDER_PREFIX, WEIGHTS, PodWeights, TenantMounts
+from snapshotter.pods.warm_pods import WARM, WarmListener
 from snapshotter.slots.launch_plan import BundleStore
+from snapshotter.types import LaunchSpec
 from weight_cache.errors import WeightCacheError
 
 _log = logging.getLogger(__name__)
@@ -55,22 +59,18 @@ class Tenants:
         *,
         bundles: BundleStore,
         weights: PodWeights,
-        memory: MemoryReader,
-        restores: PodRestores | None = None,
-        grants: LaunchSigner | None = None,
+        services: PodServices,
         calls: PodCalls | None = None,
     ) -> None:
-        """`root`: `snapshotter.pods`. `restores` None: pods boot cold. `grants` None: launch
-        documents are not signed. `calls` None: functions in pods need a key to call others."""
+        """`root`: `snapshotter.pods`. `calls` None: functions in pods need a key to call others."""
         self._calls = calls
-        self._restores = restores
-        self._grants = grants
+        self._services = services
         self._root = root
         self._bundles = bundles
         self._weights = weights
-        self._memory = memory
         self._background_tasks = BackgroundTasks()
         self._listeners: dict[str, TenantListener] = {}
+        self._refreshing = asyncio.Lock()
 
     def __repr__(self) -> str:
         return (
@@ -81,13 +81,40 @@ class Tenants:
         """Connections of all tenants' pods."""
         return [session for listener in self._listeners.values() for session in listener.sessions]
 
+    def launches(self) -> list[LaunchSpec]:
+        """What the pods have announced."""
+        announced = (session.announcement for session in self.sessions())
+        return [one.launch for one in announced if one is not None]
+
+    async def listener(self, tenant: str) -> TenantListener:
+        """The listener of a tenant, whose directory is made if this is its first pod here. Raises
+        OSError."""
+        found = self._listeners.get(tenant)
+        if found is not None and found.is_current():
+            return found
+        directory = self._root / tenant
+        directory.mkdir(exist_ok=True)
+        directory.chmod(0o755)
+        await self.refresh()
+        if (found := self._listeners.get(tenant)) is None:
+            raise OSError(f"no socket can be made in {directory}")
+        return found
+
+    def tenants(self) -> tuple[str, ...]:
+        """Ids of the tenants that have a directory on this node."""
+        return tuple(sorted(self._listeners))
+
     async def refresh(self) -> None:
         """Open a listener for every tenant directory; close those whose directory was deleted or
         replaced."""
+        async with self._refreshing:
+            await self._refresh()
+
+    async def _refresh(self) -> None:
         found = {
             entry.name: entry
             for entry in self._root.iterdir()
-            if _TENANT.match(entry.name) and entry.is_dir()
+            if _TENANT.match(entry.name) and entry.name != WARM and entry.is_dir()
         }
         for name, listener in list(self._listeners.items()):
             if name not in found or not listener.is_current():
@@ -103,12 +130,7 @@ class Tenants:
                 )
                 try:
                     self._listeners[name] = await TenantListener.open(
-                        directory,
-                        holds,
-                        self._memory,
-                        self._restores,
-                        self._grants,
-                        calls=self._calls,
+                        directory, holds, self._services, calls=self._calls
                     )
                 except OSError as e:
                     _log.error("pods.no_door directory=%s error=%s", directory, e)
@@ -144,6 +166,9 @@ class Tenants:
                     swept += 1
         except WeightCacheError as e:
             _log.warning("pods.leases_not_swept error=%s", e)
+        if (promotions := self._services.promotions) is not None:
+            present = await asyncio.to_thread(present_pods)
+            await asyncio.to_thread(promotions.sweep, present)
         if swept:
             _log.info("pods.swept things=%d", swept)
         return swept
@@ -172,15 +197,11 @@ class TenantListener:
         self,
         directory: Path,
         holds: TenantMounts,
-        memory: MemoryReader,
-        restores: PodRestores | None,
-        grants: LaunchSigner | None,
+        services: PodServices,
     ) -> None:
-        self._restores = restores
-        self._grants = grants
+        self._services = services
         self._directory = directory
         self._identity = _identity(directory)
-        self._memory = memory
         self._tasks: dict[asyncio.Task[None], PodSession] = {}
         self._server: asyncio.Server | None = None
         self._calls: CallsListener | None = None
@@ -196,24 +217,27 @@ class TenantListener:
         cls,
         directory: Path,
         holds: TenantMounts,
-        memory: MemoryReader,
-        restores: PodRestores | None,
-        grants: LaunchSigner | None,
+        services: PodServices,
         *,
         calls: PodCalls | None,
     ) -> TenantListener:
         """Listen in the directory, replacing the sockets of an earlier agent. Raises OSError."""
-        listener = cls(directory, holds, memory, restores, grants)
+        listener = cls(directory, holds, services)
         if calls is not None:  # before a pod can announce itself, and serve
             listener._calls = calls.listen(directory / POD_CALLS_SOCKET, directory.name)
         path = directory / AGENT_SOCKET
         path.unlink(missing_ok=True)
         listener._server = await asyncio.start_unix_server(
-            listener._on_pod, path, limit=MAX_LINE_BYTES
+            listener.serve, path, limit=MAX_LINE_BYTES
         )
         # the kernel identifies the peer, and only the tenant's pods see the directory
         path.chmod(0o666)
         return listener
+
+    @property
+    def directory(self) -> Path:
+        """The tenant's directory."""
+        return self._directory
 
     @property
     def sessions(self) -> list[PodSession]:
@@ -240,7 +264,14 @@ class TenantListener:
             (self._directory / AGENT_SOCKET).unlink(missing_ok=True)
             (self._directory / POD_CALLS_SOCKET).unlink(missing_ok=True)
 
-    async def _on_pod(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        line: bytes = b"",
+        phases_ms: Mapping[str, float] | None = None,
+    ) -> None:
+        """Serve a connection to its end. `line`, `phases_ms`: of a pod that was promoted."""
         task = asyncio.current_task()
         if task is None or len(self._tasks) >= MAX_PODS:
             _log.warning("pods.too_many %r bound=%d", self, MAX_PODS)
@@ -251,10 +282,10 @@ class TenantListener:
             writer,
             tenant=self._directory.name,
             holds=self.holds,
-            memory=self._memory,
+            services=self._services,
             own_uid=os.geteuid(),
-            restores=self._restores,
-            grants=self._grants,
+            line=line,
+            phases_ms=phases_ms,
         )
         self._tasks[task] = session
         try:
@@ -290,21 +321,21 @@ async def opened(
     restores: PodRestores | None = None,
     grants: LaunchSigner | None = None,
     calls: PodCalls | None = None,
+    promotions: Promotions | None = None,
+    mounts: PodMounts | None = None,
 ) -> AsyncIterator[Tenants]:
-    """Serve while the context lasts. Raises OSError when `root` cannot be created or watched."""
+    """Serve while the context lasts. Without `promotions` and `mounts`, or if documents are not
+    signed, there are no warm pods. Raises OSError when `root` cannot be created or watched."""
     root.mkdir(parents=True, exist_ok=True)
     root.chmod(0o755)
-    tenants = Tenants(
-        root,
-        bundles=bundles,
-        weights=weights,
-        memory=memory,
-        restores=restores,
-        grants=grants,
-        calls=calls,
-    )
+    services = PodServices(memory=memory, restores=restores, grants=grants, promotions=promotions)
+    tenants = Tenants(root, bundles=bundles, weights=weights, services=services, calls=calls)
+    warm: WarmListener | None = None
     with watching(root) as watch:
         await tenants.refresh()
+        if promotions is not None and grants is not None and mounts is not None:
+            warm = WarmListener(root / WARM, tenants, promotions, grants, show=mounts.show)
+            await warm.open()
         tasks = [
             asyncio.create_task(tenants.follow(watch), name="follow tenants' directories"),
             asyncio.create_task(tenants.sweep_for_ever(), name="sweep tenants' directories"),
@@ -313,6 +344,8 @@ async def opened(
             yield tenants
         finally:
             await cancel_all(tasks)
+            if warm is not None:
+                await warm.close()
             await tenants.aclose()
 
 

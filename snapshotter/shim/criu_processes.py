@@ -2,7 +2,7 @@
 loop.
 
 A process with an RPC socket (`swrk`) belongs to the agent that requested it and ends with the
-agent's connection; a page daemon belongs to the process that it serves.
+agent's connection; a page server (`page_server`) belongs to the processes that it serves.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from snapshotter.shim import child, seqpacket
+from snapshotter.shim import child, page_server, seqpacket
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,8 @@ class CriuProcesses:
     the shim's loop.
 
     `stdio`: creates pipes for the output of a restored tree, and returns the write ends. `ended`:
-    called when a process with an RPC socket has exited. `pages_lost`: called when a page daemon has
-    crashed.
+    called when a process with an RPC socket has exited. `pages_lost`: called when a page server has
+    failed.
     """
 
     def __init__(
@@ -81,6 +81,28 @@ class CriuProcesses:
             seqpacket.close_all(ends)
             for end in pair or ():
                 end.close()
+
+    def serve_pages(self, message: Mapping[str, Any], fds: list[int]) -> None:
+        """Start a page server; it listens when this returns. The caller keeps the descriptors:
+        images, work directory, working set."""
+        images, work, working_set = fds
+        cgroup = child.Cgroup(**message["cgroup"])
+        try:
+            pid = page_server.fork(
+                images=images,
+                work=work,
+                working_set=working_set,
+                record=bool(message["record"]),
+                enter=lambda: child.enter(cgroup.tasks or cgroup.procs, 0),
+            )
+            self._running[pid] = _Run(name=message["run"], pid=pid, has_socket=False)
+            pidfd = os.pidfd_open(pid)
+            self._notify({"event": "criu", "run": message["run"], "pid": pid, "stdio": []}, pidfd)
+            os.close(pidfd)
+        except OSError as e:
+            self._notify(
+                {"event": "criu_exited", "run": message["run"], "status": None, "message": str(e)}
+            )
 
     def kill(self, name: str) -> None:
         """SIGKILL one with its helpers; no error if it has exited."""

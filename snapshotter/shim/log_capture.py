@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from snapshotter.shim.event_loop import Poller
-from snapshotter.shim.log_pipe import LogFile, LogPipe
+from snapshotter.shim.log_file import LogFile
+from snapshotter.shim.log_pipe import LogPipe
 
 _NOTICE_INTERVAL_S = 1.0
 

@@ -6,11 +6,12 @@ the agent connects to `shim.sock`, requests `state`, and continues. Only the mos
 connection is served.
 
 Agent → shim (`op`): boot, furnish, revive, prove, start, park, unpark, note, kill, kill_worker,
-exec, exec_kill, checkpoint, checkpoint_end, criu, criu_kill, keep_files, forget, state, shutdown.
+exec, exec_kill, checkpoint, checkpoint_end, criu, pages, criu_kill, keep_files, forget, state,
+shutdown.
 Shim → agent (`event`): booted, boot_failed, furnished, revived, revive_failed, proved,
 snapshot_point, failed, forked, ready, exited, parked, parked_gone, worker_exited, exec_exited,
 quiesced, checkpoint_failed, checkpoint_gone, criu, criu_exited, files_kept, files_failed,
-log_dropped, state, instance, state_end. Shim ↔ worker: docs/internals.md, "The slot".
+log_dropped, state, instance, state_end. Shim ↔ worker: docs/reference/internals.md, "The slot".
 
 Parts: `worker`, `instances`, `parked_forks`, `quiescer` (the process that is quiesced for a dump),
 `criu_processes`, `exec_processes`.
@@ -165,7 +166,7 @@ class Shim:
             "boot": lambda m, _: self._worker.boot(m, self._on_worker_message),
             "furnish": lambda m, fds: self._worker.prepare_restore(m, fds[0], fds[1]),
             "revive": lambda m, _: self._worker.resume(m, self._on_worker_message),
-            "prove": lambda *_: self._worker.check_examples(),
+            "prove": lambda m, _: self._worker.check_examples(m),
             "start": lambda m, fds: self._shim_instances.start(m, fds.pop(0)),
             "park": lambda m, _: self._park(m),
             "unpark": lambda *_: self._parked_forks.clear(),
@@ -177,6 +178,7 @@ class Shim:
             "checkpoint": self._quiescer.start,
             "checkpoint_end": lambda m, _: self._quiescer.end(m["checkpoint"]),
             "criu": self._criu_processes.start,
+            "pages": self._criu_processes.serve_pages,
             "criu_kill": lambda m, _: self._criu_processes.kill(m["run"]),
             "keep_files": lambda m, fds: self._quiescer.save_files(m["checkpoint"], fds[0]),
             "forget": lambda m, _: self._shim_instances.acknowledge_exit(m["instance"]),
@@ -266,7 +268,7 @@ class Shim:
             self._notify({"event": "proved", **proved})
 
     def _on_pages_lost(self) -> None:
-        """Kill the restored process and its forks: without its page daemon it would read zeros from
+        """Kill the restored process and its forks: without its page server it would read zeros from
         memory that was not loaded."""
         self._parked_forks.clear()
         self._shim_instances.kill_all()

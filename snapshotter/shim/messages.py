@@ -41,6 +41,10 @@ _MOST_OBSTACLES = 24
 shim's own."""
 _MOST_NOTES = 50
 _MOST_CONNECTIONS = 10_000_000
+_MOST_IMPORTS = 400
+"""As many as workers record (`pilotlight.worker.imports.recorder.MAX_RECORDED`)."""
+_MOST_ANSWERS = 100
+_IMPORT_TEXT = 128
 _NAME_TEXT = 64
 _NOTE_TEXT = 1024
 _OBSTACLE_TEXTS = {"kind": 32, "what": 256, "where": 256, "message": 1024}
@@ -65,13 +69,15 @@ def phases_of(report: object, *, also: frozenset[str] = frozenset()) -> dict[str
 
 
 def point_of(report: Mapping[str, Any]) -> dict[str, Any]:
-    """A snapshot point: threads, phases_ms, joins, and the keys of `findings_of`. Long texts and
-    lists are truncated."""
+    """A snapshot point: threads, phases_ms, joins, imports, answers, and the keys of `findings_of`.
+    Long texts and lists are truncated."""
     return _sized(
         {
             "threads": _names(_list(report, "threads")),
             "phases_ms": phases_of(report.get("phases_ms")),
             "joins": bool(report.get("joins", False)),
+            "imports": _imports(report.get("imports", {})),
+            "answers": answers_of(report.get("answers", {})),
             **findings_of(report),
         }
     )
@@ -94,6 +100,53 @@ def findings_of(report: Mapping[str, Any]) -> dict[str, Any]:
         "listens": _names(_list(report, "listens", default=())),
         "connections_inside": connections,
     }
+
+
+def answers_of(report: object) -> dict[str, list[str]]:
+    """The answers to a worker's examples: method → digest (hex) and type."""
+    if not isinstance(report, Mapping):
+        raise ValueError("answers must be an object")
+    answers = {}
+    for name, answer in list(report.items())[:_MOST_ANSWERS]:
+        if not isinstance(answer, list) or len(answer) != 2:
+            raise ValueError("an answer must be a list of digest and type")
+        answers[_text(name, _NAME_TEXT)] = [_text(part, _NAME_TEXT) for part in answer]
+    return answers
+
+
+def _imports(report: object) -> dict[str, Any]:
+    """What a worker imported: `modules` (name, ms and parts of each, in order; a part is a name and
+    ms), and `ended`, why they are not all. The names are imported by other workers of the tenant:
+    whole ones only."""
+    if not isinstance(report, Mapping):
+        raise ValueError("imports must be an object")
+    modules: list[list[Any]] = []
+    left = _MOST_IMPORTS
+    for entry in _list(report, "modules", default=()):
+        if not isinstance(entry, list) or len(entry) not in (2, 3):
+            raise ValueError("an import must be a list of name, duration and parts")
+        parts = entry[2] if len(entry) == 3 else []
+        if not isinstance(parts, list):
+            raise ValueError("the parts of an import must be a list")
+        left -= 1 + len(parts)
+        named = _timed_names([entry[:2]])
+        if left < 0 or not named:
+            break
+        modules.append([*named[0], _timed_names(parts)])
+    return {"modules": modules, "ended": _text(report.get("ended", ""), _NOTE_TEXT)}
+
+
+def _timed_names(entries: list[Any]) -> list[list[Any]]:
+    """Names of modules with their durations, up to the first one that is not a module's."""
+    named = []
+    for entry in entries:
+        if not isinstance(entry, list) or len(entry) != 2 or not _is_duration(entry[1]):
+            raise ValueError("an import must be a list of name and duration")
+        name = _text(entry[0], _IMPORT_TEXT + 1)
+        if len(name) > _IMPORT_TEXT or not all(part.isidentifier() for part in name.split(".")):
+            break
+        named.append([name, float(entry[1])])
+    return named
 
 
 def proved_of(report: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from snapshotter.shim.child import Cgroup
-from snapshotter.shim.log_pipe import LogFile, LogPipe
+from snapshotter.shim.log_file import LogFile
+from snapshotter.shim.log_pipe import LogPipe
 
 
 @dataclass(kw_only=True)

@@ -14,7 +14,8 @@ from typing import Any
 from snapshotter.shim import child, messages, seqpacket
 from snapshotter.shim.event_loop import Peer, Poller
 from snapshotter.shim.log_capture import LogCapture
-from snapshotter.shim.log_pipe import LogFile, LogPipe
+from snapshotter.shim.log_file import LogFile
+from snapshotter.shim.log_pipe import LogPipe
 from snapshotter.shim.sandbox import mounts, workdir_archive
 from snapshotter.shim.sandbox.workdir_archive import Archive
 
@@ -121,13 +122,14 @@ class ShimWorker:
         self._notify({"event": "furnished"})
 
     def resume(self, message: Mapping[str, Any], on_message: OnMessage) -> None:
-        """Connect to a process that CRIU has restored; it becomes the worker."""
+        """Connect to a process that CRIU has restored; it becomes the worker. With `boots` it is
+        one without a function, and boots that of this slot; its snapshot point follows."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             if self.state != "furnished":
                 raise OSError(f"cannot resume a worker in a slot that is {self.state}")
             if self._has_lost_pages:
-                raise OSError("its memory is lost: the page daemon crashed")
+                raise OSError("its memory is lost: the page server failed")
             pid = int(message["pid"])
             if pid not in mounts.children():
                 raise OSError(f"process {pid} is not a child of the slot's shim")
@@ -141,9 +143,21 @@ class ShimWorker:
             self.kill_leftovers()
             self._notify({"event": "revive_failed", "message": str(e)})
             return
-        self.pid, self.state, self.point = pid, "resident", message["point"]
+        self.pid = pid
         self.peer = Peer(connection, self._poller, on_message, lambda: None, paced=True)
+        if message.get("boots"):
+            self._boot_restored(self.peer)
+        else:
+            self.state, self.point = "resident", message["point"]
         self._notify({"event": "revived", "pid": pid}, self.pidfd)
+
+    def _boot_restored(self, peer: Peer) -> None:
+        self.state = "booting"
+        if self.archive is not None:  # made anew at the snapshot point, with the function's files
+            self._drop_archive()
+        # a process that has exited already is reaped, and its exit reported
+        with contextlib.suppress(OSError):
+            peer.push({"op": "boot", "instance": "", "env": {}}, [])
 
     def kill_leftovers(self) -> None:
         """Kill what a failed restore left behind; the slot is unusable afterwards."""
@@ -168,6 +182,8 @@ class ShimWorker:
             message["binds"],
             uid=message["uid"] or 0,
             rootfs=message.get("rootfs", ""),
+            volumes=message.get("volumes", ()),
+            links=message.get("links", {}),
             **more,
         )
 
@@ -248,10 +264,13 @@ class ShimWorker:
         if self.peer is not None:
             self.peer.close()
 
-    def check_examples(self) -> None:
-        """Request that the worker runs its examples again; it exits afterwards."""
+    def check_examples(self, message: Mapping[str, Any]) -> None:
+        """Request that the worker runs its examples again, and compares with its own answers or
+        those of the message; it exits afterwards."""
+        order = {"op": "prove", "instance": "proof", "env": {}}
+        answers = message.get("answers") or {}
         try:
-            self.ready_peer().push({"op": "prove", "instance": "proof", "env": {}}, [])
+            self.ready_peer().push({**order, "answers": answers}, [])
         except OSError as e:
             error = {"type": type(e).__name__, "message": str(e), "traceback": ""}
             self._notify({"event": "proved", "ok": False, "error": error, "phases_ms": {}})

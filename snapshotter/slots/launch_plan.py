@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from pilotlight.core.image_steps import ABSOLUTE
 from pilotlight.core.settings import FUNCTIONS_SOCKET
 from pilotlight.core.transport.calls_socket import CALLS_DIRECTORY, CALLS_VARIABLE
+from snapshotter.errors import Unsupported
 from snapshotter.shim.child import CONTROL_FD
 from snapshotter.shim.sandbox import mounts
 from snapshotter.slots.slot_devices import NO_DEVICES, DeviceLayout, SlotDevices
@@ -51,6 +53,10 @@ class Layout(Protocol):
     @property
     def env(self) -> Mapping[str, str]: ...
     @property
+    def files(self) -> Path | None: ...
+    @property
+    def links(self) -> tuple[str, ...]: ...
+    @property
     def rootfs(self) -> Path | None: ...
     @property
     def rootfs_digest(self) -> str: ...
@@ -59,9 +65,7 @@ class Layout(Protocol):
 class ImageStore(Protocol):
     """The methods of `snapshotter.images.images.Images` that the agent uses."""
 
-    def layout(
-        self, digest: str | None, engine: str | None = None, *, uid: int | None = None
-    ) -> Layout: ...
+    def layout_of(self, launch: LaunchSpec) -> Layout: ...
 
     async def build(
         self,
@@ -81,7 +85,7 @@ class ImageStore(Protocol):
 
 
 class BundleStore(Protocol):
-    """The methods of `snapshotter.images.bundles.Bundles` that the agent uses."""
+    """The methods of `snapshotter.images.code_bundles.Bundles` that the agent uses."""
 
     async def ensure(self, digest: str) -> Path: ...
 
@@ -104,12 +108,19 @@ class WeightSource(Protocol):
     async def models(self) -> list[ModelInfo]: ...
 
 
+class VolumeSource(Protocol):
+    """The methods of `snapshotter.volumes.node_volumes.NodeVolumes` that slots use."""
+
+    async def prepare(self, launch: LaunchSpec) -> dict[str, Path]: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodeFiles:
     """Where the files of this node come from that slots show their workers.
 
     Attributes:
         runtime, criu, platform: as in `Sources`; a `platform` that does not exist is None.
+        volumes: None: this node has none.
         gpus: where the device nodes and driver files of GPUs are.
     """
 
@@ -117,6 +128,7 @@ class NodeFiles:
     images: ImageStore
     weights: WeightSource
     runtime: Mapping[str, Path]
+    volumes: VolumeSource | None = None
     platform: Path | None = None
     criu: Path | None = None
     gpus: DeviceLayout = field(default_factory=DeviceLayout)
@@ -137,12 +149,14 @@ class Sources:
             (`Paths.for_functions`); None = no access.
         calls: directory of the sockets by which instances of the slot call other functions; None =
             they cannot.
+        volumes: mount path in the slot → working directory of the volume.
     """
 
     layout: Layout
     code: Path
     weights: Mapping[str, Path]
     runtime: Mapping[str, Path]
+    volumes: Mapping[str, Path] = field(default_factory=dict)
     criu: Path | None = None
     platform: Path | None = None
     calls: Path | None = None
@@ -161,6 +175,47 @@ class Plan:
     launch_file: Mapping[str, Any]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _WorkerPaths:
+    """Paths as the worker sees them."""
+
+    python: Path
+    site: list[Path]
+    runtime: Path
+    code: Path
+    work: Path
+    temporary: Path
+    launch_file: Path
+    weights: Mapping[str, Path]
+
+
+def _in_namespaces(sources: Sources) -> _WorkerPaths:
+    root, layout = Path(mounts.ROOT), sources.layout
+    return _WorkerPaths(
+        python=root / "python" / layout.python.relative_to(layout.prefix),
+        site=[root / "env" / str(i) for i in range(len(layout.site))],
+        runtime=root / "runtime",
+        code=root / "code",
+        work=root / "work",
+        temporary=Path("/tmp"),
+        launch_file=root / "launch.json",
+        weights={name: root / "weights" / name for name in sources.weights},
+    )
+
+
+def _on_host(sources: Sources, directory: Path) -> _WorkerPaths:
+    return _WorkerPaths(
+        python=sources.layout.python,
+        site=list(sources.layout.site),
+        runtime=directory / "runtime",
+        code=sources.code,
+        work=directory / "work",
+        temporary=directory / "tmp",
+        launch_file=directory / "launch.json",
+        weights=sources.weights,
+    )
+
+
 def plan(
     launch: LaunchSpec,
     sources: Sources,
@@ -171,51 +226,40 @@ def plan(
     limits: Mapping[str, int],
     devices: SlotDevices = NO_DEVICES,
     log_refused: bool = False,
+    records_imports: bool = False,
 ) -> Plan:
     """How to boot `launch` in the slot whose directory is `directory`, with these devices. Pure: no
-    I/O."""
-    root = Path(mounts.ROOT)
+    I/O. Raises Unsupported for an image with files at absolute paths where slots share the
+    machine's root directory."""
     layout = sources.layout
-    if namespaced:
-        python = root / "python" / layout.python.relative_to(layout.prefix)
-        site = [root / "env" / str(i) for i in range(len(layout.site))]
-        runtime, code, work, file = (
-            root / "runtime",
-            root / "code",
-            root / "work",
-            root / "launch.json",
+    if layout.links and not namespaced:
+        raise Unsupported(
+            f"the image has files in /{layout.links[0]}, but functions of this platform share the "
+            f"machine's root directory, because it does not run as root: copy them to a relative "
+            f"path"
         )
-        weights = {name: root / "weights" / name for name in sources.weights}
-        temporary = Path("/tmp")
-    else:
-        python, site, code = layout.python, list(layout.site), sources.code
-        runtime, work, file, temporary = (
-            directory / "runtime",
-            directory / "work",
-            directory / "launch.json",
-            directory / "tmp",
-        )
-        weights = dict(sources.weights)
-    env = _environment(
-        launch, layout, python=python, work=work, temporary=temporary, namespaced=namespaced
-    )
+    paths = _in_namespaces(sources) if namespaced else _on_host(sources, directory)
+    files = "" if layout.files is None else str(paths.site[layout.site.index(layout.files)])
+    env = _environment(launch, layout, paths, namespaced=namespaced)
     env[VISIBLE_DEVICES] = devices.visible_devices
     if namespaced and sources.platform is not None:
-        env.setdefault(_PLATFORM_URL, f"unix://{root}/platform/{FUNCTIONS_SOCKET}")
+        env.setdefault(_PLATFORM_URL, f"unix://{mounts.ROOT}/platform/{FUNCTIONS_SOCKET}")
     if sources.calls is not None:
-        env[CALLS_VARIABLE] = str(root / CALLS_DIRECTORY if namespaced else sources.calls)
+        env[CALLS_VARIABLE] = str(
+            Path(mounts.ROOT) / CALLS_DIRECTORY if namespaced else sources.calls
+        )
     order = {
         "op": "boot",
         "argv": [
-            str(python),
+            str(paths.python),
             "-I",
             "-S",
             "-B",
-            str(runtime / "pilotlight/worker/boot.py"),
-            str(file),
+            str(paths.runtime / "pilotlight/worker/boot.py"),
+            str(paths.launch_file),
         ],
         "env": env,
-        "work": str(work),
+        "work": str(paths.work),
         "uid": uid,
         "limits": dict(limits),
         "log_refused": log_refused,
@@ -225,18 +269,23 @@ def plan(
         "rootfs": "" if layout.rootfs is None else str(layout.rootfs),
         "writable_bytes": max(_WRITABLE_FLOOR_BYTES, launch.memory_bytes),
         "binds": _binds(sources, directory) if namespaced else [],
+        "volumes": [[str(path), at] for at, path in sorted(sources.volumes.items())],
+        "links": {name: f"{files}/{ABSOLUTE}/{name}" for name in layout.links},
     }
     content = {
         "entry": launch.entry,
         "revision": launch.revision,
-        "code": str(code),
-        "site": [str(s) for s in site],
-        "runtime": [str(runtime)],
-        "weights": {name: str(path) for name, path in weights.items()},
+        "code": str(paths.code),
+        "site": [str(s) for s in paths.site],
+        "runtime": [str(paths.runtime)],
+        "records_imports": records_imports,
+        "files": files,
+        "weights": {name: str(path) for name, path in paths.weights.items()},
+        "volumes": sorted(sources.volumes),
         "env": dict(launch.env),
         "secret_variables": list(launch.secret_variables),
         "control_fd": CONTROL_FD,
-        "work": str(work),
+        "work": str(paths.work),
     }
     return Plan(order=order, launch_file=content)
 
@@ -275,20 +324,18 @@ def _binds(sources: Sources, directory: Path) -> list[tuple[str, str]]:
 def _environment(
     launch: LaunchSpec,
     layout: Layout,
+    paths: _WorkerPaths,
     *,
-    python: Path,
-    work: Path,
-    temporary: Path,
     namespaced: bool,
 ) -> dict[str, str]:
     env = {
-        "PATH": f"{python.parent}:/usr/local/bin:/usr/bin:/bin",
+        "PATH": f"{paths.python.parent}:/usr/local/bin:/usr/bin:/bin",
         "LANG": "C.UTF-8",
         **layout.env,
         **launch.env,
         **THREADS_OFF,
     }
-    env.update(HOME=str(work), TMPDIR=str(temporary))
+    env.update(HOME=str(paths.work), TMPDIR=str(paths.temporary))
     if namespaced and any((layout.prefix / "lib").glob("libpython*.so*")):
         # The interpreter names its library by the prefix that it was built for, which does not
         # exist in the slot.

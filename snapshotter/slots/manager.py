@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from snapshotter.errors import StartFailed, Unsupported
@@ -68,10 +69,13 @@ class OccupiedSlot:
             an instance that is the worker itself has secrets. Unknown for a slot of an earlier
             agent.
         lease_ids: its weight leases.
+        environment: the environment snapshot that its worker was booted in, None if it was booted
+            from nothing, or restored.
         gpus: its GPUs, which no other slot has until this one is cleared; None without. A worker of
             a launch with GPUs becomes the instance itself, so that an instance has the GPUs of its
             slot.
         weights: its weights by name, once they are on the node.
+        volumes: directories of its volumes by mount path, as it boots.
         charged_ns: CPU time of its group that was already charged, or is not charged to anyone;
             None before it is a Template.
         has_low_priority: whether its CPU priority is below that of calls.
@@ -87,11 +91,13 @@ class OccupiedSlot:
     lease_ids: tuple[str, ...] = ()
     gpus: GpuGrant | None = None
     weights: Mapping[str, Served] = field(default_factory=dict)
+    volumes: Mapping[str, Path] = field(default_factory=dict)
     boot_ms: Mapping[str, float] = field(default_factory=dict)
     took_ms: float = 0.0
     is_booting: bool = False
     transient: bool = False
     snapshot: str | None = None
+    environment: str | None = None
     whole: bool = False
     is_pristine: bool = True
     charged_ns: int | None = None
@@ -101,6 +107,11 @@ class OccupiedSlot:
     spots: list[ParkedSpot] = field(default_factory=list)
     parked_bytes: int = 0
     timer: asyncio.TimerHandle | None = None
+
+    @property
+    def origin(self) -> str | None:
+        """The snapshot that its process came from; None if it was booted from nothing."""
+        return self.snapshot or self.environment
 
     def lower_cpu_priority(self, steps: Sequence[tuple[float, float]]) -> None:
         """Lower its CPU priority in steps (`cpu_priority.BOOT`): each step is a duration in seconds
@@ -162,6 +173,7 @@ class OccupiedSlot:
             "gpus": self.gpus.to_json() if self.gpus is not None else None,
             "transient": self.transient,
             "snapshot": self.snapshot,
+            "environment": self.environment,
             "whole": self.whole,
         }
         return {
@@ -192,6 +204,7 @@ class OccupiedSlot:
             took_ms=body.get("took_ms", 0.0),
             transient=body.get("transient", False),
             snapshot=body.get("snapshot"),
+            environment=body.get("environment"),
             whole=body.get("whole", False),
             is_pristine=False,
             has_low_priority=True,
@@ -224,11 +237,13 @@ class SlotAllocator:
         logs: Logs,
         network: Network = Network.HOST,
         log_refused: bool = False,
+        records_imports: bool = False,
     ) -> None:
-        """`network`: of
-        functions that need no network of their own. `log_refused`: the kernel logs denied
-        system calls (`seccomp_log`)."""
+        """`network`: of functions that need no network of their own. `log_refused`: the kernel logs
+        denied system calls (`seccomp_log`). `records_imports`: workers report what they import
+        (`environments`)."""
         self._network, self._log_refused = network, log_refused
+        self._records_imports = records_imports
         platform = files.platform
         self._platform = platform if platform is not None and platform.is_dir() else None
         self._slot_pool = slot_pool
@@ -274,6 +289,14 @@ class SlotAllocator:
             }
         return occupied
 
+    def boot_turn(self, phase: StartPhase) -> contextlib.AbstractAsyncContextManager[float]:
+        """A permit to boot a restored process (`BootLimiter.acquire`)."""
+        return self._boot_limiter.acquire(phase.share)
+
+    def store_record(self, occupied: OccupiedSlot) -> None:
+        """Write what a restarted agent needs to know of the slot."""
+        slots.write_json(occupied.slot.directory / _RECORD, occupied.record())
+
     def is_listening(self, revision: RevisionKey) -> bool:
         """Whether a live worker of this revision listens on TCP: in the same network another one
         would find its port in use."""
@@ -306,25 +329,18 @@ class SlotAllocator:
         began = time.perf_counter()
         assert not spec.gpu or phase.gpus is not None, f"{spec.revision}: no GPUs were granted"
         phase.name = "slot"
-        layout = self._files.images.layout(spec.image, spec.engine, uid=spec.uid)
-        slot = await self._slot_pool.acquire(self._network_of(spec, network))
-        slot.owner, phase.subject = owner, slot.id
-        occupied = OccupiedSlot(
-            slot=slot,
-            launch=spec,
-            group=self._cgroups.group(slot.id),
-            is_booting=True,
-            transient=transient,
-            gpus=phase.gpus,
+        layout = self._files.images.layout_of(spec)
+        occupied = await self._occupy(
+            spec, phase, owner, self._network_of(spec, network), transient=transient
         )
-        self.occupied_slots[slot.id] = occupied
+        slot = occupied.slot
         opening = self._weights.open(spec.weights, holder=slot.id, pid=slot.shim_pid or None)
         occupied.lease_ids = opening.lease_ids
         try:
             await asyncio.sleep(0)  # send the requests to the cache, which works concurrently
             if spec.egress:
                 await self._slot_pool.open_egress(slot, spec.egress)
-            uid, code = self._uid(spec), await self._files.bundles.ensure(spec.bundle)
+            uid, code = self._uid(spec), await self._code_of(occupied)
             devices = self._devices_of(occupied)
             occupied.group = self._make_group(occupied, devices)
             if phase.is_background or transient:
@@ -335,22 +351,8 @@ class SlotAllocator:
                 slot.id, labels=spec.labels, revision=spec.revision, now=time.time()
             )
             waited_ms = await self._wait_for_weights(occupied, opening, phase)
-            places = {name: served.path for name, served in occupied.weights.items()}
-            platform = None if spec.offline else self._platform
-            calls = (
-                slots.make_calls_directory(slot.directory, is_shown=self._slot_pool.namespaced)
-                if platform is not None
-                else None
-            )
-            sources = Sources(
-                layout=layout,
-                code=code,
-                weights=places,
-                runtime=self._files.runtime,
-                criu=self._files.criu,
-                platform=platform,
-                calls=calls,
-            )
+            volumes_ms = await self._wait_for_volumes(occupied, phase)
+            sources = self._sources(occupied, layout, code)
             preparation = SlotPreparation(
                 occupied=occupied,
                 plan=self._write_launch(occupied, sources, uid, devices),
@@ -358,12 +360,14 @@ class SlotAllocator:
             )
             occupied.boot_ms = {
                 **phase.before_ms,
-                "slot": _since_ms(began) - waited_ms,
-                **({"weights": waited_ms} if places else {}),
+                "slot": _since_ms(began) - waited_ms - volumes_ms,
+                **({"weights": waited_ms} if occupied.weights else {}),
+                **({"volumes": volumes_ms} if occupied.volumes else {}),
             }
             yield preparation
+            waited_ms += volumes_ms
             occupied.took_ms = _since_ms(began) - waited_ms - occupied.boot_ms.get("queue", 0.0)
-            slots.write_json(slot.directory / _RECORD, occupied.record())
+            self.store_record(occupied)
             occupied.is_booting = transient
         except BootFailed as e:
             phase.count_failed(occupied)
@@ -377,6 +381,54 @@ class SlotAllocator:
                 asyncio.create_task(self._abandon(occupied, opening), name=f"clear {slot.id}")
             )
             raise
+
+    async def _occupy(
+        self,
+        spec: LaunchSpec,
+        phase: StartPhase,
+        owner: SlotListener,
+        network: Network,
+        *,
+        transient: bool,
+    ) -> OccupiedSlot:
+        slot = await self._slot_pool.acquire(network)
+        slot.owner, phase.subject = owner, slot.id
+        occupied = self.occupied_slots[slot.id] = OccupiedSlot(
+            slot=slot,
+            launch=spec,
+            group=self._cgroups.group(slot.id),
+            is_booting=True,
+            transient=transient,
+            gpus=phase.gpus,
+        )
+        return occupied
+
+    async def _code_of(self, occupied: OccupiedSlot) -> Path:
+        """The unpacked bundle; of a launch without code an empty directory."""
+        if occupied.launch.bundle:
+            return await self._files.bundles.ensure(occupied.launch.bundle)
+        code = occupied.slot.directory / "code"
+        code.mkdir(mode=0o755)
+        return code
+
+    def _sources(self, occupied: OccupiedSlot, layout: launch_plan.Layout, code: Path) -> Sources:
+        """Where the parts of a slot are, whose weights are there."""
+        platform = None if occupied.launch.offline else self._platform
+        calls = (
+            slots.make_calls_directory(occupied.slot.directory, is_shown=self._slot_pool.namespaced)
+            if platform is not None
+            else None
+        )
+        return Sources(
+            layout=layout,
+            code=code,
+            weights={name: served.path for name, served in occupied.weights.items()},
+            volumes=occupied.volumes,
+            runtime=self._files.runtime,
+            criu=self._files.criu,
+            platform=platform,
+            calls=calls,
+        )
 
     def _network_of(self, spec: LaunchSpec, needs_own: bool) -> Network:
         if not self._slot_pool.namespaced:
@@ -401,6 +453,23 @@ class SlotAllocator:
         phase.name = "weights"
         async with phase.patience.paused():
             occupied.weights = await opening.ready()
+        phase.name = before
+        return _since_ms(began)
+
+    async def _wait_for_volumes(self, occupied: OccupiedSlot, phase: StartPhase) -> float:
+        """Provide the volumes; returns the waiting time in ms, as `_wait_for_weights`."""
+        spec = occupied.launch
+        if not spec.volumes:
+            return 0.0
+        if self._files.volumes is None or not self._slot_pool.namespaced:
+            raise Unsupported(
+                f"revision {spec.revision} mounts volumes, which needs an agent that is root on "
+                f"one machine: slots have mounts of their own only there"
+            )
+        began, before = time.perf_counter(), phase.name
+        phase.name = "volumes"
+        async with phase.patience.paused():
+            occupied.volumes = await self._files.volumes.prepare(spec)
         phase.name = before
         return _since_ms(began)
 
@@ -522,8 +591,9 @@ class SlotAllocator:
             limits=limits,
             devices=devices,
             log_refused=self._log_refused,
+            records_imports=self._records_imports,
         )
-        slots.write_json(slot.directory / _RECORD, occupied.record())
+        self.store_record(occupied)
         slots.write_json(slot.directory / "launch.json", plan.launch_file, mode=0o444)
         if not self._slot_pool.namespaced:
             for name in ("work", "tmp", "runtime"):

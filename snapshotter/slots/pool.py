@@ -31,6 +31,9 @@ from snapshotter.slots.slot import Slot, SlotConnectionLost
 _log = logging.getLogger(__name__)
 _ANSWER_PATIENCE_S = 10.0
 _NETWORK = "network"
+_SPARE_AFTER_S = 0.2
+"""How long after a slot was acquired the next spare one is made: making it takes the processors
+that the start in the acquired slot needs. A start that finds none has it made at once."""
 _BOOT = (
     "import sys; sys.path.insert(0, {root!r}); from snapshotter.shim.spawner import main; "
     "main({fd})"
@@ -74,6 +77,7 @@ class SlotPool:
         self._control: socket.socket | None = None
         self._turn = asyncio.Lock()
         self._spares: dict[Network, list[asyncio.Task[Slot]]] = {kind: [] for kind in Network}
+        self._needed: dict[Network, asyncio.Event] = {kind: asyncio.Event() for kind in Network}
         self._networks: dict[str, tuple[str, ...]] = {}
         self._watch: NftWatch | None = None
         self._restoring: asyncio.Task[None] | None = None
@@ -177,12 +181,13 @@ class SlotPool:
 
     async def acquire(self, slot_network: Network | bool = Network.HOST) -> Slot:
         """An unused slot in that network (True: its own); the next of its kind is made in the
-        background.
+        background, after a pause.
 
         Raises Unsupported.
         """
         kind = Network.of(slot_network)
         spares, slot = self._spares[kind], None
+        self._needed[kind].set()
         if spares:
             with contextlib.suppress(Unsupported):
                 slot = await self._wait(kind, spares.pop(0))
@@ -191,9 +196,17 @@ class SlotPool:
                 kind, asyncio.create_task(self._make(kind), name=f"slot, network {kind}")
             )
         if not spares:
-            spares.append(asyncio.create_task(self._make(kind), name=f"spare slot, network {kind}"))
+            self._needed[kind] = asyncio.Event()
+            spare = self._make_spare(kind, self._needed[kind])
+            spares.append(asyncio.create_task(spare, name=f"spare slot, network {kind}"))
             spares[0].add_done_callback(slots.seen)
         return slot
+
+    async def _make_spare(self, kind: Network, needed: asyncio.Event) -> Slot:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SPARE_AFTER_S):
+                await needed.wait()
+        return await self._make(kind)
 
     async def _wait(self, kind: Network, making: asyncio.Task[Slot]) -> Slot:
         """Wait for a slot in the making. If the caller is cancelled, the slot becomes a spare."""
@@ -212,6 +225,8 @@ class SlotPool:
             [spare for each in self._spares.values() for spare in each],
             {kind: [] for kind in Network},
         )
+        for needed in self._needed.values():
+            needed.set()
         for spare in spares:
             with contextlib.suppress(Unsupported):
                 await (await spare).end()

@@ -47,6 +47,9 @@ class SnapshotPoint:
         obstacles: obstacles to a snapshot on disk (`kind`, `fd`, `what`, `where`, `message`).
         listens: addresses of TCP listeners in its tree.
         connections_inside: TCP connections with both ends in its tree.
+        imports: packages of the image that it imported: `modules` (name, ms, parts), in order, and
+            `ended`: why these are not all.
+        answers: its answers to its examples: method → digest and type.
     """
 
     threads: tuple[str, ...]
@@ -55,6 +58,8 @@ class SnapshotPoint:
     obstacles: tuple[Mapping[str, Any], ...] = ()
     listens: tuple[str, ...] = ()
     connections_inside: int = 0
+    imports: Mapping[str, Any] = field(default_factory=dict)
+    answers: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values; input of `Slot.resume`."""
@@ -65,6 +70,8 @@ class SnapshotPoint:
             "obstacles": [dict(o) for o in self.obstacles],
             "listens": list(self.listens),
             "connections_inside": self.connections_inside,
+            "imports": dict(self.imports),
+            "answers": dict(self.answers),
         }
 
     @classmethod

@@ -120,10 +120,6 @@ class SlotRequests:
     ) -> CriuRun:
         """Start CRIU. Takes ownership of `fds`. Raises SlotConnectionLost. On cancellation it is
         killed."""
-        if run in self._exits:
-            seqpacket.close_all(fds)
-            raise SlotConnectionLost(f"CRIU run {run} already exists")
-        self._exits[run] = asyncio.get_running_loop().create_future()
         order = {
             "op": "criu",
             "run": run,
@@ -133,6 +129,21 @@ class SlotRequests:
             "socket": socket,
             "stdio": stdio,
         }
+        return await self._start(run, order, fds)
+
+    async def serve_pages(
+        self, run: str, *, cgroup: Mapping[str, Any], fds: list[int], record: bool
+    ) -> CriuRun:
+        """Start a page server. Takes ownership of `fds`. Raises SlotConnectionLost. On cancellation
+        it is killed."""
+        order = {"op": "pages", "run": run, "cgroup": cgroup, "record": record}
+        return await self._start(run, order, fds)
+
+    async def _start(self, run: str, order: Mapping[str, Any], fds: list[int]) -> CriuRun:
+        if run in self._exits:
+            seqpacket.close_all(fds)
+            raise SlotConnectionLost(f"CRIU run {run} already exists")
+        self._exits[run] = asyncio.get_running_loop().create_future()
         try:
             return await self._criu_processes.wait(run, lambda: self._send(order, fds))
         except BaseException:
@@ -150,16 +161,19 @@ class SlotRequests:
             "furnish", lambda: self._send({**order, "op": "furnish"}, [os.dup(kdat), os.dup(files)])
         )
 
-    async def resume(self, pid: int, point: Mapping[str, Any], deadline_s: float) -> int:
-        """Attach to the restored worker; returns its host pid. Raises BootFailed,
-        SlotConnectionLost, TimeoutError."""
-        order = {"op": "revive", "pid": pid, "point": point, "deadline_s": deadline_s}
+    async def resume(self, pid: int, point: Mapping[str, Any] | None, deadline_s: float) -> int:
+        """Attach to the restored worker; without a point it boots the slot's function. Returns its
+        host pid. Raises BootFailed, SlotConnectionLost, TimeoutError."""
+        order = {"op": "revive", "pid": pid, "point": point or {}, "boots": point is None}
         answer = await self._moves.wait("revive", lambda: self._send(order, []), deadline_s)
         return int(answer["host_pid"])
 
-    async def check_examples(self, deadline_s: float) -> ExampleCheckResult:
+    async def check_examples(
+        self, deadline_s: float, answers: Mapping[str, Any]
+    ) -> ExampleCheckResult:
         """Run the worker's examples. Raises BootFailed, SlotConnectionLost, TimeoutError."""
-        return await self._proofs.wait("prove", lambda: self._send({"op": "prove"}, []), deadline_s)
+        order = {"op": "prove", "answers": dict(answers)}
+        return await self._proofs.wait("prove", lambda: self._send(order, []), deadline_s)
 
     # -- messages of the shim
 

@@ -259,6 +259,13 @@ class Slot:
         work directory, more. Raises SlotConnectionLost."""
         return await self._requests.criu(run, argv, **options)
 
+    async def serve_pages(
+        self, run: str, *, cgroup: Mapping[str, Any], fds: list[int], record: bool
+    ) -> CriuRun:
+        """Start a page server in the slot (`criu.processes.CriuSlot`). Takes ownership of `fds`.
+        Raises SlotConnectionLost."""
+        return await self._requests.serve_pages(run, cgroup=cgroup, fds=fds, record=record)
+
     async def prepare_restore(self, order: Mapping[str, Any], kdat: int, files: int) -> None:
         """Make the tree, as `boot` does, and extract a snapshot's files into it. The caller keeps
         the descriptors (/dev/null: no files).
@@ -278,11 +285,21 @@ class Slot:
         self.worker_pid = await self._requests.resume(pid, point, deadline_s)
         self._reach_point(reached)
 
-    async def check_examples(self, deadline_s: float) -> ExampleCheckResult:
-        """Run the worker's examples again; the worker exits afterwards. Raises BootFailed,
+    async def boot_restored(self, pid: int, deadline_s: float) -> None:
+        """Adopt a restored process without a function as the worker, and have it boot the function
+        of this slot; `point` completes at its snapshot point. Raises BootFailed,
         SlotConnectionLost, TimeoutError."""
+        self.worker = "booting"
+        self.worker_pid = await self._requests.resume(pid, None, deadline_s)
+
+    async def check_examples(
+        self, deadline_s: float, *, answers: Mapping[str, Any] | None = None
+    ) -> ExampleCheckResult:
+        """Run the worker's examples again; the worker exits afterwards. `answers`: of another
+        process, to compare with in place of its own. Raises BootFailed, SlotConnectionLost,
+        TimeoutError."""
         self.worker = "proving"
-        return await self._requests.check_examples(deadline_s)
+        return await self._requests.check_examples(deadline_s, answers or {})
 
     async def end(self) -> None:
         """Kill everything in the slot, wait for its exit, remove its directory. A shim whose

@@ -145,6 +145,6 @@ def served_from(
 
     A fork, or a worker that waited at its snapshot point, uses memory that is already loaded.
     """
-    if kind in (StartKind.COLD, StartKind.RESTORE):
+    if kind in (StartKind.COLD, StartKind.IMPORT, StartKind.RESTORE):
         return {name: served.tier.value for name, served in weights.items()}
     return {mount.name: Tier.DRAM.value for mount in launch.weights}

@@ -84,7 +84,7 @@ class BackgroundBuilder:
         ):
             return False
         self._not_before.pop(launch.revision, None)
-        if not self._spend():
+        if not self.spend():
             return False
         self._wanted.add(launch.revision)
         self._background_tasks.run(
@@ -98,7 +98,8 @@ class BackgroundBuilder:
         if self._checkpoints is not None:
             await self._checkpoints.aclose()
 
-    def _spend(self) -> bool:
+    def spend(self) -> bool:
+        """Take a build from this hour's budget; False if it is used up."""
         now = self._clock()
         self._tokens = min(
             float(self._per_hour),
@@ -126,7 +127,7 @@ class BackgroundBuilder:
             for pause_s in self._retry_s:
                 if not await self._is_to_be_retried(checkpoints, launch):
                     return
-                if not await self._may_begin(launch, pause_s) or not self._spend():
+                if not await self._may_begin(launch, pause_s) or not self.spend():
                     return
             await self._is_to_be_retried(checkpoints, launch)
         except asyncio.CancelledError:

@@ -344,10 +344,10 @@ class Catalog:
         self._failures[snapshot_id] = self._failures.get(snapshot_id, 0) + 1
         return self._failures[snapshot_id]
 
-    def mark_remote(self, snapshot_id: str) -> None:
-        """Record that a copy is in the object store."""
+    def mark_remote(self, snapshot_id: str, *, record: str, size_bytes: int = 0) -> None:
+        """Record that a copy is in the object store, and the sha256 of its record; "" = none is."""
         if (found := self._snapshots.get(snapshot_id)) is not None:
-            self._snapshots[snapshot_id] = replace(found, remote=True)
+            self._snapshots[snapshot_id] = replace(found, copy=record, copy_bytes=size_bytes)
 
     # -- removal -----------------------------------------------------------------------------------
     async def quarantine(self, snapshot_id: str, reason: str, *, now: float | None = None) -> None:

@@ -39,7 +39,7 @@ class SnapshotComponents:
     ) -> tuple[Identity, BindMounts]:
         """The identity required of a snapshot of `launch` on these GPUs, and the host paths of the
         files that its process maps. Raises OSError."""
-        layout = self.images.layout(launch.image, launch.engine, uid=launch.uid)
+        layout = self.images.layout_of(launch)
         pairs = [
             (str(layout.prefix), "python"),
             *((str(site), f"env/{i}") for i, site in enumerate(layout.site)),

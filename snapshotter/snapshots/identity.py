@@ -94,6 +94,10 @@ class NodeIdentity:
     driver: str
     gpus: str
 
+    def kind(self) -> str:
+        """sha256 (hex) of all fields: nodes of one kind restore each other's snapshots."""
+        return _digest([SCHEMA, *(getattr(self, f.name) for f in fields(self))])
+
 
 def node_identity(
     *,
@@ -177,6 +181,10 @@ def source_digest(packages: Mapping[str, Path]) -> str:
 def python_digest(layout: Layout) -> str:
     """The interpreter's name and a hash of its executable and shared library; read again when one
     of them changes."""
+    if layout.rootfs is not None and layout.python.is_relative_to(layout.rootfs):
+        return (
+            f"{layout.python.name} {layout.rootfs_digest}"  # a tenant's: its links are not followed
+        )
     libraries = sorted((layout.prefix / "lib").glob("libpython*.so*"))
     return f"{layout.python.name} {_files_digest(tuple(_stamps([layout.python, *libraries])))}"
 

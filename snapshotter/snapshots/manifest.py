@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import hashlib
 import hmac
 import json
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
+from snapshotter.criu import working_set
 from snapshotter.snapshots.identity import Identity
 from snapshotter.types import RevisionKey
 
@@ -74,15 +76,22 @@ class Proof:
         at: wall clock, seconds since the epoch.
         answer_ms: from the request to the first answer, by kind of pages tried (`eager`, `lazy`).
         restore_ms: until the process ran, with the chosen kind.
+        working_set: what a lazy restore brings first (`working_set.encode`); "": unknown.
     """
 
     at: float
     answer_ms: Mapping[str, float]
     restore_ms: float
+    working_set: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        return {"at": self.at, "answer_ms": dict(self.answer_ms), "restore_ms": self.restore_ms}
+        return {
+            "at": self.at,
+            "answer_ms": dict(self.answer_ms),
+            "restore_ms": self.restore_ms,
+            "working_set": self.working_set,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +114,7 @@ class SnapshotManifest:
         weights_bytes: size of weights mapped from their files, and thus not in the image.
         proof: None until it was restored once.
         phases_ms: durations of its creation.
-        cold_ms: from nothing to the snapshot point.
+        cold_ms: from nothing to the snapshot point; 0: the worker was booted by IMPORT.
         labels: of the launch.
     """
 
@@ -130,6 +139,11 @@ class SnapshotManifest:
     def revision(self) -> RevisionKey:
         """The revision it belongs to."""
         return RevisionKey(self.identity.revision)
+
+    @functools.cached_property
+    def identity_digest(self) -> str:
+        """Digest of its identity."""
+        return self.identity.digest()
 
     @property
     def image_bytes(self) -> int:
@@ -171,6 +185,8 @@ class SnapshotManifest:
             raise ValueError(f"pages must be {EAGER} or {LAZY}, not {body['pages']!r}")
         values["identity"] = Identity.from_json(body["identity"])
         values["proof"] = None if body["proof"] is None else Proof(**body["proof"])
+        if values["proof"] is not None:
+            working_set.decode(values["proof"].working_set)
         return cls(**values)
 
 

@@ -93,6 +93,7 @@ def info_of(
         remote=remote,
         identity=manifest.identity.to_json(),
         labels=manifest.labels,
+        where="disk, store" if remote else "disk",
         heap_bytes=sum(manifest.heap_bytes.values()),
         heap_why="; ".join(
             describe(manifest, has_weights=bool(launch.get("weights")), is_engine=is_engine)

@@ -21,26 +21,26 @@ from pathlib import Path
 from typing import Any
 
 from pilotlight.core.background_tasks import BackgroundTasks
-from snapshotter.criu import operations
+from snapshotter.criu import operations, page_map, working_set
 from snapshotter.criu.errors import CriuError
-from snapshotter.criu.lazy import LazyPages
+from snapshotter.criu.lazy import LazyPages, PageRequest
 from snapshotter.cuda.devices import Devices, NoDevices
 from snapshotter.cuda.errors import CudaLost, CudaRefused
 from snapshotter.cuda.gpu_mapping import DeviceRecord
 from snapshotter.errors import SnapshotUnknown, StartFailed
 from snapshotter.linux import amx, proc
-from snapshotter.shim import seqpacket
+from snapshotter.shim import cpu_priority, seqpacket
 from snapshotter.slots.manager import OccupiedSlot, SlotAllocator, SlotPreparation, StartPhase
-from snapshotter.slots.slot import SlotConnectionLost, SlotListener
+from snapshotter.slots.slot import BootFailed, SlotConnectionLost, SlotListener
 from snapshotter.snapshots.components import SnapshotComponents
 from snapshotter.snapshots.readahead import ReadAhead
 from snapshotter.snapshots.stored import Snapshot
 from snapshotter.types import LaunchSpec
 
 _log = logging.getLogger(__name__)
-LAUNCH, DEVICES = "launch", "devices"
-"""Keys of a manifest's `point` that are private to the agent: the launch, and its processes' GPU
-resources."""
+LAUNCH, DEVICES, ENVIRONMENT = "launch", "devices", "import_of"
+"""Keys of a manifest's `point` that are private to the agent: the launch, its processes' GPU
+resources, and the environment snapshot in which the worker was booted (absent if in none)."""
 RESTORE_PHASES = frozenset({"restore", "cuda_restore", "cuda_unlock", "revive"})
 """The sequential phases of a restore; read-ahead runs in parallel."""
 
@@ -87,23 +87,29 @@ class Restores:
         *,
         deadline_s: float,
         lazy: bool | None = None,
+        request: PageRequest | None = None,
         transient: bool = False,
     ) -> OccupiedSlot:
         """A worker at its snapshot point. `lazy` overrides the kind of pages that the proof found
-        faster.
+        faster, `request` the working set that it recorded.
 
         Raises RestoreFailed, SnapshotUnfit, and the errors of provisioning a slot (BundleUnavailable, Unsupported,
         errors of the weight cache)."""
         network = snapshot.manifest.network
         pages = snapshot.manifest.pages if self._pages == "auto" else self._pages
         lazily = pages == "lazy" if lazy is None else lazy
+        if lazily and request is None:
+            proof = snapshot.manifest.proof
+            request = PageRequest(
+                working_set=working_set.decode(proof.working_set if proof else "")
+            )
         with self._stock.catalogue.lease(snapshot.id):
             try:
                 async with self._slot_allocator.provision(
                     spec, phase, owner, network=network, transient=transient
                 ) as preparation:
                     phase.name = "restore"
-                    await self._move(preparation, snapshot, lazily, deadline_s)
+                    await self._move(preparation, snapshot, request if lazily else None, deadline_s)
                     return preparation.occupied
             except (
                 CriuError,
@@ -118,9 +124,71 @@ class Restores:
                     _word(e), f"snapshot {snapshot.id} of {spec.revision}: {e}"
                 ) from e
 
-    async def _move(
-        self, preparation: SlotPreparation, snapshot: Snapshot, lazy: bool, deadline_s: float
+    async def boot(
+        self,
+        spec: LaunchSpec,
+        snapshot: Snapshot,
+        phase: StartPhase,
+        owner: SlotListener,
+        *,
+        deadline_s: float,
+        network: bool = False,
+        transient: bool = False,
+    ) -> OccupiedSlot:
+        """A worker of `spec` at its snapshot point, booted in a process that is restored from an
+        environment snapshot. `deadline_s`: of the restore; the boot has none of its own.
+
+        Raises RestoreFailed if the process did not come back, StartFailed if user code failed in
+        it, and the errors of provisioning a slot."""
+        with self._stock.catalogue.lease(snapshot.id):
+            async with self._slot_allocator.provision(
+                spec, phase, owner, network=network, transient=transient
+            ) as preparation:
+                occupied, phase.name = preparation.occupied, "queue"
+                occupied.environment = snapshot.id
+                self._slot_allocator.store_record(occupied)
+                async with self._slot_allocator.boot_turn(phase):
+                    phase.name = "restore"
+                    await self._restore_environment(preparation, snapshot, deadline_s)
+                    occupied.lower_cpu_priority(
+                        cpu_priority.BACKGROUND if phase.is_background else cpu_priority.BOOT
+                    )
+                    phase.name = "import"
+                    point = await occupied.slot.point
+                occupied.boot_ms = {**occupied.boot_ms, **point.phases_ms}
+            return occupied
+
+    async def _restore_environment(
+        self, preparation: SlotPreparation, snapshot: Snapshot, deadline_s: float
     ) -> None:
+        """Raises RestoreFailed."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._move(preparation, snapshot, None, deadline_s, boots=True)
+        except (
+            CriuError,
+            CudaRefused,
+            CudaLost,
+            BootFailed,
+            SlotConnectionLost,
+            OSError,
+            seqpacket.MessageTooLong,
+        ) as e:  # TimeoutError is an OSError
+            word = "timeout" if isinstance(e, TimeoutError) else _word(e)
+            what = f"environment snapshot {snapshot.id} for {preparation.occupied.launch.revision}"
+            raise RestoreFailed(word, f"{what}: {e or 'it was not restored in time'}") from e
+
+    async def _move(
+        self,
+        preparation: SlotPreparation,
+        snapshot: Snapshot,
+        lazy: PageRequest | None,
+        deadline_s: float,
+        *,
+        boots: bool = False,
+    ) -> None:
+        """Restore the process and adopt it. `boots`: it then boots the slot's function, and its
+        snapshot point follows."""
         occupied, manifest, slot = (
             preparation.occupied,
             snapshot.manifest,
@@ -131,12 +199,10 @@ class Restores:
             self._devices if occupied.launch.gpu else NoDevices(),
             occupied.gpus.uuids if occupied.gpus is not None else (),
         )
-        try:
+        if not page_map.are_complete([name.rpartition("/")[2] for name in manifest.files]):
+            lazy = None
+        with _refused_devices(snapshot, occupied):
             devices.check_restore(record, target=target)
-        except CudaRefused as e:
-            raise SnapshotUnfit(
-                "devices", f"snapshot {snapshot.id} of {occupied.launch.revision}: {e}"
-            ) from e
         ahead = ReadAhead([snapshot.images])
         try:
             with self._opened(snapshot, slot.directory) as (images, work, files, kdat):
@@ -166,7 +232,10 @@ class Restores:
                 pids = proc.process_tree(proc.inside(slot.shim_pid, restored.pid))
                 gpu = await devices.after_restore(pids, record, target=target)
             whole_at = time.perf_counter()
-            await slot.resume(restored.pid, _point(manifest.point), deadline_s)
+            if boots:
+                await slot.boot_restored(restored.pid, deadline_s)
+            else:
+                await slot.resume(restored.pid, _point(manifest.point), deadline_s)
         except BaseException:
             ahead.stop()
             raise
@@ -178,10 +247,11 @@ class Restores:
             "revive": revive_ms,
         }
         occupied.boot_ms = {**occupied.boot_ms, **phases}
-        occupied.snapshot, occupied.whole = snapshot.id, manifest.in_place
+        if not boots:
+            occupied.snapshot, occupied.whole = snapshot.id, manifest.in_place
 
     async def _watch(self, lazy: LazyPages, occupied: OccupiedSlot, snapshot: Snapshot) -> None:
-        """Wait until all memory is transferred. If the page daemon dies, missing memory reads as
+        """Wait until all memory is transferred. If the page server dies, missing memory reads as
         zeros, so the process is killed."""
         with contextlib.ExitStack() as held:
             with contextlib.suppress(SnapshotUnknown):
@@ -223,7 +293,18 @@ def _grant_tiles(shim_pid: int, pid: int) -> None:
 
 def _point(point: Mapping[str, Any]) -> dict[str, Any]:
     """The snapshot point without the agent's private keys."""
-    return {key: value for key, value in point.items() if key not in (LAUNCH, DEVICES)}
+    return {key: value for key, value in point.items() if key not in (LAUNCH, DEVICES, ENVIRONMENT)}
+
+
+@contextlib.contextmanager
+def _refused_devices(snapshot: Snapshot, occupied: OccupiedSlot) -> Iterator[None]:
+    """Raise what the devices refuse as SnapshotUnfit."""
+    try:
+        yield
+    except CudaRefused as e:
+        raise SnapshotUnfit(
+            "devices", f"snapshot {snapshot.id} of {occupied.launch.revision}: {e}"
+        ) from e
 
 
 def _ms(began: float, ended: float) -> float:
@@ -237,6 +318,7 @@ def _word(error: Exception) -> str:
         CudaRefused: "devices",
         CudaLost: "devices",
         StartFailed: "revive",
+        BootFailed: "revive",
         SlotConnectionLost: "slot_lost",
     }
     return next((word for kind, word in words.items() if isinstance(error, kind)), "node")

@@ -17,22 +17,24 @@ from snapshotter.metrics import Metrics
 from snapshotter.slots.manager import OccupiedSlot, StartPhase
 from snapshotter.slots.slot import SlotListener
 from snapshotter.snapshots.components import SnapshotComponents
+from snapshotter.snapshots.fetches import UNKNOWN_COLD_MS, UNTRIED, SnapshotFetches
 from snapshotter.snapshots.identity import Identity
-from snapshotter.snapshots.mapped_files import BindMounts
 from snapshotter.snapshots.predictions import Predictions
-from snapshotter.snapshots.remote_copies import RemoteCopies, RemoteError
-from snapshotter.snapshots.restores import RestoreFailed, Restores, SnapshotUnfit
-from snapshotter.snapshots.stored import DiskBudgetExceeded, LibraryChanged, Snapshot
-from snapshotter.types import AgentEvent, LaunchSpec, RevisionKey, SnapshotState, StartKind
+from snapshotter.snapshots.restores import ENVIRONMENT, RestoreFailed, Restores, SnapshotUnfit
+from snapshotter.snapshots.stored import LibraryChanged, Snapshot
+from snapshotter.types import (
+    ENVIRONMENT_PREFIX,
+    AgentEvent,
+    ApprovedCopy,
+    LaunchSpec,
+    RevisionKey,
+    SnapshotState,
+    StartKind,
+)
 
 _log = logging.getLogger(__name__)
 _FAILURES = 3
 """Consecutive failures, after which the snapshot is considered broken."""
-_UNTRIED = 0.5
-"""Share of COLD: a proof yields to calls, for seconds on a busy machine, while a start does not. So
-a slow proof alone does not rule out RESTORE."""
-_UNKNOWN_COLD_MS = 60_000.0
-"""For a revision never booted here: trying a fetched snapshot is worthwhile."""
 
 
 class SnapshotSelector:
@@ -51,16 +53,20 @@ class SnapshotSelector:
         events: Events,
         metrics: Metrics,
         predictions: Predictions,
+        on_ready: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """`on_ready`: called with the id of each snapshot that was made and proven here."""
         self._stock = stock
         self._restores = restores
         self.why_not = why_not
         self._events = events
         self._metrics = metrics
         self._predictions = predictions
+        self._on_ready = on_ready
         self._clock = clock
-        self._fetches: dict[str, asyncio.Task[Snapshot | None]] = {}
+        remote = stock.remote if stock is not None else None
+        self._fetches = SnapshotFetches(remote, clock=clock) if remote is not None else None
 
     def __repr__(self) -> str:
         return (
@@ -71,19 +77,36 @@ class SnapshotSelector:
 
     # -- lookup
 
-    async def find(self, launch: LaunchSpec, phase: StartPhase) -> Snapshot | None:
+    async def aclose(self) -> None:
+        """Cancel running transfers."""
+        if self._fetches is not None:
+            await self._fetches.aclose()
+
+    async def find(
+        self, launch: LaunchSpec, phase: StartPhase, *, waits: bool = False
+    ) -> Snapshot | None:
         """A proven snapshot that may be restored now: from this node, otherwise from the object
-        store. If None, a metric records the reason."""
+        store, if the transfer makes the start no slower (`waits`: whatever it takes). If None, a
+        metric records the reason."""
         if self._stock is None or not launch.snapshot:
             return None
         try:
             identity, binds = self._stock.describe(launch, phase.gpus)
             with self.telling("corrupt"):
                 found = await self._stock.catalogue.usable(identity, binds)
-            if found is not None or self._stock.remote is None:
-                self._note_miss(self._stock, identity, found)
-                return found
-            return await self._fetched(self._stock.remote, identity, binds, phase)
+            if found is None and self._fetches is not None:
+                phase.name, began = "fetch", time.perf_counter()
+                found = await self._fetches.fetch(
+                    identity,
+                    binds,
+                    tenant=launch.labels.get("tenant", ""),
+                    cold_ms=self._known_cold_ms(launch),
+                    waits=waits,
+                )
+                if found is not None:
+                    phase.before_ms["fetch"] = (time.perf_counter() - began) * 1000
+            self._note_miss(self._stock, identity, found)
+            return found
         except LibraryChanged as e:
             _log.info("snapshot.missed revision=%s field=%s", launch.revision, e.field)
             self._metrics.snapshot_missed("file")
@@ -100,22 +123,29 @@ class SnapshotSelector:
         return (
             predicted
             if predicted is not None
-            else min(proof.restore_ms, _UNTRIED * self.cold_ms(launch))
+            else min(proof.restore_ms, UNTRIED * self.cold_ms(launch))
             if proof
             else 0.0
         )
 
+    async def prefetch(self, copy: ApprovedCopy) -> Snapshot | None:
+        """Receive a copy before a start needs it; None if that failed, or if it does not fit."""
+        return None if self._fetches is None else await self._fetches.prefetch(copy)
+
     def cold_ms(self, launch: LaunchSpec) -> float:
         """Expected time of a boot: from recent boots, otherwise from the snapshot's creation."""
+        return self._known_cold_ms(launch) or (0.0 if self._stock is None else UNKNOWN_COLD_MS)
+
+    def _known_cold_ms(self, launch: LaunchSpec) -> float | None:
         predicted = self._predictions.expect_ms(launch.revision, StartKind.COLD)
         if predicted is not None or self._stock is None:
-            return predicted or 0.0
+            return predicted
         known = [
             s.manifest.cold_ms
             for s in self._stock.catalogue
             if s.manifest.revision == launch.revision and s.manifest.cold_ms > 0
         ]
-        return known[-1] if known else _UNKNOWN_COLD_MS
+        return known[-1] if known else None
 
     def forkable_image_bytes(self, revision: RevisionKey) -> int | None:
         """Size of the revision's newest snapshot that can be restored as a Template; None: there is
@@ -178,7 +208,9 @@ class SnapshotSelector:
         """Record that it did not lead to an instance; the third time in a row, quarantine it."""
         assert self._stock is not None
         _log.warning("restore.failed snapshot=%s reason=%s error=%s", snapshot_id, reason, message)
-        self._metrics.rung_failed(StartKind.RESTORE, reason)
+        is_environment = any(s.id == snapshot_id and _is_environment(s) for s in self.all())
+        rung = StartKind.IMPORT if is_environment else StartKind.RESTORE
+        self._metrics.rung_failed(rung, reason)
         if self._stock.catalogue.failed(snapshot_id) >= _FAILURES:
             await self.quarantine(snapshot_id, message)
 
@@ -188,8 +220,23 @@ class SnapshotSelector:
         with self.telling("quarantined"):
             await self._stock.catalogue.quarantine(snapshot_id, message, now=self._clock())
 
+    def all(self) -> list[Snapshot]:
+        """All snapshots of this node that may be restored."""
+        return list(self._stock.catalogue) if self._stock is not None else []
+
+    async def delete(self, snapshot_id: str, reason: str) -> None:
+        """Delete it."""
+        assert self._stock is not None
+        with self.telling(reason):
+            await self._stock.catalogue.delete(snapshot_id)
+
     def ready(self, snapshot: Snapshot) -> None:
-        """Publish an event about a new snapshot."""
+        """Announce a new snapshot. One of an environment stays on this node, and is no
+        function's."""
+        if _is_environment(snapshot):
+            return
+        if ENVIRONMENT not in snapshot.manifest.point:  # those by IMPORT stay on this node
+            self._on_ready(snapshot.id)
         self._tell(
             "snapshot_ready",
             snapshot,
@@ -208,7 +255,8 @@ class SnapshotSelector:
             yield
         finally:
             there, aside = {s.id for s in catalogue}, {q.id for q in catalogue.quarantined}
-            for snapshot in (s for s in before if s.id not in there):
+            gone = (s for s in before if s.id not in there and not _is_environment(s))
+            for snapshot in gone:
                 kind = "snapshot_quarantined" if snapshot.id in aside else "snapshot_gone"
                 self._tell(
                     kind,
@@ -239,35 +287,6 @@ class SnapshotSelector:
             _log.info("snapshot.missed revision=%s field=%s", identity.revision, field)
             self._metrics.snapshot_missed(field)
 
-    async def _fetched(
-        self, remote: RemoteCopies, identity: Identity, binds: BindMounts, phase: StartPhase
-    ) -> Snapshot | None:
-        """Fetch from the object store, once per identity at a time; the phase `fetch` is part of
-        the start that waits for it."""
-        key, began, phase.name = identity.digest(), time.perf_counter(), "fetch"
-        if key not in self._fetches:
-            self._fetches[key] = asyncio.create_task(
-                self._fetch(remote, identity, binds), name=f"fetch snapshot of {identity.revision}"
-            )
-            self._fetches[key].add_done_callback(lambda _: self._fetches.pop(key))
-        found = await asyncio.shield(self._fetches[key])
-        if found is not None:
-            phase.before_ms["fetch"] = (time.perf_counter() - began) * 1000
-        return found
-
-    async def _fetch(
-        self, remote: RemoteCopies, identity: Identity, binds: BindMounts
-    ) -> Snapshot | None:
-        assert self._stock is not None
-        try:
-            found = await remote.fetch(identity, binds, now=self._clock())
-        except (RemoteError, DiskBudgetExceeded, OSError) as e:
-            _log.warning("snapshot.fetch_failed revision=%s error=%s", identity.revision, e)
-            return None
-        if found is None:
-            self._note_miss(self._stock, identity, found)
-        return found
-
     def _tell(self, kind: str, snapshot: Snapshot, reason: str, message: str) -> None:
         detail = {"snapshot": snapshot.id, "function": snapshot.manifest.revision.partition("@")[0]}
         self._events.publish(
@@ -279,3 +298,8 @@ class SnapshotSelector:
                 detail=detail,
             )
         )
+
+
+def _is_environment(snapshot: Snapshot) -> bool:
+    """Whether it has modules of an image, and no function."""
+    return snapshot.manifest.revision.startswith(ENVIRONMENT_PREFIX)

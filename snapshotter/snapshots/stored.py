@@ -37,15 +37,27 @@ class LibraryChanged(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """One snapshot on this node. `last_used_at`: wall clock; `restores`: since the agent started;
-    `remote`: a copy is known to exist."""
+    """One snapshot on this node.
+
+    Attributes:
+        last_used_at: wall clock.
+        restores: since the agent started.
+        copy: sha256 of the record of its copy in the object store; "" if none is known.
+        copy_bytes: size of the copy.
+    """
 
     manifest: SnapshotManifest
     directory: Path
     state: SnapshotState
     last_used_at: float
     restores: int = 0
-    remote: bool = False
+    copy: str = ""
+    copy_bytes: int = 0
+
+    @property
+    def remote(self) -> bool:
+        """Whether a copy is known to exist."""
+        return bool(self.copy)
 
     @property
     def id(self) -> str:

@@ -28,6 +28,8 @@ from snapshotter.starts.teardown import Teardown
 from snapshotter.types import InstanceId, InstanceState, LaunchSpec, StartKind, TenantShare
 
 _log = logging.getLogger(__name__)
+BOOTED = (StartKind.IMPORT, StartKind.COLD)
+"""Kinds of starts in which user code is imported and `enter()` runs."""
 
 
 class TemplateLost(Exception):
@@ -94,9 +96,9 @@ class InstanceLauncher:
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if running.exited.done():
             raise await self._explain(instance, running)
-        if way.kind is StartKind.COLD:
+        if way.kind in BOOTED:
             self._restore_cpu_priority(instance, occupied)
-        before = occupied.boot_ms if way.kind in (StartKind.COLD, StartKind.RESTORE) else {}
+        before = occupied.boot_ms if way.kind in (*BOOTED, StartKind.RESTORE) else {}
         instance.was_ready = True
         served = served_from(way.kind, occupied.launch, occupied.weights)
         instance.transition_to(
@@ -184,7 +186,7 @@ class InstanceLauncher:
         group = self._cgroups.make(
             request.instance_id, memory_bytes=request.launch.memory_bytes, cpu=request.launch.cpu
         )
-        if way.kind is StartKind.COLD:
+        if way.kind in BOOTED:
             seconds, part = cpu_priority.FORK
             group.weigh(part)
             asyncio.get_running_loop().call_later(seconds, group.weigh, 1)

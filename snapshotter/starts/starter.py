@@ -309,9 +309,9 @@ class InstanceStarter:
     async def _exclude_restore(
         self, instance: Instance, way: StartSource, closed: set[StartKind], error: Exception
     ) -> str:
-        """Handle a restored worker, or a fork of one, that did not become ready: end its process,
-        and a Template of the same snapshot, which would fail as well; the start continues without
-        RESTORE. Returns the snapshot's id."""
+        """Handle a worker that came from a snapshot, or a fork of one, and did not become ready:
+        end its process, and a Template of the same snapshot, which would fail as well; the start
+        continues without RESTORE and IMPORT. Returns the snapshot's id."""
         words = {StartFailed: "hook_failed", TimeoutError: "hook_timeout"}
         reason = (
             "wrong_answer" if _is_wrong_answer(error) else words.get(type(error), "worker_lost")
@@ -324,12 +324,12 @@ class InstanceStarter:
             error,
         )
         self._metrics.rung_failed(way.kind, reason)
-        closed.add(StartKind.RESTORE)
+        closed |= {StartKind.RESTORE, StartKind.IMPORT}
         self._starts.kill_unready(instance)
         template = self._templates.get(instance.info.revision)
         if (
             template is not None
-            and template.occupied.snapshot == way.occupied.snapshot
+            and template.occupied.origin == way.occupied.origin
             and type(error) in words
         ):
             self._ends.drop(template, reason)
@@ -337,7 +337,7 @@ class InstanceStarter:
         if reason == "wrong_answer" and way.occupied.snapshot is not None:
             await self._strategy.on_wrong_answer(way.occupied.snapshot, str(error))
             return ""
-        return way.occupied.snapshot or ""
+        return way.occupied.origin or ""
 
     @staticmethod
     async def _wait_cleared(instance: Instance) -> None:
@@ -431,8 +431,8 @@ def _is_wrong_answer(error: Exception) -> bool:
 
 
 def _counts_against_restore(way: StartSource, error: Exception) -> bool:
-    """Whether a booted worker may succeed: the failed one was restored. A Template lost before its
-    fork says nothing about the snapshot."""
+    """Whether a worker booted from nothing may succeed: the failed one came from a snapshot. A
+    Template lost before its fork says nothing about the snapshot."""
     return way.kind is StartKind.RESTORE or (
-        way.occupied.snapshot is not None and isinstance(error, StartFailed | TimeoutError)
+        way.occupied.origin is not None and isinstance(error, StartFailed | TimeoutError)
     )

@@ -1,6 +1,6 @@
 """Chooses how an instance is started: FORK if a Template of the revision is resident; else RESTORE
-if a snapshot matches and is predicted to be faster than COLD; else COLD: boot a Template, then
-fork.
+if a snapshot matches and is predicted to be faster than COLD; else a Template is booted, and
+forked: IMPORT where an environment snapshot fits its imports, else COLD.
 
 A worker that cannot be forked (surplus threads, `forkable=False`) serves in place, one slot per
 instance; one that was booted ahead and waits at its snapshot point is resumed (WAKE). A restored
@@ -22,7 +22,7 @@ from snapshotter.slots.pausable_deadline import YieldableSlot
 from snapshotter.slots.weights import Weights
 from snapshotter.snapshots.background_builder import BackgroundBuilder
 from snapshotter.snapshots.selector import SnapshotSelector
-from snapshotter.starts.launcher import StartSource
+from snapshotter.starts.launcher import BOOTED, StartSource
 from snapshotter.starts.teardown import Teardown
 from snapshotter.starts.template_boot import TemplateBooter
 from snapshotter.starts.templates import Templates
@@ -33,6 +33,8 @@ _FLOOR_S = 2.0
 """Minimum deadline of a restore: one of 50 ms may take this long on a loaded node before COLD is
 the better choice."""
 _PATIENCE = 4.0
+WAITS = ("weights", "volumes")
+"""Phases in which a start waits for bytes that are on their way to the node."""
 _COLD_MARGIN = 1.5
 """Factor on the COLD prediction: a node that failed to restore is probably slow."""
 _COLD_LEAST_S = 5.0
@@ -61,6 +63,11 @@ def restore_deadline_s(*, restore_ms: float, cold_ms: float, left_s: float) -> f
         return left_s
     deadline_s = min(wanted_s, spare_s)
     return deadline_s if deadline_s * 1000 >= restore_ms else None
+
+
+def _booted(occupied: OccupiedSlot) -> StartKind:
+    """How the worker reached its snapshot point in this start."""
+    return StartKind.COLD if occupied.environment is None else StartKind.IMPORT
 
 
 class StartDeadline:
@@ -108,12 +115,11 @@ class StartStrategy:
             template = self._templates.use(launch.revision, self._clock())
             if template is not None:
                 phase.name, phase.kind = "fork", kind
-                woken = template.single and kind is StartKind.FORK
-                return StartSource(
-                    occupied=template.occupied,
-                    in_place=template.single,
-                    kind=StartKind.WAKE if woken else kind,
-                )
+                if kind is not StartKind.FORK:
+                    kind = _booted(template.occupied)
+                elif template.single:
+                    kind = StartKind.WAKE
+                return StartSource(occupied=template.occupied, in_place=template.single, kind=kind)
             if StartKind.RESTORE not in closed:
                 occupied = await self._restored(launch, phase, clock, closed)
                 if occupied is not None:
@@ -121,20 +127,21 @@ class StartStrategy:
                     return StartSource(occupied=occupied, in_place=True, kind=StartKind.RESTORE)
                 continue
             kind, phase.name, phase.kind = StartKind.COLD, "boot", StartKind.COLD
+            imports = StartKind.IMPORT not in closed
             if (
                 not launch.forkable
                 or launch.gpu  # its slot's GPUs are those of one instance
                 or self._templates.is_single(launch.revision)
             ):
-                occupied = await self._template_booter.boot(launch, phase)
+                occupied = await self._template_booter.boot(launch, phase, imports=imports)
                 phase.cpu_ns += occupied.cpu_ns()
-                return StartSource(occupied=occupied, in_place=True, kind=kind)
-            await self._template_booter.ensure(launch, share=phase.share)
+                return StartSource(occupied=occupied, in_place=True, kind=_booted(occupied))
+            await self._template_booter.ensure(launch, imports=imports, share=phase.share)
 
     def hook_timeout_s(self, way: StartSource, clock: StartDeadline) -> float | None:
         """How long the hooks of a restored worker, or of a fork of one, may take before COLD is
         started instead, which needs time as well; None: no limit."""
-        if way.occupied.snapshot is None:
+        if way.occupied.snapshot is None and way.occupied.environment is None:
             return None
         left_s = clock.left_s()
         spare_s = left_s - cold_reserve_s(
@@ -145,14 +152,14 @@ class StartStrategy:
     async def on_success(self, way: StartSource, *, suspect: str, launch: LaunchSpec) -> None:
         """Record a successful start. `suspect`: the snapshot that failed earlier in the same
         start."""
-        if suspect:
+        if suspect and not self._template_booter.exclude(launch, suspect):
             await self._selector.failed(
                 suspect, "hook", "its worker did not become ready, but a booted one did"
             )
         if way.kind is StartKind.RESTORE and way.occupied.snapshot is not None:
             self._selector.used(way.occupied.snapshot)
             self._template_booter.restore_in_background(launch)
-        elif way.kind is StartKind.COLD:
+        elif way.kind in BOOTED:
             self._builder.want(launch)
 
     async def on_wrong_answer(self, snapshot_id: str, message: str) -> None:
@@ -162,10 +169,10 @@ class StartStrategy:
     def took(self, launch: LaunchSpec, info: InstanceInfo, seconds: float) -> None:
         """Record the duration of a whole start, without waiting for weights or other boots; of
         RESTORE only its own phases, without waiting for a slot or for other restores."""
-        own = {k: v for k, v in info.phases_ms.items() if k not in ("slot", "weights", "prefetch")}
+        own = {k: v for k, v in info.phases_ms.items() if k not in ("slot", *WAITS, "prefetch")}
         whole_ms = max(
             0.0,
-            seconds * 1000 - info.phases_ms.get("weights", 0.0) - info.phases_ms.get("queue", 0.0),
+            seconds * 1000 - sum(info.phases_ms.get(phase, 0.0) for phase in (*WAITS, "queue")),
         )
         took_ms = sum(own.values()) if info.start_kind is StartKind.RESTORE else whole_ms
         text = "rung.took revision=%s rung=%s ms=%.0f after weights_ms=%.0f"

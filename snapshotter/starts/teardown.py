@@ -175,6 +175,12 @@ class Teardown:
         else:
             self.clear_if_empty(template.occupied)
 
+    def drop_imported(self, environment: str) -> None:
+        """Drop the Templates that were booted in this environment snapshot."""
+        for template in list(self._templates):
+            if template.occupied.environment == environment:
+                self.drop(template, "stopped")
+
     def clear_if_empty(self, occupied: OccupiedSlot) -> None:
         """End a slot that is empty and no longer needed."""
         slot = occupied.slot

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import time
+from collections import Counter
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
 from pilotlight.core.background_tasks import BackgroundTasks, cancel_all
-from snapshotter.errors import StartFailed, StartTimeout
+from snapshotter.errors import StartTimeout
 from snapshotter.events import Events
 from snapshotter.gpus.grants import GpuGrants
 from snapshotter.gpus.kinds import satisfies_any
@@ -19,10 +19,11 @@ from snapshotter.linux import proc
 from snapshotter.slots import slot as slots
 from snapshotter.slots.boot_limiter import NO_SHARE
 from snapshotter.slots.logs import Logs
-from snapshotter.slots.manager import OccupiedSlot, SlotAllocator, StartPhase
+from snapshotter.slots.manager import OccupiedSlot, StartPhase
 from snapshotter.snapshots.selector import SnapshotSelector
 from snapshotter.starts.teardown import Teardown
 from snapshotter.starts.templates import Template, Templates
+from snapshotter.starts.worker_boot import WorkerBooter
 from snapshotter.types import AgentEvent, LaunchSpec, RevisionKey, StartKind, TenantShare
 
 BEHIND_S = 0.3
@@ -38,7 +39,7 @@ class TemplateBooter:
     def __init__(
         self,
         *,
-        slot_allocator: SlotAllocator,
+        workers: WorkerBooter,
         templates: Templates,
         ends: Teardown,
         logs: Logs,
@@ -47,7 +48,7 @@ class TemplateBooter:
         selector: SnapshotSelector,
         gpus: GpuGrants,
     ) -> None:
-        self._slot_allocator = slot_allocator
+        self._workers = workers
         self.templates = templates
         self._ends = ends
         self._logs = logs
@@ -56,6 +57,7 @@ class TemplateBooter:
         self._selector = selector
         self._gpus = gpus
         self._flights: dict[RevisionKey, asyncio.Task[None]] = {}
+        self._waiting: Counter[RevisionKey] = Counter()
         self._background_restores: set[RevisionKey] = set()
         self._discarded: set[RevisionKey] = set()
         self._cpu_ns: dict[RevisionKey, int] = {}
@@ -65,20 +67,32 @@ class TemplateBooter:
         return f"<TemplateBooter {len(self._flights)} in flight>"
 
     async def ensure(
-        self, launch: LaunchSpec, *, restoring: bool = False, share: TenantShare = NO_SHARE
+        self,
+        launch: LaunchSpec,
+        *,
+        restoring: bool = False,
+        imports: bool = True,
+        share: TenantShare = NO_SHARE,
     ) -> None:
         """Boot a Template, or wait for the boot in progress. Raises the errors of `boot`, and
         StartTimeout.
 
-        restoring: try a snapshot first. Cancelling a caller does not cancel the boot: the next one
-        can use the Template.
+        restoring: try a snapshot first. imports: IMPORT may be tried. Cancelling a caller does not
+        cancel the boot: the next one can use the Template.
         """
         self._discarded.discard(launch.revision)
         if launch.revision not in self._flights:
             self._begin(
-                launch.revision, self._make_template(launch, restoring=restoring, share=share)
+                launch.revision,
+                self._make_template(launch, restoring=restoring, imports=imports, share=share),
             )
-        await asyncio.shield(self._flights[launch.revision])
+        self._waiting[launch.revision] += 1
+        try:
+            await asyncio.shield(self._flights[launch.revision])
+        finally:
+            self._waiting[launch.revision] -= 1
+            if not self._waiting[launch.revision]:
+                del self._waiting[launch.revision]
 
     def pop_cpu_ns(self, revision: RevisionKey) -> int:
         """CPU time of Template boots that starts caused; charged once, to the first start that
@@ -101,28 +115,22 @@ class TemplateBooter:
 
     def discard_pending(self, revision: RevisionKey) -> None:
         """Discard a Template of this revision that is being made, unless a start requests one
-        again."""
-        if revision in self._flights or revision in self._background_restores:
+        again; one that no start waits for is not made further."""
+        flight = self._flights.get(revision)
+        if flight is not None or revision in self._background_restores:
             self._discarded.add(revision)
+        if flight is not None and not self._waiting[revision]:
+            flight.cancel()
 
-    async def boot(self, launch: LaunchSpec, phase: StartPhase) -> OccupiedSlot:
-        """Boot a worker to its snapshot point, in a separate slot. Raises StartFailed,
-        BundleUnavailable, Unsupported.
+    async def boot(
+        self, launch: LaunchSpec, phase: StartPhase, *, imports: bool = True
+    ) -> OccupiedSlot:
+        """Boot a worker that becomes no Template (`WorkerBooter.boot`)."""
+        return await self._workers.boot(launch, phase, imports=imports)
 
-        Uses a separate network if the TCP port of the worker is in use, most likely by another
-        worker of the revision.
-        """
-        try:
-            return await self._slot_allocator.boot(
-                launch,
-                phase,
-                self._ends,
-                network=self._slot_allocator.is_listening(launch.revision),
-            )
-        except StartFailed as e:
-            if not _is_address_taken(e):
-                raise
-            return await self._slot_allocator.boot(launch, phase, self._ends, network=True)
+    def exclude(self, launch: LaunchSpec, snapshot_id: str) -> bool:
+        """As `WorkerBooter.exclude`."""
+        return self._workers.exclude(launch, snapshot_id)
 
     def resume(self, occupied: OccupiedSlot) -> None:
         """Continue a boot that an earlier agent began."""
@@ -205,14 +213,14 @@ class TemplateBooter:
         slots.seen(flight)
 
     async def _make_template(
-        self, launch: LaunchSpec, *, restoring: bool, share: TenantShare
+        self, launch: LaunchSpec, *, restoring: bool, imports: bool, share: TenantShare
     ) -> None:
         phase = StartPhase(share=share)
         try:
             with self._gpus.reserved(launch) as phase.gpus:
                 async with asyncio.timeout(launch.startup_timeout_s):
                     occupied = await self._restored(launch, phase) if restoring else None
-                    occupied = occupied or await self.boot(launch, phase)
+                    occupied = occupied or await self.boot(launch, phase, imports=imports)
             phase.cpu_ns += occupied.cpu_ns()
         except TimeoutError as e:
             message = (
@@ -295,14 +303,14 @@ class TemplateBooter:
     async def _resume(self, occupied: OccupiedSlot) -> None:
         try:
             async with asyncio.timeout(occupied.launch.startup_timeout_s):
-                await self._slot_allocator.resume(occupied)
+                await self._workers.slots.resume(occupied)
         except TimeoutError:
-            await self._slot_allocator.clear(occupied)
+            await self._workers.slots.clear(occupied)
             return
         except asyncio.CancelledError:
             await asyncio.shield(
                 asyncio.create_task(
-                    self._slot_allocator.clear(occupied), name=f"clear {occupied.slot.id}"
+                    self._workers.slots.clear(occupied), name=f"clear {occupied.slot.id}"
                 )
             )
             raise
@@ -317,9 +325,3 @@ class TemplateBooter:
         surplus = self.templates.pss_bytes() - self.templates.budget_bytes
         for victim in self.templates.victims(need_bytes=surplus, unused_only=False):
             self._ends.drop(victim, "evicted")
-
-
-def _is_address_taken(failure: StartFailed) -> bool:
-    """Whether user code failed to bind because its address is in use."""
-    error = failure.detail.get("error") or {}
-    return f"[Errno {errno.EADDRINUSE}]" in str(error.get("message"))

@@ -26,20 +26,26 @@ from activator.autoscaler.autoscaler_loop import AutoscalerLoop
 from activator.balancing.cutover import CutoverStartObserver, CutoverTracker
 from activator.balancing.fleet import Fleet
 from activator.balancing.global_queue import GlobalQueue
+from activator.balancing.provisioner import InstanceProvisioner
 from activator.balancing.throttler import Throttler
 from activator.billing.service import BillingService
 from activator.calls.fallback import FallbackChain
 from activator.calls.runner import CallRunner
+from activator.control_plane.bindings import BindingsApi
 from activator.control_plane.proxy import UNREAD_S, ControlPlaneProxy, ProxyLimits
 from activator.coordination.state import InstanceLeases
 from activator.fairness.start_admission import StartAdmission
 from activator.gateway.calls_by_functions import CallsByFunctions
 from activator.gateway.cors import CrossOrigin
+from activator.gateway.forwarded_callers import ForwardedCallers
+from activator.gateway.functions_api import FunctionsApi
 from activator.gateway.gateway import Gateway
-from activator.gateway.health import Health
+from activator.gateway.health import Health, HealthApi
 from activator.gateway.http_proxy import HttpProxy
 from activator.gateway.instance_sockets import InstanceSockets
-from activator.gateway.response_writer import CallObserver
+from activator.gateway.pipeline import CallPipeline
+from activator.gateway.response_writer import CallObserver, ResponseWriter
+from activator.gateway.router import RequestRouter
 from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.http.bodies import Bodies
 from activator.http.dashboard_host import DashboardHost
@@ -47,7 +53,9 @@ from activator.http.server import ConnectionLimits
 from activator.idempotency.middleware import Idempotency
 from activator.idempotency.process_store import ProcessIdempotency
 from activator.llm.engine_throttler import EngineThrottler
+from activator.llm.openai.api import OpenAI
 from activator.metrics.metrics import Metrics
+from activator.open_inference.api import OpenInferenceApi
 from activator.quotas.process_store import ProcessQuotas
 from activator.quotas.store_protocol import QuotaStore
 from activator.quotas.unauthenticated_limit import UnauthenticatedRateLimiter
@@ -107,7 +115,7 @@ class Edge:
         quotas: QuotaStore | None = None,
         *,
         fleet: Fleet | None = None,
-        allowance: InstanceLeases | None = None,
+        leases: InstanceLeases | None = None,
         health: Health | None = None,
         dashboard: DashboardHost | None = None,
         controller: Endpoint | None = None,
@@ -123,7 +131,6 @@ class Edge:
         self.table = empty_table()
         self.fleet = FakeFleet(directory, behaviour)
         self.instances: Fleet = fleet or self.fleet
-        self._allowance = allowance
         self.ledger = MemoryLedger()
         self.metrics = Metrics()
         self.books = BillingService(
@@ -138,6 +145,9 @@ class Edge:
         self.queue = GlobalQueue(settings.max_queued)
         self.strangers = UnauthenticatedRateLimiter(rate_per_s=settings.unauthenticated_per_s)
         self.gate = StartAdmission(self.table)
+        self.provisioner = InstanceProvisioner(
+            self.instances, secret_env=self.table.secrets.env_of, gate=self.gate, leases=leases
+        )
         self.scaler = AutoscalerLoop(
             table=self.table,
             fleet=self.instances,
@@ -205,35 +215,70 @@ class Edge:
             bodies=bodies,
         )
         self.observers: list[CallObserver] = [self.tracer]
-        self.gateway = Gateway(
+        pipeline = CallPipeline(
+            runner=runner,
+            writer=ResponseWriter(
+                metrics=self.metrics, observers=self.observers, heartbeat_s=settings.heartbeat_s
+            ),
+            arguments=self.arguments,
+            tracer=self.tracer,
+            body_timeout_s=settings.body_timeout_s,
+        )
+        http_proxy = HttpProxy(
+            runner=runner,
+            metrics=self.metrics,
+            tracer=self.tracer,
+            body_timeout_s=settings.body_timeout_s,
+        )
+        openai = OpenAI(
             settings=settings,
-            table=self.table,
-            access=self.entrance,
             resolver=resolver,
+            runner=runner,
+            forward_raw=http_proxy.http,
+            send=pipeline.writer.answer,
+            tracer=self.tracer,
+        )
+        self.functions = FunctionsApi(
+            settings=settings,
+            resolver=resolver,
+            pipeline=pipeline,
+            openai=openai,
+            calls=self.calls,
+            scaler=self.scaler,
+            counters_of=self.metrics.warm_counters,
+            bindings=BindingsApi(
+                self.control, token="token", body_timeout_s=settings.body_timeout_s
+            ),
+        )
+        router = RequestRouter(
+            resolver=resolver,
+            functions=self.functions,
+            openai=openai,
+            models=OpenInferenceApi(
+                settings=settings,
+                resolver=resolver,
+                run=pipeline.run_whole,
+                arguments=self.arguments,
+            ),
+            http_proxy=http_proxy,
+            calls=self.calls,
+            control=self.control,
+            health=HealthApi(health or Health(), control=self.control, table=self.table),
+        )
+        self.gateway = Gateway(
+            router=router,
+            pipeline=pipeline,
+            metrics=self.metrics,
             bodies=bodies,
-            shadows=None,
             middleware=(
                 *((dashboard,) if dashboard is not None else ()),
                 CrossOrigin(self.table),
                 self.idempotency,
             ),
-            observers=self.observers,
-            runner=runner,
-            calls=self.calls,
-            scaler=self.scaler,
-            http_proxy=HttpProxy(
-                runner=runner,
-                metrics=self.metrics,
-                tracer=self.tracer,
-                body_timeout_s=settings.body_timeout_s,
-            ),
-            control=self.control,
-            metrics=self.metrics,
-            tracer=self.tracer,
-            health=health,
-            arguments=self.arguments,
             dashboard=dashboard,
-            token=token,
+            forwarded=ForwardedCallers(settings.trusted_proxies, token=token)
+            if settings.trusted_proxies or token
+            else None,
         )
         self.sockets = InstanceSockets(
             CallsByFunctions(self.gateway, max_depth=settings.max_call_depth),
@@ -264,13 +309,10 @@ class Edge:
         make = Throttler if target.spec.engine is None else EngineThrottler
         return make(
             target,
-            fleet=self.instances,
+            provisioner=self.provisioner,
             queue=self.queue,
-            secret_env=self.table.secret_env,
             account=self.books.account,
             observer=CutoverStartObserver(self.metrics, self.handovers),
-            allowance=self._allowance,
-            gate=self.gate,
             listen=self.sockets.listen,
             terms=self.breaker,
         )

@@ -9,8 +9,11 @@ from typing import Any, Self
 
 from activator.autoscaler.autoscaler_loop import AutoscalerLoop
 from activator.balancing.global_queue import GlobalQueue
+from activator.balancing.provisioner import InstanceProvisioner
 from activator.balancing.throttler import Throttler
 from activator.billing.service import BillingService
+from activator.coordination.state import InstanceLeases
+from activator.fairness.start_admission import StartAdmission
 from activator.metrics.metrics import Metrics
 from activator.routing.route_table import CallTarget, RouteTable
 from tests.activator.conftest import MemoryLedger
@@ -31,8 +34,8 @@ def books_of(directory: Path, ledger: MemoryLedger | None = None) -> BillingServ
 
 
 class ScaledWorld:
-    """One activator's autoscaler. `fleet`, `table` and `parts` of throttlers replace the usual
-    ones; `more` goes to the autoscaler."""
+    """One activator's autoscaler. `fleet`, `table` and `gate` replace the usual ones; `leases`: of
+    several activators; `more` goes to the autoscaler."""
 
     def __init__(
         self,
@@ -41,7 +44,8 @@ class ScaledWorld:
         fleet: Any = None,
         table: RouteTable | None = None,
         clock: ManualClock | None = None,
-        parts: dict[str, Any] | None = None,
+        gate: StartAdmission | None = None,
+        leases: InstanceLeases | None = None,
         **more: Any,
     ) -> None:
         self.clock = clock or ManualClock()
@@ -51,12 +55,18 @@ class ScaledWorld:
         self.ledger = MemoryLedger()
         self.books = books_of(directory, self.ledger)
         self.metrics = Metrics()
-        self.parts = parts or {}
+        self.provisioner = InstanceProvisioner(
+            self.fleet,
+            secret_env=self.table.secrets.env_of,
+            gate=gate or StartAdmission(clock=self.clock),
+            leases=leases,
+        )
         self.scaler = AutoscalerLoop(
             table=self.table,
             fleet=self.fleet,
             make_throttler=self.make_throttler,
             clock=self.clock,
+            gate=gate,
             **more,
         )
         self.seq = 0
@@ -76,13 +86,11 @@ class ScaledWorld:
         """The throttler of a revision."""
         return kind(
             target,
-            fleet=self.fleet,
+            provisioner=self.provisioner,
             queue=self.queue,
-            secret_env=self.table.secret_env,
             observer=self.metrics,
             account=self.books.account,
             clock=self.clock,
-            **self.parts,
         )
 
     def pass_s(self, seconds: int) -> None:

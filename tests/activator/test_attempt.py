@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from activator.balancing.instance import Reservation
 from activator.billing.errors import JournalFull
 from activator.calls.attempt import Attempt
-from activator.calls.call import Call
 from activator.resilience.breaker import Outcome
 from activator.worker_client.connection import WorkerConnectionLost, WorkerResponse
 from pilotlight import errors
 from pilotlight.spec.function import Clocks
 from snapshotter.types import StartKind
+from tests.fakes.calls import call_of
 from tests.fakes.routes import spec_of, target_of
 
 
@@ -98,7 +98,7 @@ class World:
         )
         self.instance = instance
         target = target_of(spec_of(clocks=Clocks(**clocks)))
-        self.call = Call(id="req-1", target=target, method="", key_id="k", body=b"{}")
+        self.call = call_of(target)
         self.call.reserved_ns = self.call.received_ns
         reservation = Reservation(self.slots, instance, StartKind.WARM, 0.0)
         self.attempt = Attempt(self.call, reservation)

@@ -4,10 +4,12 @@ any."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from benchmarks.autoscaler_sim import KPA, Arm, arms, loses, pilotlight
+from benchmarks.autoscaler_seeds import Result, lines, ratio
+from benchmarks.autoscaler_sim import AUTO, KPA, Arm, arms, loses, pilotlight
 from benchmarks.autoscaling.policies import Kpa, KpaTerms
 from benchmarks.autoscaling.traces import TRACES, Function, Trace
 from benchmarks.autoscaling.world import Books, Scaled, World
@@ -26,7 +28,7 @@ def lived(arm: Arm, *functions: Function, gpus: int | None = None) -> Books:
 
 
 def first_start_s(of: Function) -> float:
-    return next(of.start_times())
+    return of.start_time(of.calls[0][0], 0)
 
 
 @pytest.mark.parametrize("name", ["scaledown_window=60", "keep-alive of 60 s", KPA])
@@ -115,3 +117,18 @@ def test_one_that_is_worse_on_both_axes_says_so() -> None:
     assert loses(dear, cheap)
     assert not loses(cheap, dear)
     assert not loses(Books(idle_s=2.0, waits_s=[0.5]), cheap)
+
+
+def test_seeds_on_which_auto_loses_are_counted_and_named() -> None:
+    own = Result(trace="spike", arm=AUTO, seed=1, gpu_s=10.0, mean_s=2.0, p99_s=4.0)
+    better = replace(own, arm=KPA, gpu_s=8.0, mean_s=1.0, p99_s=2.0)
+    longer = replace(better, mean_s=2.0)
+    results = {
+        (one.trace, one.arm, one.seed): one
+        for one in (own, better, replace(own, seed=2), replace(longer, seed=2))
+    }
+    (row,) = list(lines(results))[1:]
+    assert row.split("to KPA, Knative's defaults")[1].split() == [
+        *("2", "1", "1.250", "1.500", "2.000", "1")
+    ], "on seed 2 its mean wait is no longer"
+    assert (ratio(0.0, 0.0), ratio(1.0, 0.0)) == (1.0, float("inf"))

@@ -333,11 +333,25 @@ async def test_priority_is_inherited_and_may_be_chosen(edge: Edge) -> None:
     async def inner(running: Running) -> Any:
         attempt = running.instance.running[running.id]
         assert isinstance(attempt, Attempt)
-        ranks.append(attempt.call.rank.priority.value)
+        ranks.append(attempt.call.caller.rank.priority.value)
 
     place(edge, "inner", inner)
     await called(edge, headers={"pilotlight-priority": "batch"})
     assert ranks == ["batch", "realtime"]
+
+
+async def test_a_function_has_others_bound_to_arguments_and_not_to_options(
+    edge: Edge, controller: FakeController
+) -> None:
+    place(edge, "inner", arguments)
+    place(edge, "outer", calls("shop/inner", verb="bind", json={"arguments": {"size": 1}}))
+    place(edge, "greedy", calls("shop/inner", verb="bind", json={"options": {"env": {"A": "1"}}}))
+
+    assert await called(edge) == [200, {"function": "inner--0123456789ab"}]
+    assert controller.bound[0]["actor"] == f"function:{TENANT}/main/shop/outer"
+    status, problem = await called(edge, "greedy")
+    assert (status, len(controller.bound)) == (403, 1)
+    assert "a function needs one from a secret" in problem["detail"]
 
 
 async def test_a_submitted_call_outlives_its_caller_and_its_app_reads_the_result(

@@ -1,4 +1,4 @@
-"""Rows of docs/dependencies.md that an activator sees: each is really taken away, and what the row
+"""Rows of docs/reference/dependencies.md that an activator sees: each is really taken away, and what the row
 says is looked at."""
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ async def test_without_the_node_agent_calls_wait_for_a_while_and_then_fall_back_
     edge.add(route_of(spec_of("plain")))
     edge.add(route_of(spec_of("warm")))
     await edge.call("shop/warm:invoke", json={"x": 0})
-    own, edge.instances = edge.instances, agentless  # what throttlers are made with from now on
+    own, edge.provisioner.fleet = edge.provisioner.fleet, agentless
     try:
         waiting = asyncio.create_task(edge.call(json={"x": 1}))
         await until(lambda: edge.queue.waiting == 1)
@@ -152,7 +152,7 @@ async def test_without_the_node_agent_calls_wait_for_a_while_and_then_fall_back_
         assert "the node agent has not answered" in str(problem["detail"])
         assert int(refused.headers["retry-after"]) >= 1
     finally:
-        edge.instances = own
+        edge.provisioner.fleet = own
         await agentless.aclose()
 
 

@@ -29,6 +29,7 @@ WARM = {
     "balancing/throttler.py": "takes and returns a slot, of the least loaded instance",
     "balancing/instance.py": "the reservation of a slot",
     "calls/call.py": "what is known of the call",
+    "calls/response_headers.py": "the headers of the answer, which differ between calls",
     "calls/attempt.py": "its record, slot, deadline and connection, and their end",
     "worker_client/connection.py": "HTTP to the worker",
     "billing/instance_account.py": "its record, budget and meter together, once each",
@@ -38,14 +39,20 @@ WARM = {
 }
 FROM_ZERO = {
     "http": (4, "server; ASGI: request, payloads, memory of bodies"),
-    "gateway": (5, "dispatch, pipeline, response, instance's socket, the cache of routes"),
+    "gateway": (
+        7,
+        "ASGI, router, API of functions, the cache of routes, pipeline, response, instance's socket",
+    ),
     "access": (2, "who calls which function, and the grant, which is cached"),
-    "routing": (5, "tables of routes, keys and tenants, and the traffic split"),
+    "routing": (6, "tables of routes, keys, tenants and their secrets, and the traffic split"),
     "arguments": (2, "the check, and where it is done"),
     "quotas": (2, "which quotas apply to the caller, and none"),
-    "calls": (5, "call, attempt, runner, response, attempts of its trace"),
+    "calls": (7, "call, attempt and its end, runner, the response's headers and format, its trace"),
     "resilience": (1, "retries that the function declares, and their budget"),
-    "balancing": (11, "the queue, the start, and the lists in which an instance is kept"),
+    "balancing": (
+        11,
+        "the queue, the start, what starts share, and the lists in which an instance is kept",
+    ),
     "fairness": (5, "whose start is first, by quota and by memory of the node"),
     "autoscaler": (1, "the revision's place in the autoscaler"),
     "worker_client": (2, "address, connection"),

@@ -25,8 +25,8 @@ from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, unix_serve
 
 import activator
-from activator.calls.call import Call
 from activator.gateway.gateway import Gateway
+from activator.gateway.router import RequestRouter
 from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.http.payloads import JSON, PICKLE, accepts_pickles, answered_type, payload_type
 from activator.llm.openai.api import MODELS, OURS
@@ -46,6 +46,7 @@ from tests.activator.gateway.test_fast_path import in_flight
 from tests.activator.gateway.test_shadow_traffic import Seen
 from tests.activator.llm.openai.conftest import llm
 from tests.activator.test_gateway import problem_of, until
+from tests.fakes.calls import call_of
 from tests.fakes.fake_controller import FakeController
 from tests.fakes.fake_shim import FakeShim, function_spec
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
@@ -251,9 +252,9 @@ ENTRANCES: dict[str, Row] = {
     "warm up": Row(
         send=_restarted_warmup, covers="verb warmup", foreign=403, stranger=403, opens=False
     ),
-    "put": Row(send=_put, covers="self._variations.put_call", stranger=401),
+    "put": Row(send=_put, covers="self._functions.put_call", stranger=401),
     "put, from another activator": Row(
-        send=_put_passed_on, covers="self._variations.put_call", stranger=401
+        send=_put_passed_on, covers="self._functions.put_call", stranger=401
     ),
     "predict": Row(
         send=at(f"/v1/models/shop/{ADD}:predict"), covers="self._models.answer", **NOT_JSON
@@ -273,7 +274,7 @@ ENTRANCES: dict[str, Row] = {
     },
     **{
         f"engine {path}": Row(
-            send=at(f"/fn/shop/assistant{path}"), covers="self.openai.answer_raw", **NOT_JSON
+            send=at(f"/fn/shop/assistant{path}"), covers="self._openai.answer_raw", **NOT_JSON
         )
         for path in sorted(PATHS)
     },
@@ -281,27 +282,25 @@ ENTRANCES: dict[str, Row] = {
 NO_ENTRANCES = {
     "self._http_proxy.http": "raw HTTP is the application's own; see the tests of its path and "
     "headers",
-    "self._http_proxy.websocket": "frames; see the test of its head",
+    "self._router.websocket": "frames; see the test of its head",
     "self._calls.answer": "questions about calls: nothing of the request reaches a worker",
     "self._control.forward": "the controller's paths: no worker is asked",
-    "self._answer_health": "health",
-    "self.openai.describe": "GET of a model's description",
+    "self._health.answer": "health",
+    "self._openai.describe": "GET of a model's description",
     f"openai {MODELS}": "GET of a list",
     **dict.fromkeys(
         (
             "self._answer",
-            "self._dispatch",
+            "self._router.answer",
             "self.bodies.room",
-            "self._resolutions.is_verb",
-            "self._resolutions.resolve",
-            "self.openai.answer",
+            "self._functions.answer",
+            "self._openai.answer",
         ),
         "a step on the way to a row's handler",
     ),
-    "self._believe": "reads which function another activator says makes the request",
-    "self._proxies.record_caller": "reads the address that a trusted proxy says",
+    "self._forwarded.record": "reads who makes the request, as a trusted proxy or another activator says",
     **dict.fromkeys(
-        ("self._resolver.enter", "self._resolver.raw_entry", "self._resolver.reader"),
+        ("self._resolver.raw_entry", "self._resolver.reader"),
         "finds the caller",
     ),
     "self._web_socket_entry": "finds the caller of a WebSocket",
@@ -355,7 +354,9 @@ async def test_a_pickle_of_the_functions_own_tenant_is_served_as_before(
 # -- every way in has a row ------------------------------------------------------------------------
 def test_every_handler_of_the_gateway_is_an_entrance_or_is_known_to_be_none() -> None:
     found = (
-        handlers_of(Gateway._route) | handlers_of(Gateway._dispatch) | handlers_of(Gateway.__call__)
+        handlers_of(Gateway._route)
+        | handlers_of(RequestRouter.answer)
+        | handlers_of(Gateway.__call__)
     )
     openai = {f"openai {path}" for path in OURS}
     verbs = {row.covers for row in ENTRANCES.values() if row.covers.startswith("verb ")}
@@ -365,7 +366,7 @@ def test_every_handler_of_the_gateway_is_an_entrance_or_is_known_to_be_none() ->
 
 
 async def test_every_verb_of_a_function_is_an_entrance(edge: Edge) -> None:
-    verbs = {f"verb {verb}" for verb in edge.gateway._resolutions._verbs}
+    verbs = {f"verb {verb}" for verb in edge.functions.verbs} - {"verb bind"}  # it runs nothing
     assert verbs == {row.covers for row in ENTRANCES.values() if row.covers.startswith("verb ")}
 
 
@@ -385,6 +386,7 @@ def test_only_two_places_write_to_a_workers_route_for_calls() -> None:
     those_who_serve_it = {
         "functions/pilotlight/protocol.py",
         "functions/pilotlight/worker/http/calls.py",
+        "functions/pilotlight/worker/http/connection.py",
     }
     assert found - those_who_serve_it == {
         "activator/calls/call.py",
@@ -656,20 +658,14 @@ async def test_a_pickle_falls_back_within_its_tenant_and_another_tenants_does_no
 
 
 def test_a_pickle_is_no_call_of_another_tenants_function_in_the_place_of_its_own() -> None:
-    call = Call(
-        id="req-1",
-        target=target_of(service()),
-        method="add",
-        key_id="k",
-        body=b"",
-        content_type=PICKLE,
-        accepts_pickle=True,
+    call = call_of(
+        target_of(service()), b"", method="add", content_type=PICKLE, accepts_pickle=True
     )
     theirs = target_of(service("Spare"), tenant=OTHER)
 
     with pytest.raises(errors.UnsupportedMediaType):
         call.stand_in(theirs, "function=Spare")
-    assert call.stand_in(target_of(service("Spare")), "function=Spare").accepts_pickle
+    assert call.stand_in(target_of(service("Spare")), "function=Spare").caller.accepts_pickle
 
 
 def test_a_pickle_whose_caller_was_not_checked_goes_without_the_header_that_a_worker_requires() -> (
@@ -680,12 +676,10 @@ def test_a_pickle_whose_caller_was_not_checked_goes_without_the_header_that_a_wo
         (PICKLE, False, False),
         (JSON, True, False),
     ):
-        call = Call(
-            id="req-1",
-            target=target_of(service()),
+        call = call_of(
+            target_of(service()),
+            b"",
             method="add",
-            key_id="k",
-            body=b"",
             content_type=content_type,
             accepts_pickle=accepts,
         )

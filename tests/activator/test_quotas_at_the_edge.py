@@ -344,9 +344,8 @@ async def test_a_call_has_the_priority_that_it_asks_for_within_its_plan(
     target = shop.table.targets_of(HELLO)[0]
     headers = {b"pilotlight-priority": asked} if asked is not None else {}
     if priority is not None:
-        rank = shop.entrance.entry(
-            shop.table.authenticate(f"Bearer {KEY}".encode(), 0.0), target
-        ).rank(headers)
+        caller = shop.table.authenticate(f"Bearer {KEY}".encode(), 0.0)
+        rank = shop.entrance.entry(caller, target).caller_of(headers).rank
         assert (rank.priority, rank.tenant, rank.weight) == (priority, TENANT, 3)
     await warm(shop)
     answer = await shop.call(
@@ -362,7 +361,7 @@ async def test_every_bound_on_waiting_calls_goes_with_the_rank(shop: Edge) -> No
     entry = shop.entrance.entry(
         shop.table.authenticate(b"Bearer pl_q", 0.0), shop.table.targets_of(HELLO)[0]
     )
-    assert entry.rank({}).queued == (
+    assert entry.caller_of({}).rank.queued == (
         ("tenant", TENANT, 50),
         ("function", HELLO, 9),
         ("key", "k-pl_q", 5),

@@ -12,6 +12,7 @@ import pytest
 from activator.autoscaler.heartbeat import START_GRACE_S, HeartbeatLoop
 from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.instance import Instance
+from activator.balancing.provisioner import InstanceProvisioner
 from activator.balancing.rebalancing import (
     IDLE_SURPLUS_S,
     TURN_S,
@@ -21,6 +22,7 @@ from activator.balancing.rebalancing import (
 )
 from activator.balancing.throttler import Throttler
 from activator.coordination.state import HeartbeatReply, InstanceDemand
+from activator.fairness.start_admission import StartAdmission
 from activator.metrics.metrics import Metrics
 from activator.quotas.unauthenticated_limit import SharedUnauthenticatedLimit
 from activator.routing.call_target import CallTarget
@@ -59,12 +61,15 @@ class Members:
         await state.join()
         throttler = Throttler(
             target,
-            fleet=self.fleet,
+            provisioner=InstanceProvisioner(
+                self.fleet,
+                secret_env=self.table.secrets.env_of,
+                gate=StartAdmission(clock=self.clock),
+                leases=state,
+            ),
             queue=GlobalQueue(100),
-            secret_env=self.table.secret_env,
             observer=self.metrics,
             account=self.books.account,
-            allowance=state,
             clock=self.clock,
         )
         self.states.append(state)

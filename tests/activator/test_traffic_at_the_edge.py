@@ -152,7 +152,7 @@ async def test_many_units_cost_each_way_nothing(edge: Edge) -> None:
         )
         for user in arms
     ]
-    assert len({id(route.template) for route in routes if route is not None}) == 2
+    assert len({id(warm.route.response_template) for warm in routes if warm is not None}) == 2
 
 
 async def test_a_call_outside_of_experiments_says_nothing_of_arms(edge: Edge) -> None:
@@ -240,7 +240,7 @@ async def test_paths_that_name_no_revision_are_not_remembered(edge: Edge, verb: 
         assert (await edge.call(f"shop/hello@nothing-{n}:{verb}", json={"x": 1})).status_code == 404
     long = await edge.call(f"shop/hello@{'t' * 3000}:{verb}", json={"x": 1})
 
-    assert (long.status_code, repr(edge.gateway)) == (404, "<Gateway <RouteCache 0 routes>>")
+    assert (long.status_code, repr(edge.functions.routes)) == (404, "<RouteCache 0 routes>")
     assert len(long.content) < 1000
     assert "at most 63 characters" in long.json()["detail"]
 
@@ -258,7 +258,7 @@ async def test_paths_that_name_no_method_are_not_remembered(
         for method in ("nothing", "m" * 3000)
     ]
 
-    assert repr(edge.gateway) == "<Gateway <RouteCache 0 routes>>"
+    assert repr(edge.functions.routes) == "<RouteCache 0 routes>"
     if verb != "warmup":  # which is the function's, and looks at no method
         assert [answer.status_code for answer in answers] == [404, 404]
         assert len(answers[1].content) < 1000

@@ -31,6 +31,7 @@ from tests.activator.conftest import Edge
 from tests.activator.gateway.test_fast_path import ClocksByHand
 from tests.activator.routing.test_traffic_split import caller
 from tests.activator.test_gateway import forever, until
+from tests.fakes.calls import call_of
 from tests.fakes.fake_worker import Script, WorkerAnswer, WorkerRequest, echo
 from tests.fakes.routes import SCHEMA, TENANT, route_of, spec_of, split_route, target_of
 
@@ -275,7 +276,7 @@ async def _one_and_wait() -> AsyncIterator[bytes]:
 
 async def test_a_kept_answer_holds_no_more_than_it_is_counted_for() -> None:
     answers, spans = ResponseCache(max_bytes=10_000), b"s" * 8000
-    call = Call(id="req-1", target=target_of(spec_of()), method="", key_id="k", body=b"{}")
+    call = call_of()
     answers.store(
         call,
         WorkerResponse(
@@ -304,14 +305,7 @@ async def test_kept_answers_take_no_more_memory_than_they_are_counted_for(
             (bytearray(b"cache-control"), bytearray(b"%04d" % n * (size // 4 + 1)))
             for size in values
         ]
-        call = Call(
-            id="req-1",
-            target=target,
-            method="",
-            key_id="k",
-            body=b"%d" % n,
-            accept=b"%04d" % n * 250,
-        )
+        call = call_of(target, b"%d" % n, accept=b"%04d" % n * 250)
         answers.store(
             call,
             WorkerResponse(
@@ -328,9 +322,7 @@ async def test_kept_answers_take_no_more_memory_than_they_are_counted_for(
 
 async def test_a_cached_answer_is_for_those_who_ask_in_the_same_way() -> None:
     def called(accept: bytes, body: bytes = b"{}") -> Call:
-        return Call(
-            id="req-1", target=target_of(spec_of()), method="", key_id="k", body=body, accept=accept
-        )
+        return call_of(target_of(spec_of()), body, accept=accept)
 
     answers = ResponseCache()
     answers.store(called(b"text/plain"), WorkerResponse(None, 200, [], b"1"), 0.0)
@@ -343,14 +335,7 @@ async def test_a_cached_answer_is_shared_within_one_tenant_and_among_callers_wit
     None
 ):
     def called(*, key_id: str, caller: str = "") -> Call:
-        return Call(
-            id="req-1",
-            target=target_of(spec_of()),
-            method="",
-            key_id=key_id,
-            body=b"{}",
-            caller=caller,
-        )
+        return call_of(key_id=key_id, tenant=caller)
 
     answers = ResponseCache()
     answers.store(called(key_id="k"), WorkerResponse(None, 200, [], b"the owner's"), 0.0)

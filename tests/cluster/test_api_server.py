@@ -121,6 +121,17 @@ async def test_generations_count_changes_of_the_spec_only(raw: RawClient, namesp
     assert scaled.body["metadata"]["generation"] == 2
 
 
+async def test_a_pod_of_an_account_that_is_not_there_is_refused(
+    raw: RawClient, namespace: str
+) -> None:
+    container = {"name": "a", "image": "registry.example/a:1"}
+    spec = {"serviceAccountName": "nobody", "containers": [container]}
+    pod = {"metadata": {"name": "one"}, "spec": spec}
+    refused = await raw.ask("POST", f"/api/v1/namespaces/{namespace}/pods", pod)
+    assert refused.status == 403
+    assert f"error looking up service account {namespace}/nobody" in refused.body["message"]
+
+
 async def test_scale_is_a_subresource(raw: RawClient, namespace: str) -> None:
     path = f"/apis/apps/v1/namespaces/{namespace}/deployments"
     await raw.ask("POST", path, {**_deployment("a", 0)})

@@ -37,10 +37,10 @@ EVERYTHING: Mapping[str, Any] = {
     "imagePullSecrets": ["pull"],
     "config": {
         "cluster": {
-            "autoscaler": "pilotlight",
             "runtime_image": f"registry.example/r@{DIGEST}",
             "knative_namespace": "kn",
             "restore_into_pods": True,
+            "warm_pods": [{"name": "h100", "cpu": 4, "gpu": "H100", "gpu_count": 1}],
         },
         "activator": {"max_body_bytes": 104857600, "traces_sampled": 0.5, "listen": "0.0.0.0:8700"},
         "weight_cache": {"max_bytes": 4000000000000},
@@ -70,6 +70,7 @@ EVERYTHING: Mapping[str, Any] = {
         "runtimeClassName": "nvidia",
         "hostPath": "/mnt/nvme/pilotlight",
         "hostPID": True,
+        "registrySecret": "registry",
         "nodeSelector": {"gpu": "true"},
     },
     "redis": {"enabled": False},
@@ -112,7 +113,7 @@ WITHOUT_NAMESPACE = {
     "ValidatingAdmissionPolicyBinding",
 }
 GIVEN_SECRETS = frozenset(
-    {"pilotlight-secrets", "pull", "s3", "tls-c", "tls-a", "tls-n", "public-tls"}
+    {"pilotlight-secrets", "pull", "registry", "s3", "tls-c", "tls-a", "tls-n", "public-tls"}
 )
 """Secrets that the operator makes."""
 
@@ -475,6 +476,13 @@ def test_what_is_given_is_there_as_it_was_given(everything: Rendering, tmp_path:
     assert load_section(SnapshotterSettings, "snapshotter", file).restore_into_pods, (
         "the agent does not read section cluster"
     )
+    login = load_section(SnapshotterSettings, "snapshotter", file).registry_login
+    (agent, weights) = everything.one("DaemonSet", "-node")["spec"]["template"]["spec"][
+        "containers"
+    ]
+    mounted = {one["name"]: one["mountPath"] for one in agent["volumeMounts"]}
+    assert login == f"{mounted['registry']}/config.json"
+    assert "registry" not in {one["name"] for one in weights["volumeMounts"]}
 
 
 def test_addresses_are_services_with_certificates_for_their_names(
@@ -661,6 +669,7 @@ def test_journals_outlive_their_activators(chart: Rendering) -> None:
             "config.cluster.max_timeout_s|/config/cluster/max_timeout_s",
         ),
         ({"config.plans.gold.concurent": 3}, "concurent"),
+        ({"config.cluster.warm_pods": [{"nam": "a"}]}, "nam"),
         (
             {"config.cluster.field_manager": "A b"},
             r"config\.cluster\.field_manager: .* admissionPolicies\.enabled: false",
@@ -675,6 +684,11 @@ def test_journals_outlive_their_activators(chart: Rendering) -> None:
             {"config.cluster.restore_into_pods": True, "node.hostPID": False},
             r"set node\.privileged and node\.hostPID",
         ),
+        (
+            {"config.cluster.warm_pods": [{"name": "a"}], "node.privileged": False},
+            r"config\.cluster\.warm_pods: .* set node\.enabled",
+        ),
+        ({"node.registrySecret": "registry"}, r"node\.registrySecret: .*restore_into_pods only"),
         ({"tls.mode": "secrets"}, r"tls\.secrets\.\w+: name the secret"),
     ],
 )

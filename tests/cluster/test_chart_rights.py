@@ -11,7 +11,7 @@ import pytest
 
 from pilotlight.core.settings import load_section
 from pilotlight.kubernetes import rbac
-from pilotlight.kubernetes.names import cache_domain, manager_of
+from pilotlight.kubernetes.names import cache_domain, manager_of, warm_directory, warm_namespace
 from pilotlight.kubernetes.settings import ClusterSettings
 from tests.cluster.test_chart import SETS
 from tests.fakes.chart import Object, Rendering, faults, render
@@ -59,9 +59,11 @@ def _granted(chart: Rendering, account: str, settings: ClusterSettings) -> dict[
         found[scope] += roles[binding["roleRef"]["kind"], namespace, binding["roleRef"]["name"]][
             "rules"
         ]
+    warm = account == settings.controller_account and settings.warm_pods
     return {
         **found,
         "tenant": roles["ClusterRole", None, rbac.tenant_role(settings, account)]["rules"],
+        "warm": roles["ClusterRole", None, rbac.warm_role(settings)]["rules"] if warm else [],
     }
 
 
@@ -78,6 +80,23 @@ def test_rights_are_those_that_our_code_needs_and_no_others(
         for scope, rules in _granted(chart, account, settings).items():
             assert rules == [right.rule() for right in needed if right.scope == scope]
     assert "*" not in json.dumps([each["rules"] for each in chart.of("Role", "ClusterRole")])
+
+
+@pytest.mark.parametrize("autoscaler", [None, "kpa", "pilotlight"])
+def test_activators_may_scale_where_the_settings_have_them_do_so(
+    autoscaler: str | None, tmp_path: Path
+) -> None:
+    for shapes in ([], [{"name": "small"}]):
+        cluster = {
+            "autoscaler": autoscaler,
+            "warm_pods": shapes,
+            "runtime_image": "registry.example/r@sha256:" + "5" * 64,
+        }
+        chart = render({"config": {"cluster": cluster}})
+        settings = _settings(chart, tmp_path)
+        assert settings.uses_kpa == (autoscaler == "kpa" or (autoscaler is None and not shapes))
+        rules = _granted(chart, settings.activator_account, settings)["tenant"]
+        assert any("deployments/scale" in rule["resources"] for rule in rules) != settings.uses_kpa
 
 
 def test_no_role_is_bound_by_the_chart_that_changes_pods_or_reads_secrets_everywhere(
@@ -99,7 +118,7 @@ def test_no_role_is_bound_by_the_chart_that_changes_pods_or_reads_secrets_everyw
 
 def test_policies_are_valid_bound_and_expressions_of_cel(chart: Rendering) -> None:
     policies = chart.of("ValidatingAdmissionPolicy")
-    assert len(policies) == 6
+    assert len(policies) == 7
     assert not [fault for each in chart.of(*POLICIES) for fault in faults(each)]
     bound = [
         (each["spec"]["policyName"], each["spec"]["validationActions"])
@@ -144,3 +163,6 @@ def test_policies_follow_the_label_and_the_directory_that_were_chosen() -> None:
     said = json.dumps([each["spec"] for each in elsewhere.of("ValidatingAdmissionPolicy")])
     assert f"['pilotlight.dev/managed-by'] == '{manager_of(settings)}'" in said
     assert f"startsWith('{cache_domain(settings)}/')" in said
+    assert f"'{warm_namespace(settings)}'" in said
+    assert warm_directory(settings).endswith("/node/warm")
+    assert f"'{warm_directory(settings)}'" in said

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from pilotlight.core.oci.image_reference import parse_repository
 from pilotlight.kubernetes.cluster import Cluster
 from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.packaging.oci.registry import Registry
 from pilotlight.packaging.oci.registry_login import find_login
-from pilotlight.spec.image_reference import parse_repository
 from tests.fakes.image_registry import PASSWORD, USER, ImageRegistry, make_layout
 from tests.fakes.knative import image_pull
 from tests.fakes.knative.images import Images

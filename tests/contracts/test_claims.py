@@ -287,6 +287,11 @@ async def test_who_finds_no_free_pod_is_heard_by_who_has_more_than_its_share(
             states[0].record_held(REVISION)
             await claims[0].claim(REVISION, f"i-{n}", [f"p{n}.0"], pods=2)
 
+        # who only wants to end a pod, of which another is quicker, needs no room
+        assert await claims[1].claim(REVISION, "end-p0", ["p0.0"], pods=0) is None
+        pulse = await states[0].beat()
+        assert pulse is not None
+        assert not pulse.wants
         assert await claims[1].claim(REVISION, "i-9", ["p0.0", "p1.0"], pods=2) is None
         pulse = await states[0].beat()
         assert pulse is not None
@@ -321,3 +326,14 @@ async def test_a_member_that_lapsed_is_granted_nothing_until_it_is_one_again(
     assert await claims.claim(REVISION, "i-1", ["p.0"], pods=1) == "p.0"
     await state.aclose()
     await claims.aclose()
+
+
+async def test_what_no_member_has_is_told_without_a_claim(store: Store) -> None:
+    one, two = await store.member("a-0"), await store.member("a-1")
+    assert await one.claim(REVISION, "i-1", ["p.0"], pods=2) == "p.0"
+    lives = ["p.0", "q.0"]
+    assert await one.free(REVISION, lives) == await two.free(REVISION, lives) == {"q.0"}
+    assert await two.free(REVISION, []) == frozenset()
+    await store.lapse("a-0")  # it died: what it had is free
+    assert await two.free(REVISION, lives) == {"p.0", "q.0"}
+    assert "q.0" not in await store.owners()

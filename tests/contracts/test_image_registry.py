@@ -24,6 +24,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from cryptography.x509.oid import NameOID
 
+from pilotlight.core.oci.image_reference import Repository, parse_repository
+from pilotlight.core.oci.registry_login import Login
 from pilotlight.errors import (
     Forbidden,
     InvalidInput,
@@ -31,8 +33,7 @@ from pilotlight.errors import (
     Unavailable,
 )
 from pilotlight.packaging.oci.registry import Registry
-from pilotlight.packaging.oci.registry_login import Login, find_login
-from pilotlight.spec.image_reference import Repository, parse_repository
+from pilotlight.packaging.oci.registry_login import find_login
 from tests.fakes.authority import Authority
 from tests.fakes.image_registry import PASSWORD, USER, ImageRegistry, make_layout
 from tests.fakes.image_registry import image_registry as serve_images

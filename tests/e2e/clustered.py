@@ -6,21 +6,20 @@ only node."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import json
 import os
 import shutil
-import ssl
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,13 @@ import httpx
 import pytest
 import yaml
 
-from pilotlight.kubernetes.credentials import find_credentials
 from pilotlight.kubernetes.names import manager_of
 from pilotlight.kubernetes.settings import DEFAULT_NAMESPACE, ClusterSettings
 from tests.e2e.harness import PATIENCE_S, STOP_S, PlatformUnderTest, platform_up, wait_for
+from tests.fakes.api_client import api_client, token_in
 from tests.fakes.authority import Authority
-from tests.fakes.knative.kubelet import EVICT, MISSING_IMAGES
-from tests.fakes.plain_http import NO_TLS
+from tests.fakes.installed_chart import InstalledChart, installed_chart
+from tests.fakes.knative.kubelet import AWAY, EVICT, MISSING_IMAGES
 from tests.fakes.ports import free_port
 from tests.fakes.tcp_link import TcpLink, linked
 
@@ -46,22 +45,39 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeService:
+    """A service of a real cluster's node. `pid_file`: of its process; `start`: a command of the
+    shell that starts it again, and returns."""
+
+    pid_file: Path
+    start: str
+
+    def kill(self) -> None:
+        """kill -9."""
+        os.kill(int(self.pid_file.read_text()), signal.SIGKILL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterUnderTest:
     """A running cluster and its platform.
 
     Attributes:
         api: its API server, past `link`.
         link: between the platform and the API server.
+        namespace: the platform's own.
         manager: value of the label by which the platform's objects are known.
         is_real: whether it is a real one, with its own pace and without faults to choose.
+        services: of a real one's node, those that tests may kill: `kubelet`, `containerd`.
     """
 
     directory: Path
     api: httpx.Client
     link: TcpLink
+    namespace: str
     manager: str
     platform: PlatformUnderTest
     is_real: bool
+    services: Mapping[str, NodeService] = field(default_factory=dict)
 
     @property
     def patience_s(self) -> float:
@@ -141,6 +157,27 @@ class ClusterUnderTest:
             self.annotate(path, MISSING_IMAGES, "{}")
 
     @contextlib.contextmanager
+    def service_away(self, name: str) -> Iterator[None]:
+        """A service of the node is killed, and is started again at the end."""
+        service, path = self.services.get(name), f"/api/v1/nodes/{NODE}"
+        if service is None:
+            self.annotate(path, AWAY, "true")
+        else:
+            service.kill()
+        try:
+            yield
+        finally:
+            if service is None:
+                self.annotate(path, AWAY, None)
+            else:
+                subprocess.run(["sh", "-c", service.start], check=True, timeout=60)
+
+    def may_kill(self, name: str) -> bool:
+        """Whether tests may kill a service of the node: the cluster that they bring along has a
+        kubelet and no container runtime."""
+        return name in self.services if self.is_real else name == "kubelet"
+
+    @contextlib.contextmanager
     def outage(self, *, is_silent: bool = False) -> Iterator[None]:
         """The platform does not reach the API server: everything that is connected to it is cut, or
         (`is_silent`) stays connected and hears nothing."""
@@ -164,7 +201,10 @@ class ClusterUnderTest:
             self.platform.log_tails(),
         ]
         pods = self.api.get("/api/v1/pods").json()["items"]
-        lines += [f"--- {pod['metadata']['name']} {json.dumps(pod['status'])}" for pod in pods]
+        for pod in pods:
+            ends = pod["metadata"].get("deletionTimestamp", "never")
+            name = pod["metadata"]["name"]
+            lines.append(f"--- {name} deleted: {ends} {json.dumps(pod['status'])}")
         lines += [
             f"--- {file}\n{file.read_text(errors='replace')[-1000:]}"
             for file in self.directory.glob("node-*/*/log")
@@ -206,11 +246,13 @@ class RealCluster:
     Attributes:
         settings: section `cluster` of a platform.yaml: at least `wake_url` and `runtime_image`.
         node: name of the node.
+        services: section `services` of that file: of the node, those that tests may kill.
     """
 
     kubeconfig: Path
     settings: Json
     node: str
+    services: Mapping[str, NodeService] = field(default_factory=dict)
 
     @classmethod
     def given(cls, config: pytest.Config) -> RealCluster | None:
@@ -220,38 +262,61 @@ class RealCluster:
             return None
         if file is None:
             pytest.fail("--kubeconfig: needs --cluster-config FILE as well (docs/testing.md)")
+        return cls.read(Path(kubeconfig), Path(file))
+
+    @classmethod
+    def read(cls, kubeconfig: Path, file: Path) -> RealCluster:
+        """`file`: a platform.yaml with the section. Raises OSError, KeyError."""
+        document = yaml.safe_load(file.read_text())
+        services = {
+            name: NodeService(pid_file=Path(one["pid_file"]), start=one["start"])
+            for name, one in document.get("services", {}).items()
+        }
         return cls(
-            kubeconfig=Path(kubeconfig).resolve(),
-            settings=yaml.safe_load(Path(file).read_text())["cluster"],
+            kubeconfig=kubeconfig.resolve(),
+            settings=document["cluster"],
             node=os.environ.get("NODE_NAME", NODE),
+            services=services,
         )
 
 
 @contextlib.contextmanager
-def cluster_up(real: RealCluster | None, **settings: object) -> Iterator[ClusterUnderTest]:
+def cluster_up(
+    real: RealCluster | None,
+    redis_url: str | None = None,
+    /,
+    *,
+    node: Mapping[str, object] | None = None,
+    **settings: object,
+) -> Iterator[ClusterUnderTest]:
     """A cluster and a platform on it, of the tests' own unless there is a `real` one; `settings`:
-    of section `cluster`."""
+    of section `cluster`, `node`: of section `snapshotter`. Controller and activators have the
+    chart's rights and admission policies alone. With `restore_into_pods` nodes make snapshots, and
+    copies of them in a directory. With `redis_url` there are two activators, and functions call no
+    others: the two would need an address each for that."""
     directory = Path(tempfile.mkdtemp(prefix="plk"))
     directory.chmod(0o755)
     try:
         with contextlib.ExitStack() as stack:
-            if real is None:
-                given = stack.enter_context(_fake(directory))
-            else:
-                given = stack.enter_context(_of_its_own(real, directory))
+            given = stack.enter_context(
+                _fake(directory) if real is None else of_its_own(real, directory)
+            )
             link, text = stack.enter_context(
                 linked(given.kubeconfig.read_text(), str(given.kubeconfig.parent))
             )
+            api = stack.enter_context(api_client(given.kubeconfig))
+            chart = stack.enter_context(chart_on(given, settings))
             through = directory / "kubeconfig-linked"
             through.touch(mode=0o600)
-            through.write_text(text)
-            api = stack.enter_context(_api_client(given.kubeconfig))
+            through.write_text(chart.kubeconfig(text, directory / "tokens"))
             address = _address_of(api, given.node)
-            agents = f"{address}:{free_port()}"
+            agents = f"{address}:{free_port()}" if redis_url is None else None
+            pair = {"activators": 2, "redis_url": redis_url} if redis_url is not None else {}
             tls = Authority().issue(directory / "tls", address)
             os.environ["NODE_NAME"] = given.node  # what the chart's DaemonSet sets
             stack.callback(os.environ.pop, "NODE_NAME", None)
             section = {**given.settings, **settings, "kubeconfig": str(through)}
+            restores = bool(section.get("restore_into_pods"))
             platform = stack.enter_context(
                 platform_up(
                     platform={
@@ -259,38 +324,50 @@ def cluster_up(real: RealCluster | None, **settings: object) -> Iterator[Cluster
                         "tls_cert": str(tls.cert),
                         "tls_key": str(tls.key),
                         "tls_ca": str(tls.ca),
+                        **({"blobs": str(directory / "blobs")} if restores else {}),
                     },
-                    activator={"agents_listen": agents},
+                    activator={"agents_listen": agents, **pair},
                     cluster=section,
                     snapshotter={
                         "pods": section["node_path"],
-                        "activators": f"https://{agents}",
+                        "activators": f"https://{agents}" if agents is not None else None,
+                        "restore_into_pods": restores,
+                        **(node or {}),
                     },
                     prices={"gpu_s": {"H100": "0.001"}},
                 )
             )
-            namespace = section.get("namespace", DEFAULT_NAMESPACE)
+            namespace = str(section.get("namespace", DEFAULT_NAMESPACE))
             yield ClusterUnderTest(
                 directory=directory,
                 api=api,
                 link=link,
+                namespace=namespace,
                 manager=manager_of(ClusterSettings(namespace=namespace)),
                 platform=platform,
                 is_real=real is not None,
+                services=given.services,
             )
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _api_client(kubeconfig: Path) -> httpx.Client:
-    how, token = asyncio.run(_credentials(kubeconfig))
-    verify = NO_TLS
-    if how.host.startswith("https:"):
-        verify = ssl.create_default_context(cafile=how.ssl_ca_cert)
-        if how.cert_file:
-            verify.load_cert_chain(how.cert_file, how.key_file)
-    headers = {"authorization": token} if token else {}
-    return httpx.Client(base_url=how.host, verify=verify, headers=headers, timeout=60)
+@contextlib.contextmanager
+def chart_on(given: RealCluster, settings: Mapping[str, object]) -> Iterator[InstalledChart]:
+    """The chart's rights and policies in this cluster, for a platform of these settings."""
+    section = {**given.settings, **settings}
+    with (
+        api_client(given.kubeconfig) as api,
+        api_client(given.kubeconfig, is_anonymous=True) as anonymous,
+        installed_chart(
+            api,
+            anonymous,
+            section.get("namespace", DEFAULT_NAMESPACE),
+            section,
+            admin_token=token_in(given.kubeconfig),
+        ) as chart,
+    ):
+        yield chart
 
 
 def _address_of(api: httpx.Client, node: str) -> str:
@@ -299,23 +376,18 @@ def _address_of(api: httpx.Client, node: str) -> str:
     return next(str(one["address"]) for one in status["addresses"] if one["type"] == "InternalIP")
 
 
-async def _credentials(kubeconfig: Path) -> tuple[Any, str | None]:
-    found = await find_credentials(ClusterSettings(kubeconfig=str(kubeconfig)))
-    return found.configuration, await found.configuration.get_api_key_with_prefix("BearerToken")
-
-
 @contextlib.contextmanager
-def _of_its_own(real: RealCluster, directory: Path) -> Iterator[RealCluster]:
+def of_its_own(real: RealCluster, directory: Path) -> Iterator[RealCluster]:
     """The cluster for a platform that has its own namespace and those of its tenants, all deleted
     at the end."""
     name = f"pl-{uuid.uuid4().hex[:8]}"
     settings = {
         **real.settings,
         "namespace": name,
-        "namespace_prefix": f"{name}-",
+        "namespace_prefix": f"{name}-fn-",
         "node_path": str(directory / "node"),
     }
-    with _api_client(real.kubeconfig) as api:
+    with api_client(real.kubeconfig) as api:
         made = api.post("/api/v1/namespaces", json={"metadata": {"name": name}})
         made.raise_for_status()
         try:

@@ -9,7 +9,6 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from pilotlight.cli.supervisor import local_platform, run_platform, stale_proces
 from pilotlight.cli.supervisor.supervisor import PROCESSES
 from pilotlight.client.client import Client
 from pilotlight.profile import Profile
+from tests.e2e import command_line
 from tests.fakes.plain_http import NO_TLS
 from tests.fakes.ports import free_port
 
@@ -82,16 +82,7 @@ class PlatformUnderTest:
         self, *words: str, input: str | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
         """Run `pilotlight WORDS`; with `check`, a failure shows what it printed."""
-        argv = [sys.executable, "-m", "pilotlight", *words]
-        done = subprocess.run(
-            argv,
-            env=self.environ(),
-            input=input,
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_S,
-            check=False,
-        )
+        done = command_line.run(words, env=self.environ(), input=input, timeout_s=COMMAND_S)
         if check and done.returncode:
             raise AssertionError(
                 f"pilotlight {' '.join(words)} ended with "

@@ -205,7 +205,7 @@ def test_logs_of_one_call(hello: PlatformUnderTest, tmp_path: Path) -> None:
 
 
 def test_the_curl_lines_of_the_docs_work_as_they_stand(hello: PlatformUnderTest) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "http.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "http.md").read_text()
     block = page.partition("```bash\n")[2].partition("```")[0]
     head, *lines = block.splitlines()
     of_hello = [line for line in lines if "hello/hello" in line]

@@ -1,4 +1,4 @@
-"""Rows of docs/dependencies.md that are processes of the platform: each is really taken away, and
+"""Rows of docs/reference/dependencies.md that are processes of the platform: each is really taken away, and
 what the row says is looked at."""
 
 from __future__ import annotations

@@ -144,6 +144,7 @@ async def test_a_killed_activator_breaks_only_what_was_in_flight_and_loses_no_su
         assert await load.results() == ["SUCCEEDED"] * SUBMITTED
     assert load.statuses().keys() == {200}, load
     assert 0 < len(load.broken) <= 30
+    assert load.refused == 0  # connections made meanwhile waited for the next activator
     # a closed connection, and no clock of the caller
     assert max(b.at for b in load.broken) - killed < AT_ONCE_S
     assert before == await asyncio.to_thread(warm_ids, battered)
@@ -166,6 +167,7 @@ async def test_all_four_killed_together_come_back_together(battered: PlatformUnd
         await load.wait_answers(100)
         assert await load.results() == ["SUCCEEDED"] * SUBMITTED
     assert load.statuses().keys() == {200}, load
+    assert load.refused == 0
     check_books(battered, load, began=began, may_lose=True)
 
 

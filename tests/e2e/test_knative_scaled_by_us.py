@@ -13,6 +13,8 @@ from tests.e2e.harness import wait_for
 pytestmark = [pytest.mark.e2e, pytest.mark.root, pytest.mark.timeout(180)]
 
 REVISIONS = "/apis/serving.knative.dev/v1/revisions"
+AUTOSCALERS = "/apis/autoscaling.internal.knative.dev/v1alpha1/podautoscalers"
+CLASS = "autoscaling.knative.dev/class"
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +23,13 @@ def cluster(real_cluster: RealCluster | None) -> Iterator[ClusterUnderTest]:
     with cluster_up(real_cluster, autoscaler="pilotlight", unschedulable_grace_s=1.0) as running:
         running.platform.deploy("podded.py")
         yield running
+
+
+def classes(cluster: ClusterUnderTest, function: str = "") -> set[str]:
+    """Which autoscaler Knative was told of: for all functions, or for one."""
+    which = "pilotlight.dev/function"
+    scalers = cluster.items(AUTOSCALERS, f"{which}={function}" if function else which)
+    return {str(one["metadata"]["annotations"][CLASS]) for one in scalers}
 
 
 def states(cluster: ClusterUnderTest, kind: str, function: str = "") -> set[str]:
@@ -32,6 +41,25 @@ def states(cluster: ClusterUnderTest, kind: str, function: str = "") -> set[str]
         for item in items
     ]
     return {str(one.get(kind, "")) for one in said}
+
+
+@pytest.mark.cluster
+def test_a_revision_that_was_made_for_knatives_autoscaler_is_taken_over(
+    cluster: ClusterUnderTest,
+) -> None:
+    (revision,) = wait_for(
+        lambda: cluster.items(REVISIONS, "pilotlight.dev/function=add"), "its revision"
+    )
+    metadata = revision["metadata"]
+    path = f"{REVISIONS.rpartition('/')[0]}/namespaces/{metadata['namespace']}/revisions"
+    cluster.annotate(f"{path}/{metadata['name']}", CLASS, "kpa.autoscaling.knative.dev")
+
+    def is_ours() -> bool:
+        (live,) = cluster.items(REVISIONS, "pilotlight.dev/function=add")
+        return bool(live["metadata"]["annotations"][CLASS] == "pilotlight.dev")
+
+    wait_for(is_ours, "our class")
+    assert cluster.platform.result("podded/add", {"a": 1, "b": 2}) == 3
 
 
 @pytest.mark.cluster

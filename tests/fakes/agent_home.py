@@ -25,10 +25,12 @@ from snapshotter.agent.app import own_runtime, running_agent
 from snapshotter.agent.components import AgentComponents
 from snapshotter.client import AgentClient
 from snapshotter.cuda.devices import Devices, NoDevices
-from snapshotter.images.bundles import Bundles
+from snapshotter.images.code_bundles import Bundles
 from snapshotter.images.images import Images
+from snapshotter.images.oci.container_images import ContainerImages
 from snapshotter.linux.cgroups import Cgroups
 from snapshotter.settings import SnapshotterSettings
+from snapshotter.slots.launch_plan import ImageStore
 from snapshotter.slots.slot_devices import DeviceLayout
 from snapshotter.types import InstanceId, InstanceInfo, LaunchSpec, RevisionKey
 from tests.fakes.fake_nvml import FakeGpu, FakeNvml, inventory_of
@@ -139,14 +141,21 @@ class AgentHome:
         namespaces: bool | None = None,
         devices: Devices | None = None,
         gpus: Sequence[FakeGpu] = (),
+        is_cluster: bool = False,
+        container_images: ContainerImages | None = None,
+        images: ImageStore | None = None,
         **settings: Any,
     ) -> AsyncIterator[Agent]:
         """The agent in this event loop; it parks nothing, and makes and restores no snapshots,
         unless told to.
 
         What it makes unasked it makes at once. `devices`: of functions with a GPU, `gpus`: what
-        there is, as root with device nodes (`gpu_nodes`)."""
-        images = Images(self.paths.home, environ=os.environ, requirements=())
+        there is, as root with device nodes (`gpu_nodes`). `is_cluster`: copies are restored when a
+        controller has recorded them. `images`: others than the platform's own environment, without
+        `container_images`."""
+        if images is None:
+            images = own = Images(self.paths.home, environ=os.environ, requirements=())
+            own.container_images = container_images
         proc = self.paths.home / "gpus" / "proc"
         if gpus and not proc.exists():
             FakeNvml(gpus).write_proc(proc)
@@ -168,6 +177,8 @@ class AgentHome:
             device_layout=layout,
             devices=devices or NoDevices(),
             build_delay_s=0.0,
+            approved_copies={} if is_cluster else None,
+            container_images=container_images,
             criu_cache=Path(tempfile.gettempdir()) / f"pilotlight-criu-{os.geteuid()}",
         )
         values = {
@@ -182,12 +193,13 @@ class AgentHome:
 
     @contextlib.contextmanager
     def agent_process(
-        self, *arguments: str, snapshots: bool = False
+        self, *arguments: str, snapshots: bool = False, **settings: int
     ) -> Iterator[subprocess.Popen[bytes]]:
         """`python -m snapshotter` in a process of its own, serving; ended (SIGTERM) on the way out
         unless it is dead already."""
         config = self.paths.home.parent / "platform.yaml"
         section = f"snapshotter:\n  metrics_listen: null\n  snapshots: {str(snapshots).lower()}\n"
+        section += "".join(f"  {name}: {value}\n" for name, value in settings.items())
         config.write_text(
             f"platform:\n  home: {self.paths.home}\n  run: {self.paths.run}\n{section}"
         )

@@ -15,6 +15,7 @@ class FakeController:
 
     Attributes:
         calls: newest state of each call, by id.
+        bound: what functions were asked to be bound to.
         is_down: answers 503 to everything.
     """
 
@@ -22,6 +23,7 @@ class FakeController:
         self._server = FakeWorker(path, self._answer)
         self.calls: dict[str, dict[str, Any]] = {}
         self.is_down = False
+        self.bound: list[dict[str, Any]] = []
         self.seen: list[WorkerRequest] = []
 
     async def start(self) -> FakeController:
@@ -39,6 +41,14 @@ class FakeController:
                 if known is None or known["sequence"] < call["sequence"]:
                     self.calls[call["id"]] = call
             return WorkerAnswer(body=b'{"accepted":1}')
+        if request.path == "/internal/bind":
+            wanted = json.loads(request.body)
+            self.bound.append(wanted)
+            if wanted["arguments"].get("size") == "huge":
+                body = b'{"type":"invalid-input","status":400,"detail":"size is too large"}'
+                return WorkerAnswer(status=400, body=body)
+            name = f"{wanted['function']}--0123456789ab"
+            return WorkerAnswer(body=json.dumps({"function": name}).encode())
         if request.path.startswith(("/v1/calls/", "/internal/calls/")):
             record = self.calls.get(request.path.rpartition("/")[2].partition("?")[0])
             return (

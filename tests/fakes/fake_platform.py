@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import inspect
 import io
 import json
 import pickle
@@ -24,6 +25,8 @@ from importlib import import_module
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote
+
+from starlette.testclient import TestClient
 
 from activator.async_calls.public_record import public_record
 from pilotlight.errors import (
@@ -53,11 +56,13 @@ from pilotlight.protocol import (
     new_call_id,
     problem,
 )
-from pilotlight.spec.function import FunctionSpec, ImageSpec, from_json, to_json
+from pilotlight.sdk.batches import local_body
+from pilotlight.spec.bound import bind
+from pilotlight.spec.function import FunctionKind, FunctionSpec, ImageSpec, from_json, to_json
 from tests.fakes.loopback import LoopbackServer, handler_for
 from tests.fakes.pushed_weights import PushedWeights
 from tests.fakes.streamed_calls import stream_of
-from tests.fakes.user_code import Answer, Asked, entered, run
+from tests.fakes.user_code import Answer, Asked, entered, run, running, web_application
 from weight_cache.manifest import FileHash
 
 API_KEY = "pl-fake-admin-key"
@@ -166,7 +171,7 @@ class FakePlatform:
             path = self._own_path(asked)
             for method, pattern, route in _ROUTES:
                 if asked.method == method and (match := re.fullmatch(pattern, path)):
-                    return route(self, asked, *(unquote(part) for part in match.groups()))
+                    return route(self, asked, *(unquote(part or "") for part in match.groups()))
             raise NotFound(f"nothing is served at {asked.method} {asked.path}")
         except PilotlightError as e:
             return _problem(e)
@@ -363,7 +368,8 @@ class FakePlatform:
         call, spec = self._callable(asked, app, dotted)
         call_id = asked.headers.get(HEADER_REQUEST_ID) or new_call_id()
         self.during_calls()
-        answer = run(call, asked)
+        with running(call_id):
+            answer = run(call, asked)
         timing = {
             HEADER_START: "WARM",
             HEADER_SERVER_TIMING: "queue;dur=0, start;dur=0, exec;dur=1",
@@ -384,12 +390,16 @@ class FakePlatform:
         if spec is None or spec.method(method) is None:
             raise NotFound(f"there is no function {app}/{dotted}")
         raw = self._raw(spec)
-        return (getattr(entered(raw), method) if method else raw), spec
+        call = getattr(entered(raw, spec.arguments), method) if method else raw
+        return local_body(call, getattr(raw, method) if method else raw), spec
 
     def _raw(self, spec: FunctionSpec) -> Any:
         if spec.pickled is None:
             found = import_module(spec.module)
             for part in spec.qualname.split("."):
+                found = found.__pilotlight__.raw if hasattr(found, "__pilotlight__") else found
+                if inspect.isclass(found) and spec.kind is FunctionKind.ASGI:
+                    break  # the class, of which the name is that of a web application
                 found = getattr(found, part)
         else:
             with tarfile.open(fileobj=io.BytesIO(self.blobs[spec.bundle])) as tar:
@@ -397,6 +407,31 @@ class FakePlatform:
                 assert member is not None
                 found = pickle.loads(member.read())
         return found.__pilotlight__.raw if hasattr(found, "__pilotlight__") else found
+
+    def bind(self, asked: Asked, app: str, function: str) -> Answer:
+        functions = self._app(asked, app).functions
+        if function not in functions:
+            raise NotFound(f"there is no function {app}/{function}")
+        spec = bind(functions[function], asked.json()["arguments"], asked.json()["options"])
+        functions[spec.name] = spec
+        return _json({"function": spec.name})
+
+    def web(self, asked: Asked, app: str, function: str, path: str) -> Answer:
+        """The web application, without its lifespan. A request at a time."""
+        spec = self._app(asked, app).functions.get(function)
+        if spec is None or spec.kind is not FunctionKind.ASGI:
+            raise NotFound(f"nothing is served at {asked.path}")
+        root = f"/fn/{app}/{function}"
+        client = TestClient(web_application(self._raw(spec), spec), root_path=root)
+        answer = client.request(
+            asked.method,
+            path or "/",
+            params=dict(asked.query),
+            content=asked.body,
+            headers={k: v for k, v in asked.headers.items() if k == "content-type"},
+        )
+        kind = answer.headers.get("content-type", "")
+        return Answer(status=answer.status_code, content_type=kind, body=answer.content)
 
     def submit(self, asked: Asked, app: str, dotted: str) -> Answer:
         call, spec = self._callable(asked, app, dotted)
@@ -419,7 +454,8 @@ class FakePlatform:
         )
 
         def finish() -> None:
-            answer = run(call, asked)
+            with running(call_id):
+                answer = run(call, asked)
             with self.lock:
                 if call_id not in self._cancelled:
                     self.calls[call_id] = _finished(self.calls[call_id], answer)
@@ -458,7 +494,8 @@ class FakePlatform:
         return _json({"id": call_id, "state": "CANCELLED"})
 
     def warmup(self, asked: Asked, app: str, dotted: str) -> Answer:
-        self._callable(asked, app, dotted)
+        if dotted.partition(".")[0] not in self._app(asked, app).functions:
+            raise NotFound(f"there is no function {app}/{dotted}")
         if error := self.start_errors.get(dotted):
             raise error
         if CONTENT_NDJSON in asked.headers.get("accept", ""):
@@ -493,6 +530,10 @@ class FakePlatform:
         if "corrupt" not in found["reason"]:
             found |= {"state": "READY", "reason": ""}
         return _json(found)
+
+    def quarantine_snapshot(self, asked: Asked, snapshot: str) -> Answer:
+        reason = f"by a key: {asked.json()['reason']}"
+        return _json(self._snapshot(snapshot) | {"state": "QUARANTINED", "reason": reason})
 
     def _snapshot(self, snapshot: str) -> dict[str, Any]:
         for found in self.snapshots:
@@ -707,6 +748,11 @@ _ROUTES: list[tuple[str, str, Route]] = [
     ("POST", r"/v1/functions/([^/]+)/([^/:]+):invoke", FakePlatform.invoke),
     ("POST", r"/v1/functions/([^/]+)/([^/:]+):submit", FakePlatform.submit),
     ("POST", r"/v1/functions/([^/]+)/([^/:]+):warmup", FakePlatform.warmup),
+    ("POST", r"/v1/functions/([^/]+)/([^/:]+):bind", FakePlatform.bind),
+    *(
+        (method, r"/fn/([^/]+)/([^/]+)(/.*)?", FakePlatform.web)
+        for method in ("GET", "HEAD", "POST", "PUT", "DELETE")
+    ),
     ("GET", r"/v1/calls/([^/:]+)", FakePlatform.show_call),
     ("GET", r"/v1/calls/([^/:]+)/stream", FakePlatform.stream_call),
     ("POST", r"/v1/calls/([^/:]+):cancel", FakePlatform.cancel_call),
@@ -719,6 +765,7 @@ _ROUTES: list[tuple[str, str, Route]] = [
     ("GET", r"/v1/snapshots", FakePlatform.list_snapshots),
     ("GET", r"/v1/snapshots/([^/:]+)", FakePlatform.show_snapshot),
     ("POST", r"/v1/snapshots/([^/:]+):prove", FakePlatform.prove_snapshot),
+    ("POST", r"/v1/snapshots/([^/:]+):quarantine", FakePlatform.quarantine_snapshot),
     ("DELETE", r"/v1/snapshots/([^/:]+)", FakePlatform.delete_snapshot),
     ("DELETE", r"/v1/functions/([^/]+)/([^/:]+)/snapshots", FakePlatform.delete_snapshots),
     ("PUT", r"/v1/functions/([^/]+)/([^/:]+)/snapshots", FakePlatform.switch_snapshots),

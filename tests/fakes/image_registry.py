@@ -66,7 +66,7 @@ class ImageRegistry:
 def image_registry(
     directory: Path, *, auth: str | None = None, tls: TlsFiles | None = None
 ) -> Iterator[ImageRegistry]:
-    """A registry whose files are in `directory`; `auth`: that section of its configuration. Needs
+    """A registry whose files are in `directory`; `auth`: that section of its configuration, "{}" for no login. Needs
     the Debian package docker-registry."""
     host, login, log = f"127.0.0.1:{free_port()}", directory / "login", directory / "registry.log"
     login.mkdir()
@@ -109,7 +109,7 @@ def _wait(host: str, server: subprocess.Popen[bytes], log: Path, tls: TlsFiles |
     until = time.monotonic() + 30
     while True:
         with contextlib.suppress(httpx.TransportError):
-            if httpx.get(url, verify=verify).status_code == 401:
+            if httpx.get(url, verify=verify).status_code in (200, 401):
                 return
         assert server.poll() is None, log.read_text()
         assert time.monotonic() < until

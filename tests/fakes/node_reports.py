@@ -10,7 +10,12 @@ GIB = 1024**3
 
 
 def node_report(
-    node: str = "node-1", *, weights: Sequence[str] = (), revisions: Sequence[str] = ()
+    node: str = "node-1",
+    *,
+    weights: Sequence[str] = (),
+    revisions: Sequence[str] = (),
+    images: Sequence[str] = (),
+    engines: Sequence[str] = (),
 ) -> NodeReport:
     """A node with one free GPU and these things hot, the hottest first."""
     return NodeReport(
@@ -28,4 +33,6 @@ def node_report(
             ),
         ),
         pods=3,
+        images=tuple(images),
+        engines=tuple(engines),
     )

@@ -4,6 +4,7 @@ object per line. Tests play its side."""
 from __future__ import annotations
 
 import json
+import select
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,6 +76,10 @@ class PodLine:
             return {}
         message: dict[str, Any] = json.loads(line) if line else {}
         return message
+
+    def is_silent(self, seconds: float) -> bool:
+        """Whether it says nothing for so long."""
+        return not select.select([self._connection], [], [], seconds)[0]
 
     def say(self, op: str, /, fds: Sequence[int] = (), **body: Any) -> None:
         """One message, with descriptors beside it."""

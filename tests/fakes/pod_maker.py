@@ -19,6 +19,7 @@ from activator.routing.route_table import CallTarget
 from pilotlight.kubernetes import names
 from pilotlight.kubernetes.cluster import Cluster
 from pilotlight.kubernetes.kinds import POD
+from pilotlight.protocol import POD_CONTROL_PORT
 from tests.fakes.fake_worker import (
     Behaviour,
     FakeWorker,
@@ -29,6 +30,7 @@ from tests.fakes.fake_worker import (
 )
 from tests.fakes.kubernetes.server import ApiServer
 
+WARM_NAMESPACE = "pilotlight-warm"
 STATUS = "/pilotlight/health"
 END = "/pilotlight/end"
 Json = dict[str, Any]
@@ -116,27 +118,42 @@ class PodMaker:
         self.pods: dict[str, FakePod] = {}
         self._wakers: list[TcpWorker] = []
 
+    # -- warm pods ---------------------------------------------------------------------------------
+    async def warm(self, control: Behaviour) -> FakePod:
+        """A warm pod that runs, and answers on its control port by `control`."""
+        name = f"small-{uuid.uuid4().hex[:8]}"
+        labels = {names.MANAGED_BY: "pilotlight", names.WARM_SHAPE: "small"}
+        body = _pod_body(name, WARM_NAMESPACE, labels, {})
+        made = self.server.put(body)
+        pod = FakePod(
+            name=name,
+            namespace=WARM_NAMESPACE,
+            uid=made["metadata"]["uid"],
+            ip=free_loopback(),
+            body=body,
+            behaviour=self.behaviour,
+        )
+        self.pods[name] = pod
+        pod.body["status"] |= {"phase": "Running", "podIP": pod.ip}
+        pod.workers.append(await TcpWorker(pod.ip, POD_CONTROL_PORT, control).start())
+        self._container(pod, {"running": {}})
+        return pod
+
+    def claimed(self, pod: FakePod, target: CallTarget, attempt: str) -> None:
+        """The controller gave a warm pod to a revision."""
+        metadata = pod.body["metadata"]
+        del metadata["labels"][names.WARM_SHAPE]
+        metadata["labels"] |= {**labels_of(target), names.PROMOTED: "small"}
+        metadata["annotations"] |= {names.KEY: target.key, names.ATTEMPT: attempt}
+        self._put(pod)
+
     # -- steps -------------------------------------------------------------------------------------
     def made(self, target: CallTarget, *, key: str | None = None) -> FakePod:
         """A pod was made: no node yet, and no address."""
         namespace, revision = whereabouts(target)
         name = f"{revision}-deployment-{uuid.uuid4().hex[:8]}"
         labels = {**labels_of(target), names.KNATIVE_REVISION: revision}
-        body = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {
-                "name": name,
-                "namespace": namespace,
-                "labels": labels,
-                "annotations": {names.KEY: key or target.key},
-            },
-            "spec": {
-                "nodeName": "node-a",
-                "containers": [{"name": "user", "image": "registry.example/fn@sha256:" + "0" * 64}],
-            },
-            "status": {"phase": "Pending", "conditions": []},
-        }
+        body = _pod_body(name, namespace, labels, {names.KEY: key or target.key})
         made = self.server.put(body)
         pod = FakePod(
             name=name,
@@ -309,13 +326,16 @@ class PodMaker:
                 "restartCount": restarts,
                 "lastState": last or {},
             },
-            {
-                "name": "queue-proxy",
-                "image": "registry.example/queue",
-                "state": {"running": {}},
-                "restartCount": 0,
-            },
         ]
+        if pod.namespace != WARM_NAMESPACE:
+            pod.body["status"]["containerStatuses"].append(
+                {
+                    "name": "queue-proxy",
+                    "image": "registry.example/queue",
+                    "state": {"running": {}},
+                    "restartCount": 0,
+                }
+            )
         self._put(pod)
 
     def _put(self, pod: FakePod) -> None:
@@ -348,6 +368,24 @@ class PodMaker:
                 "ports": [{"name": "http", "port": 8012}],
             }
         )
+
+
+def _pod_body(name: str, namespace: str, labels: Json, annotations: Json) -> Json:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "labels": labels,
+            "annotations": annotations,
+        },
+        "spec": {
+            "nodeName": "node-a",
+            "containers": [{"name": "user", "image": "registry.example/fn@sha256:" + "0" * 64}],
+        },
+        "status": {"phase": "Pending", "conditions": []},
+    }
 
 
 def labels_of(target: CallTarget) -> dict[str, str]:

@@ -47,6 +47,7 @@ def seaweedfs_server(directory: Path, weed: str) -> Iterator[str]:
     argv += [f"-s3.config={config}", f"-filer.localSocket={directory / 'filer.sock'}"]
     argv += [
         "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
         "-master.telemetry=false",
         "-master.volumeSizeLimitMB=64",
         "-volume.max=1000",

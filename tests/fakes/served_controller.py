@@ -18,6 +18,7 @@ from pilotlight.controller.context import Context
 from pilotlight.controller.database.change_notifier import ChangeNotifier
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.kubernetes.function_status import FunctionStatuses
+from pilotlight.controller.kubernetes.warm.status import WarmPods
 from pilotlight.controller.server.metrics import Metrics
 from pilotlight.controller.settings import ControllerConfig, ControllerSettings
 from pilotlight.controller.weights.blobs import BlobStore
@@ -36,7 +37,7 @@ class ServedController:
     """A context manager; `key` is the first admin key. `now` may be moved by the test; the server's
     thread reads it.
 
-    `statuses`: what a reconciler would say of functions in a cluster. `token`: what processes of
+    `statuses`, `warm_pods`: what a leader would say of functions and pods in a cluster. `token`: what processes of
     the platform show it."""
 
     def __init__(
@@ -50,6 +51,7 @@ class ServedController:
         self._settings = settings or ControllerSettings()
         self.now = CLOCK_S
         self.statuses = FunctionStatuses()
+        self.warm_pods = WarmPods()
         url, self.key = owned_sqlite(home / "controller.db", now=self.now)
         self.store = Store(url, clock=lambda: self.now)
         self._paths = Paths(home=home, run=home)
@@ -128,6 +130,7 @@ class ServedController:
             metrics=Metrics(),
             clock=lambda: self.now,
             statuses=self.statuses,
+            warm_pods=self.warm_pods,
         )
         settings = uvicorn.Config(
             http_app.build_app(context), lifespan="off", log_config=None, access_log=False

@@ -1,4 +1,4 @@
-"""A complete small worker: speaks the contract of docs/internals.md ("The slot") and answers
+"""A complete small worker: speaks the contract of docs/reference/internals.md ("The slot") and answers
 HTTP on its listener.
 
 Installed as `pilotlight/worker/boot.py` of a test's runtime. `entry` says how it behaves: `boot`

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from snapshotter.criu import operations
+from snapshotter.criu import operations, page_map
 from snapshotter.criu.bundle import CriuBundle
+from snapshotter.criu.lazy import PageRequest
 from snapshotter.criu.processes import Criu
 from snapshotter.images.images import Images
 from snapshotter.linux.cgroups import Cgroups, Group
@@ -202,6 +203,7 @@ class Workshop:
                 tcp=in_place,
                 deadline_s=PATIENCE_S,
             )
+        page_map.write_page_maps(directory)
         files = directory.with_suffix(".tar")
         with files.open("xb") as f:
             await asyncio.wait_for(place.slot.save_files(name, f.fileno()), PATIENCE_S)
@@ -243,7 +245,7 @@ class Workshop:
                 uid=place.uid,
                 cgroup=place.group.entry_files(),
                 stdio_keys=image.quiesced.stdio,
-                lazy=lazy,
+                lazy=PageRequest() if lazy else None,
                 tcp=image.in_place,
                 deadline_s=deadline_s,
             )

@@ -15,6 +15,7 @@ from activator.knative.node_gpus import NodeGpus
 from activator.knative.pod_leases import InMemoryPodLeases, PodLeaseStore
 from activator.knative.pod_watcher import PodWatcher
 from activator.knative.scale_request import ScaleRequester
+from activator.knative.warm.waiting_starts import Promotions
 from activator.routing.route_table import CallTarget
 from pilotlight.kubernetes.cluster import CallDeadlines, Cluster
 from pilotlight.kubernetes.credentials import find_credentials
@@ -34,6 +35,21 @@ PATIENCE = CallDeadlines(
     pauses=RetryDelays(first_s=0.01, most_s=0.05),
     watch_pauses=RetryDelays(first_s=0.01, most_s=0.1),
 )
+
+
+class NothingCalled:
+    """The revisions of an activator that nobody calls (`warm.handover_loop.CalledRevisions`)."""
+
+    def active(self, _key: str) -> None:
+        """No throttler."""
+
+    def concurrency(self) -> Mapping[str, float]:
+        """No load."""
+        return {}
+
+    def wanted(self, _key: str) -> int:
+        """No instances."""
+        return 0
 
 
 class World:
@@ -90,6 +106,7 @@ class World:
         summons: ScaleRequester | None = None,
         port: int = 8012,
         synced: bool = True,
+        promotions: Promotions | None = None,
     ) -> KnativeFleet:
         """One activator's fleet; it follows the cluster. `synced`: wait until it knows it."""
         settings = ClusterSettings()
@@ -105,10 +122,11 @@ class World:
                 target_of=lambda pod: self.targets.get(pod.key),
                 whereabouts=whereabouts,
                 gpus=NodeGpus(settings),
+                port=port,
             ),
             member=member,
-            port=port,
             grace_s=grace_s,
+            promotions=promotions,
         )
         running = asyncio.create_task(fleet.run(), name=f"fleet {member}")
 

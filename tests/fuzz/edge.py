@@ -190,7 +190,7 @@ def _is_empty(end: asyncio.StreamWriter | asyncio.Transport) -> bool:
 def _waits(connection: ClientConnection) -> bool:
     cycle: Any = connection.cycle
     is_parsed = (
-        connection._fast_route is None and not connection.pipeline and not connection.flow.unparsed
+        connection._warm is None and not connection.pipeline and not connection.flow.unparsed
     )
     return is_parsed and (cycle is None or cycle.response_complete)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from snapshotter.errors import BundleUnavailable
-from snapshotter.images.bundles import Bundles
+from snapshotter.images.code_bundles import Bundles
 from tests.fakes.trees import remove_tree
 from tests.fuzz.fuzzing import Fuzzer, mutated, seeds
 

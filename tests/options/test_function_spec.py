@@ -12,8 +12,11 @@ import cloudpickle
 import httpx
 import pytest
 
+import pilotlight
+from pilotlight.controller.deployments.fleet_checks import check_cluster
 from pilotlight.controller.release.compatibility import breaking_changes
 from pilotlight.errors import InvalidInput
+from pilotlight.sdk.binding.parameters import parameters_schema, take_parameters
 from pilotlight.spec.function import (
     GIB,
     FunctionKind,
@@ -22,11 +25,15 @@ from pilotlight.spec.function import (
     ImageSpec,
     MethodSpec,
     Resources,
+    VolumeSpec,
     WeightsSpec,
+    check_mount_path,
     from_json,
 )
+from pilotlight.spec.quotas import Plan
 from pilotlight.worker.launch_file import Launch
-from pilotlight.worker.user_code.loader import load
+from pilotlight.worker.user_code.loader import load, set_script
+from pilotlight.worker.user_code.target import make_target
 from snapshotter.images.spec import parse_image
 from tests.activator.conftest import Edge
 from tests.activator.test_gateway import until
@@ -92,8 +99,35 @@ def test_a_worker_loads_the_object_that_is_named(
     (tmp_path / f"{module}.py").write_text("class Space:\n    def f():\n        return 7\n")
     (tmp_path / "f.pkl").write_bytes(cloudpickle.dumps(lambda: 8))
     imported = spec(module=module, qualname="Space.f")
+    set_script(launch_of(imported, tmp_path, fleet))
     assert load(launch_of(imported, tmp_path, fleet))() == 7
     assert load(launch_of(replace(imported, pickled="f.pkl"), tmp_path, fleet))() == 8
+
+
+class Sized:
+    size: int = pilotlight.parameter()
+
+    @pilotlight.method()
+    def run(self, n: int) -> int:
+        return self.size * n
+
+
+@proves("FunctionSpec.parameters", "FunctionSpec.arguments")
+def test_a_class_runs_with_its_arguments(fleet: str) -> None:
+    methods = (MethodSpec(name="run"),)
+    schema = parameters_schema(take_parameters(Sized))
+    declared = spec(kind=FunctionKind.CLASS, methods=methods, parameters=schema)
+    bound = replace(declared, arguments={"size": 3})
+
+    def called(made: FunctionSpec) -> Any:
+        entry = launched(made, fleet).entry
+        return make_target(Sized, from_json(FunctionSpec, entry)).methods["run"].call(2)
+
+    assert called(bound) == 6
+    with pytest.raises(InvalidInput, match="no value for its parameter size"):
+        called(declared)
+    with pytest.raises(InvalidInput, match=r"arguments: .* has no parameter 'colour'"):
+        replace(declared, arguments={"colour": "red"})
 
 
 @proves("FunctionSpec.bundle")
@@ -203,7 +237,7 @@ async def test_calls_have_the_functions_priority(fleet: str, edge: Edge) -> None
     for priority, rank in ((None, "standard"), ("batch", "batch"), ("realtime", "realtime")):
         edge.add(route_of(from_json(FunctionSpec, {**_json(spec_of()), "priority": priority})))
         target = edge.table.targets_of(f"{TENANT}/main/shop/hello")[0]
-        assert edge.entrance.entry(key, target).rank({}).priority == rank
+        assert edge.entrance.entry(key, target).caller_of({}).rank.priority == rank
 
 
 def _json(made: FunctionSpec) -> dict[str, Any]:
@@ -311,6 +345,18 @@ async def test_weights_must_have_been_uploaded_and_are_mounted(
     assert (mount.name, mount.manifest) == ("model", "3f" * 32)
     if fleet == CLUSTER:
         assert "w-3f3f3f3f3f3f" in str(pod(made)["affinity"])
+
+
+@proves("VolumeSpec.name", "VolumeSpec.path")
+def test_volumes_are_mounted_on_one_machine_and_refused_on_a_cluster(fleet: str) -> None:
+    made = spec(volumes=(VolumeSpec(name="data", path="/mnt/data/"),))
+    if fleet == CLUSTER:
+        with pytest.raises(InvalidInput, match=r"volumes = 'data': on a cluster .* pods mount no"):
+            check_cluster([made], Plan(), SETTINGS)
+        return
+    (mount,) = launched(made, fleet).volumes
+    assert (mount.name, mount.path) == ("data", "/mnt/data/")
+    assert check_mount_path(mount.path) == "/mnt/data"
 
 
 @proves("ImageSpec.python", "ImageSpec.steps")

@@ -27,6 +27,7 @@ from pilotlight.spec.function import Resources, Scaling
 from pilotlight.spec.pricing import PriceSettings
 from pilotlight.spec.quotas import Plan
 from snapshotter.errors import NoCapacity
+from snapshotter.slots.log_pruning import LogPruner
 from snapshotter.slots.logs import Logs
 from snapshotter.starts.node_capacity import NodeCapacity
 from snapshotter.types import TenantShare
@@ -135,13 +136,13 @@ async def test_calls_have_the_plans_weight_and_priority(fleet: str, edge: Edge) 
     edge.add_tenant("acme", weight=3, priority="batch")
     key = edge.table.authenticate(b"Bearer pl_test", 0.0)
     target = edge.table.targets_of(f"{TENANT}/main/shop/hello")[0]
-    rank = edge.entrance.entry(key, target).rank({})
+    rank = edge.entrance.entry(key, target).caller_of({}).rank
     assert (rank.weight, rank.priority) == (3, "batch")
     headers = {"pilotlight-priority": "realtime"}
     assert (
         edge.entrance.entry(key, target)
-        .rank({name.encode(): value.encode() for name, value in headers.items()})
-        .priority
+        .caller_of({name.encode(): value.encode() for name, value in headers.items()})
+        .rank.priority
         == "batch"
     )
 
@@ -283,7 +284,7 @@ async def test_logs_beyond_the_plan_are_deleted(
             f"a-{number}", labels=labels, revision="r", now=float(number), log_bytes=share.log_bytes
         )
         (logs.directory / f"a-{number}.log").write_bytes(b"x" * 100)
-    logs.prune(alive=set(), keep_s=1e9, total_bytes=10**9, now=10.0)
+    LogPruner(tmp_path).prune(alive=set(), keep_s=1e9, total_bytes=10**9, now=10.0)
     assert sorted(path.name for path in tmp_path.glob("*.log")) == ["a-2.log", "a-3.log"]
 
 
@@ -304,6 +305,19 @@ async def test_more_functions_than_the_plan_are_refused(fleet: str, controller: 
     over = await tenant.post("/v1/apps/other/deploy", json=body)
     refused(over, 507)
     assert over.json()["quota"] == "functions"
+
+
+@proves("Plan.volume_files")
+async def test_more_files_of_a_volume_than_the_plan_are_refused(
+    fleet: str, controller: Controller
+) -> None:
+    tenant = await acme(controller, volume_files=1)
+    await tenant.put("/v1/volumes/data")
+    put = [{"path": path, "kind": "directory"} for path in ("a", "b")]
+    over = await tenant.post("/v1/volumes/data/commit", json={"put": put})
+    refused(over, 507)
+    assert over.json()["quota"] == "volume_files"
+    assert (await tenant.post("/v1/volumes/data/commit", json={"put": put[:1]})).status_code == 200
 
 
 @proves("Plan.result_bytes")

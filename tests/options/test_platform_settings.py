@@ -16,28 +16,35 @@ import pytest
 from activator.knative.app import FleetContext, cluster_parts
 from pilotlight.controller.api.artifacts.container_images import repository_of
 from pilotlight.controller.kubernetes.leader_election import identify
+from pilotlight.controller.kubernetes.warm.sizes import wanted_size
+from pilotlight.controller.kubernetes.warm.sizing import wanted_pods
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.core.crypto import ActivatorKey, load_activator_key, load_platform_key
 from pilotlight.core.disk_floor import DiskFloor
 from pilotlight.core.metrics_server import metrics_token_file
 from pilotlight.core.object_store import blob_store
+from pilotlight.core.oci.image_reference import Repository
 from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid, load_section
-from pilotlight.core.transport.endpoint import TlsFiles, controller_endpoint
+from pilotlight.core.transport.endpoint import Endpoint, TlsFiles, controller_endpoint
 from pilotlight.errors import InvalidInput
 from pilotlight.kubernetes import names
 from pilotlight.kubernetes.cluster import Cluster
 from pilotlight.kubernetes.credentials import find_credentials
 from pilotlight.kubernetes.doctor.checks import run_checks
 from pilotlight.kubernetes.errors import ManifestWarned
+from pilotlight.kubernetes.manifests.revisions import RevisionOf, promoted_launch
+from pilotlight.kubernetes.manifests.warm_pods import deployment
 from pilotlight.kubernetes.settings import ClusterSettings
-from pilotlight.spec.function import Clocks, Resources
-from pilotlight.spec.image_reference import Repository
+from pilotlight.protocol import FunctionRoute
+from pilotlight.spec.function import MIB, Clocks, Resources
+from pilotlight.spec.warm_shape import WarmShape
 from snapshotter.settings import SnapshotterSettings
 from tests.activator.test_gateway import until
 from tests.fakes.authority import Authority
-from tests.fakes.fed_platform import FedPlatform, spec
+from tests.fakes.fed_platform import FedPlatform, document_of, spec
 from tests.fakes.kubernetes.server import ApiServer
 from tests.fakes.routes import empty_table, spec_of, target_of
+from tests.fakes.small_cluster import NothingCalled
 from tests.functions.cluster.healthy import healthy
 from tests.functions.controller.conftest import Controller
 from tests.functions.worker.engine.test_arguments import function
@@ -78,7 +85,8 @@ def test_the_fleet_decides_where_instances_come_from(fleet: str, tmp_path: Path)
     config = ControllerConfig.read(write(tmp_path, f"platform: {{fleet: {name}}}\n"))
     from pilotlight.controller.process import _node_backend
 
-    kind = type(_node_backend(config)).__name__
+    nothing: Any = None
+    kind = type(_node_backend(config, nothing, nothing)[0]).__name__
     assert kind == ("ClusterBackend" if fleet == CLUSTER else "AgentClient")
     with pytest.raises(SettingsInvalid, match="fleet = 'swarm': must be"):
         platform_of(tmp_path, "fleet: swarm")
@@ -268,7 +276,14 @@ def tenancy_bindings(settings: ClusterSettings) -> list[Any]:
 @proves("ClusterSettings.autoscaler")
 def test_the_autoscaler_is_the_class(fleet: str) -> None:
     for name, kind in (("kpa", "kpa.autoscaling.knative.dev"), ("pilotlight", "pilotlight.dev")):
-        assert scaling_annotations(spec(), replace(SETTINGS, autoscaler=name))["class"] == kind
+        for shapes in ([], [WarmShape(name="small")]):  # said is said
+            settings = replace(SETTINGS, autoscaler=name, warm_pods=shapes)
+            assert scaling_annotations(spec(), settings)["class"] == kind
+    assert scaling_annotations(spec(), SETTINGS)["class"] == "kpa.autoscaling.knative.dev"
+    warm = replace(SETTINGS, warm_pods=[WarmShape(name="small")])
+    assert scaling_annotations(spec(), warm)["class"] == "pilotlight.dev"
+    with pytest.raises(ValueError, match="'kpa', 'pilotlight', or null"):
+        replace(SETTINGS, autoscaler="hpa")
 
 
 @proves("ClusterSettings.runtime_image", "ClusterSettings.images")
@@ -337,6 +352,21 @@ def test_knatives_settings_are_checked(fleet: str) -> None:
     assert "cluster.max_timeout_s 900" in said
     with pytest.raises(InvalidInput, match="timeout = 901: this cluster ends requests after 900 s"):
         pod(spec(clocks=Clocks(execution_s=901)), settings=settings)
+
+
+@proves("ClusterSettings.snapshot_copies_bytes")
+def test_copies_of_snapshots_are_bounded_as_it_says(fleet: str, tmp_path: Path) -> None:
+    from pilotlight.controller.process import _node_backend
+
+    name = "knative" if fleet == CLUSTER else "local"
+    text = f"platform: {{fleet: {name}}}\ncluster: {{snapshot_copies_bytes: 7}}\n"
+    nothing: Any = None
+    if fleet == CLUSTER:
+        config = ControllerConfig.read(write(tmp_path, text))
+        _, register = _node_backend(config, nothing, nothing)
+        assert 7 in vars(register).values()
+    with pytest.raises(ValueError, match="snapshot_copies_bytes = -1: must not be negative"):
+        replace(SETTINGS, snapshot_copies_bytes=-1)
 
 
 @proves("ClusterSettings.tolerated_warnings")
@@ -408,14 +438,124 @@ def test_tenants_are_placed_by_their_isolation(fleet: str) -> None:
 
 
 @proves(
+    "WarmShape.name",
+    "WarmShape.cpu",
+    "WarmShape.memory_bytes",
+    "WarmShape.gpu",
+    "WarmShape.gpu_count",
+    "WarmShape.min_pods",
+    "WarmShape.max_pods",
+)
+def test_warm_pods_have_their_shape(fleet: str, tmp_path: Path) -> None:
+    """As `doctor --cluster` reads them, too, which runs on either fleet."""
+    text = """
+        cluster:
+          runtime_image: {}
+          warm_pods:
+          - {{name: big, cpu: 2.5, memory_bytes: 8589934592, gpu: H100, gpu_count: 2, min_pods: 2,
+             max_pods: 3}}
+    """
+    settings = load_section(ClusterSettings, "cluster", write(tmp_path, text.format(RUNTIME)))
+    (shape,) = settings.warm_pods
+    made = deployment(shape, settings, platform="p-1", replicas=1)
+    template = made["spec"]["template"]
+    resources = template["spec"]["containers"][0]["resources"]
+    assert made["metadata"]["name"] == template["metadata"]["labels"][names.WARM_SHAPE] == "big"
+    assert resources == {
+        "requests": {"cpu": "2500m", "memory": "8Gi"},
+        "limits": {"memory": "8Gi", "nvidia.com/gpu": "2"},
+    }
+    assert template["spec"]["nodeSelector"] == {"nvidia.com/gpu.product": "H100"}
+    assert [wanted_pods(shape, [100.0] * n, now=101) for n in (0, 3, 9)] == [2, 3, 3]
+    said = doctor(settings, warm_pods={"big": made})
+    assert "no node has GPUs with nvidia.com/gpu.product=H100" in said
+
+
+@proves("WarmShape.instances")
+def test_a_promoted_pod_has_room_for_as_many_instances(fleet: str, tmp_path: Path) -> None:
+    """As the controller sizes it, which `doctor` need not know."""
+    text = """
+        cluster:
+          runtime_image: {}
+          warm_pods:
+          - {{name: small, cpu: 1, memory_bytes: 1073741824, instances: 3}}
+    """
+    settings = load_section(ClusterSettings, "cluster", write(tmp_path, text.format(RUNTIME)))
+    (shape,) = settings.warm_pods
+    made = spec(resources=Resources(cpu=0.25, memory_bytes=200 * MIB))
+    shapes = (shape, replace(shape, instances=None))
+    sizes = [wanted_size(made, target_of(made).launch, one) for one in shapes]
+    assert [(one.cpu, one.memory_bytes // MIB) for one in sizes] == [(0.75, 600), (1.0, 1000)]
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("warm_pods: [{name: a, instances: 17}]", "instances = 17: must be 1 to 16"),
+        ("warm_pods: [{name: Big}]", r"warm_pods\[0\].name = 'Big': must have 1 to 30"),
+        ("warm_pods: [{}]", r"warm_pods\[0\].name = ''"),
+        ("warm_pods: [{name: a}, 3]", r"warm_pods\[1\] = 3: expected keys and values"),
+        ("warm_pods: [{name: a, cpus: 1}]", r"warm_pods\[0\].cpus: unknown key; known: cpu, "),
+        ("warm_pods: [{name: a, cpu: x}]", r"warm_pods\[0\].cpu = 'x': expected a number"),
+        ("warm_pods: [{name: a, cpu: 0}]", "cpu = 0: must be 0.05 to 256"),
+        ("warm_pods: [{name: a, min_pods: 11}]", "min_pods = 11: must be 0 to 10: raise max_pods"),
+        ("warm_pods: [{name: a, gpu: any, gpu_count: 1}]", "gpu = 'any': must be one kind"),
+        ("warm_pods: [{name: a, gpu: H100}]", "gpu_count = 0 with gpu = 'H100': set both"),
+        ("warm_pods: [{name: a}, {name: a}]", "two shapes are named 'a': rename one"),
+        ("warm_pods: [{name: a}]\n  runtime_image: null", "set cluster.runtime_image"),
+        ("warm_pods: [{name: a}]\n  namespace: " + "n" * 60, "more than 63 characters"),
+        ("warm_pods: [{name: a}]\n  namespace_prefix: pilot", "could be a tenant's"),
+        ("warm_uid: 0", "warm_uid = 0: must be 1000 to 65533"),
+        ("handover_s: -1", "handover_s = -1.0: must be 0 .at once. to 3600"),
+        ("idle_templates: 101", "idle_templates = 101: must be 0 to 100"),
+        ("idle_template_s: -1", "idle_template_s = -1.0: must be 0 to 86400"),
+    ],
+)
+def test_a_wrong_setting_of_warm_pods_is_named_with_its_bound_and_line(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    image = "" if "runtime_image" in text else f"  runtime_image: {RUNTIME}\n"
+    file = tmp_path / "platform.yaml"
+    file.write_text(f"cluster:\n{image}  {text}\n")
+    with pytest.raises(SettingsInvalid, match=said) as refused:
+        load_section(ClusterSettings, "cluster", file)
+    assert f"platform.yaml:{2 + bool(image)}: cluster." in str(refused.value)
+
+
+@proves("ClusterSettings.warm_uid", "ClusterSettings.handover_s", fleets=(CLUSTER,))
+def test_promoted_pods_have_the_warm_uid_and_load_has_to_last(fleet: str, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, warm_uid=60_000, warm_pods=[WarmShape(name="small")])
+    made = deployment(settings.warm_pods[0], settings, platform="p-1", replicas=1)
+    context = made["spec"]["template"]["spec"]["containers"][0]["securityContext"]
+    assert (context["runAsUser"], context["runAsGroup"]) == (60_000, 60_000)
+    route = FunctionRoute.from_json(document_of(spec())[1])
+    revision = RevisionOf.of(route, tenancy_of(settings), "v1-000001")
+    assert promoted_launch(revision, pod="u-1").uid == 60_000
+    with pytest.raises(SettingsInvalid, match="handover_s = 3601"):
+        load_section(ClusterSettings, "cluster", write(tmp_path, "cluster: {handover_s: 3601}"))
+
+
+@proves(
     "ClusterSettings.adopt",
     "ClusterSettings.wake_url",
     "ClusterSettings.unschedulable_grace_s",
+    "ClusterSettings.warm_uid",
+    "ClusterSettings.handover_s",
+    "ClusterSettings.idle_templates",
+    "ClusterSettings.idle_template_s",
     fleets=(LOCAL,),
 )
 @pytest.mark.parametrize(
     "text",
-    ["adopt: [unlabelled]", "wake_url: 'http://x'", "unschedulable_grace_s: 3"],
+    [
+        "adopt: [unlabelled]",
+        "wake_url: 'http://x'",
+        "unschedulable_grace_s: 3",
+        "warm_uid: 60000",
+        "handover_s: 9",
+        "idle_templates: 2",
+        "idle_template_s: 9",
+    ],
 )
 def test_what_only_a_clusters_processes_read_is_refused(
     fleet: str, tmp_path: Path, text: str
@@ -437,6 +577,31 @@ async def test_another_platforms_objects_are_adopted(fleet: str, tmp_path: Path)
     platform.close()
 
 
+AROUND = FleetContext(
+    member="a-0",
+    table=empty_table(),
+    redis_url=None,
+    platform="p",
+    demand=None,
+    waiting_of=lambda _: 1,
+    in_flight=dict,
+    revisions=NothingCalled,
+    controller=Endpoint.at(Path("/nowhere")),
+    token="t",
+)
+"""A single activator whose functions nobody calls."""
+
+
+@proves("ClusterSettings.idle_templates", "ClusterSettings.idle_template_s", fleets=(CLUSTER,))
+async def test_a_promoted_pod_is_kept_for_its_template_for_few_and_for_a_while(fleet: str) -> None:
+    warm = [WarmShape(name="small")]
+    settings = replace(SETTINGS, warm_pods=warm, idle_templates=3, idle_template_s=7.0)
+    parts = cluster_parts(settings, AROUND)
+    assert repr(parts.fleet.forks) == "<PodForks keeps 3 idle pods of a tenant for 7 s>"
+    await parts.fleet.aclose()
+    await parts.cluster.aclose()
+
+
 @proves("ClusterSettings.wake_url", "ClusterSettings.unschedulable_grace_s", fleets=(CLUSTER,))
 async def test_pods_are_requested_at_the_wake_url_and_awaited_for_the_grace(fleet: str) -> None:
     asked: list[str] = []
@@ -449,16 +614,7 @@ async def test_pods_are_requested_at_the_wake_url_and_awaited_for_the_grace(flee
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     settings = ClusterSettings(wake_url=f"http://127.0.0.1:{port}", unschedulable_grace_s=3.0)
-    around = FleetContext(
-        member="a-0",
-        table=empty_table(),
-        redis_url=None,
-        platform="p",
-        demand=None,
-        waiting_of=lambda _: 1,
-        in_flight=dict,
-    )
-    parts = cluster_parts(settings, around)
+    parts = cluster_parts(settings, AROUND)
     assert parts.fleet.grace_s == settings.unschedulable_grace_s
     async with parts.fleet.scale_requester.requested(target_of(spec_of())):
         await until(lambda: bool(asked))

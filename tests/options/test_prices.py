@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from decimal import Decimal
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,15 @@ async def test_stored_weights_cost_their_price(
 ) -> None:
     rows = await storage_cost(controller, tmp_path, PriceSettings(weights_gib_month="1000000"))
     assert [row["method"] for row in rows] == ["weights"]  # type: ignore[index]
+
+
+@proves("PriceSettings.volumes_gib_month")
+async def test_stored_volumes_cost_their_price(
+    fleet: str, controller: Controller, tmp_path: Path
+) -> None:
+    await controller.http.put(f"/v1/volume-chunks/{sha256(b'x').hexdigest()}", content=b"x")
+    rows = await storage_cost(controller, tmp_path, PriceSettings(volumes_gib_month="1000000"))
+    assert [row["method"] for row in rows] == ["volumes"]  # type: ignore[index]
 
 
 @proves("PriceSettings.snapshot_gib_month", fleets=(LOCAL,))

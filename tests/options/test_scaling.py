@@ -8,14 +8,14 @@ import math
 import random
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from activator.async_calls.records import queued
-from activator.autoscaler.decider import DeciderSpec, decide, initial_state
+from activator.autoscaler.decider import decide, initial_state
 from activator.autoscaler.observation import RevisionObservation
+from activator.autoscaler.scaling_decision import DeciderSpec
 from activator.balancing.instance import slots_of
 from activator.knative.autoscaler.load_aggregation import RevisionLoad
 from activator.knative.autoscaler.podautoscalers import Scalable, parsed
@@ -28,10 +28,19 @@ from pilotlight.controller.kubernetes.buffer_floors import ObservedTraffic, floo
 from pilotlight.controller.kubernetes.rollout_step import KEPT, next_step
 from pilotlight.errors import InvalidInput
 from pilotlight.kubernetes.manifests.autoscaling import concurrency
+from pilotlight.kubernetes.manifests.knative_service import revision_names
+from pilotlight.kubernetes.manifests.revisions import RevisionOf
 from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.protocol import FunctionRoute, KeyRecord
-from pilotlight.spec.function import Clocks, FunctionSpec, MethodSpec, Scaling
-from pilotlight.spec.policies import BatchPolicy, RetryPolicy, RolloutStrategy, RolloutTerms
+from pilotlight.schedules.scaling_schedules import floor_at
+from pilotlight.spec.function import Clocks, FunctionSpec, MethodSpec, Scaling, from_json
+from pilotlight.spec.policies import (
+    BatchPolicy,
+    RetryPolicy,
+    RolloutStrategy,
+    RolloutTerms,
+    ScalingSchedule,
+)
 from pilotlight.spec.quotas import Plan
 from pilotlight.worker.batching.batch_key import batch_key_for
 from pilotlight.worker.batching.latency_model import LatencyFit
@@ -41,13 +50,15 @@ from pilotlight.worker.user_code.target import make_target
 from snapshotter import errors as agent_errors
 from tests.activator.conftest import Edge
 from tests.activator.test_gateway import until
-from tests.fakes.fake_worker import Flaky
+from tests.fakes.calls import call_of
+from tests.fakes.fake_worker import Flaky, WorkerAnswer, WorkerRequest
 from tests.fakes.fed_platform import document_of, spec
 from tests.fakes.routes import TENANT, change, route_of, spec_of, split_route
 from tests.functions.worker.batching.test_gathering import World as BatchWorld
 from tests.options.contract import CLUSTER, LOCAL, proves
 from tests.options.world import (
     SETTINGS,
+    launched,
     pod,
     scaling,
     scaling_annotations,
@@ -114,6 +125,31 @@ def test_spare_instances_are_kept_while_there_are_calls(fleet: str) -> None:
         traffic = ObservedTraffic(calls=9, exec_s=120.0, seconds=60.0)
         assert floor_of(buffered.scaling, traffic) == 5
         assert floor_of(buffered.scaling, replace(traffic, calls=0)) == 0
+
+
+@proves(
+    *("ScalingSchedule.cron", "ScalingSchedule.timezone"),
+    *("ScalingSchedule.duration_s", "ScalingSchedule.min_instances"),
+)
+async def test_instances_are_kept_in_the_windows_of_a_schedule(fleet: str, short_tmp: Path) -> None:
+    morning = ScalingSchedule(
+        cron="0 8 * * *", timezone="Asia/Tokyo", duration_s=3600, min_instances=2
+    )
+    made = spec_of(scaling=Scaling(schedules=(morning,)))
+    async with scaling(short_tmp, fleet) as world:
+        world.table.apply(change(1, route_of(made)))
+        (target,) = world.table.targets_of(f"{TENANT}/main/shop/hello")
+        throttler = world.scaler.throttler_of(target)
+        kept = []
+        for utc_hour in (22.9, 23.1, 23.9, 24.1):  # 08:00 in Tokyo is 23:00 UTC
+            world.scaler.floors.wall = lambda now=utc_hour: now * 3600  # type: ignore[misc]
+            world.scaler.apply_schedules()
+            kept.append(throttler.min_instances)
+            if fleet == CLUSTER:  # whichever autoscaler counts the pods
+                floor = floor_at(made.scaling.schedules, utc_hour * 3600).min_instances
+                none = ObservedTraffic(calls=0, exec_s=0.0, seconds=1.0)
+                assert floor_of(made.scaling, none, scheduled=floor) == kept[-1]
+    assert kept == [0, 2, 2, 0]
 
 
 @proves("Scaling.scaledown_window_s", fleets=(LOCAL,))
@@ -232,8 +268,6 @@ async def test_calls_end_when_their_clock_does(fleet: str, edge: Edge) -> None:
 
 @proves("Clocks.startup_s")
 def test_a_start_has_its_clock(fleet: str) -> None:
-    from tests.options.world import launched
-
     made = spec(clocks=Clocks(startup_s=42.0))
     assert launched(made, fleet).startup_timeout_s == 42.0
     if fleet == CLUSTER:
@@ -245,11 +279,8 @@ def test_a_start_has_its_clock(fleet: str) -> None:
 async def test_results_of_submitted_calls_are_kept_for_their_time(fleet: str, edge: Edge) -> None:
     edge.add(route_of(spec_of(clocks=Clocks(result_ttl_s=120.0))))
     (target,) = edge.table.targets_of(f"{TENANT}/main/shop/hello")
-    call: Any = SimpleNamespace(
-        id="req-1", target=target, method="", started_at=1000.0, choice=None, origin=None
-    )
     caller = Principal(KeyRecord(id="k-1", hash="", tenant=TENANT, scope="invoke"))
-    record = queued(caller, call, fingerprint="", webhook="")
+    record = queued(caller, call_of(target), fingerprint="", webhook="")
     assert record.expires_at - record.submitted_at == target.spec.clocks.result_ttl_s == 120
 
 
@@ -278,10 +309,32 @@ async def test_failures_are_tried_again_by_the_policy(fleet: str, short_tmp: Pat
             assert len(flaky.attempts) == 3
 
 
+@proves("RetryPolicy.exceptions")
+async def test_only_named_exceptions_are_tried_again(fleet: str, short_tmp: Path) -> None:
+    policy = RetryPolicy(max_retries=2, initial_delay_s=0, exceptions=("OSError",))
+    entry = launched(spec(retries=policy), fleet).entry
+    method = make_target(lambda: None, from_json(FunctionSpec, entry)).methods[""]
+    assert method.is_retried(ConnectionError())
+    assert not method.is_retried(ValueError())
+    attempts: list[str] = []
+
+    async def refuse(request: WorkerRequest) -> WorkerAnswer:
+        attempts.append(request.headers["pilotlight-call"])
+        again = () if b"2" in request.body else ("pilotlight-retry: no",)
+        return WorkerAnswer(
+            status=500, body=b'{"type":"function-raised"}', outcome="raised", headers=again
+        )
+
+    async with serving(short_tmp, fleet, behaviour=refuse) as edge:
+        edge.add(route_of(spec_of(retries=policy)))
+        assert (await edge.call(json={"x": 1})).status_code == 500
+        assert len(attempts) == 1
+        assert (await edge.call(json={"x": 2})).status_code == 500
+        assert len(attempts) == 4
+
+
 @proves("BatchPolicy.max_batch_size", "BatchPolicy.wait_ms", "BatchPolicy.adaptive")
 def test_a_batch_runs_when_it_is_full_or_waited(fleet: str) -> None:
-    from tests.options.world import launched
-
     given = BatchPolicy(max_batch_size=4, wait_ms=50, adaptive=False)
     made = spec(methods=(MethodSpec(batch=given),))
     entry = launched(made, fleet).entry["methods"][0]["batch"]
@@ -380,7 +433,10 @@ def test_the_previous_revision_stays_named(fleet: str) -> None:
             "traffic": [{"revisionName": old, "percent": 100}],
         },
     }
-    step = next_step(route, tenancy_of(), live=live, there={old: ready, name: ready}, now=1000.0)
+    tenancy = tenancy_of()
+    named = [RevisionOf.of(route, tenancy, revision) for revision in revision_names(route)]
+    there = {old: ready, name: ready}
+    step = next_step(route, tenancy, named=named, live=live, there=there, now=1000.0)
     assert step.service is not None
     assert step.service["metadata"]["annotations"][KEPT] == f"{old} 1090"
     assert math.isclose(step.again_s or 0.0, 90.0)

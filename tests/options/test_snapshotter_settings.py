@@ -7,6 +7,7 @@ import contextlib
 import os
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,26 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pilotlight.controller.settings import ControllerConfig
+from pilotlight.core.disk_floor import no_floor
 from pilotlight.core.metrics_server import MetricsAddress, MetricsServer
 from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid
-from snapshotter.agent.components import AgentComponents, assemble, restore_modes
-from snapshotter.checkpointing.startup import SnapshotsDisabled, _copies, open_components
+from snapshotter.__main__ import container_images_of
+from snapshotter.agent.components import (
+    AgentComponents,
+    assemble,
+    has_imports,
+    restore_modes,
+    upload_target,
+)
+from snapshotter.checkpointing.startup import (
+    SnapshotsDisabled,
+    _copies,
+    open_components,
+    remote_copies,
+)
+from snapshotter.cuda.devices import NoDevices
 from snapshotter.engines import Engines
-from snapshotter.errors import NoCapacity
+from snapshotter.errors import BundleUnavailable, NoCapacity
 from snapshotter.gpus.inventory import GpuInventory
 from snapshotter.gpus.view import GpuView
 from snapshotter.images.build_network import BuildNetwork, BuildNetworkPolicy
@@ -30,6 +45,7 @@ from snapshotter.pods import serving
 from snapshotter.pods.pod_calls import PodCalls
 from snapshotter.pods.restoring import PodRestores
 from snapshotter.settings import SnapshotterSettings
+from snapshotter.slots.log_pruning import LogPruner
 from snapshotter.slots.logs import Logs
 from snapshotter.slots.manager import SlotAllocator
 from snapshotter.slots.pool import SlotPool
@@ -41,6 +57,7 @@ from tests.fakes.agent_home import AgentHome
 from tests.fakes.authority import Authority
 from tests.options.contract import CLUSTER, LOCAL, proves
 from tests.options.world import made_with, parts_of
+from weight_cache.peers.bandwidth_limit import BandwidthLimiter
 
 MIB = 1024**2
 CHANGED: dict[str, Any] = {
@@ -54,8 +71,11 @@ CHANGED: dict[str, Any] = {
     "snapshots": False,
     "snapshot_max_bytes": 1,
     "snapshot_store": "/elsewhere",
+    "snapshot_uploads": False,
+    "snapshot_upload_bytes_per_s": 7,
     "snapshot_pages": "lazy",
     "snapshot_builds_per_hour": 3,
+    "environment_snapshots": 3,
     "memory_bytes": 1,
     "log_max_bytes": 5000,
     "log_keep_s": 7.0,
@@ -81,8 +101,11 @@ CHANGED: dict[str, Any] = {
         "snapshots",
         "snapshot_max_bytes",
         "snapshot_store",
+        "snapshot_uploads",
+        "snapshot_upload_bytes_per_s",
         "snapshot_pages",
         "snapshot_builds_per_hour",
+        "environment_snapshots",
         "memory_bytes",
         "log_max_bytes",
         "log_keep_s",
@@ -104,19 +127,53 @@ def test_what_only_slots_have_is_refused_on_a_cluster(fleet: str, key: str) -> N
     "SnapshotterSettings.pods",
     "SnapshotterSettings.restore_into_pods",
     "SnapshotterSettings.activators",
+    "SnapshotterSettings.container_images_max_bytes",
+    "SnapshotterSettings.registry_login",
     fleets=(LOCAL,),
 )
 @pytest.mark.parametrize(
     "changed",
-    [{"pods": "/srv/node"}, {"restore_into_pods": True}, {"activators": "https://a:1"}],
+    [
+        {"pods": "/srv/node"},
+        {"restore_into_pods": True},
+        {"activators": "https://a:1"},
+        {"container_images_max_bytes": 7, "restore_into_pods": True},
+        {"registry_login": "/etc/login", "restore_into_pods": True},
+    ],
     ids=lambda changed: next(iter(changed)),
 )
 def test_what_only_pods_have_is_refused_on_one_machine(fleet: str, changed: dict[str, Any]) -> None:
     settings = SnapshotterSettings(**changed)
     settings.check_fleet(PlatformSettings(fleet="knative"))
     key = next(iter(changed))
+    alone = SnapshotterSettings(**{key: changed[key]})
     with pytest.raises(SettingsInvalid, match=rf"snapshotter\.{key} = .*there are pods only"):
-        settings.check_fleet(PlatformSettings())
+        alone.check_fleet(PlatformSettings())
+
+
+@proves(
+    "SnapshotterSettings.container_images_max_bytes",
+    "SnapshotterSettings.registry_login",
+    fleets=(CLUSTER,),
+)
+async def test_container_images_are_pulled_with_that_login_and_within_that_limit(
+    fleet: str, tmp_path: Path
+) -> None:
+    (login := tmp_path / "config.json").write_text("no JSON")
+    given: dict[str, Any] = {"restore_into_pods": True, "registry_login": str(login)}
+    paths, floor = Paths(home=tmp_path, run=tmp_path), no_floor()
+    assert container_images_of(paths, SnapshotterSettings(), floor) is None
+    with pytest.raises(SettingsInvalid, match="run in pods"):
+        replace(SnapshotterSettings(**given), restore_into_pods=False).check_fleet(
+            PlatformSettings(fleet="knative")
+        )
+    for limit, said in ((1, "registry_login: .* is not JSON"), (0, "max_bytes is 0")):
+        settings = SnapshotterSettings(**given, container_images_max_bytes=limit)
+        settings.check_fleet(PlatformSettings(fleet="knative"))
+        images = container_images_of(paths, settings, floor)
+        assert images is not None
+        with pytest.raises(BundleUnavailable, match=said):
+            await images.ensure(f"127.0.0.1:1/fn/t@sha256:{'0' * 64}", tenant="t-1")
 
 
 @proves("SnapshotterSettings.metrics_listen")
@@ -143,19 +200,24 @@ def test_tenants_uids_start_there(fleet: str, tmp_path: Path) -> None:
     assert ControllerConfig.read(file).uid_base == (50_000 if is_given else None)
 
 
-@contextlib.asynccontextmanager
-async def node_of(directory: Path, **settings: Any) -> AsyncIterator[Any]:
-    """The components of a node agent with these settings, without snapshots; nothing runs."""
-    home = AgentHome(directory)
-    cgroups = Cgroups.find(home.paths.run)
-    parts = AgentComponents(
+def dependencies(home: AgentHome, **given: Any) -> AgentComponents:
+    """What an agent without namespaces depends on."""
+    return AgentComponents(
         bundles=home.bundles,
         images=Images(home.paths.home, environ=os.environ, requirements=()),
         weights=home.weights,
         runtime=home.runtime,
         probe=lambda _: {},  # type: ignore[arg-type, return-value]
         namespaces=False,
+        **given,
     )
+
+
+@contextlib.asynccontextmanager
+async def node_of(directory: Path, **settings: Any) -> AsyncIterator[Any]:
+    """The components of a node agent with these settings, without snapshots; nothing runs."""
+    home = AgentHome(directory)
+    cgroups, parts = Cgroups.find(home.paths.run), dependencies(home)
     given = SnapshotterSettings(**settings)
     yield assemble(
         home.paths,
@@ -195,6 +257,15 @@ async def test_a_node_keeps_as_much_as_it_says(fleet: str, short_tmp: Path) -> N
         assert True in made_with(node, SlotAllocator).values()
 
 
+@proves("SnapshotterSettings.environment_snapshots", fleets=(LOCAL,))
+@pytest.mark.parametrize("count", [0, 3])
+def test_there_are_environment_snapshots_as_it_says(
+    fleet: str, short_tmp: Path, count: int
+) -> None:
+    parts = dependencies(AgentHome(short_tmp))
+    assert has_imports(SnapshotterSettings(environment_snapshots=count), parts) is (count > 0)
+
+
 @proves("SnapshotterSettings.memory_bytes", "SnapshotterSettings.dedicated_to", fleets=(LOCAL,))
 async def test_a_node_admits_what_it_says(fleet: str, short_tmp: Path) -> None:
     async with node_of(short_tmp, memory_bytes=5 * MIB, dedicated_to="acme") as node:
@@ -227,6 +298,24 @@ async def test_snapshots_are_made_and_kept_as_it_says(fleet: str, short_tmp: Pat
     assert _copies(None, "auto") is None
 
 
+@proves(
+    "SnapshotterSettings.snapshot_uploads",
+    "SnapshotterSettings.snapshot_upload_bytes_per_s",
+    fleets=(LOCAL,),
+)
+async def test_snapshots_are_uploaded_as_it_says(fleet: str, short_tmp: Path) -> None:
+    given = SnapshotterSettings(snapshot_upload_bytes_per_s=7)
+    catalogue = Catalog(short_tmp / "s", key=bytes(32), max_bytes=4096)
+    parts = dependencies(AgentHome(short_tmp), copies_at=str(short_tmp / "store"))
+    copies = remote_copies(given, parts, catalogue)
+    assert copies is not None
+    assert made_with(copies, BandwidthLimiter)["bytes_per_s"] == 7
+    assert upload_target(given, copies) is copies
+    assert upload_target(SnapshotterSettings(snapshot_uploads=False), copies) is None
+    await copies.aclose()
+    await catalogue.aclose()
+
+
 @proves("SnapshotterSettings.snapshot_pages", fleets=(LOCAL,))
 def test_memory_comes_back_as_it_says(fleet: str) -> None:
     assert restore_modes(SnapshotterSettings(snapshot_pages="lazy")) == ("lazy",)
@@ -242,7 +331,9 @@ def test_logs_are_kept_as_it_says(fleet: str, tmp_path: Path) -> None:
         logs.register(name, labels={"tenant": "t"}, revision="r", now=now - age_s)
         (tmp_path / f"{name}.log").write_bytes(b"x" * 100)
         os.utime(tmp_path / f"{name}.log", (now - age_s, now - age_s))
-    logs.prune(alive=set(), keep_s=given.log_keep_s, total_bytes=given.log_total_bytes, now=now)
+    LogPruner(tmp_path).prune(
+        alive=set(), keep_s=given.log_keep_s, total_bytes=given.log_total_bytes, now=now
+    )
     assert sorted(path.name for path in tmp_path.glob("*.log")) == ["two.log"]
 
 
@@ -317,6 +408,7 @@ async def test_pods_of_a_cluster_are_served(fleet: str, short_tmp: Path) -> None
         snapshots=nothing,
         runtime=home.runtime,
         gpus=GpuView(inventory=GpuInventory(), holders=tuple, models=home.weights),
+        devices=NoDevices(),
         restores=given.restore_into_pods,
         activators=given.activators,
         environ={"NODE_NAME": "node-1"},

@@ -11,6 +11,7 @@ import pytest
 
 from snapshotter.criu.processes import Criu
 from snapshotter.criu.self_test import SelfTest, self_test
+from snapshotter.snapshots import fetches
 from snapshotter.snapshots.catalog import Catalog
 from snapshotter.starts import strategy
 from tests.conftest import RequireOrSkip
@@ -34,9 +35,10 @@ def criu_proof(
 
 @pytest.fixture
 def patient_restores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Agents in this process give a RESTORE more than 2 s before they start COLD: a busy machine
-    may take longer."""
+    """Agents in this process give a RESTORE more than 2 s before they start COLD, and a transfer
+    more than half a second: a busy machine may take longer."""
     monkeypatch.setattr(strategy, "_FLOOR_S", 20.0)
+    monkeypatch.setattr(fetches, "PATIENCE_S", 20.0)
 
 
 @pytest.fixture

@@ -49,6 +49,8 @@ class FakeLayout:
     prefix: Path = Path("/opt/py")
     site: tuple[Path, ...] = (Path("/opt/site-a"), Path("/opt/site-b"))
     env: Mapping[str, str] = field(default_factory=lambda: {"IMAGE": "1"})
+    files: Path | None = None
+    links: tuple[str, ...] = ()
     rootfs: Path | None = None
     rootfs_digest: str = ""
 

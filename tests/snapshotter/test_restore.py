@@ -5,23 +5,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.kubernetes.node_reports import NodeReports
+from pilotlight.controller.node_snapshots.register import SnapshotRegister
 from snapshotter.client import AgentClient
+from snapshotter.criu import working_set
 from snapshotter.errors import AgentUnavailable, SnapshotRefused, StartFailed, Unsupported
 from snapshotter.linux import proc
 from snapshotter.linux.cgroups import Cgroups
 from snapshotter.starts.template_boot import BEHIND_S
 from snapshotter.types import InstanceInfo, InstanceState, LaunchSpec, SnapshotState, StartKind
 from tests.fakes.agent_home import MIB, AgentHome, ask, begin
+from tests.fakes.cluster_snapshots import Pods, ReportingNode
+from tests.fakes.databases import empty_sqlite
 from tests.fakes.waiting import until
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("criu")]
@@ -133,7 +141,9 @@ async def test_a_template_comes_back_behind_the_first_instance(
     home: AgentHome, client: AgentClient
 ) -> None:
     launch = home.launch()
-    await client.checkpoint(launch)
+    made = await client.checkpoint(launch)
+    manifest = home.paths.home / "node/snapshots" / made.id / "manifest.json"
+    assert working_set.decode(json.loads(manifest.read_text())["proof"]["working_set"])
     first = await from_disk(client, launch)
 
     while not await client.templates():
@@ -315,12 +325,66 @@ async def test_another_node_fetches_the_copy_and_restores_it(
     store = str(tmp_path / "store")
     async with home.agent(snapshots=True, snapshot_store=store), home.client() as client:
         made = await client.checkpoint(home.launch())
-        assert [s.remote for s in await client.snapshots()] == [True]
+        await until(lambda: bool(list((tmp_path / "store").glob("snapshots/*/*/*.json"))))
     shutil.rmtree(home.paths.home / "node/snapshots")
     async with home.agent(snapshots=True, snapshot_store=store), home.client() as client:
         info = await begin(client, home.launch())
         assert (info.start_kind, next(iter(info.phases_ms))) == (StartKind.RESTORE, "fetch")
         assert [s.id for s in await client.snapshots()] == [made.id]
+
+
+@pytest.mark.slow  # a worker that is booted, dumped and restored twice
+async def test_on_a_node_of_a_cluster_a_worker_is_booted_for_a_snapshot_and_does_not_stay(
+    home: AgentHome,
+) -> None:
+    """Its functions run in pods: there is no Template of them."""
+    async with home.agent(snapshots=True, is_cluster=True) as agent, home.client() as client:
+        assert agent.snapshots.want(home.launch())
+        found = agent.snapshots.infos
+        await until(lambda: [i.state for i in found({})] == [SnapshotState.READY], timeout_s=60)
+        assert await client.templates() == []
+
+
+@pytest.mark.slow  # two agents, two homes, a dump and three restores by the real CRIU
+async def test_made_on_one_node_of_a_cluster_it_is_restored_on_another(
+    short_tmp: Path, tmp_path: Path
+) -> None:
+    first, second = SlowHome(short_tmp / "a"), SlowHome(short_tmp / "b")
+    labels = {"tenant": "t-1", "app": "a", "function": "f"}
+    launch = first.launch(boot=[f"allocate:{8 * MIB}"], labels=labels)
+    database = Store(empty_sqlite(tmp_path / "controller.db"), clock=time.time)
+    reports = NodeReports()
+    register = SnapshotRegister(database, reports, Pods(("f-1", "a")).has, max_bytes=1 << 30)
+    store = str(tmp_path / "store")
+    async with (
+        first.agent(snapshots=True, snapshot_store=store, is_cluster=True) as one,
+        second.agent(snapshots=True, snapshot_store=store, is_cluster=True) as two,
+        first.client() as at_first,
+        second.client() as at_second,
+    ):
+        a, b = (
+            ReportingNode.of(name, agent.snapshots, reports, register)
+            for name, agent in (("a", one), ("b", two))
+        )
+        made = await at_first.checkpoint(launch)
+        await a.tell(now=time.time())
+        await until(lambda: any(s.copy for s in a.orders.reported()))
+        await a.tell(now=time.time())
+        await b.tell(now=time.time())
+        info = await begin(at_second, launch)
+        assert (info.start_kind, next(iter(info.phases_ms))) == (StartKind.RESTORE, "fetch")
+        assert await ask(info, "/hoard") == 8 * MIB
+
+        await b.tell(now=time.time())
+        quarantined = await at_second.quarantine_snapshot(made.id, reason="it misbehaves")
+        assert quarantined.state is SnapshotState.QUARANTINED
+        await b.tell(now=time.time())
+        await a.tell(now=time.time())
+        await until(lambda: [s.is_ready for s in a.orders.reported()] == [False])
+        assert (await from_disk(at_first, launch)).start_kind is StartKind.COLD
+        await a.orders.aclose()
+        await b.orders.aclose()
+    database.close()
 
 
 @pytest.mark.parametrize("by", ["id", "function"])
@@ -333,7 +397,7 @@ async def test_a_deleted_snapshot_has_no_copy_left(
         other = await client.checkpoint(home.launch("f-2@v1-abc"))
         wanted = {"snapshot_id": made.id} if by == "id" else {"function": "f-1"}
         assert await client.delete_snapshots(**wanted) == 1
-        await until(lambda: [p.stem for p in store.glob("snapshots/*/*.json")] == [other.id])
+        await until(lambda: [p.stem for p in store.glob("snapshots/*/*/*.json")] == [other.id])
         assert await client.delete_snapshots(snapshot_id=other.id) == 1
         await until(lambda: not [p for p in store.rglob("*") if p.is_file()])
 
@@ -550,7 +614,8 @@ async def killing_criu(home: AgentHome, nth: int) -> None:
 async def test_a_criu_that_is_killed_while_a_snapshot_is_made_leaves_none_that_is_served(
     home: AgentHome, client: AgentClient, nth: int
 ) -> None:
-    """1: the dump. 2: the eager proof. 3: the lazy one, without which the snapshot is good."""
+    """1: the dump. 2: the eager proof. 3: the one that records the working set, without which the
+    snapshot is good."""
     launch = home.launch(boot=[f"allocate:{32 * MIB}"])
     killing = asyncio.create_task(killing_criu(home, nth))
     with contextlib.suppress(SnapshotRefused):
@@ -671,6 +736,18 @@ async def settled(home: AgentHome, client: AgentClient, launch: LaunchSpec) -> d
     await until(
         lambda: len(list(slots.iterdir())) == 1 and not Cgroups.find(home.paths.run).names()
     )
+    before: dict[str, int] = {}
+    after = counted(home)
+    async with asyncio.timeout(30):
+        while before != after:  # a spare slot is made a moment after each start
+            await asyncio.sleep(0.5)
+            before, after = after, counted(home)
+    return after
+
+
+def counted(home: AgentHome) -> dict[str, int]:
+    """What there is of an agent, besides memory."""
+    slots = home.paths.run / "slots"
     return {
         "processes": len(processes_of(home)),
         # other tests have theirs

@@ -1,5 +1,8 @@
 """The DRAM tier: measures how much of a file is in the page cache, and reads more into it.
 
+The kernel evicts from it, least recently used pages first (mm/vmscan.c): weights are clean pages
+of files, so nothing here removes them, and a model that is needed again is read from the disk.
+
 Measured with cachestat(2) (Linux 6.5), else with mincore(2) over a mapping. Large models are
 sampled in evenly spread windows, so that the cost is about the same for all.
 

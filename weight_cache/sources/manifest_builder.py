@@ -34,7 +34,7 @@ _MAX_CHUNKS = MAX_MANIFEST_BYTES // len('"",' + "0" * 64)
 """Limit of hashes in a manifest, checked before work is planned for a size that a server may have
 invented."""
 _POINTER = b"version https://git-lfs.github.com/spec/"
-"""Begin of a Git LFS pointer file. Source: git-lfs, docs/spec.md."""
+"""Begin of a Git LFS pointer file. Source: the specification of Git LFS."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from activator.knative.autoscaler.load_report import Statement
 from activator.knative.autoscaler.load_report_store import LoadReportStore, ProcessBoard
 from activator.knative.autoscaler.load_reporter import LoadReporter
 from pilotlight.kubernetes.cluster import Cluster
+from pilotlight.kubernetes.doctor.facts import AUTOSCALER_LEASE
 from pilotlight.kubernetes.errors import ClusterError
 from pilotlight.kubernetes.leader_election import LeaderElection, LeaseLock, LeaseTerms
 from pilotlight.kubernetes.names import function_selector
@@ -21,7 +22,6 @@ from pilotlight.kubernetes.settings import ClusterSettings
 
 log = logging.getLogger(__name__)
 
-LEASE_NAME = "pilotlight-autoscaler"
 AGAIN_S = 2.0
 """Pause before a failed candidacy (no credentials, no CRDs) is repeated."""
 
@@ -105,12 +105,15 @@ class Autoscaler:
             await asyncio.sleep(AGAIN_S)
 
     async def _run_election(self, cluster: Cluster) -> None:
-        identity = f"{self._around.member}-{secrets.token_hex(4)}"
-        election = LeaderElection(
-            cluster,
-            LeaseLock(name=LEASE_NAME, namespace=self._settings.namespace, identity=identity),
-            terms=self._terms,
+        # an activator's journal is locked, so that no two processes have its id at a time
+        member = f"{self._around.member}-"
+        lock = LeaseLock(
+            name=AUTOSCALER_LEASE,
+            namespace=self._settings.namespace,
+            identity=f"{member}{secrets.token_hex(4)}",
+            member=member,
         )
+        election = LeaderElection(cluster, lock, terms=self._terms)
         async with election:
             while True:
                 await election.wait_leader()

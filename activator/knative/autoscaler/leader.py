@@ -67,13 +67,16 @@ class Leading(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionLister:
-    """What this activator knows of functions and their pods, without a request.
+    """What this activator knows of functions, their pods and the other activators, without a
+    request.
 
     Attributes:
+        members: the activators that live, this one among them.
         pods_of: pods of a revision, by its key.
         has_function, spec_of: by tenant and key of a revision.
     """
 
+    members: Callable[[], Iterable[str]]
     pods_of: Callable[[str], Iterable[Pod]]
     has_function: Callable[[str, str], bool]
     spec_of: Callable[[str, str], FunctionSpec | None]
@@ -230,7 +233,8 @@ class Leader:
         silent, the first report may not be the only one, so the leader listens again as at the
         beginning."""
         try:
-            self._members.record(await self._board.read(), self._clock())
+            reports = await self._board.read()
+            self._members.record(reports, self._clock(), living=self._functions.members())
         except BoardUnreachable as e:
             log.warning("cannot read the reports of activators error=%s", e)
         self._members.drop_gone(self._clock())

@@ -23,7 +23,9 @@ class Load:
         concurrency: concurrent calls including waiting ones, averaged over the last second.
         in_flight, waiting: calls with a slot, and without.
         asked: pods requested in addition to the claimed ones.
-        held: calls in flight in each claimed pod, by the pod's uid.
+        held: calls in flight in each claimed pod of the revision's own, by the pod's uid.
+        promoted: the same, in each instance in a promoted pod, by the instance's id.
+        promised: starts that wait for a promoted pod or a fork in one, and for no own pod.
         oldest_wait_s: age of its oldest waiting call.
         start_s, call_s: expected duration of its next start and of its calls; None = unknown."""
 
@@ -32,6 +34,8 @@ class Load:
     waiting: int = 0
     asked: int = 0
     held: Mapping[str, int] = field(default_factory=dict)
+    promoted: Mapping[str, int] = field(default_factory=dict)
+    promised: int = 0
     oldest_wait_s: float = 0.0
     start_s: float | None = None
     call_s: float | None = None
@@ -61,9 +65,17 @@ def from_text(text: str) -> Statement:
         body: Any = json.loads(text)
         return {
             str(key): Load(
-                **{**load, "held": {str(uid): int(n) for uid, n in load["held"].items()}}
+                **{
+                    **load,
+                    "held": _counts(load["held"]),
+                    "promoted": _counts(load.get("promoted", {})),
+                }
             )
             for key, load in body.items()
         }
     except (ValueError, TypeError, KeyError, AttributeError) as e:
         raise StatementInvalid(f"not a statement of an activator: {e}") from e
+
+
+def _counts(counted: Mapping[str, Any]) -> dict[str, int]:
+    return {str(uid): int(number) for uid, number in counted.items()}

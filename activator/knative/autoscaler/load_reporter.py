@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from activator.balancing.throttler import Throttler
@@ -75,15 +75,21 @@ class LoadReporter:
 def loads_of(
     throttlers: Iterable[Throttler],
     concurrency: Mapping[str, float],
-    held: Mapping[str, tuple[str, str]],
+    held: Mapping[str, tuple[Sequence[str], str]],
     now: float,
+    *,
+    promoted: Collection[str] = (),
+    promised: Callable[[str], int] = lambda _: 0,
 ) -> dict[str, Load]:
     """The loads of one activator.
 
     Args:
         concurrency: by revision key, of the last second.
-        held: (instance, revision key) of each claimed pod, by its uid."""
-    pods: dict[str, dict[str, int]] = {}
+        held: (instances, revision key) of each claimed pod, by its uid.
+        promoted: uids of the promoted ones among these.
+        promised: number of starts that wait for an instance in one, by revision key."""
+    own: dict[str, dict[str, int]] = {}
+    bridging: dict[str, dict[str, int]] = {}
     loads: dict[str, Load] = {}
     calls: dict[str, int] = {}
     for throttler in throttlers:
@@ -96,9 +102,18 @@ def loads_of(
             start_s=throttler.expected_start_s(),
             call_s=throttler.call_s(now),
         )
-    for uid, (instance, key) in held.items():
-        pods.setdefault(key, {})[uid] = calls.get(instance, 0)
+    for uid, (instances, key) in held.items():
+        running = {instance: calls.get(instance, 0) for instance in instances}
+        if uid in promoted:
+            bridging.setdefault(key, {}).update(running)
+        else:
+            own.setdefault(key, {})[uid] = sum(running.values())
     return {
-        key: replace(loads.get(key, NOTHING), held=pods.get(key, {}))
-        for key in loads.keys() | pods.keys()
+        key: replace(
+            loads.get(key, NOTHING),
+            held=own.get(key, {}),
+            promoted=bridging.get(key, {}),
+            promised=promised(key),
+        )
+        for key in loads.keys() | own.keys() | bridging.keys()
     }

@@ -3,16 +3,26 @@
 Uses the platform's own `decide` on the aggregated observation. Claimed pods are released only by
 their activators, so only unclaimed pods are idle; starting pods count as capacity as long as calls
 wait for them. The scale is never below what activators have claimed and wait for, and does not
-shrink while reports are missing."""
+shrink while reports are missing.
+
+Instances in promoted pods count as pods as long as an activator has them, those that a start waits
+for as starting ones, and no own pod is made in place of either. An activator whose load lasts asks
+for pods that replace them (`warm.handover`): these come in addition, and the promoted ones go when
+they serve. An own pod that was made stays meanwhile: it is on its way to take over."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from activator.autoscaler.bounds import ACTIVATION_BUFFER_S, clamp
-from activator.autoscaler.decider import DeciderSpec, DeciderState, decide, initial_state
-from activator.autoscaler.kpa import PANIC_WINDOW_PERCENT, panic_window_s
+from activator.autoscaler.decider import decide, initial_state
+from activator.autoscaler.kpa import (
+    ACTIVATION_BUFFER_S,
+    PANIC_WINDOW_PERCENT,
+    clamp,
+    panic_window_s,
+)
 from activator.autoscaler.observation import RevisionObservation
+from activator.autoscaler.scaling_decision import DeciderSpec, DeciderState
 from activator.autoscaler.windows import TimeWindow
 from activator.balancing.instance import slots_of
 from activator.knative.autoscaler.load_aggregation import RevisionLoad
@@ -119,7 +129,8 @@ class RevisionScale:
     ) -> Decision:
         observed = self._observed(now, merged, standing)
         answer, self._state = decide(now, observed, self.spec, self._state)
-        wanted, why = answer.desired, answer.signal
+        replacing = min(standing.replicas, answer.desired) if merged.promoted else 0
+        wanted, why = max(replacing, answer.desired - merged.bridging, 0), answer.signal
         if merged.floor > wanted:
             wanted, why = merged.floor, "asked"
         is_heard = merged.concurrency is not None and answer.valid
@@ -130,10 +141,11 @@ class RevisionScale:
     def _observed(
         self, now: float, merged: RevisionLoad, standing: Standing
     ) -> RevisionObservation:
-        held = len(merged.held)
-        ready = min(standing.replicas, max(standing.ready, held))
-        busy = sum(1 for calls in merged.held.values() if calls)
-        free = max(0, ready - held)
+        held, bridging = len(merged.held), len(merged.promoted)
+        own = min(standing.replicas, max(standing.ready, held))
+        ready = own + bridging
+        busy = sum(1 for calls in (*merged.held.values(), *merged.promoted.values()) if calls)
+        free = max(0, own - held)
         is_heard = merged.concurrency is not None
         return RevisionObservation(
             stable=self._stable.average(now)
@@ -141,7 +153,7 @@ class RevisionScale:
             else None,
             panic=self._panic.average(now) if is_heard and not self._panic.is_empty(now) else None,
             ready=ready,
-            starting=min(standing.replicas - ready, max(0, merged.floor - ready)),
+            starting=min(standing.replicas - own, max(0, merged.floor - own)) + merged.promised,
             in_flight=merged.in_flight,
             waiting=merged.waiting,
             idle_s=(*(FREE_S for _ in range(free)), *(0.0 for _ in range(ready - free - busy))),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -32,7 +33,6 @@ from activator.llm.token_admission import TokenAdmission
 from activator.quotas.admission import UNCOUNTED, admit, counted
 from activator.quotas.token_reservation import TokenReservation
 from activator.routing.api_keys import Principal
-from activator.routing.route_table import RouteTable
 from activator.settings import ActivatorSettings
 from activator.tracing.tracer import Tracer
 from pilotlight import errors
@@ -73,11 +73,9 @@ class OpenAI:
         self,
         *,
         settings: ActivatorSettings,
-        table: RouteTable,
         resolver: RequestResolver,
         runner: CallRunner,
         forward_raw: Callable[[Request, AccessGrant], Awaitable[None]],
-        token_admission: TokenAdmission,
         send: SendResponse,
         tracer: Tracer,
     ) -> None:
@@ -87,9 +85,11 @@ class OpenAI:
         self._resolver = resolver
         self._runner = runner
         self._forward_raw = forward_raw
-        self._token_admission = token_admission
+        self._token_admission = TokenAdmission(
+            waiting_of=lambda target: runner.throttler_of(target).waiting
+        )
         self._tracer = tracer
-        self._models = Models(table=table, resolver=resolver)
+        self._models = Models(table=resolver.table, resolver=resolver)
         self._send = send
 
     def __repr__(self) -> str:
@@ -289,12 +289,12 @@ class OpenAI:
         use: TokenReservation | None,
     ) -> EngineCall:
         """Create the engine call of a request. Raises InvalidInput."""
-        choice = request.choice
-        rank = entry.rank(request.headers)
+        caller = entry.caller_of(request.headers, request.origin)
         if not _is_owner(entry):
             asked.salt = _salt_of(entry)
         if use is not None:
             write_cap(asked.path, asked.body, use.cap)
+            caller = replace(caller, rank=use.rank(caller.rank))
         call = EngineCall(
             asked,
             tokens=use,
@@ -302,15 +302,11 @@ class OpenAI:
             id=request.id,
             target=entry.target,
             method="",
-            key_id=entry.caller.key_id,
             accept=accept_of(request.headers),
-            deadline_s=request.deadline_s(),
+            caller=caller,
             admission=use.admission if use is not None else UNCOUNTED,
-            rank=rank if use is None else use.rank(rank),
-            caller=entry.calling_tenant,
-            choice=choice,
-            extra_headers=choice.line if choice is not None else b"",
-            origin=request.origin,
+            choice=request.choice,
+            deadline_s=request.deadline_s(),
         )
         call.began_ns, call.routed_ns = request.began_ns, request.routed_ns
         self._tracer.begin(call, request.headers)

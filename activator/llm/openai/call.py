@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from activator.calls.call import Call, ResponseFilter
-from activator.calls.trace_context import worker_lines
+from activator.http.payloads import Payload
 from activator.llm.openai.errors import ModelNotFound
 from activator.llm.openai.parser import reading_of
 from activator.llm.openai.request import PATHS, OpenAIRequest, parsed
@@ -36,10 +36,12 @@ class EngineCall(Call):
         *,
         tokens: TokenReservation | None,
         affinity: int | None = None,
+        accept: bytes = b"",
         **call: Any,
     ) -> None:
-        """`call`: arguments of Call, without its body. Raises InvalidInput."""
-        super().__init__(body=wanted.written_for(call["target"]), **call)
+        """`call`: arguments of Call, without its payload. Raises InvalidInput."""
+        payload = Payload(wanted.written_for(call["target"]), accept=accept)
+        super().__init__(payload=payload, **call)
         self.wanted = wanted
         self.tokens: TokenReservation | None = tokens
         self.affinity: int | None = affinity
@@ -110,7 +112,7 @@ class EngineCall(Call):
                 b"\r\ncontent-type: ",
                 self.content_type,
                 self.extra_headers,
-                worker_lines(self),
+                self.trace_lines(),
                 b"\r\ncontent-length: ",
                 b"%d" % len(self.body),
                 b"\r\n\r\n",
@@ -130,20 +132,20 @@ def kept_or_left(call: Call) -> Iterator[None]:
 
 
 def call_of_kept(
-    kept: Mapping[str, Any], body: bytes, target: CallTarget, **call: Any
+    kept: Mapping[str, Any], payload: Payload, target: CallTarget, **call: Any
 ) -> EngineCall:
     """Recreate a submitted call from a journal.
 
     Its body is one that was or would be sent to an engine; or, for a schedule, `{"path", "body"}`.
     Raises InvalidInput, ModelNotFound."""
     if "path" in kept:
-        wanted = OpenAIRequest(kept["path"], parsed(body))
+        wanted = OpenAIRequest(kept["path"], parsed(payload.body))
         wanted.adapter, wanted.model = kept["adapter"], kept["model"]
         wanted.shows_usage, wanted.shows_each_usage = kept["shows_usage"]
     else:
-        wanted = wrapped(body, target)
+        wanted = wrapped(payload.body, target)
     tokens = use_of_kept(target, wanted.path, wanted.body, began_ns=time.monotonic_ns())
-    made = EngineCall(wanted, tokens=tokens, target=target, **call)
+    made = EngineCall(wanted, tokens=tokens, accept=payload.accept, target=target, **call)
     made.is_wrapped = "path" not in kept
     return made
 

@@ -3,7 +3,8 @@
 #   docker build --file deploy/kubernetes/docker/platform.Dockerfile --target controller \
 #     --build-arg BASE=registry.example/python@sha256:<64 hex digits> --tag registry.example/pilotlight/controller .
 #
-# BASE: Debian with Python 3.11 as `python` (venv and pip included), by digest.
+# BASE: Debian with Python 3.11 as `python` (venv and pip included), by digest. Docker's `python` images are built with
+# --enable-optimizations; the build says so of an interpreter that is not, because each call costs it 5 to 12 % more CPU.
 ARG BASE
 
 FROM ${BASE} AS base
@@ -12,6 +13,8 @@ RUN printf '%s' "$BASE" | grep -Eq '@sha256:[0-9a-f]{64}$' \
     || { echo "BASE=$BASE names no digest: write image@sha256:<64 hex digits>" >&2; exit 1; }
 
 FROM base AS build
+RUN python -c 'import sys, sysconfig; sys.exit("--enable-optimizations" not in str(sysconfig.get_config_var("CONFIG_ARGS")) and sys.base_prefix != "/usr")' \
+    || echo "WARNING: the Python of BASE was built without --enable-optimizations" >&2
 WORKDIR /src
 COPY pyproject.toml requirements.lock README.md LICENSE ./
 COPY activator activator

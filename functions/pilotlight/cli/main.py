@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pilotlight.core import import_gc
+
+# isort: split
 import importlib
 import os
 import sys
@@ -55,6 +58,7 @@ _PANELS: dict[str, dict[str, str]] = {
     "Images, models and snapshots": {
         "image": "apps.image",
         "weights": "apps.weights",
+        "volume": "apps.volume",
         "snapshot": "operations.snapshot",
         "template": "operations.snapshot",
         "storage": "tenants.storage",
@@ -109,6 +113,7 @@ class _Root(TyperGroup):
 def _load(part: str) -> Mapping[str, Any]:
     made = typer.Typer()
     importlib.import_module(f"pilotlight.cli.commands.{part}").register(made)
+    import_gc.imported()
     return typer.main.get_group(made).commands
 
 

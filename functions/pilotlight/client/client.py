@@ -281,6 +281,22 @@ class Client(
                     for event in reader.feed(data):
                         yield from items.of(event)
 
+    def bind(
+        self,
+        app: str,
+        function: str,
+        arguments: Mapping[str, Any],
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the name of a function that is bound to these arguments of its class, and options
+        (`pilotlight.spec.bound`); the platform makes it if it is not there."""
+        body = json.dumps({"arguments": arguments, "options": options or {}}).encode()
+        path = function_path(app, function, "bind")
+        response = self._transport.request(
+            "POST", path, content=body, headers=_JSON_BODY, repeatable=True
+        )
+        return str(response.json()["function"])
+
     def warmup(self, app: str, function: str, *, snapshot: bool = False) -> Json:
         """Start one instance and return a report (see `activator.autoscaler.autoscaler_loop`). With
         `snapshot`, also wait until its snapshot is verified."""
@@ -464,6 +480,21 @@ class AsyncClient:
         )
         return str(response.json()["id"])
 
+    async def bind(
+        self,
+        app: str,
+        function: str,
+        arguments: Mapping[str, Any],
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Asynchronous form of `Client.bind`."""
+        body = json.dumps({"arguments": arguments, "options": options or {}}).encode()
+        path = function_path(app, function, "bind")
+        response = await self._transport.request(
+            "POST", path, content=body, headers=_JSON_BODY, repeatable=True
+        )
+        return str(response.json()["function"])
+
     async def call(self, call_id: str, *, wait_s: float = 0.0) -> CallRecord:
         """Asynchronous form of `Client.call`."""
         return _record(
@@ -512,6 +543,9 @@ class AsyncClient:
                 await self._transport.request("POST", FEEDBACK_PATH, json=body, repeatable=True)
             ).json()
         )
+
+
+_JSON_BODY = {"content-type": CONTENT_JSON}
 
 
 def _repeatable(headers: Mapping[str, str]) -> bool | None:

@@ -145,7 +145,7 @@ def _was_sent(error: Exception) -> bool:
 
 
 def _calling_headers() -> dict[str, str]:
-    from pilotlight.sdk.context import calling_headers
+    from pilotlight.current_call.context import calling_headers
 
     return {"user-agent": "pilotlight-sdk", **calling_headers()}
 
@@ -155,7 +155,7 @@ def _budget_s(profile: Profile, budget_s: float) -> float:
     call has left."""
     if not profile.is_instance:
         return budget_s
-    from pilotlight.sdk.context import remaining_s
+    from pilotlight.current_call.context import remaining_s
 
     return min(budget_s, remaining_s())
 

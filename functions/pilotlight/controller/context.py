@@ -19,12 +19,15 @@ from pilotlight.controller.identity.access_control import Principal
 from pilotlight.controller.identity.sign_in_codes import SignInCodes
 from pilotlight.controller.kubernetes.function_status import FunctionStatuses
 from pilotlight.controller.kubernetes.node_reports import NodeReports
+from pilotlight.controller.kubernetes.warm.status import WarmPods
+from pilotlight.controller.node_snapshots.register import SnapshotRegister
 from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.controller.server.metrics import Metrics
 from pilotlight.controller.server.node_backend import NodeBackend
 from pilotlight.controller.server.request_id import request_id
 from pilotlight.controller.server.tenant_threads import TenantThreads
 from pilotlight.controller.settings import ControllerConfig
+from pilotlight.controller.volumes.service import VolumeService
 from pilotlight.controller.weights.blob_gc import BlobCollector
 from pilotlight.controller.weights.blobs import BlobStore
 from pilotlight.core.crypto import PlatformKey
@@ -44,11 +47,12 @@ _READING = ("GET", "HEAD", "OPTIONS")
 class Context:
     """The components of a running controller. `clock` is wall time in seconds since the epoch.
 
-    `statuses`: of functions in a cluster. `nodes`: the cluster's nodes, as they report themselves;
-    `node_key` authenticates them. `grants` seals launch documents for the node agent of this
-    machine; None on a cluster, whose reconciler seals them. `builds`: usage and charges of image
-    builds. `database_floor`: free disk space that tenants' changes must leave for the ledger.
-    `threads`: the threads that each tenant uses. `codes`: unused sign-in codes of the dashboard."""
+    `statuses`: of functions in a cluster; `warm_pods`: its pool. `nodes`: the cluster's nodes,
+    as they report themselves; `node_key` authenticates them; `register`: their snapshots, None on
+    one machine. `grants` seals launch documents for the node agent of this machine; None on a
+    cluster, whose reconciler seals them. `builds`: usage and charges of image builds.
+    `database_floor`: free disk space that tenants' changes must leave for the ledger. `threads`:
+    the threads that each tenant uses. `codes`: unused sign-in codes of the dashboard."""
 
     config: ControllerConfig
     store: Store
@@ -61,19 +65,32 @@ class Context:
     clock: Callable[[], float]
     statuses: FunctionStatuses = field(default_factory=FunctionStatuses)
     nodes: NodeReports = field(default_factory=NodeReports)
+    warm_pods: WarmPods = field(default_factory=WarmPods)
     node_key: PlatformKey | None = None
+    register: SnapshotRegister | None = None
     builds: BuildUsage = field(default_factory=BuildUsage)
     database_floor: DiskFloor = field(default_factory=no_floor)
     threads: TenantThreads = field(default_factory=TenantThreads)
     codes: SignInCodes = field(default_factory=SignInCodes)
     collector: BlobCollector = field(init=False)
+    volumes: VolumeService = field(init=False)
     grants: LaunchSigner | None = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "collector", BlobCollector(self.files, self.store))
+        object.__setattr__(self, "volumes", self._volumes())
         is_local = self.config.platform.fleet == "local"
         object.__setattr__(
             self, "grants", LaunchSigner(self.key.derived(KEY_LABEL)) if is_local else None
+        )
+
+    def _volumes(self) -> VolumeService:
+        return VolumeService(
+            files=self.files,
+            store=self.store,
+            agent=lambda: self.agent,
+            plans=self.config.plans,
+            threads=self.threads,
         )
 
     async def read(self, tenant: str, query: Callable[[sa.Connection], T]) -> T:

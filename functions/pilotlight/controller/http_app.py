@@ -26,6 +26,7 @@ from pilotlight.controller.api.account import (
     invoices,
     plans,
     quotas,
+    secrets,
     webhooks,
 )
 from pilotlight.controller.api.apps import (
@@ -46,16 +47,20 @@ from pilotlight.controller.api.artifacts import (
     images,
     snapshots,
     storage,
+    volumes,
     weights,
 )
 from pilotlight.controller.api.calls import calls, feedback, traces
 from pilotlight.controller.api.internal import (
     activator_sync,
+    bindings,
     cluster_nodes,
     cluster_ownership,
     observations,
     scheduled_calls,
+    warm_pods,
 )
+from pilotlight.controller.api.internal import volumes as internal_volumes
 from pilotlight.controller.context import Context
 from pilotlight.controller.dashboard.pages import api_docs
 from pilotlight.controller.database.audit_trail import with_client_address
@@ -93,7 +98,7 @@ MAX_CALLS_BYTES = 512 * 1024 * 1024
 """For the platform's own messages with calls: 16 MiB plus one dead letter's body and result in
 base64. That is 43 MiB with the default `activator.max_body_bytes`; the limit suffices up to 180
 MiB. Other messages are batches of a few MB."""
-_STREAMED = "/v1/blobs/"
+_STREAMED = ("/v1/blobs/", "/v1/volume-chunks/")
 """Paths whose bodies are streamed to disk and limited elsewhere."""
 _INTERNAL = "/internal/"
 """Paths for the platform's own processes (the activator forwards none of them)."""
@@ -135,6 +140,7 @@ _ROUTERS = (
     container_images.router,
     storage.router,
     identity.router,
+    secrets.router,
     api_keys.router,
     plans.router,
     quotas.router,
@@ -148,6 +154,8 @@ _ROUTERS = (
     observations.internal,
     snapshots.router,
     weights.router,
+    volumes.router,
+    internal_volumes.router,
     billing.router,
     traffic.router,
     rollouts.router,
@@ -157,6 +165,8 @@ _ROUTERS = (
     calls.router,
     calls.internal,
     scheduled_calls.router,
+    bindings.router,
+    warm_pods.router,
     schedules.router,
     webhooks.router,
     experiments.router,
@@ -178,7 +188,7 @@ def build_app(context: Context) -> ASGIApp:
         app.router.routes.extend(router.routes)
     app.router.route_class = LazyRoute
     app.add_api_route("/healthz", _healthz, methods=["GET"], tags=["health"])
-    app.openapi = _document  # type: ignore[method-assign]
+    app.openapi = openapi_document  # type: ignore[method-assign]
     return _RequestMiddleware(
         Idempotency(
             app, store=context.store, key=context.key, threads=context.threads, clock=context.clock
@@ -210,7 +220,8 @@ def _operation_id(route: APIRoute) -> str:
 
 
 @functools.cache
-def _document() -> dict[str, Any]:
+def openapi_document() -> dict[str, Any]:
+    """Build the OpenAPI document of the one URL that users know."""
     # include_router gives each route the responses that the application declares for all of them.
     # Validation errors are problems here (400) instead of the framework's 422, so 422 is removed.
     # Users know a single URL, so the document includes the paths that the activator serves itself.

@@ -25,6 +25,8 @@ from pilotlight.controller.database.store import Store
 from pilotlight.controller.deployments import app_leases
 from pilotlight.controller.experiments import guardrails
 from pilotlight.controller.identity import sessions, tenants
+from pilotlight.controller.kubernetes.node_reports import NodeReports
+from pilotlight.controller.node_snapshots.register import SnapshotRegister
 from pilotlight.controller.registry import snapshot_gc
 from pilotlight.controller.rollouts.loop import RolloutController
 from pilotlight.controller.scheduling import dispatch_queue, scheduler, submitted_calls
@@ -70,7 +72,8 @@ async def serve(
     files = BlobStore.of(config.platform, config.paths, limit_bytes=config.settings.blob_max_bytes)
     notifier = ChangeNotifier()
     store = Store(config.database_url, clock=time.time, on_fed=notifier.ring)
-    agent = _node_backend(config)
+    nodes = NodeReports()
+    agent, register = _node_backend(config, store, nodes)
     cache = WeightCacheClient(paths.socket_for_controller("weight_cache"))
     metrics = Metrics()
     lock = ControllerLock(paths.home / "controller.lock", store.engine, descriptor=opened.lock)
@@ -92,6 +95,8 @@ async def serve(
                 agent=agent,
                 cache=cache,
                 metrics=metrics,
+                nodes=nodes,
+                register=register,
             )
             await _run(context, opened, ready_fd)
     finally:
@@ -101,14 +106,21 @@ async def serve(
         store.close()
 
 
-def _node_backend(config: ControllerConfig) -> NodeBackend:
-    """Return the agent for this platform's fleet. Does not connect yet."""
+def _node_backend(
+    config: ControllerConfig, store: Store, nodes: NodeReports
+) -> tuple[NodeBackend, SnapshotRegister | None]:
+    """Return the agent for this platform's fleet, and on a cluster the register of snapshots. Does
+    not connect yet."""
     if config.platform.fleet == "knative":
         # importing it takes about a second, and a single machine does not need it
         from pilotlight.controller.kubernetes.cluster_backend import ClusterBackend
 
-        return ClusterBackend(config.cluster)
-    return AgentClient(config.paths.socket_for_controller("snapshotter"))
+        backend = ClusterBackend(config.cluster)
+        backend.register = SnapshotRegister(
+            store, nodes, backend.has_pod, max_bytes=config.cluster.snapshot_copies_bytes
+        )
+        return backend, backend.register
+    return AgentClient(config.paths.socket_for_controller("snapshotter")), None
 
 
 def _publish_plans(store: Store, config: ControllerConfig) -> None:
@@ -126,6 +138,8 @@ def _context(
     agent: NodeBackend,
     cache: WeightCacheClient,
     metrics: Metrics,
+    nodes: NodeReports,
+    register: SnapshotRegister | None,
 ) -> Context:
     return Context(
         config=config,
@@ -138,6 +152,8 @@ def _context(
         notifier=notifier,
         metrics=metrics,
         clock=time.time,
+        nodes=nodes,
+        register=register,
         database_floor=_database_floor(store, config),
     )
 
@@ -293,6 +309,7 @@ async def _collect(context: Context) -> None:
     )
     context.metrics.blobs_deleted.inc(deleted.blobs)
     context.metrics.blob_bytes_deleted.inc(deleted.size_bytes)
+    await context.volumes.collect_all(before=unused_since)
 
 
 async def _measure_budgets(context: Context) -> None:
@@ -363,6 +380,7 @@ def _background_tasks(context: Context) -> Mapping[str, Coroutine[None, None, No
             notifier=notifier,
             statuses=context.statuses,
             nodes=context.nodes,
+            warm_pods=context.warm_pods,
             metrics=context.metrics,
         ).run()
     return tasks

@@ -27,7 +27,15 @@ from pilotlight.spec.quotas import BUILT_IN_PLANS, Plan
 from snapshotter.linux.egress_policy import EgressPolicy
 from snapshotter.settings import SnapshotterSettings
 
-_CLUSTER_ONLY = ("adopt", "wake_url", "unschedulable_grace_s")
+_CLUSTER_ONLY = (
+    "adopt",
+    "wake_url",
+    "unschedulable_grace_s",
+    "warm_uid",
+    "handover_s",
+    "idle_templates",
+    "idle_template_s",
+)
 """Keys of section `cluster` that `pilotlight render` and `doctor --cluster` do not use either."""
 FLEET = "on a cluster (platform.fleet: knative)"
 """Where an option is refused because pods cannot honour it."""

@@ -339,6 +339,23 @@ def load_section_key(section: str, key: str, file: Path | None) -> Any:
     return None if found is None else yaml.SafeLoader("").construct_object(found, deep=True)
 
 
+def parse_item(kind: type[T], where: str, value: Any) -> T:
+    """Parse one item of a list into the record `kind`, whose fields all have defaults. Raises
+    ValueError that begins with `where` and names the key, the value and what is allowed."""
+    hints = typing.get_type_hints(kind)
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where} = {value!r}: expected keys and values")
+    for key, one in value.items():
+        if key not in hints:
+            raise ValueError(f"{where}.{key}: unknown key; known: {', '.join(sorted(hints))}")
+        if not _matches_type(hints[key], one):
+            raise ValueError(f"{where}.{key} = {one!r}: expected {_describe_type(hints[key])}")
+    try:
+        return kind(**value)
+    except ValueError as e:
+        raise ValueError(f"{where}.{e}") from e
+
+
 def _find_section(section: str, file: Path | None) -> yaml.Node | None:
     """The section's node; None if it is missing or empty."""
     if file is None or not file.exists():

@@ -246,6 +246,12 @@ def _not_found(deed: ApiRequest, details: Mapping[str, Any], rest: dict[str, Any
 
 
 def _kind_missing(deed: ApiRequest, rest: dict[str, Any]) -> ClusterError:
+    if deed.subresource:
+        return KindMissing(
+            f"cannot {deed}: this version of Kubernetes does not serve "
+            f"{deed.kind.plural}/{deed.subresource}",
+            **rest,
+        )
     return KindMissing(
         f"cannot {deed}: the cluster does not serve {deed.kind.resource} "
         f"({deed.kind.api_version}): {install_hint(deed.kind.group)}",

@@ -16,7 +16,7 @@ class ApiRequest:
         verb: RBAC verb: get, list, watch, create, patch, update, delete.
         namespace: None for kinds without namespaces, and for all namespaces.
         name: None for a whole kind.
-        subresource: "" or `status`, `scale`, `log`, `exec`.
+        subresource: "" or `status`, `scale`, `log`, `exec`, `resize`.
     """
 
     verb: str

@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
+_JSON_PATCH = "application/json-patch+json"
 _PAGE = 500  # objects; the API server's own clients use as many
 
 
@@ -349,7 +350,7 @@ class Cluster:
 
         Raises:
             NotFound: the object does not exist.
-            Conflict: the patch has a stale `metadata.resourceVersion`.
+            Conflict: the patch has a stale `resourceVersion`.
         """
         deed = ApiRequest(
             verb="patch", kind=kind, namespace=namespace, name=name, subresource=subresource
@@ -366,10 +367,42 @@ class Cluster:
             timeout_s=timeout_s,
         )
 
+    async def json_patch(
+        self,
+        kind: Kind,
+        name: str,
+        namespace: str | None,
+        operations: Sequence[Mapping[str, Any]],
+        *,
+        subresource: str = "",
+        timeout_s: float | None = None,
+    ) -> Object:
+        """Apply a JSON patch (RFC 6902), all of its operations or none. If an answer was lost, it
+        may be carried out twice: the second time its tests fail.
+
+        Raises:
+            NotFound: the object does not exist.
+            KindMissing: the cluster does not serve the subresource.
+            Invalid: an operation does not fit the object, or a test failed.
+            Conflict: it was changed by others again and again.
+        """
+        deed = ApiRequest(
+            verb="patch", kind=kind, namespace=namespace, name=name, subresource=subresource
+        )
+        return await self._written(
+            deed,
+            "PATCH",
+            operations,
+            query=self._write(dry_run=False),
+            content_type=_JSON_PATCH,
+            is_conditional=True,
+            timeout_s=timeout_s,
+        )
+
     async def replace(
         self, manifest: Mapping[str, Any], *, subresource: str = "", timeout_s: float | None = None
     ) -> Object:
-        """Replace the whole object; its `metadata.resourceVersion` must be the current one.
+        """Replace the whole object; its `resourceVersion` must be the current one.
 
         Raises:
             Conflict: it has changed in between: read it again.
@@ -426,7 +459,11 @@ class Cluster:
         return {**query, "dryRun": "All"} if dry_run else query
 
     async def _written(
-        self, deed: ApiRequest, method: str, body: Mapping[str, Any], **how: Any
+        self,
+        deed: ApiRequest,
+        method: str,
+        body: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        **how: Any,
     ) -> Object:
         answer = await self._calls.call(deed, method, body=body, **how)
         document = answer.document()

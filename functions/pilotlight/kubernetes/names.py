@@ -14,7 +14,7 @@ import hashlib
 import re
 from typing import Final
 
-from pilotlight.kubernetes.settings import DEFAULT_NAMESPACE, ClusterSettings
+from pilotlight.kubernetes.settings import DEFAULT_NAMESPACE, WARM_SUFFIX, ClusterSettings
 from pilotlight.spec.identifiers import DEFAULT_ENVIRONMENT
 
 DOMAIN: Final = "pilotlight.dev"
@@ -36,6 +36,10 @@ cluster."""
 PLATFORM: Final = f"{DOMAIN}/platform"
 """The platform's id, made with its database, on everything that we apply: a controller with another
 database must not take it for its own. Also an annotation of the leader's Lease."""
+WARM_SHAPE: Final = f"{DOMAIN}/warm-shape"
+"""Of a warm pod that was not promoted: the name of its shape, the selector of its Deployment."""
+PROMOTED: Final = f"{DOMAIN}/promoted"
+"""Of a promoted pod: the name of the shape that it had."""
 KNATIVE_REVISION: Final = "serving.knative.dev/revision"
 """Knative's own label of revisions' pods: `revision_name`."""
 
@@ -43,6 +47,10 @@ KNATIVE_REVISION: Final = "serving.knative.dev/revision"
 KEY: Final = f"{DOMAIN}/key"
 """Of a revision's template and its pods: the platform-wide key, `<function id>@<revision>`, which
 is not a valid label value."""
+ATTEMPT: Final = f"{DOMAIN}/attempt"
+"""Of a promoted pod: the start that it was claimed for."""
+PROMOTED_AT: Final = f"{DOMAIN}/promoted-at"
+"""Of a promoted pod: when, RFC 3339."""
 APPLIED: Final = f"{DOMAIN}/applied"
 """sha256 of the last applied manifest, to detect changes by others."""
 MADE_FOR: Final = f"{DOMAIN}/purpose"
@@ -76,6 +84,11 @@ def tenant_namespace(settings: ClusterSettings, tenant_name: str, environment: s
     return _named(
         "--".join(parts), parts, is_plain=is_plain, most=MAX_NAME, prefix=settings.namespace_prefix
     )
+
+
+def warm_namespace(settings: ClusterSettings) -> str:
+    """Name of the namespace of warm and promoted pods: `pilotlight-warm`."""
+    return f"{settings.namespace}{WARM_SUFFIX}"
 
 
 def tenant_repository(registry: str, tenant_name: str) -> str:
@@ -145,6 +158,11 @@ def snapshot_label(settings: ClusterSettings, revision_key: str) -> str:
 def tenant_directory(settings: ClusterSettings, tenant_id: str) -> str:
     """Directory on a node that its agent provides to pods of that tenant."""
     return f"{settings.node_path.rstrip('/')}/{tenant_id}"
+
+
+def warm_directory(settings: ClusterSettings) -> str:
+    """Directory on a node that its agent provides to warm pods: it has the agent's socket only."""
+    return f"{settings.node_path.rstrip('/')}/warm"
 
 
 def _named(

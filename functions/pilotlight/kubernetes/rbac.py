@@ -4,9 +4,9 @@ and which doctor checks.
 Node agents and function pods have no rights: they have no credentials. Rights are granted by
 resource, never by wildcard. `scope` is the range of a right. Resources that are watched in all
 namespaces, and kinds without a namespace, are granted cluster-wide; writes to tenants' namespaces
-in each of these, by a RoleBinding that the controller creates with the namespace; rights for the
-platform itself in its own namespace; an operator's reads of Knative's
-settings in Knative's."""
+in each of these, by a RoleBinding that the controller creates with the namespace, and those to warm
+pods' namespace likewise; rights for the platform itself in its own namespace; an operator's reads
+of Knative's settings in Knative's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pilotlight.kubernetes.api_request import ApiRequest
 from pilotlight.kubernetes.kinds import Kind
 from pilotlight.kubernetes.settings import ClusterSettings
 
-Scope = Literal["all", "tenant", "platform", "knative"]
+Scope = Literal["all", "tenant", "warm", "platform", "knative"]
 Role = Literal["controller", "activator", "autoscaler", "operator"]
 
 _READ = ("get", "list", "watch")
@@ -32,9 +32,9 @@ class RbacRule:
     """Verbs on one resource.
 
     Attributes:
-        subresource: "" or `status`, `log`, `exec`, `scale`.
-        scope: `all` namespaces (and kinds without one), each `tenant`'s namespace, the
-            `platform`'s, or `knative`'s.
+        subresource: "" or `status`, `log`, `exec`, `scale`, `resize`.
+        scope: `all` namespaces (and kinds without one), each `tenant`'s namespace, that of `warm`
+            pods, the `platform`'s, or `knative`'s.
         why: its purpose, in words.
         names: restricts it to these objects; empty = all.
     """
@@ -60,14 +60,20 @@ class RbacRule:
         }
         return {**rule, "resourceNames": list(self.names)} if self.names else rule
 
-    def deeds(self, *, platform: str, knative: str, tenant: str | None = None) -> list[ApiRequest]:
-        """The requests of an access review, one per verb; none for a tenant's namespace if there is
-        none yet (`tenant` None)."""
-        if self.scope == "tenant" and tenant is None:
+    def deeds(
+        self, *, platform: str, knative: str, tenant: str | None = None, warm: str | None = None
+    ) -> list[ApiRequest]:
+        """The requests of an access review, one per verb; none for a tenant's namespace, or that of
+        warm pods, if there is none yet (None)."""
+        namespace = {
+            "all": None,
+            "tenant": tenant,
+            "warm": warm,
+            "platform": platform,
+            "knative": knative,
+        }[self.scope]
+        if self.scope in ("tenant", "warm") and namespace is None:
             return []
-        namespace = {"all": None, "tenant": tenant, "platform": platform, "knative": knative}[
-            self.scope
-        ]
         return [
             ApiRequest(
                 verb=verb,
@@ -113,13 +119,34 @@ _CONTROLLER = (
     _right(
         kinds.REVISION,
         ("patch",),
-        "spare instances while a function has traffic (autoscaler kpa)",
+        "floors of pods that change; the autoscaler's class when the settings name another",
         scope="tenant",
     ),
     _right(kinds.POD, ("delete",), "stopping an instance", scope="tenant"),
     _right(kinds.POD, ("get",), "logs of instances", subresource="log", scope="tenant"),
     _right(
         kinds.POD, ("get", "create"), "a command in an instance", subresource="exec", scope="tenant"
+    ),
+    _right(kinds.NETWORK_POLICY, _WRITE, "network access to promoted pods", scope="warm"),
+    _right(kinds.SERVICE_ACCOUNT, _WRITE, "pods run as an account without a token", scope="warm"),
+    _right(kinds.DEPLOYMENT, _KEEP, "warm pods", scope="warm"),
+    _right(
+        kinds.POD, ("patch", "delete"), "promoting warm pods, ending promoted ones", scope="warm"
+    ),
+    _right(
+        kinds.POD,
+        ("patch",),
+        "promoted pods get the size of their functions",
+        subresource="resize",
+        scope="warm",
+    ),
+    _right(kinds.POD, ("get",), "logs of promoted pods", subresource="log", scope="warm"),
+    _right(
+        kinds.POD,
+        ("get", "create"),
+        "a command in a promoted pod",
+        subresource="exec",
+        scope="warm",
     ),
     _right(
         kinds.LEASE,
@@ -188,6 +215,7 @@ _OPERATOR = (
     _right(kinds.CONFIG_MAP, ("get", "list"), "Knative's settings", scope="knative"),
     _right(kinds.DEPLOYMENT, ("get", "list"), "Knative's controllers and webhook", scope="knative"),
     _right(kinds.DEPLOYMENT, ("get", "list"), "the controller", scope="platform"),
+    _right(kinds.DEPLOYMENT, ("get", "list"), "warm pods", scope="warm"),
     _right(kinds.LEASE, ("get",), "the leading controller, and its platform", scope="platform"),
     _right(kinds.STATEFUL_SET, ("get", "list"), "the activators", scope="platform"),
     _right(kinds.POD, ("get", "list"), "node agents", scope="platform"),
@@ -197,7 +225,7 @@ _OPERATOR = (
 ROLES: Mapping[Role, tuple[RbacRule, ...]] = {
     "controller": _CONTROLLER,
     "activator": _ACTIVATOR,
-    "autoscaler": _AUTOSCALER,  # of activators, only with cluster.autoscaler = pilotlight
+    "autoscaler": _AUTOSCALER,  # of activators, unless Knative's autoscaler scales functions
     "operator": _OPERATOR,  # users of `pilotlight doctor --cluster`, without a service account
 }
 
@@ -213,25 +241,32 @@ def tenant_role(settings: ClusterSettings, account: str) -> str:
     return f"{settings.namespace}:{account}:tenant"
 
 
+def warm_role(settings: ClusterSettings) -> str:
+    """Name of the ClusterRole, created by the chart, that the controller's account is bound to in
+    the namespace of warm pods."""
+    return f"{settings.namespace}:{settings.controller_account}:warm"
+
+
 def binding_rule(settings: ClusterSettings) -> RbacRule:
-    """The right to grant only those two ClusterRoles (Kubernetes, "Privilege escalation
-    prevention": verb `bind`)."""
-    roles = tuple(
-        tenant_role(settings, account)
-        for account in (settings.controller_account, settings.activator_account)
-    )
+    """The right to grant only those ClusterRoles (Kubernetes, "Privilege escalation prevention":
+    verb `bind`)."""
+    accounts = (settings.controller_account, settings.activator_account)
+    roles = tuple(tenant_role(settings, account) for account in accounts)
+    if settings.warm_pods:
+        roles += (warm_role(settings),)
     return RbacRule(
         kind=kinds.CLUSTER_ROLE,
         verbs=("bind",),
-        why="granting these two in a tenant's namespace",
+        why="granting these in a tenant's namespace, and in that of warm pods",
         names=roles,
     )
 
 
 def rules_of_account(role: Role, settings: ClusterSettings) -> tuple[RbacRule, ...]:
     """The rights that a role's credentials need with these settings."""
+    own = tuple(right for right in ROLES[role] if settings.warm_pods or right.scope != "warm")
     if role == "controller":
-        return (*ROLES[role], binding_rule(settings))
-    if role == "activator" and settings.autoscaler == "pilotlight":  # one of them is the autoscaler
-        return (*ROLES[role], *ROLES["autoscaler"])
-    return ROLES[role]
+        return (*own, binding_rule(settings))
+    if role == "activator" and not settings.uses_kpa:  # one of them is the autoscaler
+        return (*own, *ROLES["autoscaler"])
+    return own

@@ -7,12 +7,21 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pilotlight.spec.image_reference import MAX_REPOSITORY_CHARACTERS, parse_repository
+from pilotlight.core.oci.image_reference import MAX_REPOSITORY_CHARACTERS, parse_repository
+from pilotlight.spec.warm_shape import WarmShape, warm_shapes
 
 DEFAULT_NAMESPACE = "pilotlight"
 UNLABELLED = "unlabelled"
 """Stands for the platform's id that objects of earlier versions lack."""
 PLATFORM_ID = re.compile(r"p-[0-9a-f]{16}\Z")
+WARM_SUFFIX = "-warm"
+"""Of the name of the platform's namespace, for that of warm pods."""
+_MAX_NAMESPACE_CHARACTERS = 63
+_WARM_UIDS = (1000, 65533)
+"""Below are uids of Debian's and images' own users; above is `nobody`."""
+_MAX_HANDOVER_S = 3600.0
+_MAX_IDLE_TEMPLATES = 100
+_MAX_IDLE_TEMPLATE_S = 86_400.0
 MAX_REGISTRY_CHARACTERS = MAX_REPOSITORY_CHARACTERS - 64
 """Leaves room for `/` and the name of a tenant."""
 _PREFIX = re.compile(r"[a-z]([a-z0-9-]{0,19})?\Z")
@@ -37,7 +46,8 @@ class ClusterSettings:
             (see `pilotlight cluster`).
         namespace_prefix: of tenants' namespaces: `<prefix><tenant>[-<environment>]`.
         field_manager: field manager of our server-side applies.
-        autoscaler: `kpa`, Knative's own class, or `pilotlight`, ours (experimental).
+        autoscaler: `kpa`, Knative's own class, or `pilotlight`, ours; None = `pilotlight` where
+            there are `warm_pods`, else `kpa` (see `uses_kpa`).
         runtime_image: image, by digest, of functions without their own; None = such functions
             cannot be deployed.
         images: images, by digest, of language models; the key is the name of the engine's
@@ -48,9 +58,21 @@ class ClusterSettings:
         egress_cidrs: private addresses that functions may reach besides the public internet.
         node_path: directory on each node in which the agent provides files to function pods, with
             one subdirectory per tenant id.
-        restore_into_pods: whether a waiting pod may receive a restored worker (experimental).
-        wake_url: URL at which a request with a revision's name starts it from zero (autoscaler
-            `kpa`).
+        restore_into_pods: whether a waiting pod may receive a restored worker.
+        warm_pods: shapes of pods that wait, without a tenant's code, to be promoted to instances of
+            functions (docs/kubernetes.md, "Warm pods"); [] = none.
+        warm_uid: uid and gid of all warm pods, and so of the promoted ones of all tenants; no
+            tenant's own (`snapshotter.uid_base`).
+        handover_s: with warm pods, how long the load of a function must last until pods of its own
+            replace its promoted ones.
+        snapshot_copies_bytes: limit of all copies of snapshots in the object store together; the
+            least recently used are removed beyond it.
+        idle_templates: how many promoted pods without an instance each activator keeps for one
+            tenant, because further instances can be forked in them; the platform pays for them.
+        idle_template_s: how long it keeps one; pods that are kept go first when no warm pod is
+            left.
+        wake_url: URL at which a request with a revision's name starts it from zero (with
+            Knative's autoscaler).
         unschedulable_grace_s: how long a call waits for a node, or for room in a quota, before it
             is answered 503 with the reason.
         knative_namespace: namespace of Knative Serving.
@@ -79,7 +101,7 @@ class ClusterSettings:
     adopt: list[str] = field(default_factory=list)
     namespace_prefix: str = "fn-"
     field_manager: str = "pilotlight"
-    autoscaler: str = "kpa"
+    autoscaler: str | None = None
     runtime_image: str | None = None
     images: Mapping[str, str] = field(default_factory=dict)
     registry: str | None = None
@@ -87,6 +109,12 @@ class ClusterSettings:
     egress_cidrs: list[str] = field(default_factory=list)
     node_path: str = "/var/lib/pilotlight/node"
     restore_into_pods: bool = False
+    warm_pods: list[WarmShape] = field(default_factory=list)
+    warm_uid: int = 64000
+    handover_s: float = 5.0
+    snapshot_copies_bytes: int = 500 * 1024**3
+    idle_templates: int = 1
+    idle_template_s: float = 120.0
     wake_url: str = "http://activator-service.knative-serving.svc.cluster.local"
     unschedulable_grace_s: float = 10.0
     knative_namespace: str = "knative-serving"
@@ -102,8 +130,11 @@ class ClusterSettings:
     reserved_priority_class: str | None = None
 
     def __post_init__(self) -> None:
-        if self.autoscaler not in ("kpa", "pilotlight"):
-            raise ValueError(f"autoscaler = {self.autoscaler!r}: must be 'kpa' or 'pilotlight'")
+        if self.autoscaler not in (None, "kpa", "pilotlight"):
+            raise ValueError(
+                f"autoscaler = {self.autoscaler!r}: must be 'kpa', 'pilotlight', or null "
+                f"(pilotlight where there are warm_pods, else kpa)"
+            )
         _check_account("controller_account", self.controller_account)
         _check_account("activator_account", self.activator_account)
         _check_platforms(self.adopt)
@@ -123,6 +154,8 @@ class ClusterSettings:
                     f"images.{name} = {image!r}: must be referenced by digest: "
                     f"image@sha256:<64 hex digits>"
                 )
+        object.__setattr__(self, "warm_pods", warm_shapes(self.warm_pods))
+        self._check_warm_pods()
         _check_isolation(self.dedicated_key, self.reserved_priority_class)
         _check_registry(self.registry)
         _check_networks(self.egress_cidrs)
@@ -138,8 +171,50 @@ class ClusterSettings:
             raise ValueError(
                 f"unschedulable_grace_s = {self.unschedulable_grace_s}: must not be negative"
             )
+        if self.snapshot_copies_bytes < 0:
+            raise ValueError(
+                f"snapshot_copies_bytes = {self.snapshot_copies_bytes}: must not be negative"
+            )
         if self.max_timeout_s < 1:
             raise ValueError(f"max_timeout_s = {self.max_timeout_s}: must be at least 1")
+
+    @property
+    def uses_kpa(self) -> bool:
+        """Whether Knative's autoscaler scales functions, otherwise ours does."""
+        return not self.warm_pods if self.autoscaler is None else self.autoscaler == "kpa"
+
+    def _check_warm_pods(self) -> None:
+        if not _WARM_UIDS[0] <= self.warm_uid <= _WARM_UIDS[1]:
+            raise ValueError(
+                f"warm_uid = {self.warm_uid}: must be {_WARM_UIDS[0]} to {_WARM_UIDS[1]}"
+            )
+        if not 0 <= self.handover_s <= _MAX_HANDOVER_S:
+            raise ValueError(
+                f"handover_s = {self.handover_s}: must be 0 (at once) to {_MAX_HANDOVER_S:g}"
+            )
+        if not 0 <= self.idle_templates <= _MAX_IDLE_TEMPLATES:
+            raise ValueError(
+                f"idle_templates = {self.idle_templates}: must be 0 to {_MAX_IDLE_TEMPLATES}"
+            )
+        if not 0 <= self.idle_template_s <= _MAX_IDLE_TEMPLATE_S:
+            raise ValueError(
+                f"idle_template_s = {self.idle_template_s}: must be 0 to {_MAX_IDLE_TEMPLATE_S:g}"
+            )
+        if self.warm_pods and self.runtime_image is None:
+            raise ValueError(
+                "warm_pods: warm pods consist of the runtime image: set cluster.runtime_image"
+            )
+        if self.warm_pods and (self.namespace + WARM_SUFFIX).startswith(self.namespace_prefix):
+            raise ValueError(
+                f"warm_pods: namespace {self.namespace}{WARM_SUFFIX} could be a tenant's, as these "
+                f"begin with {self.namespace_prefix!r}: set another namespace_prefix"
+            )
+        if self.warm_pods and len(self.namespace + WARM_SUFFIX) > _MAX_NAMESPACE_CHARACTERS:
+            raise ValueError(
+                f"warm_pods: namespace {self.namespace}{WARM_SUFFIX} would have more than "
+                f"{_MAX_NAMESPACE_CHARACTERS} characters: install the platform in a namespace with "
+                f"a shorter name"
+            )
 
 
 def _check_isolation(dedicated_key: str | None, reserved_priority_class: str | None) -> None:

@@ -82,6 +82,12 @@ class AgentConnection:
             self._lose(str(e) or type(e).__name__)
             return []
 
+    def announce(self) -> None:
+        """Send the announcement: first on each connection, and again when it has changed. Without a
+        connection, connect at the next turn."""
+        self.next_at = 0.0
+        self.send({"op": "announce", **self._announcement()})
+
     def send(self, message: Mapping[str, Any]) -> None:
         """Send a message to the connected agent. Without one it is dropped, because the
         announcement tells the next agent everything."""
@@ -112,7 +118,7 @@ class AgentConnection:
             self.next_at = now + self._pause_s
             return
         self._socket, self._pause_s, self.why = connection, FIRST_PAUSE_S, ""
-        self.send({"op": "announce", **self._announcement()})
+        self.announce()
 
     def _flush(self, connection: socket.socket) -> None:
         while self._outgoing:

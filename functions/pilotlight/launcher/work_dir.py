@@ -11,8 +11,10 @@ import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pilotlight.launcher.pod_environment import InvalidPod, PodEnvironment
+from snapshotter.types import VISIBLE_DEVICES
 
 PACKAGES = ("pilotlight", "snapshotter", "weight_cache")
 """The platform's packages that a worker imports."""
@@ -27,13 +29,22 @@ ONE_THREAD = {
 machine (`worker.boot.ONE_THREAD`)."""
 
 
+FILES = "/opt/pilotlight/files"
+"""Directory of the files of `Image.copy` (`packaging.oci.environment`)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkerCommand:
-    """The command to execute; the launch file has the descriptor of the control channel."""
+    """The command to execute; the launch file has the descriptor of the control channel.
+
+    Attributes:
+        control_fd: that descriptor; None: the one that the channel has in the launcher.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     work: Path
+    control_fd: int | None = None
 
 
 def prepare_work_dir(
@@ -47,18 +58,19 @@ def prepare_work_dir(
         surroundings.work / "tmp",
         surroundings.work / "launch.json",
     )
-    runtime = _runtime()
+    runtime, site = _runtime(), _site(surroundings.env)
     document = {
         "entry": launch.entry,
         "revision": launch.revision,
         "code": str(code),
-        "site": _site(surroundings.env),
+        "site": site,
         "runtime": runtime,
         "weights": dict(weights),
         "env": dict(launch.env),
         "secret_variables": list(launch.secret_variables),
         "control_fd": control_fd,
         "work": str(work),
+        "files": FILES if FILES in site else "",
     }
     try:
         for directory in (work, temporary):
@@ -74,6 +86,20 @@ def prepare_work_dir(
     boot = os.path.join(_directory("pilotlight"), "worker", "boot.py")
     return WorkerCommand(
         argv=(sys.executable, "-I", "-S", "-B", boot, str(file)), env=env, work=work
+    )
+
+
+def command_in_tree(surroundings: PodEnvironment, tree: Mapping[str, Any]) -> WorkerCommand:
+    """The command for a worker in a slot's tree, which the node agent has built in this pod
+    (docs/reference/internals.md, "Launcher and node agent"). Raises KeyError, TypeError."""
+    env = {name: value for name, value in tree["env"].items() if name != VISIBLE_DEVICES}
+    if surroundings.gpus:
+        env[VISIBLE_DEVICES] = ",".join(surroundings.gpus)
+    return WorkerCommand(
+        argv=tuple(tree["argv"]),
+        env={**env, **surroundings.calls_env()},
+        work=Path(tree["work"]),
+        control_fd=int(tree["control_fd"]),
     )
 
 

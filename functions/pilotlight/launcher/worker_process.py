@@ -1,12 +1,13 @@
-"""The one worker of a pod: booted by the launcher or restored by the node agent. It serves in place
-and is never forked.
+"""The one worker of a pod: booted by the launcher or restored by the node agent. It serves in
+place, or is the Template from which instances are forked (`pod_instances`).
 
-Its control channel has the protocol of a slot (docs/internals.md, "Shim and worker"), in which
-the launcher is the shim."""
+Its control channel has the protocol of a slot (docs/reference/internals.md, "Shim and worker"), in
+which the launcher is the shim."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -53,10 +54,20 @@ class WorkerProcess:
         """The control channel's descriptor, for poll; -1 once it is closed."""
         return self._control.fileno()
 
-    def hear(self) -> list[dict[str, Any]]:
-        """Receive the worker's new messages; close the channel at its end. Invalid messages are
-        dropped, because user code shares the descriptor."""
-        messages: list[dict[str, Any]] = []
+    def has_children(self) -> bool:
+        """Whether it has started processes of its own, which forks of it would share."""
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{self.pid}/task"):
+                with open(f"/proc/{self.pid}/task/{task}/children") as children:
+                    if children.read().strip():
+                        return True
+        return False
+
+    def hear(self) -> list[tuple[dict[str, Any], list[int]]]:
+        """Receive the worker's new messages, with descriptors that the caller closes; close the
+        channel at its end. Invalid messages are dropped, because user code shares the
+        descriptor."""
+        messages: list[tuple[dict[str, Any], list[int]]] = []
         with contextlib.suppress(BlockingIOError):
             while True:
                 try:
@@ -65,41 +76,53 @@ class WorkerProcess:
                     )
                 except ConnectionError:
                     data, descriptors = b"", []
-                for descriptor in descriptors:
-                    os.close(descriptor)
                 if not data:
                     self._control.close()
                     break
-                with contextlib.suppress(ValueError, RecursionError):
+                try:
                     message = json.loads(data)
-                    if isinstance(message, dict):
-                        messages.append(message)
+                except (ValueError, RecursionError):
+                    message = None
+                if isinstance(message, dict):
+                    messages.append((message, descriptors))
+                else:
+                    close_all(descriptors)
         return messages
 
-    def serve(
+    def become(
         self,
+        op: str,
         instance: str,
         listener: socket.socket,
         env: Mapping[str, str],
         *,
         start: Mapping[str, Any],
     ) -> None:
-        """Make the worker become the instance. The environment is sent on a separate channel, as in
-        a slot.
+        """Make the worker (`serve`), or a fork of it (`fork`), become the instance. The environment
+        is sent on a separate channel, as in a slot.
 
         Raises OSError if the worker has ended, or if the environment exceeds the maximum message
         size (EMSGSIZE).
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
-            body = json.dumps({"op": "serve", "instance": instance, "env": {}}).encode()
+            given = json.dumps({"env": dict(env), "start": dict(start)}).encode()
+            if len(given) > MAX_DATAGRAM_BYTES:
+                raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
+            ours.send(given)
+            body = json.dumps({"op": op, "instance": instance, "env": {}}).encode()
             socket.send_fds(self._control, [body], [listener.fileno(), 1, 2, theirs.fileno()])
-            ours.send(json.dumps({"env": dict(env), "start": dict(start)}).encode())
 
     def signal(self, number: int) -> None:
         """Send the worker a signal; does nothing if it has ended."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
+
+
+def close_all(descriptors: list[int]) -> None:
+    """Close descriptors that a message brought."""
+    while descriptors:
+        os.close(descriptors.pop())
 
 
 def _execute(command: WorkerCommand, control_fd: int) -> None:
@@ -108,6 +131,8 @@ def _execute(command: WorkerCommand, control_fd: int) -> None:
         os.setsid()
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
+        if command.control_fd is not None:
+            control_fd = os.dup2(control_fd, command.control_fd)
         os.set_inheritable(control_fd, True)
         signal.set_wakeup_fd(-1)
         for number in _RESTORED_SIGNALS:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from pilotlight.errors import InvalidInput, NotFound
-from pilotlight.sdk.app import App
+from pilotlight.packaging.app import App
 
 
 def load_app(reference: str) -> App:

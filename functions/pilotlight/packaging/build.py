@@ -30,14 +30,14 @@ from pilotlight.packaging.weights_push import (
 )
 from pilotlight.sdk.active_app import APP_VARIABLE
 from pilotlight.sdk.declaration import Declaration
-from pilotlight.sdk.decorators import PilotlightWarning
+from pilotlight.sdk.declared_app import DeclaredApp
+from pilotlight.sdk.decorator_metadata import PilotlightWarning
 from pilotlight.sdk.image import Image
 from pilotlight.sdk.llm import EngineDeclaration
-from pilotlight.sdk.weights import Weights
-from pilotlight.spec.function import FunctionSpec, ImageSpec, WeightsSpec
+from pilotlight.sdk.storage.weights import Weights
+from pilotlight.spec.function import FunctionSpec, ImageSpec, VolumeSpec, WeightsSpec
 
 if TYPE_CHECKING:
-    from pilotlight.sdk.app import App
     from weight_cache.manifest import Manifest, ManifestFile
     from weight_cache.sources import Source as Origin
 
@@ -61,6 +61,7 @@ class Build:
         blobs: digest → content of bundles, and of files of weights followed by their manifests.
         sources: open sources of the weights.
         secrets: name → variables of secrets whose values are part of the app.
+        volumes: names of volumes to create where they are missing.
         homes: homes of platforms that were left out of the source."""
 
     app: str
@@ -69,6 +70,7 @@ class Build:
     blobs: Mapping[str, Blob]
     sources: tuple[Origin, ...]
     secrets: Mapping[str, Mapping[str, str]]
+    volumes: frozenset[str]
     homes: tuple[Path, ...] = ()
 
     def __enter__(self) -> Self:
@@ -85,7 +87,7 @@ class Build:
 
 
 def build(
-    app: App,
+    app: DeclaredApp,
     *,
     name: str | None = None,
     limit_bytes: int = DEFAULT_LIMIT_BYTES,
@@ -119,6 +121,7 @@ def build(
         blobs=builder.blobs,
         sources=tuple(builder.sources),
         secrets=builder.secrets,
+        volumes=frozenset(builder.volumes),
         homes=tuple(dict.fromkeys(builder.homes)),
     )
 
@@ -135,7 +138,7 @@ class Packed:
 
 
 def pack_function(
-    app: App, declaration: Declaration, *, limit_bytes: int = DEFAULT_LIMIT_BYTES
+    app: DeclaredApp, declaration: Declaration, *, limit_bytes: int = DEFAULT_LIMIT_BYTES
 ) -> Packed:
     """Package one function of `app` as for a deploy, without weights. Raises InvalidInput or
     TooLarge."""
@@ -153,7 +156,7 @@ def pack_function(
 
 
 def pack_images(
-    app: App, declarations: Iterable[Declaration]
+    app: DeclaredApp, declarations: Iterable[Declaration]
 ) -> tuple[Mapping[str, ImageSpec], Mapping[str, Blob]]:
     """Package the images of these functions: descriptions by digest, and the archives of their copy
     steps. Raises InvalidInput or TooLarge."""
@@ -177,7 +180,7 @@ class _Builder:
     """Collects what the specs refer to, for one `build`. Each source, image and model is packed
     once."""
 
-    app: App
+    app: DeclaredApp
     name: str
     limit_bytes: int
     say: HashProgress | None
@@ -188,6 +191,7 @@ class _Builder:
     blobs: dict[str, Blob] = field(default_factory=dict)
     sources: list[Origin] = field(default_factory=list)
     secrets: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    volumes: set[str] = field(default_factory=set)
     homes: list[Path] = field(default_factory=list)
     _bundles: dict[Path | None, Archive] = field(default_factory=dict)
     _models: dict[tuple[tuple[str, ...], tuple[str, ...]], PreparedWeights] = field(
@@ -207,7 +211,7 @@ class _Builder:
         image = declaration.image
         return FunctionSpec(
             module=source.module,
-            qualname="" if declaration.by_value else declaration.raw.__qualname__,
+            qualname=declaration.qualname,
             pickled=_pickle_name(declaration) if declaration.by_value else None,
             bundle=self._bundle(source).digest,
             image=self._image(image) if image is not None else None,
@@ -249,6 +253,7 @@ class _Builder:
             "scaling": declaration.scaling,
             "clocks": declaration.clocks,
             "secrets": self._secrets(declaration),
+            "volumes": self._volumes(declaration),
             "env": self._env(declaration),
             "snapshot": declaration.snapshot,
             "idempotent": declaration.idempotent,
@@ -256,6 +261,7 @@ class _Builder:
             "access": declaration.access,
             "priority": declaration.priority,
             "tags": declaration.tags,
+            "parameters": declaration.parameters,
             **declaration.policies,
         }
 
@@ -383,13 +389,19 @@ class _Builder:
             names.append(stored)
         return tuple(dict.fromkeys(names))
 
+    def _volumes(self, declaration: Declaration) -> tuple[VolumeSpec, ...]:
+        self.volumes |= {v.name for v in declaration.volumes.values() if v.create_if_missing}
+        return tuple(
+            VolumeSpec(name=volume.name, path=path)
+            for path, volume in sorted(declaration.volumes.items())
+        )
+
     def _env(self, declaration: Declaration) -> dict[str, str]:
         env = {**(declaration.image.variables if declaration.image else {}), **declaration.env}
-        return (
-            env
-            if self.name == self.app.name
-            else {**env, APP_VARIABLE: f"{self.app.name}={self.name}"}
-        )
+        names = {self.app.name, *self.app.included} - {self.name}
+        if not names:
+            return env
+        return {**env, APP_VARIABLE: ",".join(f"{name}={self.name}" for name in sorted(names))}
 
 
 def _pickle_name(declaration: Declaration) -> str:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from pilotlight.client.client import Client
 from pilotlight.core.object_store import DirectoryStore, blob_key
+from pilotlight.core.oci.image_reference import Repository, parse_repository
 from pilotlight.errors import InvalidInput
 from pilotlight.packaging.oci import environment as places
 from pilotlight.packaging.oci.environment import Environment
@@ -26,7 +27,6 @@ from pilotlight.packaging.oci.registry import Registry
 from pilotlight.packaging.oci.registry_login import find_login
 from pilotlight.packaging.progress import IMAGE, PUSH, Progress, ProgressEvent
 from pilotlight.spec.function import ImageSpec, to_json
-from pilotlight.spec.image_reference import Repository, parse_repository
 from snapshotter.errors import SnapshotterError
 from snapshotter.images.images import Images, runtime_requirements
 
@@ -53,6 +53,7 @@ def push_image(
         copies: archives of the image's copy steps, by digest.
         base: layout of a base image for the system and the interpreter; None: this machine's.
         venv: virtual environment to use instead of building the Image."""
+    check_first_step(spec)
     target, digest = _parsed(repository), spec.digest()
     registry = Registry(target, find_login(target, environ))
     with registry, _workshop(environ) as workshop:
@@ -68,6 +69,18 @@ def push_image(
     reference = f"{target}@{pushed}"
     client.record_container_image(app, spec, reference)
     return reference
+
+
+def check_first_step(spec: ImageSpec) -> None:
+    """Raise InvalidInput for an Image that begins with a container image."""
+    if any(step["op"] == "from" for step in spec.steps):
+        raise InvalidInput(
+            "Image.from_registry is not supported on a cluster",
+            hint="Begin with Image.python('3.11'), and pass the container image as an OCI layout: "
+            "`skopeo copy docker://… oci:LAYOUT`, then `pilotlight image push FILE --base LAYOUT`, "
+            "before the deploy.",
+            parameter="image",
+        )
 
 
 def check_packages(spec: ImageSpec, *, has_base: bool) -> None:

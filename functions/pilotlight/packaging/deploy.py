@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from pilotlight.client.client import Client, Deployment
 from pilotlight.client.resources.releases import ReleaseOptions
@@ -23,16 +22,14 @@ from pilotlight.packaging.progress import (
     ignore_progress,
 )
 from pilotlight.packaging.weights_push import hashing_event, upload_blobs
+from pilotlight.sdk.declared_app import DeclaredApp
 from pilotlight.spec.function import ImageSpec
-
-if TYPE_CHECKING:
-    from pilotlight.sdk.app import App
 
 __all__ = ["Progress", "ProgressEvent", "deploy"]
 
 
 def deploy(
-    app: App,
+    app: DeclaredApp,
     *,
     client: Client,
     name: str | None = None,
@@ -66,6 +63,8 @@ def deploy(
         upload_blobs(client, built.blobs, report=report)
     for digest, spec in built.images.items():
         _provide_image(client, built, digest, spec, report)
+    for volume in sorted(built.volumes):
+        client.create_volume(volume)
     for secret, values in built.secrets.items():
         client.put_secret(secret, values)
     report(

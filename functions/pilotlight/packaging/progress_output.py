@@ -13,7 +13,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from pilotlight.client import sessions
@@ -34,6 +34,27 @@ _LATE_S = 5.0
 """How long before the newest line a line may have been written that did not arrive yet: instances
 write to logs of their own."""
 _MIB = 1024**2
+
+
+_is_enabled = False
+"""Set by `enable_output`, for this process."""
+
+
+@contextlib.contextmanager
+def enable_output() -> Iterator[None]:
+    """Print the steps of `app.deploy()` to stderr in this `with` block. Those of `app.run()`, and
+    what the app's functions print, are shown without it."""
+    global _is_enabled
+    before, _is_enabled = _is_enabled, True
+    try:
+        yield
+    finally:
+        _is_enabled = before
+
+
+def is_output_enabled() -> bool:
+    """Whether this process is in a block of `enable_output`."""
+    return _is_enabled
 
 
 class ProgressOutput:

@@ -17,7 +17,12 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from pilotlight.errors import InvalidInput, PilotlightError
-from pilotlight.sdk.decorators import PilotlightWarning, describe_target, metadata_of
+from pilotlight.sdk.decorator_metadata import (
+    PilotlightWarning,
+    describe_target,
+    metadata_of,
+    undecorated,
+)
 from pilotlight.sdk.schema import hints_of
 from pilotlight.spec.policies import BatchPolicy
 
@@ -240,7 +245,7 @@ def _functions(raw: Any) -> list[Callable[..., Any]]:
     return [
         found
         for name in names
-        if inspect.isfunction(found := inspect.getattr_static(raw, name, None))
+        if inspect.isfunction(found := undecorated(inspect.getattr_static(raw, name, None)))
     ]
 
 

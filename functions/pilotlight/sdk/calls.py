@@ -12,6 +12,7 @@ from pilotlight.client.client import LONG_POLL_S
 from pilotlight.client.responses import is_finished, parse_record_result
 from pilotlight.protocol import CallRecord
 from pilotlight.sdk.sync_async import SyncAsyncMethod, with_short_errors
+from pilotlight.sdk.unsupported import refuse_attributes
 
 R = TypeVar("R")
 
@@ -28,6 +29,7 @@ def poll_delays_s() -> Iterator[float]:
         pause = min(_LONGEST_PAUSE_S, pause * 2)
 
 
+@refuse_attributes
 class FunctionCall(Generic[R]):
     """The handle of a background call, started with `Function.spawn`.
 

@@ -1,19 +1,31 @@
-"""`Cls` and `Obj`: handles of a declared class and of its objects."""
+"""`Cls` and `Obj`: handles of a declared class and of its objects; and its methods that are marked
+with `@method()`, seen from inside."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import threading
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk.batches import local_body
+from pilotlight.sdk.binding.bound import Binding, bound_options, merged
+from pilotlight.sdk.binding.parameters import PARAMETERS_ATTRIBUTE, Parameter
 from pilotlight.sdk.declaration import Declaration, members
 from pilotlight.sdk.function import Function
+from pilotlight.sdk.unsupported import is_unsupported, not_supported
 from pilotlight.spec.identifiers import require_name
 
 T = TypeVar("T")
+
+HOME_ATTRIBUTE = "_pilotlight_home"
+"""Of a declared class: (app, function)."""
+_REMOTE_VERBS = frozenset(
+    {"remote", "remote_gen", "map", "starmap", "for_each", "spawn", "spawn_map", "with_options"}
+)
 
 
 class Cls(Generic[T]):
@@ -21,8 +33,19 @@ class Cls(Generic[T]):
     `Function` handles: `Embedder().embed.remote("text")`."""
 
     def __init__(
-        self, *, app: str, name: str, tenant: str = "", declaration: Declaration | None = None
+        self,
+        *,
+        app: str,
+        name: str,
+        tenant: str = "",
+        declaration: Declaration | None = None,
+        web: Mapping[str, Declaration] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
+        """`web`: the declarations of its web applications, by method. `options`: of
+        `with_options`."""
+        self._web = web or {}
+        self._options = options or {}
         self._app = app
         self._name = name
         self._tenant = tenant
@@ -39,7 +62,7 @@ class Cls(Generic[T]):
         return f"<Cls {self._app}/{self._name}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _cls_by_name, (self._app, self._name, self._tenant)
+        return _cls_by_name, (self._app, self._name, self._tenant, self._options)
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
         if self._declaration is None:
@@ -50,38 +73,79 @@ class Cls(Generic[T]):
         return (self._declaration.raw,)
 
     @classmethod
-    def from_name(cls, app: str, name: str, *, tenant: str | None = None) -> Cls[Any]:
+    def from_name(
+        cls, app: str, name: str, *, tenant: str | None = None, environment_name: str | None = None
+    ) -> Cls[Any]:
         """Return the handle of a deployed class. Makes no request; a wrong name fails when a method
         is called.
 
         `tenant` names another tenant that shares the class (see `Function.from_name`). Raises
         InvalidInput for an invalid name."""
+        if environment_name is not None:
+            raise not_supported("environment_name=")
         return _cls_by_name(
             require_name("app", app),
             require_name("function", name, parameter="name"),
             require_name("tenant", tenant) if tenant else "",
         )
 
+    def with_options(self, **options: Any) -> Cls[T]:
+        """Return a handle of the class with other options, whose objects have instances of their
+        own: `Model.with_options(gpu="H100", max_instances=2)().run.remote(…)`. They end with the
+        next deploy, and are made again by the next call.
+
+        Options: `cpu, memory, gpu, env, secrets, retries, timeout, startup_timeout, queue_timeout,
+        max_instances, buffer_instances, scaledown_window, waiting_cost` (also by Modal's names).
+        Using the handle needs a key that may deploy. Raises InvalidInput naming any other."""
+        return self._with(bound_options(options))
+
+    def with_concurrency(self, *, max_inputs: int, target_inputs: int | None = None) -> Cls[T]:
+        """Return a handle of the class, as `with_options`, with other numbers of concurrent
+        calls."""
+        return self._with({"scaling": {"max_inputs": max_inputs, "target_inputs": target_inputs}})
+
+    def _with(self, options: Mapping[str, Any]) -> Cls[T]:
+        return Cls(
+            app=self._app,
+            name=self._name,
+            tenant=self._tenant,
+            declaration=self._declaration,
+            web=self._web,
+            options=merged(self._options, options),
+        )
+
     def __call__(self, *args: Any, **kwargs: Any) -> Obj:
-        if args or kwargs:
+        if args:
             raise InvalidInput(
-                f"{self._name}(…) takes no arguments, because all callers share its instances: "
-                "pass the value to the method, or read it from env= or secrets= in "
-                "@pilotlight.enter()"
+                f"{self._name}({args[0]!r}): pass arguments by name, {self._name}(NAME=…)"
             )
+        known = parameters_of(self._declaration)
         return Obj(
-            app=self._app, name=self._name, tenant=self._tenant, declaration=self._declaration
+            app=self._app,
+            name=self._name,
+            tenant=self._tenant,
+            declaration=self._declaration,
+            web=self._web,
+            arguments=kwargs,
+            binding=Binding.of(self._name, known, kwargs, self._options),
         )
 
     def __getattr__(self, attribute: str) -> Any:
+        if is_unsupported(f"Cls.{attribute}"):
+            raise not_supported(f"Cls.{attribute}")
         if attribute.startswith("__") or self._declaration is None:
             raise AttributeError(f"{self!r} has no attribute {attribute!r}")
+        if attribute in self._web:
+            return self._web_handle(attribute)
         if attribute in self._declaration.method_names():
             raise InvalidInput(
                 f"{self._name}.{attribute} was used on the class: create an object first, "
                 f"{self._name}().{attribute}.remote(…)"
             )
         return getattr(self._declaration.raw, attribute)
+
+    def _web_handle(self, method: str) -> Function[..., Any]:
+        return _web_handle(self._app, self._web[method])
 
 
 class Obj:
@@ -91,8 +155,20 @@ class Obj:
     The local object is created and entered once per process; `_lock` guards that."""
 
     def __init__(
-        self, *, app: str, name: str, tenant: str = "", declaration: Declaration | None
+        self,
+        *,
+        app: str,
+        name: str,
+        tenant: str = "",
+        declaration: Declaration | None,
+        web: Mapping[str, Declaration] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        binding: Binding | None = None,
     ) -> None:
+        """`arguments`: of its parameters; `binding`: with those, the options of its class."""
+        self._web = web or {}
+        self._arguments = arguments or {}
+        self._binding = binding
         self._app = app
         self._name = name
         self._tenant = tenant
@@ -101,22 +177,36 @@ class Obj:
         self._instance: Any = None
 
     def __repr__(self) -> str:
-        return f"<Obj {self._app}/{self._name}>"
+        bound = f"({self._binding})" if self._binding is not None else ""
+        return f"<Obj {self._app}/{self._name}{bound}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _obj_by_name, (self._app, self._name, self._tenant)
+        return _obj_by_name, (self._app, self._name, self._tenant, self._binding)
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("_"):
             raise AttributeError(f"{self!r} has no attribute {attribute!r}")
         declaration = self._declaration
         if declaration is None:
-            return Function(app=self._app, name=self._name, method=attribute, tenant=self._tenant)
+            return Function(
+                app=self._app,
+                name=self._name,
+                method=attribute,
+                tenant=self._tenant,
+                binding=self._binding,
+            )
+        if attribute in self._web:
+            return _web_handle(self._app, self._web[attribute])
         if attribute not in declaration.method_names():
             return self._local_attribute(attribute)
         body = local_body(_LocalMethod(self, attribute), getattr(declaration.raw, attribute))
         return Function(
-            app=self._app, name=self._name, method=attribute, declaration=declaration, body=body
+            app=self._app,
+            name=self._name,
+            method=attribute,
+            declaration=declaration,
+            body=body,
+            binding=self._binding,
         )
 
     def _local_attribute(self, attribute: str) -> Any:
@@ -136,6 +226,8 @@ class Obj:
             if self._instance is None:
                 assert self._declaration is not None
                 instance = self._declaration.raw()
+                for name, value in self._arguments.items():
+                    setattr(instance, name, value)
                 _run_hooks(instance, self._declaration.raw)
                 self._instance = instance
             return self._instance
@@ -169,9 +261,89 @@ def _run_hooks(instance: Any, kind: type) -> None:
                 asyncio.run(result)
 
 
-def _cls_by_name(app: str, name: str, tenant: str = "") -> Cls[Any]:
-    return Cls(app=app, name=name, tenant=tenant)
+class MarkedMethod:
+    """The descriptor in the body of a class.
+
+    Attributes:
+        marked_function: the plain function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.marked_function = function
+        functools.update_wrapper(self, function, updated=())  # marks stay on the function
+
+    def __repr__(self) -> str:
+        return f"<MarkedMethod {self.marked_function.__qualname__}>"
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self.marked_function
+        return BoundMethod(self.marked_function, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the plain function, as for a decorator that is placed above."""
+        return self.marked_function(*args, **kwargs)
 
 
-def _obj_by_name(app: str, name: str, tenant: str = "") -> Obj:
-    return Obj(app=app, name=name, tenant=tenant, declaration=None)
+class BoundMethod:
+    """A marked method of an object. Calling it runs it in this process, as `.local(…)` does;
+    `.remote(…)` and the others run it on the platform, in an instance of the object's class."""
+
+    def __init__(self, function: Callable[..., Any], instance: Any) -> None:
+        self.local = function.__get__(instance)
+        self.__wrapped__ = self.local
+        self._instance = instance
+
+    def __repr__(self) -> str:
+        return f"<BoundMethod {self.local.__qualname__}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the method in this process."""
+        return self.local(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__"):
+            return getattr(self.local, name)
+        if name not in _REMOTE_VERBS:
+            raise AttributeError(f"{self.local.__qualname__} has no attribute {name!r}")
+        return getattr(self._handle(name), name)
+
+    def _handle(self, verb: str) -> Function[..., Any]:
+        kind, method = type(self._instance), self.local.__name__
+        home = getattr(kind, HOME_ATTRIBUTE, None)
+        if home is None:
+            raise InvalidInput(
+                f"{self.local.__qualname__}.{verb}(…) was called on a plain {kind.__name__} "
+                f"object. Outside the class: decorate it with @app.cls() and call "
+                f"{kind.__name__}().{method}.{verb}(…). Inside the class: call self.{method}(…), "
+                "which runs in the same instance."
+            )
+        app, function = home
+        values = {
+            name: getattr(self._instance, name)
+            for name in getattr(kind, PARAMETERS_ATTRIBUTE, {})
+            if hasattr(self._instance, name)
+        }
+        binding = Binding.of(kind.__name__, getattr(kind, PARAMETERS_ATTRIBUTE, {}), values)
+        return Function(app=app, name=function, method=method, binding=binding)
+
+
+def parameters_of(declaration: Declaration | None) -> Mapping[str, Parameter] | None:
+    """Return the parameters of a declared class; None for one that is only known by name."""
+    if declaration is None:
+        return None
+    found: Mapping[str, Parameter] = getattr(declaration.raw, PARAMETERS_ATTRIBUTE, {})
+    return found
+
+
+def _web_handle(app: str, declaration: Declaration) -> Function[..., Any]:
+    return Function(app=app, name=declaration.name, method="", declaration=declaration)
+
+
+def _cls_by_name(
+    app: str, name: str, tenant: str = "", options: Mapping[str, Any] | None = None
+) -> Cls[Any]:
+    return Cls(app=app, name=name, tenant=tenant, options=options)
+
+
+def _obj_by_name(app: str, name: str, tenant: str = "", binding: Binding | None = None) -> Obj:
+    return Obj(app=app, name=name, tenant=tenant, declaration=None, binding=binding)

@@ -11,9 +11,11 @@ from typing import Any
 
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk.batches import batch_policy, check_batched, item_hints
-from pilotlight.sdk.decorators import describe_target, metadata_of
+from pilotlight.sdk.binding.parameters import PARAMETERS_ATTRIBUTE, parameters_schema
+from pilotlight.sdk.decorator_metadata import describe_target, metadata_of, undecorated
 from pilotlight.sdk.options import CheckedOptions
 from pilotlight.sdk.schema import arguments_schema, returns_schema
+from pilotlight.spec.bound import is_bound
 from pilotlight.spec.function import FunctionKind, MethodSpec
 from pilotlight.spec.identifiers import require_name
 
@@ -27,12 +29,26 @@ class Declaration(CheckedOptions):
     Attributes:
         app: name of the app that declares it.
         name: its name in the app.
-        raw: the undecorated callable or class."""
+        raw: the undecorated callable or class.
+        member: the method of a class that is a web application, where the class has several
+            callables and each web application is a function of its own; "" otherwise."""
 
     app: str
     name: str
     raw: Any
     kind: FunctionKind
+    member: str = ""
+
+    @property
+    def qualname(self) -> str:
+        """What a worker loads: of the module, or of the pickle where it is deployed by value."""
+        own = "" if self.by_value else str(self.raw.__qualname__)
+        return ".".join(part for part in (own, self.member) if part)
+
+    @property
+    def parameters(self) -> dict[str, Any] | None:
+        """JSON Schema of the parameters of a class; None for none."""
+        return parameters_schema(getattr(self.raw, PARAMETERS_ATTRIBUTE, {}))
 
     @property
     def module(self) -> str:
@@ -80,7 +96,7 @@ def members(kind: type) -> Iterator[tuple[str, Mapping[str, Any], Callable[..., 
     """Yield (name, marks, function) of every marked method, those of base classes first, each in
     the position of its first definition."""
     for name in dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base)):
-        found = inspect.getattr_static(kind, name, None)
+        found = undecorated(inspect.getattr_static(kind, name, None))
         if inspect.isfunction(found) and (marks := metadata_of(found)):
             yield name, marks, found
 
@@ -129,17 +145,10 @@ def check_class(raw: Any, decorator: str) -> None:
         )
     for function in (function for _, marks, function in members(raw) if "batched" in marks):
         check_batched(function, is_method=True)
-    marks = [marks for _, marks, _ in members(raw)]
-    has_methods, web = any(map(is_entry, marks)), sum("asgi" in m for m in marks)
-    if not has_methods and not web:
+    if not any(is_entry(marks) or "asgi" in marks for _, marks, _ in members(raw)):
         raise InvalidInput(
             f"class {raw.__qualname__} has no callable method: mark its methods with "
             f"@pilotlight.method()"
-        )
-    if web > 1 or (web and has_methods):
-        raise InvalidInput(
-            f"class {raw.__qualname__} is a web application (@asgi_app) and cannot have other "
-            f"methods to call: split it into two classes"
         )
     if needed := _required_arguments(raw):
         raise InvalidInput(
@@ -165,11 +174,14 @@ def check_place(raw: Any) -> None:
 
 def check_declared_name(raw: Any, name: str | None) -> str:
     """Return the name to deploy under: `name`, or that of the object. Raises InvalidInput."""
-    return require_name(
-        "function",
-        name or raw.__qualname__.rpartition("<locals>.")[2].replace(".", "-"),
-        parameter="name",
-    )
+    found = name or raw.__qualname__.rpartition("<locals>.")[2].replace(".", "-")
+    if is_bound(found):
+        raise InvalidInput(
+            f"function name {found!r}: names that end like this one are those of bound functions: "
+            "choose another",
+            parameter="name",
+        )
+    return require_name("function", found, parameter="name")
 
 
 def _required_arguments(kind: type) -> list[str]:

@@ -1,66 +1,35 @@
-"""Decorators that mark functions and classes: `enter, exit, method, concurrent, batched, asgi_app`.
+"""Decorators that mark functions and classes: `enter, exit, method, concurrent, batched`, and of web
+applications `asgi_app, wsgi_app, fastapi_endpoint`.
 
-A mark is an entry in the dictionary `_pilotlight_marks` of the function or class itself.
-`@app.function()` and `@app.cls()` read marks at declaration, the worker reads them at run time. No
-decorator wraps its target: a marked function is called as before."""
+`decorator_metadata` says what a mark is."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
-import warnings
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 from pilotlight.errors import InvalidInput
+from pilotlight.sdk.cls import MarkedMethod
+from pilotlight.sdk.decorator_metadata import (
+    describe_target,
+    method_metadata,
+    refuse_bare,
+    set_metadata,
+    undecorated,
+    warn_ignored,
+)
+from pilotlight.sdk.function import Function
+from pilotlight.sdk.unsupported import is_unsupported, not_supported
 from pilotlight.spec.policies import BatchPolicy
-
-if TYPE_CHECKING:
-    from pilotlight.sdk.function import Function
 
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
-METADATA_ATTRIBUTE = "_pilotlight_marks"
-_REMOTE_VERBS = ("remote", "remote_gen", "map", "starmap", "for_each", "spawn", "local")
-
-
-class PilotlightWarning(UserWarning):
-    """Warns of an option that is accepted but has no effect."""
-
-
-def metadata_of(target: Any) -> Mapping[str, Any]:
-    """Return the marks of a function or class itself, without those of base classes."""
-    found = vars(target).get(METADATA_ATTRIBUTE, {}) if hasattr(target, "__dict__") else {}
-    return found if isinstance(found, Mapping) else {}
-
-
-def set_metadata(target: Any, key: str, value: Any) -> None:
-    """Add one mark to `target`. Raises InvalidInput if `target` already has it."""
-    marks = dict(metadata_of(target))
-    if key in marks:
-        raise InvalidInput(f"{describe_target(target)} is marked @{key} twice: remove one")
-    setattr(target, METADATA_ATTRIBUTE, {**marks, key: value})
-
-
-def describe_target(target: Any) -> str:
-    """Return `name (file:line)` of a function or class, as far as known, for error messages."""
-    name = getattr(target, "__qualname__", None) or repr(target)
-    code = getattr(target, "__code__", None)
-    return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code is not None else str(name)
-
-
-def refuse_bare(decorator: str, target: Any) -> None:
-    """Raise InvalidInput if a decorator was used without parentheses, which passes the decorated
-    object as `target`."""
-    if target is not None:
-        raise InvalidInput(
-            f"@{decorator} was written without parentheses on {describe_target(target)}: write "
-            f"@{decorator}()"
-        )
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 
 
 def _function(decorator: str, target: Any) -> Any:
@@ -69,6 +38,7 @@ def _function(decorator: str, target: Any) -> Any:
             f"@{decorator} must be placed below @app.function() or @app.cls(), closer to the "
             f"definition of {target!r}"
         )
+    target = undecorated(target)
     if not inspect.isfunction(target):
         raise InvalidInput(
             f"@{decorator} decorates functions and methods; {describe_target(target)} is a "
@@ -155,59 +125,9 @@ def method(
 
     def mark(method: Callable[Concatenate[Any, P], R]) -> Function[P, R]:
         set_metadata(_function("pilotlight.method", method), "method", options)
-        for verb in _REMOTE_VERBS:
-            setattr(method, verb, _Undeclared(verb, method))
-        return cast("Function[P, R]", method)
+        return cast("Function[P, R]", MarkedMethod(method))
 
     return mark
-
-
-def method_metadata(*, example: Any, check: Callable[[Any, Any], bool] | None) -> dict[str, Any]:
-    """Validate the example and check of a callable and return its mark. Raises InvalidInput."""
-    if example is not None and not isinstance(example, list | tuple | dict):
-        raise InvalidInput(
-            f"example = {example!r}: pass the arguments as a list, example=[{example!r}], or by "
-            f"name as a dict",
-            parameter="example",
-        )
-    try:
-        json.dumps(example)
-    except (TypeError, ValueError) as e:
-        raise InvalidInput(
-            f"example = {example!r} cannot be encoded as JSON: {e}", parameter="example"
-        ) from e
-    if check is not None and not callable(check):
-        raise InvalidInput(
-            f"check = {check!r}: must be a function check(answer, expected) -> bool",
-            parameter="check",
-        )
-    if check is not None and example is None:
-        raise InvalidInput(
-            "check= compares answers to the example: pass example= as well", parameter="check"
-        )
-    return {"example": list(example) if isinstance(example, tuple) else example, "check": check}
-
-
-class _Undeclared:
-    """Stands in for a verb such as `.remote` on a marked method of a plain object; raises
-    InvalidInput when called."""
-
-    def __init__(self, verb: str, method: Callable[..., Any]) -> None:
-        self._verb = verb
-        self._method = method.__qualname__
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        owner, _, name = self._method.rpartition(".")
-        owner = owner.rpartition(".")[2] or "Class"
-        raise InvalidInput(
-            f"{self._method}.{self._verb}(…) was called on a plain {owner} object. Outside the "
-            f"class: decorate it with @app.cls() and call {owner}().{name}.{self._verb}(…). Inside "
-            f"the class: call self.{name}(…), which runs in the same instance."
-        )
-
-    def aio(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise InvalidInput."""
-        return self(*args, **kwargs)
 
 
 def concurrent(
@@ -292,7 +212,7 @@ def batched(
 
 
 def asgi_app(
-    func: None = None, /, *, example: str | None = None, **ignored_options: Any
+    func: None = None, /, *, example: str | None = None, **modal_options: Any
 ) -> Callable[[F], F]:
     """Serve the ASGI application (FastAPI, Starlette, …) that this function returns, under
     `/fn/{app}/{function}/`.
@@ -300,30 +220,86 @@ def asgi_app(
     `example` is a path of the application, such as "/health". With it, the application is created
     and the path requested before the snapshot, which makes starts faster; the application must then
     work without secrets and answer the path before its lifespan startup. None: the application is
-    created at every start."""
-    refuse_bare("pilotlight.asgi_app", func)
+    created at every start.
+
+    `modal_options`: `requires_proxy_auth=True` has the effect that every function has without
+    `access="public"`; others of Modal's raise NotSupported."""
+    return _web("asgi_app", func, example, modal_options, {})
+
+
+def wsgi_app(
+    func: None = None, /, *, example: str | None = None, **modal_options: Any
+) -> Callable[[F], F]:
+    """Serve the WSGI application (Flask, Django, …) that this function returns, as `asgi_app` does.
+
+    Its calls run in threads. An environment that has a2wsgi is served by it."""
+    return _web("wsgi_app", func, example, modal_options, {"wsgi": True})
+
+
+def fastapi_endpoint(
+    func: None = None,
+    /,
+    *,
+    method: str = "GET",
+    docs: bool = False,
+    example: str | None = None,
+    **modal_options: Any,
+) -> Callable[[F], F]:
+    """Serve this function at `/fn/{app}/{function}/`: its parameters are read from the query and
+    the body, and its result is answered, as FastAPI does. FastAPI must be in its environment.
+
+    Args:
+        method: HTTP method, such as "POST".
+        docs: serve FastAPI's interactive documentation at `docs` below the address.
+        example, modal_options: as for `asgi_app`; the path of the endpoint itself is "/"."""
+    if isinstance(func, str):
+        raise InvalidInput(
+            f"@pilotlight.fastapi_endpoint({func!r}): write method={func!r}", parameter="method"
+        )
+    if not isinstance(method, str) or method.upper() not in _METHODS:
+        raise InvalidInput(
+            f"@pilotlight.fastapi_endpoint(method={method!r}): must be one of {', '.join(_METHODS)}",
+            parameter="method",
+        )
+    endpoint = {"endpoint": {"method": method.upper(), "docs": bool(docs)}}
+    return _web("fastapi_endpoint", func, example, modal_options, endpoint)
+
+
+web_endpoint = fastapi_endpoint
+"""The former name of `fastapi_endpoint` in Modal."""
+
+
+def _web(
+    decorator: str,
+    func: Any,
+    example: str | None,
+    modal_options: Mapping[str, Any],
+    details: Mapping[str, Any],
+) -> Callable[[F], F]:
+    """Return the mark of a web application. Raises InvalidInput, NotSupported."""
+    name = f"pilotlight.{decorator}"
+    refuse_bare(name, func)
     if example is not None and (not isinstance(example, str) or not example.startswith("/")):
         raise InvalidInput(
-            f"@pilotlight.asgi_app(example={example!r}): must be a path of the application, such "
-            "as '/'",
+            f"@{name}(example={example!r}): must be a path of the application, such as '/'",
             parameter="example",
         )
-    for name in ignored_options:
-        warn_ignored(name, "the application is served under /fn/{app}/{function}/")
+    for option, value in modal_options.items():
+        if option == "requires_proxy_auth" and value:
+            continue  # as every function without access="public"
+        if option == "requires_proxy_auth":
+            raise InvalidInput(
+                f"@{name}(requires_proxy_auth=False): callers need a key unless the function says "
+                f'access="public": @app.function(access="public")',
+                parameter=option,
+            )
+        if is_unsupported(f"{option}="):
+            raise not_supported(f"{option}=")
+        raise InvalidInput(f"@{name}: unknown option {option}=", parameter=option)
+    mark = {**({} if example is None else {"example": example}), **details}
 
-    def mark(function: F) -> F:
-        set_metadata(
-            _function("pilotlight.asgi_app", function),
-            "asgi",
-            True if example is None else {"example": example},
-        )
+    def put(function: F) -> F:
+        set_metadata(_function(name, function), "asgi", mark or True)
         return function
 
-    return mark
-
-
-def warn_ignored(name: str, why: str, *, stacklevel: int = 3) -> None:
-    """Warn that an option is accepted but has no effect."""
-    warnings.warn(
-        f"{name}= has no effect on pilotlight: {why}", PilotlightWarning, stacklevel=stacklevel
-    )
+    return put

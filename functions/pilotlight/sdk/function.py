@@ -21,16 +21,20 @@ from pilotlight.client.pickling import dump_arguments, dump_json_arguments
 from pilotlight.client.responses import call_headers
 from pilotlight.errors import InvalidInput, NotFound
 from pilotlight.sdk import active_app, parallel_map
+from pilotlight.sdk.binding.bound import Binding, bound_options, merged
 from pilotlight.sdk.calls import FunctionCall
 from pilotlight.sdk.declaration import Declaration
 from pilotlight.sdk.options import parse_priority
 from pilotlight.sdk.parallel_map import DEFAULT_CONCURRENCY, Input, MapOptions
 from pilotlight.sdk.schema import parameter_names
 from pilotlight.sdk.sync_async import SyncAsyncMethod, with_short_errors
+from pilotlight.sdk.unsupported import not_supported, refuse_attributes
+from pilotlight.spec.function import FunctionKind
 from pilotlight.spec.identifiers import Priority, require_name
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,7 @@ class CallOptions:
 NO_OPTIONS = CallOptions()
 
 
+@refuse_attributes
 class Function(Generic[P, R]):
     """The handle of a function on the platform, or of a method of a class.
 
@@ -52,7 +57,9 @@ class Function(Generic[P, R]):
     - `.local(…)` runs it in this process.
     - `.remote_gen(…)` runs a generator on the platform and iterates over its items.
     - `.map(…)`, `.starmap(…)` and `.for_each(…)` make many calls in parallel.
-    - `.spawn(…)` starts a call in the background and returns a `FunctionCall`.
+    - `.spawn(…)` starts a call in the background and returns a `FunctionCall`; `.spawn_map(…)` many
+      of them.
+    - `.get_web_url()` is the address of a web application.
 
     Each of them except `.local` has an asynchronous form: `await f.remote.aio(…)`."""
 
@@ -66,8 +73,10 @@ class Function(Generic[P, R]):
         declaration: Declaration | None = None,
         body: Callable[P, R] | None = None,
         options: CallOptions = NO_OPTIONS,
+        binding: Binding | None = None,
     ) -> None:
         self._options = options
+        self._binding = binding
         self._app = app
         self._name = name
         self._tenant = tenant
@@ -92,7 +101,7 @@ class Function(Generic[P, R]):
             self._name,
             self._method,
             self._tenant,
-            self._options.priority and self._options.priority.value,
+            (self._options.priority and self._options.priority.value, self._binding),
         )
 
     @classmethod
@@ -106,10 +115,7 @@ class Function(Generic[P, R]):
         results are JSON values, arguments are all by name or all by position, and an exception of
         the function is raised as FunctionRaised. Raises InvalidInput for an invalid name."""
         if environment_name is not None:
-            raise InvalidInput(
-                "environment_name= is not supported: set PILOTLIGHT_ENVIRONMENT, or use "
-                "'pilotlight -e'"
-            )
+            raise not_supported("environment_name=")
         function, _, method = name.partition(".")
         return _by_name(
             require_name("app", app),
@@ -124,9 +130,10 @@ class Function(Generic[P, R]):
         priority: str | None = None,
         webhook: str | None = None,
         idempotency_key: str | None = None,
+        **options: Any,
     ) -> Function[P, R]:
-        """Return a handle of the same function with other call options. Options not given keep
-        their values.
+        """Return a handle of the same function with other options. Options not given keep their
+        values.
 
         Args:
             priority: "realtime", "standard" or "batch", at most the highest that the plan allows.
@@ -134,7 +141,9 @@ class Function(Generic[P, R]):
                 started with `.spawn()` ends.
             idempotency_key: key that identifies one call. `.remote()` and `.spawn()` with the same
                 key and arguments are the same call and return the same result, so they can be
-                retried after a lost connection. Use a new key for each further call."""
+                retried after a lost connection. Use a new key for each further call.
+            options: as for `Cls.with_options`: the calls of the handle go to instances of their
+                own."""
         given = without_none(
             {
                 "priority": parse_priority(priority),
@@ -142,6 +151,8 @@ class Function(Generic[P, R]):
                 "idempotency_key": idempotency_key,
             }
         )
+        before = self._binding or Binding({}, {})
+        chosen = merged(before.options, bound_options(options))
         return Function(
             app=self._app,
             name=self._name,
@@ -150,6 +161,7 @@ class Function(Generic[P, R]):
             declaration=self._declaration,
             body=self._body,
             options=replace(self._options, **given),
+            binding=Binding(before.arguments, chosen) if before.arguments or chosen else None,
         )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -211,25 +223,86 @@ class Function(Generic[P, R]):
         return SyncAsyncMethod(self._starmap, self._starmap_aio)
 
     @property
+    def spawn_map(
+        self,
+    ) -> SyncAsyncMethod[..., list[FunctionCall[R]], Awaitable[list[FunctionCall[R]]]]:
+        """Start a call in the background per element of the iterables (zipped), with `kwargs` each,
+        and return their `FunctionCall`s when all of them are accepted:
+        `pilotlight.FunctionCall.gather(*f.spawn_map([1, 2, 3]))`."""
+        return SyncAsyncMethod(self._spawn_map, self._spawn_map_aio)
+
+    @property
     def for_each(self) -> SyncAsyncMethod[..., None, Awaitable[None]]:
         """Like `map` for side effects: wait for all calls and return None. With
         `ignore_exceptions=True` failed calls do not raise."""
         return SyncAsyncMethod(self._for_each, self._for_each_aio)
+
+    def get_web_url(self) -> str | None:
+        """Return the address of this web application, without a slash at its end; None for a
+        function that is not one. Callers need a key, unless the function says access="public"."""
+        if self._declaration is not None and self._declaration.kind is not FunctionKind.ASGI:
+            return None
+        app = self._app if self._tenant else active_app.deployed_name(self._app)
+        owner = f"/t/{self._tenant}" if self._tenant else ""
+        return f"{sessions.current_profile().url.rstrip('/')}{owner}/fn/{app}/{self._name}"
 
     @with_short_errors
     def warmup(self) -> None:
         """Start one instance. Raises InvalidInput for a function of another tenant."""
         if self._tenant:
             raise InvalidInput(f"{self!r} belongs to another tenant: only the owner can warm it up")
-        sessions.client().warmup(self._target[0], self._target[1])
+        self._with_target(sessions.client().warmup)
 
     @property
     def _path(self) -> str:
         return f"{self._name}.{self._method}" if self._method else self._name
 
     @property
+    def _deployed_app(self) -> str:
+        return self._app if self._tenant else active_app.deployed_name(self._app)
+
+    def _dotted(self, name: str) -> str:
+        return f"{name}.{self._method}" if self._method else name
+
+    @property
     def _target(self) -> tuple[str, str]:
-        return (self._app if self._tenant else active_app.deployed_name(self._app)), self._path
+        """App and function of a call."""
+        app, binding = self._deployed_app, self._binding
+        return app, self._dotted(self._name if binding is None else binding.name(app, self._name))
+
+    async def _target_aio(self) -> tuple[str, str]:
+        app, binding = self._deployed_app, self._binding
+        if binding is None:
+            return app, self._path
+        return app, self._dotted(await binding.name_aio(app, self._name))
+
+    def _must_ask_again(self) -> bool:
+        """Whether the target was not found because its bound function ended with a deploy."""
+        return self._binding is not None and self._binding.forget(self._deployed_app, self._name)
+
+    def _with_target(self, send: Callable[..., T], *args: Any, **ways: Any) -> T:
+        try:
+            return send(*self._target, *args, **ways)
+        except NotFound as e:
+            if not self._must_ask_again():
+                raise self._not_there(e) from e
+        try:
+            return send(*self._target, *args, **ways)
+        except NotFound as e:
+            raise self._not_there(e) from e
+
+    async def _with_target_aio(
+        self, send: Callable[..., Awaitable[T]], *args: Any, **ways: Any
+    ) -> T:
+        try:
+            return await send(*await self._target_aio(), *args, **ways)
+        except NotFound as e:
+            if not self._must_ask_again():
+                raise self._not_there(e) from e
+        try:
+            return await send(*await self._target_aio(), *args, **ways)
+        except NotFound as e:
+            raise self._not_there(e) from e
 
     def _ways(self, *, streams: bool) -> dict[str, Any]:
         """Return the tenant and headers of a call."""
@@ -252,6 +325,11 @@ class Function(Generic[P, R]):
         return dump_arguments(f"{self._path}(…)", self._parameters, args, kwargs)
 
     def _check_single(self, verb: str) -> None:
+        if self._declaration is not None and self._declaration.kind is FunctionKind.ASGI:
+            raise InvalidInput(
+                f"{self._path} is a web application: send requests to {self._path}.get_web_url() "
+                f"instead of .{verb}(…)"
+            )
         if self._declaration is not None and self._declaration.is_generator(self._method):
             raise InvalidInput(
                 f"{self._path} is a generator: iterate over {self._path}.remote_gen(…) instead of "
@@ -273,51 +351,74 @@ class Function(Generic[P, R]):
 
     def _remote(self, *args: P.args, **kwargs: P.kwargs) -> R:
         self._check_single("remote")
-        try:
-            answer = sessions.client().invoke(
-                *self._target, self._packed(args, kwargs), **self._ways(streams=False)
-            )
-        except NotFound as e:
-            raise self._not_there(e) from e
+        answer = self._with_target(
+            sessions.client().invoke, self._packed(args, kwargs), **self._ways(streams=False)
+        )
         result: R = answer.value()
         return result
 
     async def _remote_aio(self, *args: P.args, **kwargs: P.kwargs) -> R:
         self._check_single("remote")
         client = await sessions.async_client()
-        try:
-            answer = await client.invoke(
-                *self._target, self._packed(args, kwargs), **self._ways(streams=False)
-            )
-        except NotFound as e:
-            raise self._not_there(e) from e
+        answer = await self._with_target_aio(
+            client.invoke, self._packed(args, kwargs), **self._ways(streams=False)
+        )
         result: R = answer.value()
         return result
 
     def _remote_gen(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Any]:
-        yield from sessions.client().invoke_stream(
-            *self._target, self._packed(args, kwargs), **self._ways(streams=True)
-        )
+        body, ways, has_begun = self._packed(args, kwargs), self._ways(streams=True), False
+        try:
+            for item in sessions.client().invoke_stream(*self._target, body, **ways):
+                has_begun = True
+                yield item
+            return
+        except NotFound:
+            if has_begun or not self._must_ask_again():
+                raise
+        yield from sessions.client().invoke_stream(*self._target, body, **ways)
 
     async def _remote_gen_aio(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Any]:
-        client = await sessions.async_client()
-        async for item in client.invoke_stream(
-            *self._target, self._packed(args, kwargs), **self._ways(streams=True)
-        ):
+        client, has_begun = await sessions.async_client(), False
+        body, ways = self._packed(args, kwargs), self._ways(streams=True)
+        try:
+            async for item in client.invoke_stream(*await self._target_aio(), body, **ways):
+                has_begun = True
+                yield item
+            return
+        except NotFound:
+            if has_begun or not self._must_ask_again():
+                raise
+        async for item in client.invoke_stream(*await self._target_aio(), body, **ways):
             yield item
 
     def _spawn(self, *args: P.args, **kwargs: P.kwargs) -> FunctionCall[R]:
-        call_id = sessions.client().submit(
-            *self._target, self._packed(args, kwargs), **self._ways(streams=False)
+        call_id = self._with_target(
+            sessions.client().submit, self._packed(args, kwargs), **self._ways(streams=False)
         )
         return FunctionCall(call_id, pickles=not self._tenant)
 
     async def _spawn_aio(self, *args: P.args, **kwargs: P.kwargs) -> FunctionCall[R]:
         client = await sessions.async_client()
-        call_id = await client.submit(
-            *self._target, self._packed(args, kwargs), **self._ways(streams=False)
+        call_id = await self._with_target_aio(
+            client.submit, self._packed(args, kwargs), **self._ways(streams=False)
         )
         return FunctionCall(call_id, pickles=not self._tenant)
+
+    def _spawn_map(
+        self, *iterables: Iterable[Any], kwargs: Mapping[str, Any] | None = None
+    ) -> list[FunctionCall[R]]:
+        inputs = _inputs(zip(*iterables, strict=False), kwargs)
+        loop = sessions.background_loop()
+        return list(parallel_map.run_sync(self._spawn_aio, inputs, MapOptions(), loop))
+
+    async def _spawn_map_aio(
+        self,
+        *iterables: Iterable[Any] | AsyncIterable[Any],
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[FunctionCall[R]]:
+        inputs = _zip_inputs(iterables, dict(kwargs or {}))
+        return [c async for c in parallel_map.run_async(self._spawn_aio, inputs, MapOptions())]
 
     def _map(
         self,
@@ -406,10 +507,17 @@ class Function(Generic[P, R]):
 
 
 def _by_name(
-    app: str, name: str, method: str, tenant: str = "", priority: str | None = None
+    app: str,
+    name: str,
+    method: str,
+    tenant: str = "",
+    ways: tuple[str | None, Binding | None] = (None, None),
 ) -> Function[..., Any]:
+    priority, binding = ways
     options = CallOptions(priority=parse_priority(priority))
-    return Function(app=app, name=name, method=method, tenant=tenant, options=options)
+    return Function(
+        app=app, name=name, method=method, tenant=tenant, options=options, binding=binding
+    )
 
 
 def _inputs(rows: Iterable[Iterable[Any]], kwargs: Mapping[str, Any] | None) -> Iterator[Input]:

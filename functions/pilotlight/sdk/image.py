@@ -3,6 +3,7 @@ by the platform.
 
 Steps are records `{"op": …}`, in the format of the builder (`pilotlight.spec.function.ImageSpec`):
 
+    {"op": "from", "image": "python:3.12-slim"}      as the first step
     {"op": "pip", "packages": [...], "options": [...]}
     {"op": "apt", "packages": [...]}
     {"op": "run", "commands": [...]}
@@ -22,9 +23,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, NoReturn
+from typing import Any
 
 from pilotlight.errors import InvalidInput, NotFound
+from pilotlight.sdk.unsupported import not_supported, refuse_attributes
 from pilotlight.spec.function import ImageSpec
 
 _VERSION = re.compile(r"3\.(\d{1,2})\Z")
@@ -44,6 +46,7 @@ class LocalCopy:
     target: str
 
 
+@refuse_attributes
 @dataclass(frozen=True, slots=True)
 class Image:
     """The environment in which a function runs.
@@ -55,7 +58,8 @@ class Image:
     steps: tuple[Mapping[str, Any] | LocalCopy, ...] = ()
 
     def __repr__(self) -> str:
-        return f"<Image python {self.python_version}, {len(self.steps)} steps>"
+        version = self.python_version or "of its container image"
+        return f"<Image python {version}, {len(self.steps)} steps>"
 
     @classmethod
     def python(cls, version: str | None = None) -> Image:
@@ -71,19 +75,35 @@ class Image:
         return cls(chosen)
 
     @classmethod
-    def debian_slim(cls, python_version: str | None = None, **_: Any) -> Image:
+    def debian_slim(cls, python_version: str | None = None, **build_options: Any) -> Image:
         """Alias of `Image.python`, for compatibility with Modal."""
+        _refuse_options("debian_slim", build_options)
         return cls.python(python_version)
 
     @classmethod
-    def from_registry(cls, *_: Any, **__: Any) -> NoReturn:
-        """Raise InvalidInput: container images as a base are not supported."""
-        raise InvalidInput(
-            "Image.from_registry is not supported: start with Image.python('3.11') and add "
-            ".pip_install(…)"
-        )
+    def from_registry(cls, tag: str, *, add_python: str | None = None, **unsupported: Any) -> Image:
+        """Begin with a container image of a registry, by the name that `docker pull` takes:
+        "python:3.12-slim", "registry.example/team/base@sha256:…".
 
-    from_dockerfile = from_registry
+        Its files become the root file system, its environment variables and its Python are used;
+        its entrypoint, user and working directory have no effect. `add_python`: a version of this
+        machine's Python to use instead ("3.11"), for images that have none. A tag is resolved when
+        the image is built; name a digest to get the same files everywhere. The platform must run
+        as root, with skopeo."""
+        from pilotlight.core.oci.image_reference import check_image_name
+
+        for option in unsupported:
+            raise InvalidInput(
+                f"from_registry: {option} is not supported: the image must be public; add further "
+                f"steps with .run_commands(…)",
+                parameter=option,
+            )
+        try:
+            name = check_image_name(tag)
+        except ValueError as e:
+            raise InvalidInput(f"from_registry: {e}", parameter="tag") from e
+        version = "" if add_python is None else cls.python(add_python).python_version
+        return cls(version, ({"op": "from", "image": name},))
 
     def pip_install(
         self,
@@ -93,12 +113,14 @@ class Image:
         find_links: str | None = None,
         pre: bool = False,
         extra_options: str = "",
-        **_: Any,
+        **build_options: Any,
     ) -> Image:
         """Install Python packages, given as requirements ("torch==2.13.0") or lists of them.
 
         `index_url`, `extra_index_url`, `find_links` and `pre` are the pip options of that name;
-        `extra_options` takes further ones as on a command line."""
+        `extra_options` takes further ones as on a command line. `build_options`: those of Modal
+        raise NotSupported."""
+        _refuse_options("pip_install", build_options)
         names = _flat("pip_install", packages)
         for name in names:
             if name.startswith("-"):
@@ -130,14 +152,15 @@ class Image:
         ]
         return self.pip_install(*wanted, **options)
 
-    def apt_install(self, *packages: str | list[str]) -> Image:
+    def apt_install(self, *packages: str | list[str], **build_options: Any) -> Image:
         """Install packages of the node's Debian or Ubuntu release by name ("ffmpeg", "libgl1").
 
         This gives the image its own root file system, in which later `run` steps run as root. If
         the node cannot create one (it needs root and debootstrap), packages already installed on
         the node are accepted, and the build fails for others."""
-        from pilotlight.core.debian_packages import check_debian_package_name
+        from pilotlight.core.image_steps import check_debian_package_name
 
+        _refuse_options("apt_install", build_options)
         names = _flat("apt_install", packages)
         for name in names:
             try:
@@ -146,8 +169,9 @@ class Image:
                 raise InvalidInput(f"apt_install: {e}", parameter="packages") from e
         return self._with({"op": "apt", "packages": names})
 
-    def run(self, *commands: str | list[str]) -> Image:
+    def run(self, *commands: str | list[str], **build_options: Any) -> Image:
         """Run shell commands in the environment, in order, once at build time."""
+        _refuse_options("run", build_options)
         return self._with({"op": "run", "commands": _flat("run", commands)})
 
     run_commands = run
@@ -160,33 +184,43 @@ class Image:
         return self._with({"op": "env", "values": dict(variables)})
 
     def copy(self, source: str | os.PathLike[str], to: str | None = None) -> Image:
-        """Copy a local file or directory into the environment, to the relative path `to` (default:
-        its name).
+        """Copy a local file or directory into the environment, to the path `to` (default: its
+        name).
 
-        Copied files are in the working directory of later `run` steps, and on `sys.path` in
-        instances."""
+        Files at relative paths, or below "/root", are in the working directory of later `run`
+        steps, on `sys.path` in instances, and, up to 16 MiB together, in their working directory.
+        Others are at that absolute path. Raises InvalidInput for a path of the system, as
+        "/usr/x"."""
+        from pilotlight.core.image_steps import check_copy_target
+
         path = Path(source).expanduser().absolute()
-        target = to or path.name
-        if Path(target).is_absolute() or ".." in Path(target).parts:
-            raise InvalidInput(
-                f"Image.copy: the target {target!r} must be a relative path inside the "
-                "environment, without '..'",
-                parameter="to",
-            )
+        try:
+            target = str(check_copy_target(to or path.name))
+        except ValueError as e:
+            raise InvalidInput(f"Image.copy: {e}", parameter="to") from e
         return self._with(LocalCopy(source=path, target=target))
 
     def add_local_file(
         self, local_path: str | os.PathLike[str], remote_path: str, *, copy: bool = False
     ) -> Image:
         """Alias of `copy` for a file, for compatibility with Modal. A target that ends in '/' is a
-        directory."""
+        directory. `copy=True` makes the file part of the image for later steps, as it always
+        is here."""
         target = remote_path + Path(local_path).name if remote_path.endswith("/") else remote_path
         return self.copy(local_path, target)
 
     def add_local_dir(
-        self, local_path: str | os.PathLike[str], remote_path: str, *, copy: bool = False
+        self,
+        local_path: str | os.PathLike[str],
+        remote_path: str,
+        *,
+        copy: bool = False,
+        ignore: Any = (),
     ) -> Image:
-        """Alias of `copy` for a directory, for compatibility with Modal."""
+        """Alias of `copy` for a directory, for compatibility with Modal, and `copy` as in
+        `add_local_file`. `ignore` raises NotSupported."""
+        if ignore:
+            raise not_supported("Image.…(ignore=…)")
         return self.copy(local_path, remote_path)
 
     def add_local_python_source(self, *modules: str, **_: Any) -> Image:
@@ -225,6 +259,15 @@ class Image:
         if isinstance(step, Mapping) and [] in (step.get("packages"), step.get("commands")):
             return self
         return Image(self.python_version, (*self.steps, step))
+
+
+def _refuse_options(method: str, options: Mapping[str, Any]) -> None:
+    """Raise NotSupported for an option of Modal's build steps that is set."""
+    for name, value in options.items():
+        if name not in ("env", "force_build", "gpu", "secrets", "volumes"):
+            raise InvalidInput(f"Image.{method}({name}=…): unknown option", parameter=name)
+        if value:
+            raise not_supported(f"Image.…({name}=…)")
 
 
 def _packed(step: LocalCopy, pack: Callable[[Path, str], str]) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from pilotlight.sdk import active_app
 from pilotlight.sdk.declaration import Declaration, check_declared_name
 from pilotlight.sdk.options import parse_memory, resolve_options
 from pilotlight.sdk.secret import Secret
-from pilotlight.sdk.weights import Weights
+from pilotlight.sdk.storage.weights import Weights
 from pilotlight.spec.engines import EngineSpec, Task, TokenLimits
 from pilotlight.spec.function import FunctionKind, MethodSpec
 from pilotlight.spec.policies import (
@@ -199,6 +199,7 @@ _NOT_HERE = {
     "check": "the platform verifies each snapshot with a known answer",
     "allow_concurrent_inputs": "use max_num_seqs=",
     "schedule": "schedule a function that calls the model",
+    "volumes": "an engine reads its model as weights",
     "secrets": "the engine runs offline, and is started and snapshotted before secrets are "
     "available",
 }
@@ -246,6 +247,7 @@ def engine_declaration(
         image=settled.image,
         weights=(weights, *adapters.values()),
         secrets=secrets,
+        volumes={},
         env={**env, **settled.env},
         resources=settled.resources,
         scaling=settled.scaling,

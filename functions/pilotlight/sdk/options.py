@@ -11,14 +11,34 @@ from typing import Any, Literal, TypedDict
 
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk.batches import inputs_for_batches
-from pilotlight.sdk.decorators import warn_ignored
+from pilotlight.sdk.decorator_metadata import warn_ignored
 from pilotlight.sdk.image import Image
 from pilotlight.sdk.policies import resolve_policies
 from pilotlight.sdk.secret import Secret
-from pilotlight.sdk.weights import Weights
-from pilotlight.spec.function import GIB, MIB, PUBLIC, Clocks, FunctionNetwork, Resources, Scaling
+from pilotlight.sdk.storage.volume import Volume, check_volumes
+from pilotlight.sdk.storage.weights import Weights
+from pilotlight.sdk.unsupported import is_unsupported, not_supported
+from pilotlight.spec.function import (
+    AUTO_WINDOW_S,
+    GIB,
+    MIB,
+    PUBLIC,
+    WAITING_COST,
+    Clocks,
+    FunctionNetwork,
+    Resources,
+    Scaling,
+)
 from pilotlight.spec.identifiers import Priority
-from pilotlight.spec.policies import Fallback, ModelCard, Objectives, RetryPolicy, Schedule, Variant
+from pilotlight.spec.policies import (
+    Fallback,
+    ModelCard,
+    Objectives,
+    RetryPolicy,
+    ScalingSchedule,
+    Schedule,
+    Variant,
+)
 
 
 class EngineOptions(TypedDict, total=False):
@@ -32,6 +52,7 @@ class EngineOptions(TypedDict, total=False):
     min_instances: int
     max_instances: int | None
     buffer_instances: int | str | None
+    scaling_schedule: ScalingSchedule | Sequence[ScalingSchedule]
     scaledown_window: float | Literal["auto"]
     waiting_cost: float
     keep_asleep: float
@@ -62,6 +83,7 @@ class FunctionOptions(EngineOptions, total=False):
         name: name of the function; by default that of the Python function or class.
         image: environment to run in; by default that of the app.
         weights, secrets, env: model files, secrets and environment variables of instances.
+        volumes: mount path → `pilotlight.Volume`, such as {"/data": volume}; writable.
         network: "egress" (default) for what the operator permits, or "none".
         egress: IPv4 networks or addresses to permit in addition.
         snapshot: False starts instances without snapshots.
@@ -76,8 +98,11 @@ class FunctionOptions(EngineOptions, total=False):
         min_instances, max_instances: bounds of the number of instances.
         buffer_instances: spare instances while there are calls: a number, or a share of the busy
             ones such as "15%".
-        scaledown_window: how long an idle instance is kept. With "auto" it is kept as long as the
-            intervals between calls justify, where one second of a waiting caller is worth
+        scaling_schedule: one or more of `pilotlight.ScalingSchedule(cron="0 8 * * mon-fri",
+            duration_s=10 * 3600, min_instances=2, timezone="Europe/Vienna")`, windows of time with
+            a larger `min_instances`.
+        scaledown_window: how long an idle instance is kept (60 s). With "auto" it is kept as long
+            as the intervals between calls justify, where one second of a waiting caller is worth
             `waiting_cost` (default 10) seconds of an idle instance.
         keep_asleep: how long an idle instance sleeps before it is removed.
         max_queued: maximum number of waiting calls.
@@ -111,6 +136,7 @@ class FunctionOptions(EngineOptions, total=False):
     name: str
     weights: Weights | Sequence[Weights]
     secrets: Sequence[Secret]
+    volumes: Mapping[str, Volume]
     cors: str | Sequence[str]
     schedule: Schedule | Sequence[Schedule] | None
     rollout_strategy: str
@@ -153,7 +179,7 @@ _ALIASES = {
     "container_idle_timeout": "scaledown_window",
     "enable_memory_snapshot": "snapshot",
 }
-_IGNORED = {
+IGNORED = {
     "region": "the platform runs where it is installed",
     "cloud": "the platform runs where it is installed",
     "routing_region": "the platform runs where it is installed",
@@ -166,11 +192,6 @@ _IGNORED = {
     "serialized": "functions of __main__ and notebooks are deployed by value, others as source",
     "single_use_containers": "instances serve calls until they are idle",
 }
-_REFUSED = {
-    "volumes": "use Weights for model files, an object store for other data",
-    "network_file_systems": "use Weights for model files, an object store for other data",
-    "proxy": "there are no proxies",
-}
 _CLOCKS = {
     "timeout": "execution_s",
     "startup_timeout": "startup_s",
@@ -178,10 +199,6 @@ _CLOCKS = {
     "result_ttl": "result_ttl_s",
 }
 AUTO = "auto"
-LONGEST_AUTO_WINDOW_S = 3600.0
-"""With "auto", an instance that is idle for this long is removed in any case."""
-WAITING_COST = 10.0
-"""Default cost of a second of a waiting caller, in seconds of an idle instance."""
 _SCALING = {
     "min_instances": "min_instances",
     "max_instances": "max_instances",
@@ -201,6 +218,7 @@ class CheckedOptions:
     image: Image | None
     weights: tuple[Weights, ...]
     secrets: tuple[Secret, ...]
+    volumes: Mapping[str, Volume]
     env: Mapping[str, str]
     resources: Resources
     scaling: Scaling
@@ -239,17 +257,20 @@ def resolve_options(
         field: values[key] for key, field in _SCALING.items() if values.get(key) is not None
     } | _window(values)
     clocks = {field: values[key] for key, field in _CLOCKS.items() if values.get(key) is not None}
-    if scaling.get("min_instances", 0) > scaling.get("max_instances", Scaling().max_instances):
-        scaling.setdefault("max_instances", scaling["min_instances"])
+    schedules = _many(values, "scaling_schedule", ScalingSchedule)
+    least = max([scaling.get("min_instances", 0), *(one.min_instances for one in schedules)])
+    if least > scaling.get("max_instances", Scaling().max_instances):
+        scaling.setdefault("max_instances", least)
     return ResolvedOptions(
         name=values.get("name"),
         image=_typed(values, "image", Image),
         has_image="image" in values,
         weights=_many(values, "weights", Weights),
         secrets=(*_many(values, "secrets", Secret), *_many(values, "secret", Secret)),
+        volumes=check_volumes(values.get("volumes") or {}),
         env=_environment(values.get("env") or {}),
         resources=_resources(values),
-        scaling=Scaling(**scaling, **inputs),
+        scaling=Scaling(**scaling, **inputs, schedules=schedules),
         clocks=Clocks(**clocks),
         snapshot=bool(values.get("snapshot", True)),
         idempotent=bool(values.get("idempotent", False)),
@@ -267,14 +288,14 @@ def _resolve_aliases(options: Mapping[str, Any]) -> dict[str, Any]:
     known = set(FunctionOptions.__annotations__)
     values: dict[str, Any] = {}
     for given, value in options.items():
-        if given in _REFUSED:
-            raise InvalidInput(f"{given}= is not supported: {_REFUSED[given]}", parameter=given)
+        if is_unsupported(f"{given}="):
+            raise not_supported(f"{given}=")
         if given not in known:
             near = difflib.get_close_matches(given, known, n=1)
             hint = f"; did you mean {near[0]}=?" if near else ""
             raise InvalidInput(f"unknown option {given}={hint}", parameter=given)
-        if given in _IGNORED:
-            warn_ignored(given, _IGNORED[given], stacklevel=5)
+        if given in IGNORED:
+            warn_ignored(given, IGNORED[given], stacklevel=5)
             continue
         name = _ALIASES.get(given, given)
         if given == "block_network":
@@ -303,7 +324,7 @@ def _window(values: Mapping[str, Any]) -> dict[str, Any]:
     window, cost = values.get("scaledown_window"), values.get("waiting_cost")
     if window == AUTO:
         return {
-            "scaledown_window_s": LONGEST_AUTO_WINDOW_S,
+            "scaledown_window_s": AUTO_WINDOW_S,
             "waiting_cost": WAITING_COST if cost is None else cost,
         }
     if isinstance(window, str):

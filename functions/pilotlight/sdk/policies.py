@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pilotlight.errors import InvalidInput
+from pilotlight.sdk.unsupported import not_supported
 from pilotlight.spec.function import FunctionNetwork
 from pilotlight.spec.policies import (
     Fallback,
@@ -31,14 +32,19 @@ def Retries(
     initial_delay: float = 1.0,
     max_delay: float = 60.0,
     jitter: float = 1.0,
+    exceptions: Sequence[type[BaseException] | str] = (),
 ) -> RetryPolicy:
     """Retry failed calls with exponential backoff: `@app.function(retries=pilotlight.Retries(3))`.
 
     Args:
         max_retries: maximum number of attempts after the first one.
         backoff_coefficient: factor by which each delay exceeds the previous one.
-        initial_delay, max_delay: first and longest delay, in seconds.
+        initial_delay: first delay, in seconds.
+        max_delay: longest delay, in seconds.
         jitter: share of a delay that is random: 1 is "full jitter", 0 none.
+        exceptions: what the function must raise for a retry, as types or names, with their
+            subclasses: `exceptions=[ConnectionError, "requests.exceptions.Timeout"]`; () = any
+            exception. A call whose instance crashed is retried in any case.
 
     Raises InvalidInput for a value out of range."""
     return RetryPolicy(
@@ -47,7 +53,18 @@ def Retries(
         initial_delay_s=initial_delay,
         max_delay_s=max_delay,
         jitter=jitter,
+        exceptions=tuple(one if isinstance(one, str) else _type_name(one) for one in exceptions),
     )
+
+
+def _type_name(kind: type[BaseException]) -> str:
+    if not isinstance(kind, type) or not issubclass(kind, BaseException):
+        raise InvalidInput(
+            f"Retries(exceptions=[{kind!r}]): must be types of exceptions, or their names",
+            parameter="retries",
+        )
+    own = kind.__module__ in ("builtins", "__main__")
+    return kind.__qualname__ if own else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def Cron(
@@ -74,6 +91,7 @@ def Cron(
 
 def Period(
     *,
+    weeks: float = 0,
     days: float = 0,
     hours: float = 0,
     minutes: float = 0,
@@ -81,12 +99,19 @@ def Period(
     missed: str = MissedRunPolicy.SKIP,
     method: str = "",
     arguments: Any = None,
+    **modal_units: float,
 ) -> Schedule:
     """Call the function at a fixed interval, counted from the deploy: `pilotlight.Period(hours=1)`.
 
-    The interval is the sum of `days`, `hours`, `minutes` and `seconds`. `missed`, `method` and
-    `arguments` are as in `Cron`."""
-    period_s = days * 86_400 + hours * 3600 + minutes * 60 + seconds
+    The interval is the sum of `weeks`, `days`, `hours`, `minutes` and `seconds`. `missed`, `method`
+    and `arguments` are as in `Cron`. Months and years, which differ in length, raise
+    NotSupported."""
+    for unit, count in modal_units.items():
+        if unit not in ("months", "years"):
+            raise InvalidInput(f"Period({unit}=…): unknown unit", parameter=unit)
+        if count:
+            raise not_supported(f"Period({unit}=…)")
+    period_s = weeks * 604_800 + days * 86_400 + hours * 3600 + minutes * 60 + seconds
     return Schedule(
         period_s=float(period_s), missed=_missed(missed), method=method, arguments=arguments
     )

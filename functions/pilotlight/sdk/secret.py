@@ -6,15 +6,18 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pilotlight.errors import InvalidInput, NotFound
+from pilotlight.sdk.decorator_metadata import warn_ignored
+from pilotlight.sdk.unsupported import refuse, refuse_attributes
 from pilotlight.spec.identifiers import MAX_NAME_LENGTH, require_name
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
+@refuse_attributes
 class Secret:
     """Environment variables for instances, stored by name on the platform or uploaded with the
     deploy.
@@ -33,9 +36,14 @@ class Secret:
         )
 
     @classmethod
-    def from_name(cls, name: str, **_: object) -> Secret:
-        """Refer to a secret created with `pilotlight secret`. Further keywords are ignored, for
-        compatibility with Modal."""
+    def from_name(
+        cls, name: str, *, required_keys: Sequence[str] = (), **modal_options: object
+    ) -> Secret:
+        """Refer to a secret created with `pilotlight secret`. `required_keys` is ignored with a
+        warning; other options of Modal's raise NotSupported."""
+        if required_keys:
+            warn_ignored("required_keys", "a deploy checks that the secret exists")
+        refuse(modal_options, "Secret.from_name")
         return cls(name=require_name("secret", name, parameter="name"), values=None)
 
     @classmethod
@@ -66,6 +74,17 @@ class Secret:
             return cls(name=None, values={})
         file = _find(Path(path) if path is not None else None, filename)
         return cls.from_dict(parse_dotenv(file.read_text(encoding="utf-8"), str(file)))
+
+    @classmethod
+    def from_local_environ(cls, env_keys: list[str]) -> Secret:
+        """Create a secret from variables of this process. In a worker none is read, because the
+        values come from the platform. Raises InvalidInput for a variable that is not set."""
+        if os.environ.get("PILOTLIGHT_WORKER") == "1":
+            return cls(name=None, values={})
+        for key in env_keys:
+            if key not in os.environ:
+                raise InvalidInput(f"Secret.from_local_environ: {key} is not set", parameter=key)
+        return cls.from_dict({key: os.environ[key] for key in env_keys})
 
     def stored_name(self, app: str) -> str:
         """Return the name under which the platform stores it: its own, or one derived from the app

@@ -14,7 +14,7 @@ import json
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from pilotlight.errors import InvalidInput
@@ -30,6 +30,7 @@ from pilotlight.spec.policies import (
     Objectives,
     RetryPolicy,
     RolloutTerms,
+    ScalingSchedule,
     Schedule,
     Variant,
     parse_gate,
@@ -50,8 +51,23 @@ MAX_DEPTH = 150
 """Maximum nesting of stored JSON values, since parsers use stack per level. Schemas have a lower
 limit."""
 MAX_EGRESS = 32
+MAX_VOLUMES = 16
+MAX_MOUNT_BYTES = 256
+RESERVED_ROOTS = frozenset(
+    {"bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "nix"}
+    | {"proc", "run", "sbin", "sys", "tmp", "usr", "var"}
+)
+"""Directories at the top of a slot that are the platform's or the image's."""
 MAX_TAGS = 16
 MAX_TAG_CHARS = 128
+FIXED_WINDOW_S = 60.0
+"""Idle time before an instance is removed, where a function says none and nothing predicts its
+pauses."""
+AUTO_WINDOW_S = 3600.0
+"""`scaledown_window="auto"`: an instance that is idle for this long is removed in any case."""
+WAITING_COST = 10.0
+"""`scaledown_window="auto"`: default cost of a second of a waiting caller, in idle seconds of an
+instance."""
 
 
 class FunctionKind(enum.StrEnum):
@@ -130,8 +146,10 @@ class Scaling:
         min_instances, max_instances: bounds of the number of instances.
         buffer_instances: spare instances while active: a number, or a share of the busy ones such
             as "15%".
+        schedules: windows of time with a larger minimum.
         scaledown_window_s: idle time before an instance is removed, including the last one. With a
-            `waiting_cost`, the maximum of that time.
+            `waiting_cost`, the maximum of that time. None = nothing was said: a deploy sets
+            the platform's default (`settled`).
         waiting_cost: if set, the idle time is derived from the intervals between calls
             (`scaledown_window="auto"`): how many idle seconds of an instance one second of a
             waiting caller is worth. None = a fixed time.
@@ -144,8 +162,9 @@ class Scaling:
     target_inputs: int | None = None
     min_instances: int = 0
     max_instances: int = 8
+    schedules: tuple[ScalingSchedule, ...] = ()
     buffer_instances: int | str = 0
-    scaledown_window_s: float = 60.0
+    scaledown_window_s: float | None = None
     waiting_cost: float | None = None
     keep_asleep_s: float = 0.0
     max_queued: int = 1000
@@ -157,12 +176,34 @@ class Scaling:
             _bound("target_inputs", self.target_inputs, 1, self.max_inputs)
         _bound("min_instances", self.min_instances, 0, 1000)
         _bound("max_instances", self.max_instances, max(1, self.min_instances), 1000)
-        _bound("scaledown_window_s", self.scaledown_window_s, 0, 86_400)
+        if len(self.schedules) > MAX_SCHEDULES:
+            raise InvalidInput(
+                f"scaling_schedule: {len(self.schedules)} entries, at most {MAX_SCHEDULES}",
+                parameter="scaling_schedule",
+            )
+        for one in self.schedules:
+            _bound("min_instances", one.min_instances, 1, self.max_instances)
+        _bound("scaledown_window_s", self.window_s, 0, 86_400)
         if self.waiting_cost is not None:
             _bound("waiting_cost", self.waiting_cost, 0, 10_000)
         _bound("keep_asleep_s", self.keep_asleep_s, 0, 7 * 86_400)
         _bound("max_queued", self.max_queued, 0, 1_000_000)
         buffer_count(self.buffer_instances, busy=1)
+
+    @property
+    def window_s(self) -> float:
+        """`scaledown_window_s`; FIXED_WINDOW_S where nothing was said."""
+        return FIXED_WINDOW_S if self.scaledown_window_s is None else self.scaledown_window_s
+
+    def settled(self, *, predicts: bool) -> Scaling:
+        """With a window where nothing was said. `predicts`: whether the fleet's autoscaler can keep
+        instances by the pauses between calls."""
+        if self.scaledown_window_s is not None:
+            return self
+        if self.waiting_cost is None and not predicts:
+            return replace(self, scaledown_window_s=FIXED_WINDOW_S)
+        cost = WAITING_COST if self.waiting_cost is None else self.waiting_cost
+        return replace(self, scaledown_window_s=AUTO_WINDOW_S, waiting_cost=cost)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +236,42 @@ class WeightsSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeSpec:
+    """A volume of the environment, by `name`, mounted writable at `path`."""
+
+    name: str
+    path: str
+
+    def __post_init__(self) -> None:
+        require_name("volume", self.name, parameter="volumes")
+        check_mount_path(self.path)
+
+
+def check_mount_path(path: str) -> str:
+    """Return the path at which a volume may be mounted, without a slash at its end. Raises
+    InvalidInput."""
+    at = path.rstrip("/")
+    parts = at.split("/")[1:]
+    if not at.startswith("/") or not parts or len(at.encode()) > MAX_MOUNT_BYTES:
+        raise InvalidInput(
+            f"volumes: {path[:80]!r}: must be an absolute path of at most {MAX_MOUNT_BYTES} bytes, "
+            f"such as /data",
+            parameter="volumes",
+        )
+    if any(part in ("", ".", "..") or "\0" in part for part in parts):
+        raise InvalidInput(
+            f"volumes: {path[:80]!r}: must have no empty parts, '.' or '..'", parameter="volumes"
+        )
+    if parts[0] in RESERVED_ROOTS:
+        raise InvalidInput(
+            f"volumes: {path[:80]!r}: /{parts[0]} belongs to the platform: mount it at "
+            f"another path, such as /data",
+            parameter="volumes",
+        )
+    return at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionSpec:
     """The complete definition of a function, which the content hash of a revision covers.
 
@@ -208,6 +285,7 @@ class FunctionSpec:
         image: digest of the image; None for the interpreter of the platform.
         container_image: reference, by digest, of the container image that was made of `image`, on a
             cluster; set by the platform.
+        volumes: volumes that it mounts, on one machine.
         secrets: names of secrets, injected as environment variables after every start.
         env: plain environment variables.
         snapshot: False forbids templates and snapshots.
@@ -231,7 +309,10 @@ class FunctionSpec:
         egress: IPv4 networks and addresses that it may reach in addition, if the operator lets
             functions request them.
         cors: origins whose web pages may call it, if it is public; "*" for all
-            (`pilotlight.spec.cors`)."""
+            (`pilotlight.spec.cors`).
+        parameters: of a class: JSON Schema of what its objects are made with
+            (`pilotlight.parameter`); None for none.
+        arguments: of a bound function (`pilotlight.spec.bound`): the values of all parameters."""
 
     name: str
     kind: FunctionKind = FunctionKind.FUNCTION
@@ -246,6 +327,7 @@ class FunctionSpec:
     scaling: Scaling = field(default_factory=Scaling)
     clocks: Clocks = field(default_factory=Clocks)
     weights: tuple[WeightsSpec, ...] = ()
+    volumes: tuple[VolumeSpec, ...] = ()
     secrets: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     snapshot: bool = True
@@ -267,6 +349,8 @@ class FunctionSpec:
     network: FunctionNetwork = FunctionNetwork.EGRESS
     egress: tuple[str, ...] = ()
     cors: tuple[str, ...] = ()
+    parameters: Mapping[str, Any] | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require_name("function", self.name, parameter="name")
@@ -284,8 +368,10 @@ class FunctionSpec:
         for metric, text in self.require.items():
             parse_gate(metric, text)
         _check_engine(self)
+        _check_volumes(self)
         _check_egress(self)
         _check_cors(self)
+        _check_parameters(self)
         if not self.methods:
             raise InvalidInput(
                 f"function {self.name!r} has no methods: declare at least one callable",
@@ -304,10 +390,11 @@ class FunctionSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSpec:
     """An environment to build once. Steps run in order, each `{"op":
-    "pip"|"apt"|"run"|"copy"|"env", …}`.
+    "pip"|"apt"|"run"|"copy"|"env", …}`; the first may be `{"op": "from", "image": …}`.
 
     Attributes:
-        python: such as "3.11"; the node must have an interpreter of this version.
+        python: such as "3.11"; the node must have an interpreter of this version. "": that of the
+            container image of the step "from".
         steps: canonical step records; a "copy" step contains the digest of a blob."""
 
     python: str
@@ -333,6 +420,31 @@ def _check_engine(spec: FunctionSpec) -> None:
                     f"{', '.join(sorted(known))}",
                     parameter="weights",
                 )
+
+
+def _check_volumes(spec: FunctionSpec) -> None:
+    if len(spec.volumes) > MAX_VOLUMES:
+        raise InvalidInput(
+            f"volumes: {len(spec.volumes)} mounts, at most {MAX_VOLUMES}", parameter="volumes"
+        )
+    if spec.volumes and (spec.engine is not None or spec.network is FunctionNetwork.NONE):
+        why = (
+            "an engine reads its model as weights"
+            if spec.engine is not None
+            else 'network="none" leaves no way to commit'
+        )
+        raise InvalidInput(f"volumes: {why}: remove volumes", parameter="volumes")
+    paths = [f"{volume.path}/" for volume in spec.volumes]
+    names = [volume.name for volume in spec.volumes]
+    if len(set(names)) != len(names):
+        raise InvalidInput("volumes: a volume is mounted twice: mount it once", parameter="volumes")
+    for path in paths:
+        if inside := [one for one in paths if one != path and one.startswith(path)]:
+            raise InvalidInput(
+                f"volumes: {inside[0]} is below {path}, which is a volume", parameter="volumes"
+            )
+    if len(set(paths)) != len(paths):
+        raise InvalidInput("volumes: two volumes have one path", parameter="volumes")
 
 
 def _check_egress(spec: FunctionSpec) -> None:
@@ -373,6 +485,38 @@ def _check_cors(spec: FunctionSpec) -> None:
             parameter="cors",
         )
     check_origins(spec.cors)
+
+
+_PARAMETER_TYPES = ("string", "integer", "number", "boolean")
+MAX_PARAMETERS = 32
+
+
+def _check_parameters(spec: FunctionSpec) -> None:
+    """Raise InvalidInput unless `parameters` is an object of plain values, for a class, and
+    `arguments` has values of it."""
+    if spec.parameters is None:
+        known: Mapping[str, Any] = {}
+    else:
+        known = spec.parameters.get("properties", {})
+        is_plain = isinstance(known, Mapping) and all(
+            isinstance(one, Mapping) and one.get("type") in _PARAMETER_TYPES
+            for one in known.values()
+        )
+        if not is_plain or not 1 <= len(known) <= MAX_PARAMETERS:
+            raise InvalidInput(
+                f"parameters: must be a schema with 1 to {MAX_PARAMETERS} properties of type "
+                f"{', '.join(_PARAMETER_TYPES)}",
+                parameter="parameters",
+            )
+        if spec.kind not in (FunctionKind.CLASS, FunctionKind.ASGI):
+            raise InvalidInput(
+                f"parameters: {spec.name!r} is of kind {spec.kind.value!r}: only classes have them",
+                parameter="parameters",
+            )
+    if unknown := sorted(set(spec.arguments) - set(known)):
+        raise InvalidInput(
+            f"arguments: {spec.name!r} has no parameter {unknown[0]!r}", parameter="arguments"
+        )
 
 
 def _check_access(access: tuple[str, ...]) -> None:

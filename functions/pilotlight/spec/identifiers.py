@@ -14,8 +14,6 @@ TenantId = NewType("TenantId", str)
 FunctionId = NewType("FunctionId", str)
 """`f-` and 16 hex digits: the hash of (tenant, environment, app, function), so it is stable for a
 name."""
-RevisionName = NewType("RevisionName", str)
-"""`v7-3f2a1c`: ordinal and the first hex digits of the content hash."""
 
 DEFAULT_ENVIRONMENT = "main"
 MAX_NAME_LENGTH = 63

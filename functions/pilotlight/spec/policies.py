@@ -30,6 +30,9 @@ _STAGE_SHARES = {"route": 0.05, "admit": 0.05, "queue": 0.2, "exec": 0.7}
 _GATE = re.compile(r"\s*(>=|<=|>|<|==)\s*(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*\Z")
 
 
+MAX_EXCEPTIONS = 64
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """Retries of a failed call, with exponential backoff. A call is never retried after its first
@@ -40,15 +43,24 @@ class RetryPolicy:
         initial_delay_s: delay before the first retry.
         backoff_coefficient: factor by which each delay exceeds the previous one.
         max_delay_s: longest delay.
-        jitter: share of a delay that is random, 0 to 1 (1 = "full jitter")."""
+        jitter: share of a delay that is random, 0 to 1 (1 = "full jitter").
+        exceptions: names of exceptions of the function after which a call is retried, as
+            "ConnectionError" or "package.module.Error", with their subclasses; () = all. Failures
+            that are not the function's, such as a crash, are retried in any case."""
 
     max_retries: int = 3
     initial_delay_s: float = 1.0
     backoff_coefficient: float = 2.0
     max_delay_s: float = 60.0
     jitter: float = 1.0
+    exceptions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if len(self.exceptions) > MAX_EXCEPTIONS or any(len(e) > 200 for e in self.exceptions):
+            raise InvalidInput(
+                f"retries.exceptions: at most {MAX_EXCEPTIONS} names of 200 characters",
+                parameter="retries",
+            )
         require_in_range("max_retries", self.max_retries, 0, 100)
         require_in_range("initial_delay_s", self.initial_delay_s, 0, 3600)
         require_in_range("backoff_coefficient", self.backoff_coefficient, 1, 10)
@@ -130,6 +142,38 @@ class Schedule:
                 "'0 6 * * 1'"
             )
             raise InvalidInput(f"schedule: cron = {self.cron!r}: {text}", parameter="schedule")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingSchedule:
+    """A window of time, again and again, in which a function has at least `min_instances`:
+    `scaling_schedule=pilotlight.ScalingSchedule(cron="0 8 * * mon-fri", duration_s=10 * 3600,
+    min_instances=2, timezone="Europe/Vienna")`.
+
+    Attributes:
+        cron: when it begins: five fields, `minute hour day-of-month month day-of-week`
+            (crontab(5)).
+        timezone: IANA name of the time zone of the cron expression.
+        duration_s: how long it lasts, in seconds that pass.
+        min_instances: instances that are kept meanwhile, without calls too. Of windows that overlap
+            the largest number counts."""
+
+    cron: str
+    timezone: str = "UTC"
+    duration_s: float
+    min_instances: int
+
+    def __post_init__(self) -> None:
+        if not self.cron:
+            raise InvalidInput("scaling_schedule: cron is missing", parameter="scaling_schedule")
+        require_in_range("duration_s", self.duration_s, 60, 7 * 86_400)
+        require_in_range("min_instances", self.min_instances, 1, 1000)
+        _ = self.begins
+
+    @property
+    def begins(self) -> Schedule:
+        """When its windows begin."""
+        return Schedule(cron=self.cron, timezone=self.timezone)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

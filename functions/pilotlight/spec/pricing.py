@@ -44,7 +44,8 @@ class Rates:
         cpu_factor: share of `cpu_core_s` charged per second of CPU time that an instance uses while
             no call runs on it.
         build_factor: the same per second of CPU time of an image build.
-        snapshot_gib_month, weights_gib_month: price of storage per GiB and 30 days.
+        snapshot_gib_month, weights_gib_month, volumes_gib_month: price of storage per GiB and 30
+            days.
         minimum_ms: minimum duration billed for a call.
         rounding_ms: durations are rounded up to a multiple of this; 0 = billed to the nanosecond,
             so that the calls of an instance add up to its busy time."""
@@ -64,6 +65,7 @@ class Rates:
     build_factor: Decimal = Decimal(1)
     snapshot_gib_month: Decimal = Decimal(0)
     weights_gib_month: Decimal = Decimal(0)
+    volumes_gib_month: Decimal = Decimal(0)
     minimum_ms: int = 0
     rounding_ms: int = 0
 
@@ -224,6 +226,7 @@ _AMOUNTS = (
     *_FACTORS,
     "snapshot_gib_month",
     "weights_gib_month",
+    "volumes_gib_month",
 )
 _MAX_ROUNDING_MS = 3_600_000
 _is_currency = re.compile(r"[A-Za-z0-9]{1,16}").fullmatch
@@ -252,6 +255,7 @@ class PriceSettings:
     build_factor: str = "1"
     snapshot_gib_month: str = "0"
     weights_gib_month: str = "0"
+    volumes_gib_month: str = "0"
     minimum_ms: int = 0
     rounding_ms: int = 0
     others: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

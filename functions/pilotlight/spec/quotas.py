@@ -85,6 +85,7 @@ STORAGE_KEYS = (
     "log_bytes",
     "functions",
     "result_bytes",
+    "volume_files",
 )
 """Keys of a plan that limit what a tenant stores and builds. Not valid for a key or function."""
 
@@ -109,7 +110,8 @@ class Plan(Quotas):
         functions: deployed functions in all environments together. Up to 100 times as many
             revisions and history entries are kept.
         result_bytes: size of stored background calls with their results and dead letters, as in the
-            database; the oldest are deleted."""
+            database; the oldest are deleted.
+        volume_files: files, directories and links of one volume."""
 
     name: str = ""
     weight: int = 1
@@ -126,12 +128,13 @@ class Plan(Quotas):
     log_bytes: int | None = None
     functions: int | None = None
     result_bytes: int | None = None
+    volume_files: int | None = None
 
     def __post_init__(self) -> None:
         Quotas.__post_init__(self)
         for name in ("stored_bytes", "pinned_bytes", "log_bytes", "result_bytes"):
             _bound(name, getattr(self, name), 0, MAX_BYTES)
-        for name in ("builds_at_once", "functions"):
+        for name in ("builds_at_once", "functions", "volume_files"):
             _bound(name, getattr(self, name), 0, MAX_COUNT)
         _bound("weight", self.weight, 1, 1000)
         _bound("reserved_memory_bytes", self.reserved_memory_bytes, 0, MAX_BYTES)
@@ -198,6 +201,7 @@ BUILT_IN_PLANS: Mapping[str, Plan] = {
         log_bytes=64 * _MIB,
         functions=50,
         result_bytes=256 * _MIB,
+        volume_files=10_000,
     ),
     "standard": Plan(
         name="standard",
@@ -216,6 +220,7 @@ BUILT_IN_PLANS: Mapping[str, Plan] = {
         log_bytes=_GIB,
         functions=1000,
         result_bytes=4 * _GIB,
+        volume_files=100_000,
     ),
     "enterprise": Plan(name="enterprise", weight=16, priority=Priority.REALTIME, builds_at_once=8),
 }

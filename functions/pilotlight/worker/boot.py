@@ -17,6 +17,8 @@ from typing import Any
 
 OUR_PACKAGES = frozenset({"pilotlight", "snapshotter", "weight_cache"})
 
+MAX_FILES_BYTES = 16 * 1024**2
+"""Of an image's files in the working directory: they are in its memory, and in each snapshot."""
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -57,6 +59,42 @@ def set_environment(*, env: Mapping[str, str], work: str) -> tuple[str, ...]:
     return chosen_here
 
 
+def copy_files(source: str, work: str) -> None:
+    """Copy the files of the image into the working directory, where they fit into MAX_FILES_BYTES
+    and nothing has their names. They are copies, because a snapshot keeps the directory, and no
+    link that leads out of it."""
+    found, size = _files_below(source), 0
+    for path in found:
+        size += os.stat(os.path.join(source, path)).st_size
+    if size > MAX_FILES_BYTES:
+        print(
+            f"the image has {size} bytes of files for the working directory, which takes "
+            f"{MAX_FILES_BYTES}: copy them to an absolute path, such as /data",
+            file=sys.stderr,
+        )
+        return
+    for path in found:
+        there = os.path.join(work, path)
+        os.makedirs(os.path.dirname(there), exist_ok=True)
+        if not os.path.lexists(there):
+            with open(os.path.join(source, path), "rb") as old, open(there, "wb") as new:
+                new.write(old.read())
+                os.fchmod(new.fileno(), os.fstat(old.fileno()).st_mode & 0o777 | 0o200)
+
+
+def _files_below(source: str) -> list[str]:
+    """Paths of the files below a directory, without those of names that begin with a dot at its
+    top; "" has none."""
+    found: list[str] = []
+    for folder, folders, files in os.walk(source) if source else ():
+        if folder == source:
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            files = [name for name in files if not name.startswith(".")]
+        paths = [os.path.join(folder, name) for name in files]
+        found += [os.path.relpath(path, source) for path in paths if os.path.isfile(path)]
+    return found
+
+
 def set_path(*, runtime: Sequence[str], site_directories: Sequence[str]) -> None:
     """Make our packages and the image's site directories (with their .pth files) importable.
 
@@ -79,22 +117,34 @@ def _holds_our_packages(directory: str) -> bool:
 
 
 def main(launch_path: str, *, interpreter_ms: float, started: float) -> None:
-    """Boot the worker described by the launch file; never returns.
+    """Boot the worker described by the launch file, of a function or of an environment snapshot;
+    never returns.
 
     Args:
-        launch_path: the launch file (`docs/internals.md`, "The slot").
+        launch_path: the launch file (`docs/reference/internals.md`, "The slot").
         interpreter_ms: duration of the interpreter's start, before this file ran.
         started: monotonic seconds at which this file began.
     """
     with open(launch_path, "rb") as f:
         document = json.load(f)
     chosen_here = set_environment(env=document["env"], work=document["work"])
+    copy_files(document.get("files", ""), document["work"])
     set_path(runtime=document["runtime"], site_directories=document["site"])
 
     from pilotlight.spec.function import FunctionKind
     from pilotlight.worker import worker
     from pilotlight.worker.launch_file import Launch
 
+    if "imports" in document["entry"]:
+        from pilotlight.worker.imports import environment_worker
+
+        environment_worker.run(
+            document,
+            boot_ms=interpreter_ms + (time.monotonic() - started) * 1000,
+            boot=lambda control, ahead: worker.run_in(
+                control, launch_path, ahead=ahead, chosen_threads=chosen_here
+            ),
+        )
     launch = Launch.from_json(document, chosen_threads=chosen_here)
     if launch.spec.kind is FunctionKind.ENGINE:
         from pilotlight.worker.engine import engine_worker

@@ -17,7 +17,10 @@ class Launch:
         spec: the function to run.
         revision: the revision's platform-wide key.
         code: directory of the unpacked bundle.
+        site: directories of the image's packages.
+        records_imports: whether the node makes environment snapshots from what is imported.
         weights: name → directory of mounted weights.
+        volumes: mount paths of volumes.
         work: the working directory, which is writable and part of a snapshot.
         secret_variables: environment variables that are set only when an instance wakes.
         control_fd: the worker's end of the SOCK_SEQPACKET pair with the shim.
@@ -28,7 +31,10 @@ class Launch:
     spec: FunctionSpec
     revision: str
     code: str
+    site: tuple[str, ...]
+    records_imports: bool
     weights: Mapping[str, str]
+    volumes: tuple[str, ...]
     work: str
     secret_variables: tuple[str, ...]
     control_fd: int
@@ -41,7 +47,10 @@ class Launch:
             spec=from_json(FunctionSpec, body["entry"], "entry"),
             revision=str(body["revision"]),
             code=str(body["code"]),
+            site=tuple(str(directory) for directory in body.get("site", ())),
+            records_imports=bool(body.get("records_imports", False)),
             weights={str(k): str(v) for k, v in body.get("weights", {}).items()},
+            volumes=tuple(str(path) for path in body.get("volumes", ())),
             work=str(body["work"]),
             secret_variables=tuple(str(name) for name in body.get("secret_variables", ())),
             control_fd=int(body["control_fd"]),

@@ -19,7 +19,7 @@ class InstanceStatus:
 
     Attributes:
         instance: its id; in a cluster the name of its pod.
-        start_kind: `COLD`, `FORK` or `RESTORE` (`snapshotter.types.StartKind`).
+        start_kind: `COLD`, `IMPORT`, `FORK` or `RESTORE` (`snapshotter.types.StartKind`).
         before_ms, own_ms: the phases of its start, in order: before the instance was ordered, and
             since; the latter grow until it is ready.
     """
@@ -31,10 +31,15 @@ class InstanceStatus:
 
     @classmethod
     def of(
-        cls, order: ShimOrder, *, booted_ms: Mapping[str, float], woken_ms: Mapping[str, float]
+        cls,
+        order: ShimOrder,
+        *,
+        booted_ms: Mapping[str, float],
+        woken_ms: Mapping[str, float],
+        booted: str = "COLD",
     ) -> Self:
         """The status of an order's instance. `booted_ms`: phases until the snapshot point, which
-        only a COLD start includes; `woken_ms`: phases since the order.
+        only COLD and IMPORT include; `woken_ms`: phases since the order. `booted`: COLD or IMPORT.
 
         A launcher that starts exactly one worker passes the earlier phases itself; a slot's shim
         does not."""
@@ -49,7 +54,7 @@ class InstanceStatus:
             return cls(instance=order.instance, start_kind="FORK", own_ms=woken_ms)
         if FROZEN_VARIABLE in os.environ:
             return cls(instance=order.instance, start_kind="RESTORE", own_ms=woken_ms)
-        return cls(instance=order.instance, start_kind="COLD", before_ms=booted_ms, own_ms=woken_ms)
+        return cls(instance=order.instance, start_kind=booted, before_ms=booted_ms, own_ms=woken_ms)
 
     def as_json(self, *, running: int) -> bytes:
         """The response body. `running`: number of running calls."""

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from pilotlight.worker.http.server import Server
+from pilotlight.worker.imports.imported_modules import ImportedModules
+from pilotlight.worker.imports.recorder import ImportOrderDiffers, ImportRecorder
 from pilotlight.worker.launch_file import Launch
 from pilotlight.worker.process import memory_access, resume
 from pilotlight.worker.process.page_prefetch import TouchedPages
@@ -39,7 +41,7 @@ from pilotlight.worker.snapshot.snapshot_blockers import BlockerScan
 from pilotlight.worker.status import InstanceStatus
 from pilotlight.worker.user_code import example_check, output, user_errors
 from pilotlight.worker.user_code.current_call import FunctionIdentity
-from pilotlight.worker.user_code.loader import load
+from pilotlight.worker.user_code.loader import load, set_script
 from pilotlight.worker.user_code.source_locations import SocketOrigins, UserSource
 from pilotlight.worker.user_code.target import Method, Target, make_target
 
@@ -66,6 +68,7 @@ class Worker:
     secrets: Secrets
     scene: BlockerScan
     booted_ms: Mapping[str, float]
+    start_kind: str
 
 
 def run(launch: Launch, *, boot_ms: float) -> None:
@@ -77,10 +80,30 @@ def run(launch: Launch, *, boot_ms: float) -> None:
     """
     output.install()
     faulthandler.enable(2)
+    _run(launch, ShimChannel(launch.control_fd), boot_ms=boot_ms)
+
+
+def run_in(
+    control: ShimChannel,
+    launch_path: str,
+    *,
+    ahead: ImportedModules,
+    chosen_threads: tuple[str, ...],
+) -> NoReturn:
+    """Run the worker in a process that was restored from an environment snapshot; `ahead`: its
+    modules. The other arguments are as for a boot."""
+    began = time.monotonic()
+    with open(launch_path, "rb") as f:
+        launch = Launch.from_json(json.load(f), chosen_threads=chosen_threads)
+    _run(launch, control, boot_ms=(time.monotonic() - began) * 1000, ahead=ahead)
+
+
+def _run(
+    launch: Launch, control: ShimChannel, *, boot_ms: float, ahead: ImportedModules | None = None
+) -> NoReturn:
     os.environ[WORKER_VARIABLE] = "1"
     os.environ[WEIGHTS_VARIABLE] = json.dumps(dict(launch.weights))
     FunctionIdentity.set(function=launch.spec.name, key=launch.revision)
-    control = ShimChannel(launch.control_fd)
     os.register_at_fork(after_in_child=control.leave_fork)
     phases = PhaseTimer(control)
     phases.ms["boot"] = round(boot_ms, 3)
@@ -89,8 +112,17 @@ def run(launch: Launch, *, boot_ms: float) -> None:
         SocketOrigins(user),
         Secrets(launch.secret_variables, user, snapshot=launch.spec.snapshot),
     )
+    imports = ImportRecorder(
+        site=launch.site,
+        code=launch.code,
+        ahead=ahead,
+        on_difference=functools.partial(_leave_differing, control),
+    )
     places.watch()
     secrets.guard()
+    set_script(launch)
+    if launch.records_imports or ahead is not None:
+        imports.start()
     with phases.phase("import"):
         raw = load(launch)
     with phases.phase("enter"):
@@ -100,11 +132,18 @@ def run(launch: Launch, *, boot_ms: float) -> None:
             within_s=launch.spec.clocks.startup_s * HOOK_SHARE - sum(phases.ms.values()) / 1000,
         )
     with phases.phase("warmup"):
-        server = Server(target, launch.spec)
-        touched, known = _warm_up(target, server)
+        with imports.paused():
+            server = Server(target, launch.spec)
+        touched, known = _warm_up(target, server, imports)
     places.unwatch()
-    scene = BlockerScan(writable=(launch.work, tempfile.gettempdir()), places=places)
-    threads = _reach_snapshot_point(control, phases, touched, scene)
+    scene = BlockerScan(
+        writable=(launch.work, tempfile.gettempdir()), places=places, volumes=launch.volumes
+    )
+    # a worker that is booted the other way must answer alike
+    is_compared = launch.records_imports or ahead is not None
+    answers = example_check.summary(known) if is_compared else {}
+    learned = {"imports": imports.report(), "answers": answers}
+    threads = _reach_snapshot_point(control, phases, touched, scene, learned)
     worker = Worker(
         launch=launch,
         control=control,
@@ -115,6 +154,7 @@ def run(launch: Launch, *, boot_ms: float) -> None:
         secrets=secrets,
         scene=scene,
         booted_ms=phases.ms,
+        start_kind="COLD" if ahead is None else "IMPORT",
     )
     _obey(worker, threads=threads)
 
@@ -128,7 +168,7 @@ def _obey(worker: Worker, *, threads: tuple[str, ...]) -> NoReturn:
 
 
 def _warm_up(
-    target: Target, server: Server
+    target: Target, server: Server, imports: ImportRecorder
 ) -> tuple[TouchedPages, dict[str, example_check.ExpectedAnswer]]:
     """Run every example and our own part of a call once; record the pages they touch if the process
     can be forked."""
@@ -136,6 +176,7 @@ def _warm_up(
 
     def rehearse() -> None:
         known.update(hooks.warm_up(target))
+        imports.stop()
         server.rehearse()
 
     hooks.stop_helpers()
@@ -146,9 +187,24 @@ def _warm_up(
     return touched, known
 
 
+def _leave_differing(control: ShimChannel, error: ImportOrderDiffers) -> NoReturn:
+    """End a process whose user code does not begin with the imports that were made ahead of it. It
+    is not raised there: user code could go on after the error."""
+    output.finish()
+    with contextlib.suppress(OSError):  # the shim has disconnected
+        data = user_errors.as_data(error)
+        control.send({"event": "failed", "instance": None, "phase": "import", "error": data})
+    os._exit(1)
+
+
 def _reach_snapshot_point(
-    control: ShimChannel, phases: PhaseTimer, touched: TouchedPages, scene: BlockerScan
+    control: ShimChannel,
+    phases: PhaseTimer,
+    touched: TouchedPages,
+    scene: BlockerScan,
+    learned: Mapping[str, Any],
 ) -> tuple[str, ...]:
+    """`learned`: what the message says beside the process' own state."""
     resume.warm_resume_path()
     hooks.drop_caches()
     touched.look()
@@ -156,7 +212,7 @@ def _reach_snapshot_point(
     threads = surplus_threads()
     found = scene.look(leave_aside={control.fileno()})
     point = {"threads": list(threads), "phases_ms": phases.ms, "joins": True, **found.to_json()}
-    control.send({"event": "snapshot_point", **point})
+    control.send({"event": "snapshot_point", **point, **learned})
     return threads
 
 
@@ -175,6 +231,8 @@ def _become(worker: Worker, order: ShimOrder, started: float) -> NoReturn:
         order = wait_environment(order)
         gc.enable()
         doing = order.op
+        if order.start.get("kind") == "FORK":
+            output.name_instance(order.instance)
     memory_access.allow()
     phases = PhaseTimer(worker.control, instance=order.instance)
     listener = socket.socket(fileno=order.descriptors[0])
@@ -187,7 +245,13 @@ def _become(worker: Worker, order: ShimOrder, started: float) -> NoReturn:
             cpu=worker.launch.spec.resources.cpu, variables=worker.launch.chosen_threads
         )
         worker.server.wake(
-            listener, InstanceStatus.of(order, booted_ms=worker.booted_ms, woken_ms=phases.ms)
+            listener,
+            InstanceStatus.of(
+                order,
+                booted_ms=worker.booted_ms,
+                woken_ms=phases.ms,
+                booted=worker.start_kind,
+            ),
         )
 
     def ready() -> None:
@@ -241,10 +305,15 @@ def _suspend(worker: Worker, order: ShimOrder) -> None:
 
 
 def _prove(worker: Worker, order: ShimOrder, started: float) -> NoReturn:
-    """Answer the examples again and exit. Uses one thread, as before the snapshot: several threads
-    add numbers in another order."""
+    """Answer the examples again, compare with the own answers or with those of the order, and exit.
+    Uses one thread, as before the snapshot: several threads add numbers in another order.
+
+    Before them it does what an instance does before its first call, so that the memory that it
+    accesses is that of a start."""
     gc.enable()
+    worker.server.prepare()
     resume.reseed()
+    worker.server.settle_in()
     answered: dict[str, float] = {}
     error: dict[str, str] | None = None
     notes: list[str] = []
@@ -256,7 +325,10 @@ def _prove(worker: Worker, order: ShimOrder, started: float) -> NoReturn:
             return answer
 
         try:
-            notes = example_check.compare(worker.target.examples, worker.known, answer_example)
+            known, examples = worker.known, worker.target.examples
+            if order.answers:
+                known = example_check.from_summary(order.answers, examples)
+            notes = example_check.compare(examples, known, answer_example)
         except (
             BaseException
         ) as e:  # user code may raise anything; it is reported as data and ends the process

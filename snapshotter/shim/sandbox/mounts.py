@@ -13,7 +13,7 @@ import errno
 import glob
 import os
 import stat
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from snapshotter.shim.sandbox import root_directory
 from snapshotter.shim.sandbox.mount import (
@@ -119,10 +119,13 @@ def build(
     devices: Sequence[tuple[str, str]] = (),
     driver_files: Sequence[tuple[str, str]] = (),
     rootfs: str = "",
+    volumes: Sequence[tuple[str, str]] = (),
+    links: Mapping[str, str] | None = None,
 ) -> None:
     """Mount the tree in the root `at`, and enter it. `binds`: (host path, path below ROOT);
     `devices`, `driver_files`: as in `root_directory.finish`; `rootfs`: of the image, "" = the
-    host's.
+    host's; `volumes`: (host path, path in the slot), writable; `links`: names in the machine's root
+    → paths below ROOT that they lead to.
 
     Afterwards only the binds and the contents of `root_directory` are visible of the host; open
     descriptors remain valid. Raises OSError.
@@ -133,6 +136,7 @@ def build(
         at = root_directory.show_image(at, rootfs)
     else:
         root_directory.write_names(at, uid=uid, home=HOME)
+        root_directory.write_links(at, {root_directory.HOME: HOME, **(links or {})})
     own = f"{at}{ROOT}"
     root_directory.finish(
         at, devices=devices, driver_files=driver_files, shared_bytes=writable_bytes
@@ -151,7 +155,40 @@ def build(
     os.symlink(f"{ROOT}/tmp", f"{at}{_RUN}/lock")
     for shared in _SHARED:
         mount(f"{own}/tmp", f"{at}{shared}", None, BIND)
+    for source, path in volumes:
+        _mount_volume(at, source, path)
     root_directory.enter(at)
+
+
+def _mount_volume(at: str, source: str, path: str) -> None:
+    """Mount a volume's directory at `path` of the root `at`, writable. The root may be an image's,
+    whose files are a tenant's: each part is opened below the one before, and no link is followed.
+    Raises OSError."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    with contextlib.ExitStack() as stack:
+
+        def opened(name: str, folder: int | None = None) -> int:
+            fd = os.open(name, flags, dir_fd=folder)
+            stack.callback(os.close, fd)
+            return fd
+
+        held, target = opened(source), opened(at)
+        for part in path.strip("/").split("/"):
+            if part in ("", ".", ".."):
+                raise OSError(errno.EINVAL, f"{path!r} is no path for a volume")
+            try:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, 0o755, dir_fd=target)
+                target = opened(part, target)
+            except OSError as e:
+                raise OSError(
+                    e.errno, f"a volume cannot be mounted at {path}: {part}: {e.strerror}"
+                ) from e
+        mounted = f"/proc/self/fd/{target}"
+        mount(f"/proc/self/fd/{held}", mounted, None, BIND)
+        # the descriptor is of the directory below the mount: its path leads to what covers it
+        below = os.readlink(mounted)
+        mount(None, below, None, BIND | REMOUNT | NOSUID | NODEV)
 
 
 def is_image() -> bool:
@@ -194,7 +231,7 @@ def _show_driver(directory: str) -> None:
     """Mount the libraries of the machine's GPU driver: they must match its kernel module, and an
     image's packages have none, or others."""
     os.makedirs(directory)
-    for path in sorted({path for pattern in _DRIVER_LIBRARIES for path in glob.glob(pattern)}):
+    for path in driver_libraries():
         target = f"{directory}/{os.path.basename(path)}"
         if os.path.lexists(target):
             continue
@@ -202,6 +239,11 @@ def _show_driver(directory: str) -> None:
             os.symlink(os.path.basename(os.readlink(path)), target)
         elif os.path.isfile(path):
             _bind(path, target)
+
+
+def driver_libraries() -> list[str]:
+    """The files of the machine's GPU driver libraries, links to them included."""
+    return sorted({path for pattern in _DRIVER_LIBRARIES for path in glob.glob(pattern)})
 
 
 def _bind(source: str, target: str) -> None:

@@ -106,6 +106,14 @@ def _furnish(device: bytes, inside: str, gateway: str, gateway_mac: bytes) -> No
         fcntl.ioctl(any_socket, _SIOCADDRT, route)
 
 
+def add_to_loopback(address: str) -> None:
+    """Give the loopback interface of this network namespace a second address, for servers that were
+    bound to it elsewhere. Raises OSError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for request, value in ((_SIOCSIFADDR, address), (_SIOCSIFNETMASK, "255.255.255.255")):
+            fcntl.ioctl(any_socket, request, _IF_ADDRESS.pack(b"lo:slot", _address(value)))
+
+
 def _address(text: str) -> bytes:
     return _ADDRESS.pack(socket.AF_INET, 0, socket.inet_aton(text))
 

@@ -19,9 +19,10 @@ Sources: pivot_root(2), mount(2), hier(7), devpts (kernel documentation, filesys
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from snapshotter.shim.sandbox import isolation, system_calls
 from snapshotter.shim.sandbox.mount import (
@@ -36,7 +37,8 @@ from snapshotter.shim.sandbox.mount import (
     mount,
 )
 
-_PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
+PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
+"""The host's directories of programs and libraries, which a slot shows."""
 _ETC = frozenset(
     {
         "alternatives",
@@ -98,12 +100,14 @@ _MOST_NAMES = 1024**2
 """Limit of an image's /etc/passwd, in characters."""
 _DETACH = 2
 _libc = ctypes.CDLL(None, use_errno=True)
+HOME = "root"
+"""The working directory, for programs that name it `/root`."""
 
 
 def prepare(at: str) -> None:
     """Mount a root on the directory `at`, with all launch-independent parts. Raises OSError."""
     mount("tmpfs", at, "tmpfs", NOSUID | NODEV, "size=1m,mode=755")
-    for path in _PROGRAMS:
+    for path in PROGRAMS:
         _show(path, at)
     _make_etc(at)
     _make_dev(at)
@@ -131,9 +135,10 @@ def show_image(at: str, rootfs: str) -> str:
     return own
 
 
-def complete(rootfs: str, *, uid: int, home: str) -> None:
+def complete(rootfs: str, *, uid: int | None, home: str = "") -> None:
     """Prepare an image's root file system for `show_image`: all mount points must be directories.
-    Blocking.
+    Blocking. `uid`: of the function, which gets a name and the directory `home`; None: of several
+    functions, none of which has a name.
 
     Raises ValueError that names a mount point that the image's steps replaced, OSError.
     """
@@ -147,6 +152,8 @@ def complete(rootfs: str, *, uid: int, home: str) -> None:
         if os.path.lexists(path):
             os.unlink(path)
     _write(f"{rootfs}{_RESOLVER}", [])
+    if uid is None:
+        return
     _append(f"{rootfs}/etc/passwd", f"function:x:{uid}:{uid}:function:{home}:/bin/sh")
     _append(f"{rootfs}/etc/group", f"function:x:{uid}:")
 
@@ -171,6 +178,15 @@ def write_names(at: str, *, uid: int, home: str) -> None:
         groups.append(f"function:x:{uid}:")
     _write(f"{at}/etc/passwd", names)
     _write(f"{at}/etc/group", groups)
+
+
+def write_links(at: str, links: Mapping[str, str]) -> None:
+    """Make links in the root that is the machine's, from names that nothing has there. They are
+    resolved by the processes of the slot, in its root. Raises OSError."""
+    for name, target in links.items():
+        if "/" in name or name.startswith("."):
+            raise OSError(errno.EINVAL, f"{name!r} is not the name of a directory")
+        os.symlink(target, f"{at}/{name}")
 
 
 def finish(

@@ -23,6 +23,7 @@ from snapshotter import errors as agent_errors
 from tests.activator.async_calls.test_service import finished, get
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import until
+from tests.fakes.calls import call_of
 from tests.fakes.fake_controller import FakeController
 from tests.fakes.fake_worker import Flaky, WorkerAnswer, WorkerRequest, echo
 from tests.fakes.routes import TENANT, TEST_KEY, route_of, spec_of, split_route, target_of
@@ -244,7 +245,7 @@ async def test_an_attempt_that_our_own_end_cut_off_is_not_counted_against_a_call
 ) -> None:
     edge.add(route_of(spec_of(retries=AT_ONCE)))
     target = target_of(spec_of(retries=AT_ONCE))
-    call = Call(id="req-1", target=target, method="", key_id=f"k-{KEY}", body=b'{"x":1}')
+    call = call_of(target, b'{"x":1}', key_id=f"k-{KEY}")
     flaky = edge.fleet.behaviour = Flaky(99)
     await resume(edge, call, attempts)
     record = await finished(edge, "req-1")
@@ -280,7 +281,7 @@ async def test_a_function_that_can_in_a_moment_is_waited_for_and_no_two_attempts
 
     async def fails_the_first(request: WorkerRequest) -> WorkerAnswer:
         asked.append(request.headers.get("pilotlight-attempt", "1"))
-        edge.tell("secret", f"{TENANT}/main/token", {"sealed": TEST_KEY.secrets.seal("s")})
+        edge.tell("secret", f"{TENANT}/main/token", TEST_KEY.secrets.seal('{"token": "s"}'))
         return (
             WorkerAnswer(status=500, body=b"{}", outcome="raised")
             if len(asked) == 1
@@ -295,7 +296,7 @@ async def test_a_function_that_can_in_a_moment_is_waited_for_and_no_two_attempts
         )
     )
     asyncio.get_running_loop().call_later(
-        0.1, edge.tell, "secret", f"{TENANT}/main/token", {"sealed": TEST_KEY.secrets.seal("s")}
+        0.1, edge.tell, "secret", f"{TENANT}/main/token", TEST_KEY.secrets.seal('{"token": "s"}')
     )
     record = await ended(edge)
     billed = await edge.settle()
@@ -317,9 +318,7 @@ async def test_a_call_that_is_run_by_the_next_life_stays_in_its_arm(
     )
     target = edge.table.targets_of(f"{TENANT}/main/shop/hello")[1]
     choice = RoutingDecision(target, experiment="x-1", arm="b", unit="0123456789abcdef")
-    call = Call(
-        id="req-1", target=target, method="", key_id=f"k-{KEY}", body=b'{"x":1}', choice=choice
-    )
+    call = call_of(target, b'{"x":1}', key_id=f"k-{KEY}", choice=choice)
     await resume(edge, call, 1)
     await finished(edge, "req-1")
     (record,) = (await edge.settle()).values()
@@ -339,12 +338,10 @@ async def test_a_call_whose_arm_is_gone_is_in_no_experiment(
 ) -> None:
     edge.add(route_of(spec_of(), revision="v1-aaaaaa"))
     gone = target_of(spec_of(), revision="v2-bbbbbb")
-    call = Call(
-        id="req-1",
-        target=gone,
-        method="",
+    call = call_of(
+        gone,
+        b'{"x":1}',
         key_id=f"k-{KEY}",
-        body=b'{"x":1}',
         choice=RoutingDecision(gone, experiment="x-1", arm="b", unit="0123456789abcdef"),
     )
     await resume(edge, call, 1)

@@ -18,9 +18,10 @@ from pilotlight.protocol import CallRecord
 from snapshotter import errors as agent_errors
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import forever, until
+from tests.fakes.calls import call_of
 from tests.fakes.fake_controller import FakeController
 from tests.fakes.fake_worker import echo
-from tests.fakes.routes import route_of, spec_of
+from tests.fakes.routes import route_of, spec_of, target_of
 
 
 async def get(edge: Edge, path: str, key: str = KEY) -> httpx.Response:
@@ -265,13 +266,8 @@ async def test_what_a_dead_activator_had_accepted_is_run_by_the_next_one(short_t
     first = Edge(short_tmp, settings, forever)
     first.add(route_of(spec_of()))
     tasks = [asyncio.create_task(first.books.run())]
-    from activator.calls.call import Call
-    from tests.fakes.routes import target_of
-
     caller = first.table.authenticate(f"Bearer {KEY}".encode(), 0.0)
-    call = Call(
-        id="req-1", target=target_of(spec_of()), method="", key_id=caller.key_id, body=b'{"x":5}'
-    )
+    call = call_of(target_of(spec_of()), b'{"x":5}', key_id=caller.key_id)
     await first.calls.accept(caller, call, fingerprint="")
     await until(lambda: any(w.requests for w in first.fleet.workers.values()))
     # what the end of the process does to its tasks; the journal is all that is left

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from activator.autoscaler import decider, kpa
-from activator.autoscaler.decider import DeciderSpec, ScaleDecision
 from activator.autoscaler.observation import RevisionObservation
 from activator.autoscaler.scale_down import Candidate, choose_victims
+from activator.autoscaler.scaling_decision import DeciderSpec, DeciderState, ScaleDecision
 from activator.autoscaler.windows import TimeWindow
 from activator.balancing.start_estimates import starts_for_burst
 from pilotlight.spec.function import Scaling
@@ -22,7 +22,7 @@ def spec_of(**scaling: object) -> DeciderSpec:
 
 
 def once(observed: RevisionObservation, spec: DeciderSpec, *, now: float = 0.0) -> ScaleDecision:
-    return decider.decide(now, observed, spec, decider.DeciderState())[0]
+    return decider.decide(now, observed, spec, DeciderState())[0]
 
 
 def load(value: float, **rest: object) -> RevisionObservation:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from activator.autoscaler import bounds, kpa
+from activator.autoscaler import kpa
 from activator.autoscaler.windows import MaxWindow, TimeWindow
+from benchmarks.autoscaling import knative_bounds
 from tests.activator.autoscaler import kpa_table as table
 
 EBC_TOLERANCE = 1
@@ -97,9 +98,9 @@ def test_max_window_agrees(values: list[int], indexes: list[int], want: list[int
     assert seen == want
 
 
-def bounds_of(case: dict[str, Any]) -> bounds.BoundsSpec:
+def bounds_of(case: dict[str, Any]) -> knative_bounds.BoundsSpec:
     defaults = table.ZERO_DEFAULTS
-    return bounds.BoundsSpec(
+    return knative_bounds.BoundsSpec(
         min_instances=case.get("min", 0),
         max_instances=case.get("max", 0),
         initial_scale=case.get("initial", 0),
@@ -115,15 +116,15 @@ def bounds_of(case: dict[str, Any]) -> bounds.BoundsSpec:
 
 @pytest.mark.parametrize("case", table.ZERO, ids=[case["id"] for case in table.ZERO])
 def test_way_to_zero_agrees(case: dict[str, Any]) -> None:
-    standing = bounds.RevisionStatus(
+    standing = knative_bounds.RevisionStatus(
         instances=case["start_replicas"],
-        activity=bounds.Activity(case.get("state", "active")),
+        activity=knative_bounds.Activity(case.get("state", "active")),
         for_s=case.get("for_s", 0),
         proxied_s=case.get("proxy_for_s"),
         is_probe_ok={"false": False, "must-not-be-called": None}.get(case.get("probe", ""), True),
         is_initialised="initial" not in case,
     )
-    bounded = bounds.bound(case["scale_to"], spec=bounds_of(case), standing=standing)
+    bounded = knative_bounds.bound(case["scale_to"], spec=bounds_of(case), standing=standing)
     assert (bounded.desired, bounded.is_applied) == (case["want_desired"], case["want_applied"])
     if "want_requeues" in case:
         assert (bounded.look_again_s is not None) == bool(case["want_requeues"])

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.autoscaler.decider import DeciderSpec, DeciderState, ScaleDecision, decide
+from activator.autoscaler.decider import decide
 from activator.autoscaler.llm_signals import SETTLE_S, FirstTokenTerms
 from activator.autoscaler.observation import RevisionObservation
+from activator.autoscaler.scaling_decision import DeciderSpec, DeciderState, ScaleDecision
 from activator.balancing.instance import slots_of
 from activator.balancing.wait_queue import EngineLoad
 from pilotlight.spec.function import MethodSpec, Scaling

@@ -13,8 +13,10 @@ import pytest
 
 from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.outlier_detection import CHECK_S, MAX_PAST, SLOW_CHECKS, RevisionHealth
+from activator.balancing.provisioner import InstanceProvisioner
 from activator.balancing.throttler import Throttler
 from activator.billing.service import BillingService
+from activator.fairness.start_admission import StartAdmission
 from activator.metrics.metrics import Metrics
 from activator.resilience.breaker import WINDOW_S, BreakerTerms, Outcome
 from activator.resilience.outliers import (
@@ -59,9 +61,12 @@ class World:
         self.fleet = BareFleet(directory)
         self.throttler = Throttler(
             target_of(spec_of(scaling=Scaling(max_instances=10))),
-            fleet=self.fleet,
+            provisioner=InstanceProvisioner(
+                self.fleet,
+                secret_env=lambda _: {},
+                gate=StartAdmission(clock=lambda: self.now),
+            ),
             queue=GlobalQueue(100),
-            secret_env=lambda _: {},
             observer=Metrics(),
             account=books.account,
             terms=TERMS,

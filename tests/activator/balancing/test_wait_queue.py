@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.instance import Reservation
+from activator.balancing.provisioner import InstanceProvisioner
 from activator.balancing.throttler import Throttler
 from activator.fairness.queue_priority import QueueBound, QueuePriority
 from activator.metrics.metrics import Metrics
@@ -61,9 +62,8 @@ class World:
         self.books = books_of(directory)
         self.throttler = Throttler(
             target_of(spec_of(scaling=scaling)),
-            fleet=self.fleet,
+            provisioner=InstanceProvisioner(self.fleet, secret_env=lambda _: {}),
             queue=self.queue,
-            secret_env=lambda _: {},
             observer=Metrics(),
             account=self.books.account,
         )

@@ -34,6 +34,7 @@ from pilotlight.spec.observations import (
 )
 from pilotlight.spec.policies import STAGES, Objectives
 from snapshotter.types import StartKind
+from tests.fakes.calls import call_of as admitted_call
 from tests.fakes.routes import spec_of, target_of
 
 MS = 1_000_000
@@ -48,7 +49,7 @@ def call_of(
     route_ms: float = 0.0,
     admit_ms: float = 0.0,
 ) -> Call:
-    call = Call(id="req-1", target=target, method="", key_id="k-1", body=b"")
+    call = admitted_call(target, b"", key_id="k-1")
     call.began_ns = 0
     call.routed_ns = int(route_ms * MS)
     call.received_ns = call.routed_ns + int(admit_ms * MS)

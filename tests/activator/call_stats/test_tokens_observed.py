@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from activator.call_stats.observer import CallStats
 from activator.calls.call import Call
+from activator.calls.caller import Caller
 from activator.llm.openai.call import EngineCall
 from activator.llm.openai.request import OpenAIRequest
 from activator.quotas.token_reservation import TokenReservation
 from pilotlight.spec.observations import Observation, latency_bucket
 from snapshotter.types import StartKind
 from tests.activator.llm.asking import model
+from tests.fakes.calls import call_of as admitted_call
 from tests.fakes.routes import target_of
 
 MS = 1_000_000
@@ -27,7 +29,9 @@ def call_of(
 ) -> Call:
     use = TokenReservation(estimated_in=prompt, max_out=100, began_ns=0)
     asked = OpenAIRequest("/v1/completions", {"prompt": "hello"})
-    call = EngineCall(asked, tokens=use, id="req-1", target=TARGET, method="", key_id="k-1")
+    call = EngineCall(
+        asked, tokens=use, id="req-1", target=TARGET, method="", caller=Caller(key_id="k-1")
+    )
     call.began_ns = call.routed_ns = call.received_ns = 0
     for at_ms in pieces_ms:
         use.on_piece(int(at_ms * MS))
@@ -76,7 +80,7 @@ def test_what_was_delivered_counts_although_the_caller_left_or_the_engine_died()
 
 
 def test_calls_without_tokens_have_none() -> None:
-    call = Call(id="req-1", target=TARGET, method="", key_id="k-1", body=b"")
+    call = admitted_call(TARGET, b"", key_id="k-1")
     call.began_ns = 0
 
     one = observed(call)

@@ -27,6 +27,7 @@ from pilotlight.spec.pricing import Rates
 from pilotlight.spec.quotas import Plan
 from snapshotter.errors import NoCapacity
 from snapshotter.starts.node_capacity import NodeCapacity
+from snapshotter.types import StartKind
 from tests.activator.scaled_world import ScaledWorld
 from tests.activator.test_gateway import until
 from tests.fakes.clock import ManualClock
@@ -47,10 +48,10 @@ class World(ScaledWorld):
         directory: Path,
         *,
         clock: ManualClock | None = None,
-        allowance: BoardState | None = None,
+        leases: BoardState | None = None,
     ) -> None:
         clock = clock or ManualClock()
-        self.allowance = allowance
+        self.leases = leases
         table = RouteTable(
             {"test": Rates(version="test", gpu_s={"H100": Decimal(1), "L4": Decimal(1)})},
             TEST_KEY.secrets,
@@ -65,8 +66,8 @@ class World(ScaledWorld):
             fleet=self.node,
             table=table,
             clock=clock,
-            parts={"allowance": allowance, "gate": self.gate},
             gate=self.gate,
+            leases=leases,
             may_run=lambda target: target.tenant not in self.spent,
         )
 
@@ -440,6 +441,29 @@ async def test_starts_that_nobody_waits_for_any_more_are_given_up(world: World) 
         reservation.release()
 
 
+async def test_a_start_whose_calls_are_served_before_it_could_be_ready_leaves_the_room_to_others(
+    world: World,
+) -> None:
+    busy = await held(world.throttler("a"), 9)
+    slow = world.throttler("a", "slow")
+    tasks = calls(slow, 3)
+    first = await tasks[0]
+    slow.start_times.observe(StartKind.COLD, 60.0, ())
+    await world.elapse(2.0)
+    assert (slow.waiting, slow.starting, world.gate.capacity.waiting) == (2, 2, 2)
+    first.release()  # it took 2 s, and so will the next
+    await world.elapse(0.0)
+    assert (slow.waiting, slow.starting, world.gate.capacity.waiting) == (1, 0, 0)
+
+    await world.elapse(60.0)  # it took longer, so that the mean says nothing
+    slow.start(1)
+    await world.elapse(0.0)
+    assert (slow.waiting, slow.starting, world.gate.capacity.waiting) == (1, 1, 1)
+    await end(tasks)
+    for reservation in busy:
+        reservation.release()
+
+
 async def test_unasked_starts_take_nothing_from_anybody(world: World) -> None:
     for reservation in await held(world.throttler("a"), 10):
         reservation.release()
@@ -524,12 +548,12 @@ async def _pair(short_tmp: Path) -> AsyncIterator[tuple[World, World]]:
     clock = ManualClock()
     board = Board(clock)
     worlds = tuple(
-        World(short_tmp / str(n), clock=clock, allowance=BoardState(board, member=f"a-{n}"))
+        World(short_tmp / str(n), clock=clock, leases=BoardState(board, member=f"a-{n}"))
         for n in range(2)
     )
     for world in worlds:
-        assert world.allowance is not None
-        await world.allowance.join()
+        assert world.leases is not None
+        await world.leases.join()
         await world.scaler.reconcile()
     yield worlds[0], worlds[1]
     for world in worlds:
@@ -540,8 +564,8 @@ async def _pair(short_tmp: Path) -> AsyncIterator[tuple[World, World]]:
 
 async def _beat(pair: tuple[World, World]) -> None:
     for world in pair:
-        assert world.allowance is not None
-        pulse = await world.allowance.beat()
+        assert world.leases is not None
+        pulse = await world.leases.beat()
         assert pulse is not None
         world.scaler.make_room(pulse)
 
@@ -554,7 +578,7 @@ async def test_activators_keep_to_a_tenants_quota_together_and_make_room_for_eac
         world.tenant("a", instances=2)
     first = await held(one.throttler("a", "one"), 2)
     (waiting,) = calls(two.throttler("a", "two"))
-    await until(lambda: two.allowance is not None and two.allowance.statistics().refused > 0)
+    await until(lambda: two.leases is not None and two.leases.statistics().refused > 0)
     assert len(two.node.started) == 0
 
     first[0].release()  # idle: it goes to the activator that has less than its fair share
@@ -577,9 +601,9 @@ async def test_gpus_of_all_activators_count_and_come_back_with_their_instance(
     throttler = one.throttler("a", resources=gpus)
     (await throttler.reserve(5)).release()
     (waiting,) = calls(two.throttler("a", resources=gpus))
-    await until(lambda: two.allowance is not None and two.allowance.statistics().refused > 0)
-    assert one.allowance is not None
-    assert one.allowance.statistics().allowance == {
+    await until(lambda: two.leases is not None and two.leases.statistics().refused > 0)
+    assert one.leases is not None
+    assert one.leases.statistics().allowance == {
         throttler.target.key: 1,
         "tenant:a": 1,
         "gpus:a": 2,
@@ -588,7 +612,7 @@ async def test_gpus_of_all_activators_count_and_come_back_with_their_instance(
     one.clock.advance(IDLE_SURPLUS_S)
     await _beat(pair)  # it is idle, and another wants it
     (await waiting).release()
-    assert one.allowance.statistics().allowance == {}
+    assert one.leases.statistics().allowance == {}
 
 
 async def test_idle_instances_make_room_for_another_activators_start(world: World) -> None:

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from activator.__main__ import KEEP_ALIVE_S
-from activator.gateway.fast_path import CLOCK_STEP_S, DeadlineWheel, HasDeadline
+from activator.gateway.fast_path import CLOCK_STEP_S, CallIds, DeadlineWheel, HasDeadline
+from pilotlight.protocol import new_call_id
 from pilotlight.spec.function import Clocks as ClockSpec
 from pilotlight.spec.function import MethodSpec
 from tests.activator.conftest import KEY, Edge
@@ -322,3 +323,78 @@ async def test_a_record_that_cannot_be_closed_costs_no_slot(
 
     assert (broken.status_code, after.status_code) == (500, 200)
     assert in_flight(warm_edge) == 0
+
+
+async def test_a_head_that_was_seen_before_gets_the_body_that_came_with_it(raw: Raw) -> None:
+    bodies = [b'{"x":1}', b'{"x":2}', b'{"x":2}', b'{"x":33}', b'{"x":34}']
+    answers = []
+    for body in bodies:
+        raw.writer.write(post(body))
+        answers.append(await raw.answer())
+
+    assert [body for _, body in answers] == bodies
+    ids = {head.lower().split(b"x-request-id: ")[1][:36] for head, _ in answers}
+    assert len(ids) == len(bodies)
+
+
+async def test_a_known_head_waits_for_the_rest_of_its_body(raw: Raw) -> None:
+    for _ in range(2):
+        raw.writer.write(post(b'{"x":12345}'))
+        assert (await raw.answer())[1] == b'{"x":12345}'
+    raw.writer.write(post(b'{"x":54321}')[:-6])
+    await raw.writer.drain()
+    await asyncio.sleep(0.01)
+    raw.writer.write(b"54321}" + post(b'{"x":6}'))
+
+    assert [(await raw.answer())[1] for _ in range(2)] == [b'{"x":54321}', b'{"x":6}']
+
+
+async def test_the_end_of_a_head_is_no_head(raw: Raw) -> None:
+    whole = post(b'{"x":1}')
+    end = whole[whole.index(b"authorization") :]
+    raw.writer.write(whole[: -len(end)])
+    await raw.writer.drain()
+    await asyncio.sleep(0.01)
+    raw.writer.write(end)
+    assert (await raw.answer())[1] == b'{"x":1}'
+    raw.writer.write(end)
+
+    assert (await raw.answer())[0].startswith(b"HTTP/1.1 400 ")
+
+
+async def test_a_known_head_is_not_let_in_once_its_key_is_revoked(
+    raw: Raw, warm_edge: Edge
+) -> None:
+    for _ in range(2):
+        raw.writer.write(post(b'{"x":1}'))
+        assert (await raw.answer())[0].startswith(b"HTTP/1.1 200 ")
+    warm_edge.tell("key", f"k-{KEY}", None)
+    raw.writer.write(post(b'{"x":1}'))
+
+    assert (await raw.answer())[0].startswith(b"HTTP/1.1 401 ")
+
+
+async def test_a_call_with_a_known_head_waits_for_a_slot_like_any_other(
+    raw: Raw, warm_edge: Edge, script: Script
+) -> None:
+    raw.writer.write(post(b'{"x":1}'))
+    await raw.answer()
+    script.now = forever
+    task = asyncio.create_task(warm_edge.call(json={"x": 1}))
+    await until(begun(warm_edge, 3))
+    script.now = echo
+    raw.writer.write(post(b'{"x":2}'))
+
+    assert (await raw.answer())[1] == b'{"x":2}'
+    task.cancel()
+    await until(lambda: in_flight(warm_edge) == 0)
+
+
+def test_ids_of_warm_calls_are_unlike_each_other_and_sort_by_time() -> None:
+    ids, before = CallIds(), new_call_id()
+    made = [ids.new() for _ in range(1000)]
+
+    assert len({name[16:] for name in made}) == len(made)
+    times = [name[:16] for name in (before, *made, new_call_id())]
+    assert times == sorted(times)
+    assert {len(name) for name in made} == {len(before)}

@@ -89,7 +89,7 @@ async def site_of(
             SETTINGS,
             world.maker.behaviour,
             fleet=fleet,
-            allowance=state,
+            leases=state,
             health=Health(),
         )
         closing.push_async_callback(edge.fleet.aclose)

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from activator.knative import fleet as fleet_module
+from activator.knative import pod_deletion
 from activator.knative.fleet import KnativeFleet
 from activator.knative.pod_deletion import REPLACEMENTS
 from activator.knative.pod_leases import ClaimsUnreachable, InMemoryPodLeases, PodLeaseTable
@@ -245,7 +245,7 @@ async def test_a_pod_that_is_asked_to_go_is_told_of_and_then_gone(world: World) 
 async def test_the_worker_of_a_pod_that_is_being_deleted_is_ended_once_no_call_runs_in_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet_module, "RUNNING_S", 0.05)
+    monkeypatch.setattr(pod_deletion, "RUNNING_S", 0.05)
     board = PodLeaseTable(lambda: {"a-0", "a-1"})
     one, two = [
         await world.fleet(member, InMemoryPodLeases(board, member=member))
@@ -265,6 +265,22 @@ async def test_the_worker_of_a_pod_that_is_being_deleted_is_ended_once_no_call_r
     assert not claimed.is_ended
     claimed.running = 0
     await world.until(lambda: claimed.is_ended)
+
+
+async def test_the_worker_of_a_pod_that_was_deleted_before_it_had_an_address_is_ended(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_deletion, "RUNNING_S", 0.05)
+    target, fleet = world.target(), await world.fleet()
+    await fleet.adopt()
+    pod = world.maker.made(target)
+    await world.until(lambda: fleet.pods.find(pod.uid))
+    await world.maker.asked_to_go(pod)
+    await world.until(lambda: any(one.is_ending for one in fleet.pods.of(target.key)))
+    await asyncio.sleep(0.2)  # it is looked for, in vain
+    await world.maker.boots(pod)
+    await world.maker.serves(pod)
+    await world.until(lambda: pod.is_ended)
 
 
 async def test_an_evicted_pod_is_gone_with_that_word(world: World) -> None:

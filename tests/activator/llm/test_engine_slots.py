@@ -17,8 +17,10 @@ import pytest
 
 from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.instance import Reservation
+from activator.balancing.provisioner import InstanceProvisioner
 from activator.fairness.fair_queue import FairQueue
 from activator.fairness.queue_priority import QueuePriority
+from activator.fairness.start_admission import StartAdmission
 from activator.llm.engine_throttler import EngineThrottler
 from activator.metrics.metrics import Metrics
 from activator.quotas.token_reservation import TokenReservation
@@ -113,9 +115,12 @@ async def engine_of(*, max_queued: int = 2000, **limits: Any) -> AsyncIterator[E
         books = books_of(Path(directory))
         throttler = EngineThrottler(
             target_of(model(scaling=scaling, **limits)),
-            fleet=BareFleet(Path(directory)),
+            provisioner=InstanceProvisioner(
+                BareFleet(Path(directory)),
+                secret_env=lambda _: {},
+                gate=StartAdmission(clock=clock),
+            ),
             queue=GlobalQueue(10_000),
-            secret_env=lambda _: {},
             observer=Metrics(),
             account=books.account,
             clock=clock,

@@ -20,6 +20,7 @@ from activator.worker_client.connection import WorkerResponse
 from pilotlight.spec.policies import Fallback, RetryPolicy
 from tests.activator.conftest import Edge
 from tests.activator.test_gateway import forever, problem_of, until
+from tests.fakes.calls import call_of
 from tests.fakes.fake_worker import Flaky, Script, WorkerAnswer, WorkerRequest, echo
 from tests.fakes.routes import TENANT, route_of, spec_of, target_of
 
@@ -293,14 +294,7 @@ class Raised(FallbackResponse):
 
 async def test_a_caller_that_leaves_while_a_retry_is_asked_for_leaves_no_slot_taken() -> None:
     gate = SlowGate()
-    call = Call(
-        id="req-1",
-        target=target_of(spec_of(retries=AT_ONCE)),
-        method="",
-        key_id="k",
-        body=b"",
-        admission=Admission(gate),
-    )
+    call = call_of(target_of(spec_of(retries=AT_ONCE)), b"", admission=Admission(gate))
     exchange = Raised(call)
 
     async def first() -> Raised:

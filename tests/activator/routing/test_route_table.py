@@ -15,7 +15,6 @@ from pilotlight.spec.identifiers import FunctionAddress, TenantId
 from tests.fakes.routes import (
     SCHEMA,
     TENANT,
-    TEST_KEY,
     change,
     empty_table,
     route_of,
@@ -248,42 +247,6 @@ def test_a_method_that_does_not_exist_is_answered_with_those_that_do() -> None:
 
     with pytest.raises(errors.NotFound, match="embed, rank"):
         target.check("embedd")
-
-
-def test_secrets_are_opened_only_for_the_function_that_names_them() -> None:
-    table = empty_table()
-    table.apply(
-        FeedChange(
-            seq=1,
-            kind="secret",
-            key=f"{TENANT}/main/db",
-            value=TEST_KEY.secrets.seal('{"USER": "u", "PASSWORD": "p"}'),
-        )
-    )
-    table.apply(
-        FeedChange(
-            seq=2, kind="secret", key=f"{TENANT}/main/TOKEN", value=TEST_KEY.secrets.seal("plain")
-        )
-    )
-
-    assert table.secret_env(target_of(spec_of())) == {}
-    assert table.secret_env(target_of(spec_of(secrets=("db", "TOKEN")))) == {
-        "USER": "u",
-        "PASSWORD": "p",
-        "TOKEN": "plain",
-    }
-    with pytest.raises(errors.Unavailable, match="missing"):
-        table.secret_env(target_of(spec_of(secrets=("missing",))))
-
-
-def test_a_secret_that_another_key_sealed_is_named_in_the_answer() -> None:
-    table = empty_table()
-    table.apply(
-        FeedChange(seq=1, kind="secret", key=f"{TENANT}/main/db", value=TEST_KEY.replies.seal("{}"))
-    )
-
-    with pytest.raises(errors.Unavailable, match="secret 'db' cannot be decrypted"):
-        table.secret_env(target_of(spec_of(secrets=("db",))))
 
 
 def test_functions_that_want_instances_without_being_asked_are_listed() -> None:

@@ -21,9 +21,10 @@ from pilotlight.spec.policies import RetryPolicy
 from tests.activator.conftest import KEY, PATIENCE_S, Edge
 from tests.activator.streams.world import GENERATOR, OFTEN_S, Released
 from tests.activator.test_gateway import until
+from tests.fakes.calls import call_of
 from tests.fakes.fake_controller import FakeController
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
-from tests.fakes.routes import route_of, spec_of
+from tests.fakes.routes import route_of, spec_of, target_of
 
 AUTHORIZED = {"authorization": f"Bearer {KEY}"}
 
@@ -346,17 +347,8 @@ async def test_a_stream_survives_the_end_of_its_activator_as_its_next_attempt(
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(edge.books.run()), *edge.calls.start(group)]
             if life == 0:
-                from activator.calls.call import Call
-                from tests.fakes.routes import target_of
-
                 caller = edge.table.authenticate(f"Bearer {KEY}".encode(), 0.0)
-                call = Call(
-                    id="req-1",
-                    target=target_of(spec_of(methods=GENERATOR)),
-                    method="",
-                    key_id=caller.key_id,
-                    body=b"{}",
-                )
+                call = call_of(target_of(spec_of(methods=GENERATOR)), key_id=caller.key_id)
                 await edge.calls.accept(caller, call, fingerprint="")
                 held = edge.calls.pending.get("req-1")
                 assert held is not None

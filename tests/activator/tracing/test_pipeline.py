@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from activator.calls.call import Call
 from activator.tracing.pipeline import TracePipeline
 from pilotlight.core.transport.endpoint import Endpoint
 from pilotlight.protocol import new_call_id
+from tests.fakes.calls import call_of
 from tests.fakes.routes import spec_of, target_of
 
 
@@ -32,7 +32,7 @@ async def test_a_kept_trace_goes_both_ways_and_what_is_lost_on_either_is_counted
     )
     registry = CollectorRegistry()
     desk.collect(registry)
-    call = Call(id=new_call_id(), target=target_of(spec_of()), method="", key_id="k", body=b"")
+    call = call_of(target_of(spec_of()), b"", id=new_call_id())
     desk.tracer.failed(call, "unavailable", 503)
     assert registry.get_sample_value("pilotlight_traces_kept_total", {"reason": "error"}) == 1
 

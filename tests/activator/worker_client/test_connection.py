@@ -425,3 +425,56 @@ async def test_what_a_worker_says_unasked_closes_its_connection(short_tmp: Path)
         await asyncio.sleep(0.05)
 
         assert pool.acquire_nowait(1.0) is None
+
+
+class _InPieces(asyncio.Protocol):
+    """Answers each request with the next pieces, one write each."""
+
+    def __init__(self, answers: list[list[bytes]]) -> None:
+        self._answers = iter(answers)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._write(list(next(self._answers)))
+
+    def _write(self, pieces: list[bytes]) -> None:
+        self._transport.write(pieces.pop(0))  # type: ignore[attr-defined]
+        if pieces:
+            asyncio.get_running_loop().call_later(0.01, self._write, pieces)
+
+
+async def test_answers_with_a_head_that_came_before_have_their_own_bodies(short_tmp: Path) -> None:
+    head = b"HTTP/1.1 200 OK\r\npilotlight-outcome: ok\r\ncontent-length: 3\r\n\r\n"
+    informed = b"HTTP/1.1 103 Early Hints\r\n\r\n"
+    pieces = [
+        [head + b"one"],
+        [head + b"two"],
+        [head + b"th", b"r"],
+        [head, b"fou"],
+        [informed + head + b"fiv"],
+        [head + b"six"],
+    ]
+    loop = asyncio.get_running_loop()
+    server = await loop.create_unix_server(lambda: _InPieces(pieces), str(short_tmp / "w.sock"))
+    async with server:
+        pool = ConnectionPool(str(short_tmp / "w.sock"))
+        connection = await pool.open(loop)
+        answers = []
+        for _ in pieces:
+            answers.append(await connection.request(GET, loop=loop))
+            pool.release(connection, now=1.0)
+            assert pool.acquire_nowait(1.0) is connection
+
+        assert [answer.body for answer in answers] == [
+            b"one",
+            b"two",
+            b"thr",
+            b"fou",
+            b"fiv",
+            b"six",
+        ]
+        assert {answer.header(b"pilotlight-outcome") for answer in answers} == {b"ok"}
+        connection.close()
+        await asyncio.sleep(0)  # its transport is closed

@@ -7,11 +7,16 @@ import base64
 from functools import partial
 from typing import Any
 
+from pilotlight.controller.database import feed
+from pilotlight.controller.kubernetes.desired_state import DesiredState
 from pilotlight.kubernetes import names
+from pilotlight.kubernetes.cluster import Cluster
+from pilotlight.kubernetes.kinds import LIMIT_RANGE
+from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.protocol import TenantRecord
-from pilotlight.spec.function import Clocks
+from pilotlight.spec.function import Clocks, FunctionSpec
 from pilotlight.spec.policies import RolloutTerms
-from tests.cluster.reconciler.conftest import Bench
+from tests.cluster.reconciler.conftest import RUNTIME, Bench
 from tests.fakes.fed_platform import ACME, document_of, spec
 
 SERVING = "serving.knative.dev/v1"
@@ -350,3 +355,62 @@ async def test_a_feed_of_many_pages_is_taken_whole(bench: Bench) -> None:
     async with bench.running():
         await bench.until(lambda: bench.statuses.counts()["ready"] == 30)
     assert len(bench.server.list(SERVING, "Service", "fn-acme")) == 30
+
+
+async def test_many_functions_cost_three_reads_and_three_writes_each(bench: Bench) -> None:
+    """What a tenant's namespace needs is compared once, not once for each function."""
+    bench.platform.tenant()
+    bench.platform.functions(dict(document_of(spec(f"f{number}")) for number in range(10)))
+    async with bench.running():
+        await bench.until(lambda: bench.statuses.counts()["ready"] == 10)
+        await bench.until_quiet()
+    requests = bench.server.requests
+    assert requests.count("apply", "services.serving.knative.dev") == 10
+    of_the_namespace = 12
+    assert requests.count("apply") <= 3 * 10 + of_the_namespace
+    assert requests.count("get") <= 3 * 10 + of_the_namespace
+
+
+async def test_a_deleted_object_of_a_namespace_comes_back(bench: Bench) -> None:
+    bench.platform.tenant()
+    bench.platform.function(spec())
+    async with bench.running():
+        await bench.until_phase("ready")
+        await bench.until_quiet()
+        async with await Cluster.connect(bench.settings) as operator:
+            await operator.delete(LIMIT_RANGE, "pilotlight", "fn-acme")
+        await bench.until(lambda: bench.server.get("v1", "LimitRange", "pilotlight", "fn-acme"))
+
+
+def test_a_revision_is_parsed_once_until_it_changes(bench: Bench) -> None:
+    bench.platform.tenant()
+    bench.platform.function(two(), weights={"v1-000001": 100}, tags={"new": "v2-000002"})
+    settings = ClusterSettings(runtime_image=RUNTIME)
+    state = DesiredState(
+        settings=settings, platform=bench.platform.identity(), key=bench.platform.key
+    )
+    seq = 0
+
+    def parsed() -> dict[str, FunctionSpec]:
+        nonlocal seq
+        with bench.platform.store.read() as sql:
+            page = feed.read(sql, after=seq, limit=1000)
+        seq = page.seq
+        state.take(page)
+        route = next(iter(state.functions.values()))
+        tenancy = state.tenancy(ACME.id, "main")
+        assert tenancy is not None
+        assert state.tenancy(ACME.id, "main") is tenancy
+        made = {name: state.revision(route, tenancy, name).spec for name in route.revisions}
+        assert all(state.spec(route, name) is one for name, one in made.items())
+        return made
+
+    before = parsed()
+    bench.platform.function(two(), weights={"v2-000002": 100}, tags={"old": "v1-000001"})
+    after = parsed()
+    assert all(after[name] is before[name] for name in before)
+    changed = {"v1-000001": spec(), "v2-000002": spec(env={"NEW": "2"})}
+    bench.platform.function(changed, weights={"v2-000002": 100}, tags={"old": "v1-000001"})
+    again = parsed()
+    assert again["v1-000001"] is before["v1-000001"]
+    assert again["v2-000002"].env == {"NEW": "2"}

@@ -17,7 +17,7 @@ from pilotlight.kubernetes.kinds import POD_AUTOSCALER, REVISION
 from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.spec.function import Scaling
 from pilotlight.spec.observations import Observation
-from pilotlight.spec.policies import RolloutTerms
+from pilotlight.spec.policies import RolloutTerms, ScalingSchedule
 from tests.cluster.reconciler.conftest import RUNTIME, Bench
 from tests.cluster.reconciler.test_reconciler import ONE, SERVING, TWO, traffic_of
 from tests.fakes.fed_platform import FedPlatform, spec
@@ -126,6 +126,60 @@ async def test_spare_instances_are_a_min_scale_while_there_are_calls(knative: Be
         await bench.until(lambda: min_scale(bench) == "0")
 
 
+async def test_the_windows_of_a_schedule_are_a_min_scale(knative: Bench) -> None:
+    bench = knative
+    bench.platform.tenant()
+    morning = ScalingSchedule(cron="0 8 * * *", duration_s=3600, min_instances=3)
+    bench.platform.function(spec(scaling=Scaling(schedules=(morning,))))
+    async with bench.running() as reconciler, await Cluster.connect(bench.settings) as cluster:
+        await bench.until_phase("ready")
+        floors = BufferFloors(
+            cluster,
+            reconciler.state,
+            bench.platform.store,
+            counts_spare=False,
+            wall=lambda: bench.wall_s,
+        )
+        bench.wall_s = bench.wall_s // 86_400 * 86_400 + 7.9 * 3600
+        await floors.update()
+        assert (floors.writes, min_scale(bench)) == (0, "0")
+        bench.wall_s += 0.2 * 3600
+        await floors.update()
+        await bench.until(lambda: min_scale(bench) == "3")
+        bench.wall_s += 3600
+        await floors.update()
+        await bench.until(lambda: min_scale(bench) == "0")
+
+
+async def test_another_autoscaler_in_the_settings_takes_over_the_revisions_that_are_there(
+    knative: Bench,
+) -> None:
+    bench = knative
+    bench.platform.tenant()
+    bench.platform.function(spec(scaling=Scaling(buffer_instances=2)))
+    async with bench.running(), await Cluster.connect(bench.settings) as operator:
+        await bench.until_phase("ready")
+        assert autoscaling(bench)["class"] == "kpa.autoscaling.knative.dev"
+        raised = {"metadata": {"annotations": {"autoscaling.knative.dev/min-scale": "3"}}}
+        await operator.patch(REVISION, ONE, "fn-acme", raised)  # its spare instances
+        await bench.until(lambda: min_scale(bench) == "3")
+    before = autoscaling(bench)
+    object.__setattr__(bench.settings, "autoscaler", "pilotlight")
+    async with bench.running():
+        await bench.until(lambda: autoscaling(bench)["class"] == "pilotlight.dev")
+        ours = autoscaling(bench)
+        assert (ours["min-scale"], ours["max-scale"]) == ("0", before["max-scale"])
+        assert "window" not in ours
+        await bench.until_quiet()
+    bench.server.requests.clear()
+    async with bench.running():
+        await bench.until_quiet()
+        assert bench.server.requests.writes() == 0
+    object.__setattr__(bench.settings, "autoscaler", "kpa")
+    async with bench.running():
+        await bench.until(lambda: autoscaling(bench) == {**before, "min-scale": "0"})
+
+
 async def test_knative_puts_right_a_min_scale_that_is_changed_beside_the_revision(
     knative: Bench,
 ) -> None:
@@ -152,11 +206,20 @@ def calls_of(function: str, *, minute: int) -> Observation:
 
 
 def min_scale(bench: Bench) -> str:
+    return autoscaling(bench)["min-scale"]
+
+
+def autoscaling(bench: Bench) -> dict[str, str]:
+    """What the PodAutoscaler says to its autoscaler, without the keys' domain."""
     scaler = bench.server.get(
         "autoscaling.internal.knative.dev/v1alpha1", "PodAutoscaler", ONE, "fn-acme"
     )
     assert scaler is not None
-    return str(scaler["metadata"]["annotations"]["autoscaling.knative.dev/min-scale"])
+    return {
+        key.removeprefix("autoscaling.knative.dev/"): str(value)
+        for key, value in scaler["metadata"]["annotations"].items()
+        if key.startswith("autoscaling.knative.dev/")
+    }
 
 
 async def pods_of(bench: Bench) -> int:

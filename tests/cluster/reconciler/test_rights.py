@@ -4,7 +4,6 @@ and nothing else is."""
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,13 +13,12 @@ import pytest
 
 from pilotlight.controller.kubernetes.applier import Applier
 from pilotlight.controller.kubernetes.informers import Informers
-from pilotlight.controller.kubernetes.orphaned_journals import OrphanedJournal, drain_job
 from pilotlight.kubernetes import kinds, names
 from pilotlight.kubernetes.api_request import ApiRequest
 from pilotlight.kubernetes.cluster import Cluster
 from pilotlight.kubernetes.doctor.checks import examine_cluster
-from pilotlight.kubernetes.errors import ClusterError, Forbidden, Invalid
-from pilotlight.kubernetes.kinds import NAMESPACE, NODE, POD, ROLE_BINDING, SECRET
+from pilotlight.kubernetes.errors import Forbidden
+from pilotlight.kubernetes.kinds import NAMESPACE, POD, ROLE_BINDING, SECRET
 from pilotlight.kubernetes.manifests.tenant_namespace import (
     ACTIVATOR_BINDING,
     CONTROLLER_BINDING,
@@ -282,67 +280,6 @@ async def test_a_binding_that_takes_effect_late_fails_nothing(site: Installed) -
 
 
 # -- what an activator may do ----------------------------------------------------------------------
-async def test_an_activator_changes_the_deletion_cost_of_a_tenants_pod_and_deletes_it(
-    site: Installed,
-) -> None:
-    site.add_namespace()
-    for metadata in (
-        {},
-        {"annotations": {"a": "b"}},
-        {"annotations": {COST: "1"}, "labels": {"a": "b"}},
-    ):
-        pod = site.pod("fn-acme", **metadata)
-        patched = await site.activator.patch(
-            POD, "one", "fn-acme", {"metadata": {"annotations": {COST: "-100"}}}
-        )
-        assert patched["metadata"]["annotations"] == {
-            **metadata.get("annotations", {}),
-            COST: "-100",
-        }
-        assert await site.activator.delete(POD, "one", "fn-acme", uid=pod["metadata"]["uid"])
-
-
-MORE: tuple[tuple[Json, str], ...] = (
-    ({"spec": {"containers": [{"name": "user-container", "image": "evil"}]}}, "spec"),
-    ({"spec": {"activeDeadlineSeconds": 1}}, "spec"),
-    ({"metadata": {"labels": {"pilotlight.dev/tenant": "t-other"}}}, "labels"),
-    ({"metadata": {"labels": None}}, "labels"),
-    ({"metadata": {"annotations": {"pilotlight.dev/key": "other"}}}, "annotation"),
-    ({"metadata": {"annotations": {"more": "x", COST: "1"}}}, "annotation"),
-    ({"metadata": {"annotations": None}}, "annotation"),
-    ({"metadata": {"ownerReferences": None}}, "owners"),
-    ({"metadata": {"finalizers": ["example.com/hold"]}}, "finalizers"),
-)
-
-
-async def test_an_activator_changes_nothing_else_of_a_pod(site: Installed) -> None:
-    site.add_namespace()
-    metadata = {"name": "r", "namespace": "fn-acme"}
-    owner = site.bench.server.put(
-        {
-            "apiVersion": "apps/v1",
-            "kind": "ReplicaSet",
-            "metadata": metadata,
-            "spec": _replica_set(),
-        }
-    )
-    reference = {
-        "apiVersion": "apps/v1",
-        "kind": "ReplicaSet",
-        "name": "r",
-        "uid": owner["metadata"]["uid"],
-        "controller": True,
-    }
-    before = site.pod(
-        "fn-acme",
-        labels={"a": "b"},
-        annotations={"pilotlight.dev/key": "k"},
-        ownerReferences=[reference],
-    )
-    for patch, named in MORE:
-        with pytest.raises(Invalid, match=named):
-            await site.activator.patch(POD, "one", "fn-acme", patch)
-    assert site.bench.server.get("v1", "Pod", "one", "fn-acme") == before
 
 
 async def test_an_activator_touches_no_pod_outside_of_tenants_namespaces(site: Installed) -> None:
@@ -356,34 +293,6 @@ async def test_an_activator_touches_no_pod_outside_of_tenants_namespaces(site: I
             with pytest.raises(Forbidden):
                 await work
     assert site.bench.server.get("v1", "Pod", "one", "kube-system") is not None
-
-
-async def test_a_binding_by_mistake_does_not_give_an_activator_other_namespaces(
-    site: Installed,
-) -> None:
-    site.pod("kube-system")
-    role = {
-        "apiGroup": "rbac.authorization.k8s.io",
-        "kind": "ClusterRole",
-        "name": "pilotlight:pilotlight-activator:tenant",
-    }
-    subject = {"kind": "ServiceAccount", "name": "pilotlight-activator", "namespace": "pilotlight"}
-    metadata = {"name": "mistake", "namespace": "kube-system"}
-    site.bench.server.put(
-        {
-            "apiVersion": RBAC,
-            "kind": "RoleBinding",
-            "metadata": metadata,
-            "roleRef": role,
-            "subjects": [subject],
-        }
-    )
-    for work in (
-        site.activator.patch(POD, "one", "kube-system", {"metadata": {"annotations": {COST: "1"}}}),
-        site.activator.delete(POD, "one", "kube-system"),
-    ):
-        with pytest.raises(Invalid, match="in tenants' namespaces only"):
-            await work
 
 
 async def test_an_activator_reads_no_secret_and_grants_nothing(site: Installed) -> None:
@@ -418,197 +327,6 @@ async def test_the_controller_reads_secrets_and_runs_commands_in_tenants_namespa
             assert await site.controller.may(deed) is is_allowed, deed
 
 
-def _binding(namespace: str, role: str, account: str = "pilotlight-controller") -> Json:
-    subject = {"kind": "ServiceAccount", "name": account, "namespace": "pilotlight"}
-    ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
-    metadata = {"name": "mine", "namespace": namespace}
-    return {
-        "apiVersion": RBAC,
-        "kind": "RoleBinding",
-        "metadata": metadata,
-        "roleRef": ref,
-        "subjects": [subject],
-    }
-
-
-async def _refusal(site: Installed, manifest: Json) -> ClusterError:
-    with pytest.raises((Forbidden, Invalid)) as caught:
-        await site.controller.apply(manifest)
-    return caught.value
-
-
-async def test_the_controller_binds_only_two_roles_to_accounts_of_the_platform_in_namespaces_of_its_own(
-    site: Installed,
-) -> None:
-    site.bench.server.put(
-        {
-            "apiVersion": RBAC,
-            "kind": "ClusterRole",
-            "metadata": {"name": "all"},
-            "rules": [_everything()],
-        }
-    )
-    site.add_namespace()
-    role = "pilotlight:pilotlight-controller:tenant"
-    assert isinstance(await _refusal(site, _binding("fn-acme", "all")), Forbidden)
-    assert "only in namespaces with the label" in str(
-        await _refusal(site, _binding("kube-system", role))
-    )
-    assert "only to accounts of the platform" in str(
-        await _refusal(site, _binding("fn-acme", role, account="default"))
-    )
-    await site.controller.apply(_binding("fn-acme", role))
-
-
-async def test_the_controller_takes_no_namespace_over(site: Installed) -> None:
-    site.bench.server.add_namespace("theirs")
-    for work in (
-        site.controller.patch(NAMESPACE, "theirs", None, {"metadata": {"labels": LABELS}}),
-        site.controller.delete(NAMESPACE, "theirs", None),
-        site.controller.apply(
-            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "new"}}
-        ),
-    ):
-        with pytest.raises(Invalid, match="label"):
-            await work
-    site.add_namespace()
-    with pytest.raises(Invalid, match="label"):
-        await site.controller.patch(
-            NAMESPACE, "fn-acme", None, {"metadata": {"labels": {names.MANAGED_BY: None}}}
-        )
-
-
-async def test_the_controller_changes_only_its_labels_of_nodes(site: Installed) -> None:
-    site.bench.server.put(
-        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n", "labels": {"zone": "a"}}}
-    )
-    for _ in range(2):  # the second time there is something to change
-        patched = await site.controller.patch(
-            NODE,
-            "n",
-            None,
-            {
-                "metadata": {
-                    "labels": {f"{names.cache_domain(site.controller.settings)}/w-1": "hot"}
-                }
-            },
-        )
-        assert patched["metadata"]["labels"]["zone"] == "a"
-    await site.controller.patch(
-        NODE,
-        "n",
-        None,
-        {"metadata": {"labels": {f"{names.cache_domain(site.controller.settings)}/w-1": None}}},
-    )
-    for patch in (
-        {"metadata": {"labels": {"zone": "b"}}},
-        {"metadata": {"labels": {"zone": None}}},
-        {"metadata": {"labels": {"pilotlight.dev/other": "b"}}},
-        {"metadata": {"annotations": {"a": "b"}}},
-        {"metadata": {"finalizers": ["example.com/hold"]}},
-        {"spec": {"unschedulable": True}},
-    ):
-        with pytest.raises(Invalid, match="of a node"):
-            await site.controller.patch(NODE, "n", None, patch)
-
-
-async def test_the_controllers_jobs_have_no_rights_on_their_node(
-    site: Installed, chart: Rendering
-) -> None:
-    activators = copy.deepcopy(chart.one("StatefulSet", "-activator"))
-    activators["metadata"]["namespace"] = "pilotlight"
-    claim = {
-        "metadata": {
-            "name": "journal-pilotlight-activator-4",
-            "namespace": "pilotlight",
-            "uid": "u",
-        }
-    }
-    job = drain_job(
-        activators, OrphanedJournal(claim=claim, ordinal=4), labels={names.MANAGED_BY: "pilotlight"}
-    )
-    pod = job["spec"]["template"]["spec"]
-    container = pod["containers"][0]
-    root = {"name": "root", "hostPath": {"path": "/"}}
-    for worse, named in (
-        ({**pod, "volumes": [*pod["volumes"], root]}, "no directory of its node"),
-        ({**pod, "serviceAccountName": "pilotlight-node"}, "as an activator"),
-        ({**pod, "hostPID": True}, "namespaces of its own"),
-        (
-            {**pod, "containers": [{**container, "securityContext": {"privileged": True}}]},
-            "not privileged",
-        ),
-    ):
-        with pytest.raises(Invalid, match=named):
-            await site.controller.create(
-                {**job, "spec": {"template": {**job["spec"]["template"], "spec": worse}}}
-            )
-    await site.controller.create(job)
-    assert await site.controller.delete(kinds.JOB, job["metadata"]["name"], "pilotlight")
-
-
-# -- pods of tenants -------------------------------------------------------------------------------
-OWN = f"/var/lib/pilotlight/node/{ACME.id}"
-
-
-def _pod(path: str, *, read_only: bool = True, security: Json | None = None, **more: Any) -> Json:
-    mount = {"name": "node", "mountPath": "/node", "readOnly": read_only}
-    container = {
-        "name": "a",
-        "image": "i",
-        "volumeMounts": [mount],
-        "securityContext": security or {},
-    }
-    body = {
-        "containers": [container],
-        "volumes": [{"name": "node", "hostPath": {"path": path}}, {"name": "s", "emptyDir": {}}],
-        **more,
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "one", "namespace": "fn-acme"},
-        "spec": body,
-    }
-
-
-BAD_PODS: tuple[tuple[Json, str], ...] = (
-    (_pod("/etc"), "but that of its tenant"),
-    (_pod("/var/lib/pilotlight/node"), "but that of its tenant"),
-    (_pod("/var/lib/pilotlight/node/t-other"), "but that of its tenant"),
-    (_pod(OWN, read_only=False), "read-only"),
-    (
-        _pod(
-            OWN,
-            initContainers=[
-                {"name": "b", "image": "i", "volumeMounts": [{"name": "node", "mountPath": "/x"}]}
-            ],
-        ),
-        "read-only",
-    ),
-    (_pod(OWN, hostNetwork=True), "namespaces of its own"),
-    (_pod(OWN, hostPID=True), "namespaces of its own"),
-    (_pod(OWN, security={"privileged": True}), "not privileged"),
-    (_pod(OWN, security={"capabilities": {"add": ["SYS_ADMIN"]}}), "no capabilities added"),
-)
-
-
-async def test_a_pod_in_a_tenants_namespace_sees_its_tenants_directory_read_only(
-    site: Installed,
-) -> None:
-    site.add_namespace()
-    async with await Cluster.connect(
-        ClusterSettings(kubeconfig=str(site.bench.kubeconfig))
-    ) as admin:
-        for pod, named in BAD_PODS:
-            with pytest.raises(Invalid, match=named):
-                await admin.create(pod)
-        await admin.create(_pod(OWN, security={"capabilities": {"drop": ["ALL"]}}))
-        elsewhere = _pod("/etc", security={"privileged": True})
-        elsewhere["metadata"]["namespace"] = "kube-system"
-        await admin.create(elsewhere)
-
-
 def _bare(item: Json) -> Json:
     return {key: item["metadata"][key] for key in ("name", "namespace", "labels", "annotations")}
 
@@ -616,17 +334,3 @@ def _bare(item: Json) -> Json:
 def _role(bench: Bench, name: str) -> str:
     found = bench.server.get(RBAC, "RoleBinding", name, "fn-acme")
     return str(found["roleRef"]["name"]) if found is not None else ""
-
-
-def _everything() -> Json:
-    return {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}
-
-
-def _replica_set() -> Json:
-    labels = {"app": "r"}
-    container = {"name": "a", "image": "i"}
-    return {
-        "replicas": 0,
-        "selector": {"matchLabels": labels},
-        "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}},
-    }

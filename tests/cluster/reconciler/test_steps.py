@@ -22,6 +22,8 @@ from pilotlight.kubernetes.errors import (
     NamespaceEnding,
 )
 from pilotlight.kubernetes.manifests.difference import differences
+from pilotlight.kubernetes.manifests.knative_service import revision_names
+from pilotlight.kubernetes.manifests.revisions import RevisionOf
 from pilotlight.kubernetes.manifests.tenant_namespace import Tenancy
 from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.protocol import FunctionRoute
@@ -41,6 +43,11 @@ SPECS = {"v1-000001": spec(), "v2-000002": spec(env={"NEW": "1"})}
 
 def route(**how: Any) -> FunctionRoute:
     return FunctionRoute.from_json(document_of(SPECS, **how)[1])
+
+
+def step_of(wanted: FunctionRoute, tenancy: Tenancy, **there: Any) -> ServiceStep:
+    named = [RevisionOf.of(wanted, tenancy, name) for name in revision_names(wanted)]
+    return next_step(wanted, tenancy, named=named, **there)
 
 
 def revision(name: str, ready: str = "True", reason: str = "") -> dict[str, Any]:
@@ -70,7 +77,7 @@ def split(step: ServiceStep) -> list[tuple[str, int, str]]:
 
 
 def test_the_first_revision_comes_with_all_of_the_traffic() -> None:
-    step = next_step(
+    step = step_of(
         FunctionRoute.from_json(document_of(spec())[1]), TENANCY, live=None, there={}, now=0
     )
     assert split(step) == [(ONE, 100, "")]
@@ -79,7 +86,7 @@ def test_the_first_revision_comes_with_all_of_the_traffic() -> None:
 
 def test_a_missing_revision_comes_in_without_traffic_and_the_rest_stays() -> None:
     now = live([{"revisionName": ONE, "latestRevision": False, "percent": 100, "url": "http://x"}])
-    step = next_step(
+    step = step_of(
         route(weights={"v2-000002": 100}), TENANCY, live=now, there={ONE: revision(ONE)}, now=0
     )
     assert split(step) == [(ONE, 100, ""), (TWO, 0, "v2-000002")]
@@ -100,15 +107,15 @@ def test_who_answers_until_the_new_one_runs_stays_reachable_and_is_kept_after_it
         )[1]
     )
     one = {"revisionName": ONE, "latestRevision": False, "percent": 100}
-    step = next_step(waiting, TENANCY, live=live([one]), there=there, now=1000)
+    step = step_of(waiting, TENANCY, live=live([one]), there=there, now=1000)
     assert split(step) == [(TWO, 100, ""), (ONE, 0, "v1-000001")]
     assert step.service is not None
     now = live(step.service["spec"]["traffic"], TWO, **step.service["metadata"]["annotations"])
     over = FunctionRoute.from_json(document_of(kept, weights={"v2-000002": 100})[1])
-    step = next_step(over, TENANCY, live=now, there=there, now=1100)
+    step = step_of(over, TENANCY, live=now, there=there, now=1100)
     assert split(step) == [(TWO, 100, ""), (ONE, 0, "previous")]
     assert step.again_s == 500
-    assert split(next_step(over, TENANCY, live=now, there=there, now=1700)) == [(TWO, 100, "")]
+    assert split(step_of(over, TENANCY, live=now, there=there, now=1700)) == [(TWO, 100, "")]
 
 
 def test_while_knative_makes_it_nothing_is_written() -> None:
@@ -119,7 +126,7 @@ def test_while_knative_makes_it_nothing_is_written() -> None:
         ],
         template=TWO,
     )
-    step = next_step(
+    step = step_of(
         route(weights={"v2-000002": 100}), TENANCY, live=now, there={ONE: revision(ONE)}, now=0
     )
     assert step == ServiceStep(service=None, waits_for=TWO)
@@ -129,7 +136,7 @@ def test_while_knative_makes_it_nothing_is_written() -> None:
 def test_one_that_is_not_ready_is_waited_for(ready: str, reason: str) -> None:
     now = live([{"revisionName": ONE, "percent": 100}], template=TWO)
     there = {ONE: revision(ONE), TWO: revision(TWO, ready, reason)}
-    step = next_step(route(weights={"v2-000002": 100}), TENANCY, live=now, there=there, now=0)
+    step = step_of(route(weights={"v2-000002": 100}), TENANCY, live=now, there=there, now=0)
     assert (step.service, step.waits_for) == (None, TWO)
     assert step.condition is not None
     assert step.condition.reason == reason
@@ -144,7 +151,7 @@ def test_one_that_serves_already_and_fails_does_not_hold_up_the_way_back() -> No
         template=TWO,
     )
     there = {ONE: revision(ONE), TWO: revision(TWO, "False", "Crashed")}
-    step = next_step(
+    step = step_of(
         route(weights={"v1-000001": 50, "v2-000002": 50}), TENANCY, live=now, there=there, now=0
     )
     assert split(step) == [(ONE, 50, ""), (TWO, 50, "")]
@@ -152,7 +159,7 @@ def test_one_that_serves_already_and_fails_does_not_hold_up_the_way_back() -> No
 
 def test_the_template_that_stands_is_kept() -> None:
     now = live([{"revisionName": ONE, "percent": 100}], template=TWO)
-    step = next_step(
+    step = step_of(
         route(weights={"v1-000001": 100}),
         TENANCY,
         live=now,

@@ -272,6 +272,7 @@ def _beside_the_programs(facts: Facts) -> str:
         "lib64",
         "libx32",
         "proc",
+        "root",
         "run",
         "sbin",
         "sys",
@@ -279,6 +280,8 @@ def _beside_the_programs(facts: Facts) -> str:
         "usr",
         "var",
     }
+    if os.path.realpath("/root") != os.path.realpath(os.getcwd()):
+        return "found /root, which is not the working directory"
     found = [
         *sorted(set(os.listdir("/")) - known),
         *sorted(set(os.listdir("/var")) - {"run", "tmp"}),

@@ -14,7 +14,7 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-@app.function(cpu=0.1, max_instances=3, scaledown_window=2)
+@app.function(cpu=0.1, memory="256MiB", max_instances=3, scaledown_window=2)
 def where(seconds: float = 0.0) -> str:
     """The pod that it ran in."""
     time.sleep(seconds)

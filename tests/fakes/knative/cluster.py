@@ -17,7 +17,7 @@ from pilotlight.kubernetes.settings import ClusterSettings
 from tests.fakes.knative.activator import Activator
 from tests.fakes.knative.autoscaler import Autoscaler
 from tests.fakes.knative.controllers import Controller, View, condition_of
-from tests.fakes.knative.deployments import Deployments
+from tests.fakes.knative.deployments import Deployments, ReplicaSets
 from tests.fakes.knative.kubelet import Kubelet
 from tests.fakes.knative.networking import EndpointSlices, ServerlessServices
 from tests.fakes.knative.queue_proxy import QueueProxy
@@ -136,6 +136,7 @@ class FakeKnative:
             ServerlessServices,
             EndpointSlices,
             Deployments,
+            ReplicaSets,
             Scheduler,
         )
         return [make(self.view) for make in made]

@@ -20,9 +20,9 @@ from typing import Any
 
 import httpx
 
+from pilotlight.core.oci.image_reference import Repository, parse_reference
 from pilotlight.kubernetes.cluster import Cluster
 from pilotlight.kubernetes.kinds import SECRET
-from pilotlight.spec.image_reference import Repository, parse_reference
 from tests.fakes.plain_http import NO_TLS
 
 Json = dict[str, Any]

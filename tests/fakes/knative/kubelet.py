@@ -17,13 +17,18 @@ from pilotlight.kubernetes.watch_events import WatchChange
 from tests.fakes.knative.controllers import View, condition
 from tests.fakes.knative.images import Images
 from tests.fakes.knative.logs import chosen
-from tests.fakes.knative.pod import PodRunner
+from tests.fakes.knative.pod import OWN_NETWORK, PodRunner
+from tests.fakes.knative.revisions import QUEUE_PROXY
+from tests.fakes.knative.scheduler import requests_of
+from tests.fakes.kubernetes.quotas import amount
 
 Json = dict[str, Any]
 log = logging.getLogger(__name__)
 _FOLLOW_S = 0.05
 MISSING_IMAGES = "tests.pilotlight.dev/missing-images"
 """Of a node: {reference: what the registry says}."""
+AWAY = "tests.pilotlight.dev/kubelet-away"
+"""Of a node: its kubelet was killed; without this annotation it is back."""
 EVICT, OUT_OF_MEMORY = "tests.pilotlight.dev/evict", "tests.pilotlight.dev/out-of-memory"
 """Of a pod: what a test in another process wants to happen to it."""
 
@@ -61,9 +66,11 @@ class Kubelet:
         self.images = Images(directory=directory / "images")
         self.pods: dict[str, PodRunner] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._addresses = _addresses()
+        self._addresses, self._own_addresses = _addresses("127."), _addresses(OWN_NETWORK)
         self._server: asyncio.Server | None = None
         self._is_stopping = False
+        self._present = asyncio.Event()
+        self._present.set()
 
     def __repr__(self) -> str:
         return f"<Kubelet {self.name} {len(self.pods)} pods>"
@@ -113,12 +120,27 @@ class Kubelet:
             await self._server.wait_closed()
 
     def _node_seen(self, node: Json) -> None:
-        """A test in another process says with an annotation which images cannot be pulled."""
+        """A test in another process says with annotations which images cannot be pulled, and
+        whether the kubelet is away."""
         if node["metadata"]["name"] == self.name:
-            text = (node["metadata"].get("annotations") or {}).get(MISSING_IMAGES)
+            annotations = node["metadata"].get("annotations") or {}
+            if AWAY in annotations:
+                self._present.clear()
+            elif not self._present.is_set():
+                self._return()
+            text = annotations.get(MISSING_IMAGES)
             self.images.missing.update(json.loads(text) if text else {})
             if text == "{}":
                 self.images.missing.clear()
+
+    def _return(self) -> None:
+        """It was started again: it looks at all pods of its node."""
+        self._present.set()
+        there = {pod["metadata"]["uid"]: pod for pod in self._view.items(POD)}
+        for uid in self.pods.keys() - there.keys():
+            self.pods[uid].end(0)
+        for pod in there.values():
+            self._pod_changed(WatchChange("MODIFIED", pod))
 
     def runner(self, namespace: str, name: str) -> PodRunner:
         """The pod's. Raises KeyError."""
@@ -131,7 +153,7 @@ class Kubelet:
         raise KeyError(name)
 
     def _pod_changed(self, change: WatchChange) -> None:
-        if change.type == "SYNCED" or self._is_stopping:
+        if change.type == "SYNCED" or self._is_stopping or not self._present.is_set():
             return
         pod = change.object
         metadata = pod["metadata"]
@@ -152,18 +174,48 @@ class Kubelet:
             runner.evict(annotations[EVICT])
         elif runner is not None and OUT_OF_MEMORY in annotations:
             runner.run_out_of_memory()
+        if runner is not None:
+            runner.resize(pod, problem=self._no_room(pod))
         if metadata.get("deletionTimestamp") and metadata["uid"] in self.pods:
             self.pods[metadata["uid"]].end(metadata.get("deletionGracePeriodSeconds", 0))
 
+    def _no_room(self, pod: Json) -> Json | None:
+        """Why the node cannot give a pod what it wants now: its condition; None = it can."""
+        wanted = requests_of(pod)
+        others = [
+            requests_of(runner.pod)
+            for uid, runner in self.pods.items()
+            if uid != pod["metadata"]["uid"]
+        ]
+        for name, value in wanted.items():
+            has = amount(self._capacity.get(name, "0"))
+            if value > has:
+                text = f"Node didn't have enough capacity: {name}, requested: {value:g}, capacity: {has:g}"
+                return condition("PodResizePending", True, "Infeasible", text)
+            if value + sum(one.get(name, 0.0) for one in others) > has:
+                text = f"Node didn't have enough resource: {name}, requested: {value:g}"
+                return condition("PodResizePending", True, "Deferred", text)
+        return None
+
+    def _retry_resizes(self) -> None:
+        """A pod has ended: there may be room for what others want."""
+        for runner in list(self.pods.values()):
+            metadata = runner.pod["metadata"]
+            pod = self._view.get(POD, metadata["namespace"], metadata["name"])
+            if runner.is_deferred and pod is not None and pod["metadata"]["uid"] in self.pods:
+                runner.resize(pod, problem=self._no_room(pod))
+
     def _begin(self, pod: Json) -> None:
         uid = pod["metadata"]["uid"]
+        is_beside = any(one["name"] == QUEUE_PROXY for one in pod["spec"]["containers"])
         runner = PodRunner(
             self._view,
             pod,
-            ip=next(self._addresses),
+            ip=next(self._addresses if is_beside else self._own_addresses),
             directory=self._directory / uid,
             images=self.images,
             quiet_s=self._quiet_s,
+            present=self._present,
         )
         self.pods[uid] = runner
         task = asyncio.create_task(runner.run(), name=f"pod {pod['metadata']['name']}")
@@ -173,6 +225,8 @@ class Kubelet:
     def _over(self, uid: str, task: asyncio.Task[None]) -> None:
         self.pods.pop(uid, None)
         self._tasks.pop(uid, None)
+        if not self._is_stopping:
+            self._retry_resizes()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a pod's task failed", exc_info=error)
 
@@ -183,6 +237,8 @@ class Kubelet:
             split = urlsplit(head.split(b" ", 2)[1].decode())
             query = {key: values[0] for key, values in parse_qs(split.query).items()}
             _, _, namespace, name, _ = split.path.split("/")
+            if not self._present.is_set():
+                return
             try:
                 runner = self.runner(namespace, name)
                 await self._send(runner, writer, query)
@@ -231,10 +287,12 @@ _INFO = {
 }
 
 
-def _addresses() -> Iterator[str]:
-    """Loopback addresses of this node's own: 127.x.y.z; a node takes one /16 at random."""
+def _addresses(network: str) -> Iterator[str]:
+    """Addresses of this node's own in a network of 8 or 16 bits; a node takes a /16 of loopback at
+    random, or begins somewhere in the other."""
     low, high = secrets.randbelow(200) + 20, secrets.randbelow(250)
+    prefix = f"{network}{low}." if network == "127." else network
     number = 0
     while True:
         number += 1
-        yield f"127.{low}.{(high + number // 250) % 250 + 1}.{number % 250 + 2}"
+        yield f"{prefix}{(high + number // 250) % 250 + 1}.{number % 250 + 2}"

@@ -16,6 +16,7 @@ from typing import Any
 
 from pilotlight.kubernetes.errors import ClusterError, Conflict
 from pilotlight.kubernetes.kinds import POD
+from pilotlight.protocol import POD_CONTROL_PORT
 from tests.fakes.knative import container as container_program
 from tests.fakes.knative import volumes
 from tests.fakes.knative.controllers import View, condition, now
@@ -24,13 +25,20 @@ from tests.fakes.knative.logs import ContainerLog
 from tests.fakes.knative.pod_group import PodGroup
 from tests.fakes.knative.queue_proxy import QueueProxy
 from tests.fakes.knative.revisions import QUEUE_PROXY
+from tests.fakes.kubernetes.quotas import amount
 
 Json = dict[str, Any]
 log = logging.getLogger(__name__)
+OWN_NETWORK = "198.18."
+"""Begin of the addresses of pods that have a network of their own: those of RFC 2544, which nobody
+routes. The others have addresses of the machine's loopback, as their queue-proxy does, which runs
+in this process."""
 PROBE_S = 0.05
 RETRY_S = 0.3
 """Between attempts to pull an image, or to find a volume (a real kubelet backs off to minutes)."""
 BACK_OFF_S = (0.2, 1.0, 3.0, 10.0)
+ACTUATE_S, RESIZE_RETRY_S = 0.1, 1.0
+"""Between a change of a pod's resources and that of its control group, and after one that failed."""
 RELIST_S = 0.5
 """How long a kubelet does not know that a container ended: it looks once a second."""
 LEAST_GRACE_S = 2.0
@@ -55,9 +63,13 @@ class PodRunner:
         directory: Path,
         images: Images,
         quiet_s: float,
+        present: asyncio.Event,
     ) -> None:
-        """`quiet_s`: how long queue-proxy holds the end of a pod after its last request."""
+        """`quiet_s`: how long queue-proxy holds the end of a pod after its last request; `present`:
+        set while the kubelet runs, without which containers go on and nothing is reported, started
+        or ended."""
         self._view = view
+        self._present = present
         self.pod = pod
         self.ip = ip
         self._directory = directory
@@ -80,6 +92,11 @@ class PodRunner:
         self._reason = ""
         self._started = now()
         self._disruption: Json | None = None
+        self._pending: Json | None = None
+        self._in_progress: Json | None = None
+        self._actual = self._user.get("resources") or {}
+        self._actuating: asyncio.Task[None] | None = None
+        self._oom_kills = 0
         self._reports: set[asyncio.Task[None]] = set()
         self._again: asyncio.TimerHandle | None = None
         self.is_ready = False
@@ -123,6 +140,64 @@ class PodRunner:
         if not self._restarts:
             self.kill(reason="OOMKilled")
 
+    def resize(self, pod: Json, *, problem: Json | None) -> None:
+        """Its resources were changed: the node sets aside what it wants and then gives it to the
+        container, without a restart, or says why not (Kubernetes: "Resize CPU and Memory Resources
+        assigned to Containers")."""
+        wanted = [one.get("resources") for one in pod["spec"]["containers"]]
+        if wanted == [one.get("resources") for one in self.pod["spec"]["containers"]]:
+            problem = None
+        elif problem is None:
+            self.pod = pod
+            self._user = next(c for c in pod["spec"]["containers"] if c["name"] != QUEUE_PROXY)
+            self._in_progress = condition("PodResizeInProgress", True)
+            if self._actuating is not None:
+                self._actuating.cancel()
+            self._actuating = asyncio.create_task(self._actuate(), name="resize")
+        elif problem == self._pending:
+            return
+        else:
+            self._pending = problem
+            self._report_again()
+            return
+        if self._pending is not None or self.pod is pod:
+            self._pending = None
+            self._report_again()
+
+    @property
+    def is_deferred(self) -> bool:
+        """Whether it waits for room on its node."""
+        return (self._pending or {}).get("reason") == "Deferred"
+
+    async def _actuate(self) -> None:
+        """Have the kernel apply the new limit. One below what is used is tried again (kubelet,
+        `validateMemoryResizeAction`)."""
+        await asyncio.sleep(ACTUATE_S)
+        while (problem := self._apply_limit()) is not None:
+            failed = condition("PodResizeInProgress", True, "Error", problem)
+            if failed != self._in_progress:
+                self._in_progress = failed
+                await self._report()
+            await asyncio.sleep(RESIZE_RETRY_S)
+        self._actual, self._in_progress = self._user.get("resources") or {}, None
+        await self._report()
+
+    def _apply_limit(self) -> str | None:
+        limit, before = _limit(self._user), _limit({"resources": self._actual})
+        if limit is None:
+            return None
+        used = self._group.used_bytes()
+        if before is not None and limit < before and used >= limit:
+            return (
+                f"cannot decrease memory limits: attempting to set pod memory limit ({limit}) below "
+                f"current usage ({used})"
+            )
+        try:
+            self._group.set_limit(limit)
+        except OSError as e:
+            return f"cannot decrease memory limits: {e.strerror}"
+        return None
+
     def kill(self, *, reason: str = "") -> None:
         """Kill the container; `reason` (`OOMKilled`) is what the kubelet will say."""
         self._reason = reason or self._reason
@@ -160,21 +235,35 @@ class PodRunner:
             await self.proxy.start()
             await self._start_proxy_process()
         while self._phase != "Failed":
+            await self._present.wait()
+            if self._ending.is_set():  # a pod that is being deleted is not started
+                return
             spec = await self._prepare()
             await self._start(spec)
             await self._until_exit()
-            if self._ending.is_set() or self._phase == "Failed":
+            if self._ending.is_set() or self._phase == "Failed" or self._is_over():
                 return
             await self._back_off()
+
+    def _is_over(self) -> bool:
+        """Whether the container is not started again, by the pod's `restartPolicy`."""
+        policy = self.pod["spec"].get("restartPolicy", "Always")
+        is_good = self._state["terminated"]["exitCode"] == 0
+        if policy == "Always" or (policy == "OnFailure" and not is_good):
+            return False
+        self._phase = "Succeeded" if is_good else "Failed"
+        return True
 
     async def _start_proxy_process(self) -> None:
         """What a node agent sees of queue-proxy: the first process of a container of the pod. If it
         is killed while the pod ends, nothing holds the pod any more."""
-        group = self._group.make()
-        if group is None:
+        groups = self._group.make()
+        if not groups:
             return
         (program := self._directory / "queue").symlink_to("/bin/sleep")
-        enter = f"echo $$ > {group} && exec unshare --pid --fork --kill-child {program} infinity"
+        enter = (
+            f"echo $$ > {groups[0]} && exec unshare --pid --fork --kill-child {program} infinity"
+        )
         self._proxy_process = await asyncio.create_subprocess_exec("sh", "-c", enter)
 
     async def _pull(self) -> None:
@@ -214,11 +303,12 @@ class PodRunner:
             except ClusterError as e:
                 log.info("not yet pod=%s error=%s", self.pod["metadata"]["name"], e)
                 await self._pause(RETRY_S)
-        port = next((one["containerPort"] for one in self._user.get("ports") or ()), 8080)
         env = {
             **self._images.env(self._user["image"]),
             **env,
-            "PILOTLIGHT_LISTEN": f"{self.ip}:{port}",
+            # a pod's processes do not share their ports with other pods' on the same machine
+            "PILOTLIGHT_LISTEN": f"{self.ip}:{self._port()}",
+            "PILOTLIGHT_CONTROL": f"{self.ip}:{POD_CONTROL_PORT}",
         }
         return self._spec(mounted, env)
 
@@ -233,9 +323,12 @@ class PodRunner:
             *(self._user.get("command") or self._images.argv(self._user["image"])),
             *(self._user.get("args") or ()),
         ]
-        group = self._group.make()
+        groups = self._group.make()
+        if (limit := _limit(self._user)) is not None:
+            self._group.set_limit(limit)
         spec = {
-            "group": "" if group is None else str(group),
+            "groups": [str(group) for group in groups],
+            "address": self.ip if self.ip.startswith(OWN_NETWORK) else "",
             "root": str(root),
             "image": str(self._images.root(self._user["image"]) or ""),
             "volumes": mounted,
@@ -294,24 +387,43 @@ class PodRunner:
             await asyncio.gather(probing, ending, exited, return_exceptions=True)
 
     async def _probe(self) -> None:
-        """Until it answers; one that does not within its startup probe's time is killed."""
-        probe = self._user.get("startupProbe") or {}
-        until = asyncio.get_running_loop().time() + probe.get("failureThreshold", 600) * probe.get(
-            "periodSeconds", 1
-        )
-        while not await self._answers():
+        """Until it answers; one that does not within its startup probe's time is killed. A container
+        that nobody stands before is asked again and again, as its readiness probe says."""
+        startup = self._user.get("startupProbe") or _proxy_probe(self.pod)
+        until = asyncio.get_running_loop().time() + _patience_s(startup)
+        while (startup or self._beside) and not await self._answers(startup):
             if asyncio.get_running_loop().time() > until:
                 self.kill(reason="Error")
                 return
             await asyncio.sleep(PROBE_S)
+        if not self._beside:
+            await self._follow_readiness(self._user.get("readinessProbe"))
+            return
         self.is_ready = self.proxy.is_ready = True
         await self._report()
 
-    async def _answers(self) -> bool:
-        asked = (self._user.get("startupProbe") or _proxy_probe(self.pod)).get("httpGet")
-        port = asked["port"] if asked and asked.get("port") else 8080
+    async def _follow_readiness(self, probe: Json | None) -> None:
+        """Ready from the first answer on, until `failureThreshold` of them are missing."""
+        missed, period_s = 0, float((probe or {}).get("periodSeconds", 10))
+        while True:
+            answers = probe is None or await self._answers(probe)
+            missed = 0 if answers else missed + 1
+            is_ready = answers or (
+                self.is_ready and missed < (probe or {}).get("failureThreshold", 3)
+            )
+            if is_ready != self.is_ready:
+                self.is_ready = is_ready
+                await self._report()
+            if probe is None:
+                return
+            await asyncio.sleep(period_s if self.is_ready else min(PROBE_S, period_s))
+
+    async def _answers(self, probe: Json) -> bool:
+        """By `httpGet`, else `tcpSocket`; without either, whether it listens."""
+        asked = probe.get("httpGet")
+        wanted = (asked or probe.get("tcpSocket") or {}).get("port")
         try:
-            reader, writer = await asyncio.open_connection(self.ip, port)
+            reader, writer = await asyncio.open_connection(self.ip, self._port(wanted))
         except OSError:
             return False
         try:
@@ -326,15 +438,25 @@ class PodRunner:
                 "",
             ]
             writer.write("\r\n".join(lines).encode())
-            async with asyncio.timeout(2):
-                return (await reader.readline()).split(b" ")[1:2] == [b"200"]
+            async with asyncio.timeout(max(2, probe.get("timeoutSeconds", 1))):
+                status = (await reader.readline()).split(b" ")[1:2]
+            return bool(status) and status[0].isdigit() and 200 <= int(status[0]) < 400
         except OSError:
             return False
         finally:
             writer.close()
 
+    def _port(self, wanted: int | str | None = None) -> int:
+        """A port by its number or name; else that of calls: the first one, that of a warm pod's
+        launcher left out."""
+        ports = self._user.get("ports") or ()
+        if isinstance(wanted, str):
+            return next(int(one["containerPort"]) for one in ports if one["name"] == wanted)
+        numbers = [one["containerPort"] for one in ports]
+        return wanted or next((one for one in numbers if one != POD_CONTROL_PORT), 8080)
+
     async def _drain_and_stop(self, exited: asyncio.Task[int]) -> None:
-        """As Knative ends a pod: not ready; SIGTERM once queue-proxy has had no request for its quiet
+        """Without queue-proxy, SIGTERM at once. As Knative ends a pod: not ready; SIGTERM once queue-proxy has had no request for its quiet
         period, whatever runs; SIGKILL when the grace is over. Neither the container's own end nor a
         second deletion with less grace interrupts a kubelet that waits for queue-proxy, but the end
         of queue-proxy does (seen with 1.36)."""
@@ -345,7 +467,11 @@ class PodRunner:
         await self._report()
         draining = asyncio.create_task(self.proxy.drain(self._quiet_s), name="drain")
         try:
-            while loop.time() < waits_until and not (draining.done() or self._is_proxy_dead):
+            while (
+                self._beside
+                and loop.time() < waits_until
+                and not (draining.done() or self._is_proxy_dead)
+            ):
                 await asyncio.sleep(PROBE_S)
         finally:
             draining.cancel()
@@ -364,6 +490,10 @@ class PodRunner:
 
     def _exited(self, code: int) -> None:
         code = 128 - code if code < 0 else code
+        kills = self._group.oom_kills()
+        if code == KILLED and kills > self._oom_kills:
+            self._reason = "OOMKilled"
+        self._oom_kills = kills
         self.is_ready = self.proxy.is_ready = False
         reason = (
             self._reason if self._reason == "OOMKilled" else ("Completed" if code == 0 else "Error")
@@ -394,12 +524,13 @@ class PodRunner:
 
     # -- the end -----------------------------------------------------------------------------------
     async def _finish(self) -> None:
-        if self._phase == "Failed":
+        if self._phase in ("Failed", "Succeeded"):
             await self._report()
             await self.proxy.stop()
             await self._ending.wait()
         metadata = self.pod["metadata"]
         while True:
+            await self._present.wait()
             try:
                 await self._view.cluster.delete(
                     POD, metadata["name"], metadata["namespace"], uid=metadata["uid"], grace_s=0
@@ -426,6 +557,8 @@ class PodRunner:
         await self.proxy.stop()
         if self._again is not None:
             self._again.cancel()
+        if self._actuating is not None:
+            self._actuating.cancel()
         for task in self._reports:
             task.cancel()
         shutil.rmtree(self._directory, ignore_errors=True)
@@ -434,6 +567,7 @@ class PodRunner:
     async def _report(self) -> None:
         """Write the status; while the API server is away the pod lives on, and the next report
         tells."""
+        await self._present.wait()
         status = self._status()
         item = self._view.get(POD, self.pod["metadata"]["namespace"], self.pod["metadata"]["name"])
         if item is None or item["metadata"]["uid"] != self.pod["metadata"]["uid"]:
@@ -465,6 +599,8 @@ class PodRunner:
         parts += [
             condition("Ready", self.is_ready),
             *([self._disruption] if self._disruption else []),
+            *([self._pending] if self._pending else []),
+            *([self._in_progress] if self._in_progress else []),
         ]
         is_running = "running" in self._state
         user = {
@@ -476,6 +612,8 @@ class PodRunner:
             "restartCount": self._restarts,
             "state": self._state,
             "lastState": self._last,
+            "allocatedResources": (self._user.get("resources") or {}).get("requests") or {},
+            "resources": self._actual,
         }
         proxy = {
             "name": QUEUE_PROXY,
@@ -515,6 +653,15 @@ async def _within(seconds: float, what: Awaitable[object]) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await what
+
+
+def _limit(container: Json) -> int | None:
+    limits = (container.get("resources") or {}).get("limits") or {}
+    return round(amount(limits["memory"])) if "memory" in limits else None
+
+
+def _patience_s(startup: Json) -> float:
+    return float(startup.get("failureThreshold", 600) * startup.get("periodSeconds", 1))
 
 
 def _concurrency(pod: Json) -> int:

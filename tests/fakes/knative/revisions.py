@@ -136,14 +136,22 @@ def reachability(revision: Json) -> str:
     return {"active": "Reachable", "reserve": "Unreachable"}.get(str(state), "Unknown")
 
 
+_DEFAULTED = ("autoscaling.knative.dev/class", "autoscaling.knative.dev/metric")
+
+
 def _differences(scaler: Json, revision: Json) -> Json:
     """What the PodAutoscaler must get to be as its revision says: also annotations that were changed
-    on it (reconcilePA)."""
+    on it, or that the revision does not have (reconcilePA, syncAnnotationsForKPA)."""
     changes: Json = {}
     if scaler["spec"].get("reachability") != reachability(revision):
         changes["spec"] = {"reachability": reachability(revision)}
     there, wanted = scaler["metadata"].get("annotations") or {}, _annotations(revision)
-    different = {key: value for key, value in wanted.items() if there.get(key) != value}
+    different: Json = {key: value for key, value in wanted.items() if there.get(key) != value}
+    different |= {
+        key: None
+        for key in there.keys() - wanted.keys()
+        if key.startswith("autoscaling.knative.dev/") and key not in _DEFAULTED
+    }
     if different:
         changes["metadata"] = {"annotations": different}
     return changes

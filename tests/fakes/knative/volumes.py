@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import base64
+import math
 import os
 from pathlib import Path
 from typing import Any
 
 from pilotlight.kubernetes.cluster import Cluster
 from pilotlight.kubernetes.kinds import CONFIG_MAP, SECRET
+from pilotlight.launcher import work_dir
+from tests.fakes.kubernetes.quotas import amount
 
 Json = dict[str, Any]
+SIMULATED_WORKER = "TESTS_SIMULATED_WORKER"
+"""Variable with the path of a program that containers run in the place of the worker's."""
+_WORKER = Path(work_dir.__file__).parents[1] / "worker" / "boot.py"
 
 
 class Missing(Exception):
@@ -26,6 +32,8 @@ async def mounts(cluster: Cluster, pod: Json, container: Json, directory: Path) 
         **(container.get("securityContext") or {}),
     }
     found = []
+    if file := os.environ.get(SIMULATED_WORKER):
+        found.append({"source": file, "target": str(_WORKER), "read_only": True})
     for mount in container.get("volumeMounts") or ():
         source = await _source(cluster, pod, volumes[mount["name"]], directory)
         if "emptyDir" in volumes[mount["name"]]:
@@ -120,10 +128,16 @@ async def environment(cluster: Cluster, pod: Json, container: Json, *, ip: str) 
         "metadata.uid": metadata["uid"],
     }
     fields |= {"status.podIP": ip, "spec.nodeName": pod["spec"].get("nodeName", "")}
+    fields |= {"status.hostIP": "127.0.0.1"}
+    fields["spec.serviceAccountName"] = pod["spec"].get("serviceAccountName", "")
+    for kind in ("labels", "annotations"):
+        fields |= {f"metadata.{kind}['{k}']": v for k, v in (metadata.get(kind) or {}).items()}
     for one in container.get("env") or ():
         where = one.get("valueFrom") or {}
         if "fieldRef" in where:
-            found[one["name"]] = fields[where["fieldRef"]["fieldPath"]]
+            found[one["name"]] = fields.get(where["fieldRef"]["fieldPath"], "")
+        elif "resourceFieldRef" in where:
+            found[one["name"]] = _resource(container, where["resourceFieldRef"])
         elif "secretKeyRef" in where or "configMapKeyRef" in where:
             terms = where.get("secretKeyRef") or where["configMapKeyRef"]
             data = await _data(
@@ -137,3 +151,11 @@ async def environment(cluster: Cluster, pod: Json, container: Json, *, ip: str) 
         else:
             found[one["name"]] = one.get("value", "")
     return found
+
+
+def _resource(container: Json, terms: Json) -> str:
+    """A container's request or limit in units of `divisor`, rounded up (Kubernetes: "Downward
+    API")."""
+    kind, _, name = str(terms["resource"]).partition(".")
+    value = ((container.get("resources") or {}).get(kind) or {}).get(name, "0")
+    return str(math.ceil(amount(value) / (amount(terms.get("divisor") or "1") or 1.0)))

@@ -31,9 +31,14 @@ _POD_MAY_CHANGE = (
 )
 
 
-def check(resource: Resource, body: Json, before: Json | None) -> None:
+def check(resource: Resource, body: Json, before: Json | None, *, subresource: str = "") -> None:
     """Raises Refused 422 for what Kubernetes itself does not accept."""
-    faults = _immutable(resource, body, before) if before is not None else []
+    if before is None:
+        faults = []
+    elif subresource == "resize":
+        faults = _resize(before.get("spec", {}), body.get("spec", {}))
+    else:
+        faults = _immutable(resource, body, before)
     faults += _rules(resource, body)
     if faults:
         raise invalid(resource.kind, resource.group, body["metadata"]["name"], faults)
@@ -88,6 +93,42 @@ def _pod_changes(old: Json, new: Json) -> list[tuple[str, str]]:
             )
         ]
     return []
+
+
+def _resize(old: Json, new: Json) -> list[tuple[str, str]]:
+    """ValidatePodResize: cpu and memory change, nothing appears or goes, and the class of service
+    stays."""
+    before, after = old["containers"], new["containers"]
+    if [one["name"] for one in before] != [one["name"] for one in after]:
+        return [("spec.containers", "Forbidden: containers may not be added, removed or renamed")]
+    faults = []
+    if _service_class(before) != _service_class(after):
+        text = "Invalid value: Pod QOS Class may not change as a result of resizing"
+        faults.append(("spec", text))
+    for index, (one, other) in enumerate(zip(before, after, strict=True)):
+        for kind in ("requests", "limits"):
+            had, has = (each.get("resources", {}).get(kind) or {} for each in (one, other))
+            path = f"spec.containers[{index}].resources.{kind}"
+            if had.keys() - has.keys():
+                faults.append((path, f"Forbidden: resource {kind} cannot be removed"))
+            elif any(had.get(n) != has.get(n) for n in has if n not in ("cpu", "memory")):
+                faults.append(("spec", "Forbidden: only cpu and memory resources are mutable"))
+    return faults
+
+
+def _service_class(containers: list[Json]) -> str:
+    """Kubernetes: "Pod Quality of Service Classes"."""
+    all_resources = [one.get("resources") or {} for one in containers]
+    given = [(one.get("requests") or {}, one.get("limits") or {}) for one in all_resources]
+    names = ("cpu", "memory")
+    if not any(name in part for pair in given for part in pair for name in names):
+        return "BestEffort"
+    is_equal = all(
+        name in limits and requests.get(name, limits[name]) == limits[name]
+        for requests, limits in given
+        for name in names
+    )
+    return "Guaranteed" if is_equal else "Burstable"
 
 
 def _rules(resource: Resource, body: Json) -> list[tuple[str, str]]:

@@ -29,7 +29,7 @@ from tests.fakes.kubernetes.writing import APPLY, Hook, Options, Review, Writer
 
 Json = dict[str, Any]
 Outcome = tuple[int, bytes | Json] | Answer
-_SPECIAL = ("log", "scale", "binding", "eviction", "finalize")
+_SPECIAL = ("log", "scale", "binding", "eviction", "finalize", "token")
 
 
 @dataclass(kw_only=True)
@@ -177,7 +177,10 @@ class Handling:
         resource, namespace = found.resource, found.namespace or ""
         if found.subresource in _SPECIAL:
             return self._subresource(asking, found)
-        if found.subresource and not (found.subresource == "status" and resource.has_status):
+        if found.subresource and not (
+            (found.subresource == "status" and resource.has_status)
+            or (found.subresource == "resize" and resource.key == ("", "pods"))
+        ):
             raise Refused(404, "404 page not found")
         if resource.create_only:
             return self._review(resource, _body(asking.request), options.user)
@@ -188,9 +191,10 @@ class Handling:
         if verb == "watch":
             return self._watch(found, query)
         if verb == "create":
-            return 201, self._writer.create(
-                resource, namespace, _object(asking.request), options
-            ).data
+            body = _object(asking.request)
+            if resource.key == ("", "pods"):
+                self._require_account(namespace, body)
+            return 201, self._writer.create(resource, namespace, body, options).data
         if verb == "update":
             return 200, self._writer.replace(found.target, _object(asking.request), options).data
         return (
@@ -198,6 +202,17 @@ class Handling:
             if verb in ("patch", "apply")
             else self._delete(asking, found)
         )
+
+    def _require_account(self, namespace: str, pod: Json) -> None:
+        """Refuse a pod whose service account is not there (admission plugin ServiceAccount)."""
+        account = pod.get("spec", {}).get("serviceAccountName") or "default"
+        if self._store.get(("", "serviceaccounts"), (namespace, account)) is None:
+            name = pod["metadata"].get("name", "")
+            text = (
+                f'pods "{name}" is forbidden: error looking up service account '
+                f'{namespace}/{account}: serviceaccount "{account}" not found'
+            )
+            raise Refused(403, text, details={"name": name, "kind": "pods"})
 
     def _options(self, query: Mapping[str, str], request: Request) -> Options:
         return replace(
@@ -342,6 +357,13 @@ class Handling:
             and verb == "update"
         ):
             return 200, self._subresources.finalize(resource, name, _body(request))
+        if (
+            resource.key == ("", "serviceaccounts")
+            and found.subresource == "token"
+            and verb == "create"
+        ):
+            self._reader.get(resource, namespace, name)
+            return 201, _token_request(self._rights.add_account(namespace, name))
         raise Refused(404, "404 page not found")
 
     def _note(
@@ -360,6 +382,16 @@ class Handling:
             user_agent=request.headers.get("user-agent", ""),
         )
         self._requests.add(asked)
+
+
+def _token_request(token: str) -> Json:
+    """The answer to a TokenRequest. These tokens do not expire."""
+    return {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "metadata": {},
+        "status": {"token": token, "expirationTimestamp": "2999-01-01T00:00:00Z"},
+    }
 
 
 def _media(request: Request) -> str:

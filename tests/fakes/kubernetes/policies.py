@@ -122,6 +122,7 @@ def _bindings(review: Review, namespace: Json | None) -> dict[str, Any]:
         "name": metadata["name"],
         "namespace": metadata.get("namespace", ""),
         "userInfo": {"username": review.user},
+        **({"subResource": review.subresource} if review.subresource else {}),
     }
     return {
         "object": review.body or None,
@@ -140,15 +141,16 @@ def _matches(constraints: Json, review: Review, namespace: Json | None) -> bool:
     ):
         return False
     return any(
-        _fits(rule, review.operation, review.resource) for rule in constraints["resourceRules"]
+        _fits(rule, review.operation, review.resource, review.subresource)
+        for rule in constraints["resourceRules"]
     )
 
 
-def _fits(rule: Json, operation: str, resource: Resource) -> bool:
+def _fits(rule: Json, operation: str, resource: Resource, subresource: str) -> bool:
     wanted = (
         ("operations", operation),
         ("apiGroups", resource.group),
         ("apiVersions", resource.version),
-        ("resources", resource.plural),
+        ("resources", f"{resource.plural}/{subresource}" if subresource else resource.plural),
     )
     return all("*" in rule[name] or value in rule[name] for name, value in wanted)

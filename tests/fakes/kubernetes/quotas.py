@@ -44,9 +44,11 @@ class Quotas:
 
     def __call__(self, review: Review) -> None:
         """Raises Refused 403."""
-        if review.resource.key != ("", "pods") or review.before is not None:
+        if review.resource.key != ("", "pods") or not review.body:
             return
         pod, namespace = review.body, review.body["metadata"]["namespace"]
+        if review.before is not None and _is_equal(review.before, pod):
+            return
         for _, stored in self._store.all(("", "limitranges"), namespace):
             for limit in stored.body["spec"].get("limits") or ():
                 if limit["type"] == "Container":
@@ -73,6 +75,7 @@ class Quotas:
             one
             for one in others
             if one.get("status", {}).get("phase") not in ("Failed", "Succeeded")
+            and one["metadata"]["name"] != name  # itself, before it is resized
         ]
         over = []
         for what, most in hard.items():
@@ -101,6 +104,14 @@ def _counts(what: str) -> bool:
 def _is_computed(what: str) -> bool:
     """Of cpu and memory every container must say something; of extended resources none needs to."""
     return what.rpartition(".")[2] in _PLAIN and "/" not in what
+
+
+def _is_equal(pod: Json, other: Json) -> bool:
+    """Whether both take the same resources."""
+    wanted, there = (
+        [c.get("resources") for c in one["spec"]["containers"]] for one in (pod, other)
+    )
+    return wanted == there
 
 
 def _of_containers(pod: Json, what: str) -> list[str | float | None]:

@@ -64,6 +64,7 @@ class Review:
     user: str
     dry_run: bool
     warn: Callable[[str], None]
+    subresource: str = ""
 
 
 Hook = Callable[[Review], None]
@@ -280,11 +281,7 @@ class Writer:
         body = dict(body)
         body["metadata"] = metadata = dict(body["metadata"])
         if resource.has_status:
-            body = (
-                _of_status(before, body)
-                if manager.subresource == "status"
-                else _of_object(before, body)
-            )
+            body = _PARTS.get(manager.subresource, _of_object)(before, body)
             metadata = body["metadata"]
         for name in _SET_BY_SERVER:
             metadata.pop(name, None)
@@ -294,7 +291,7 @@ class Writer:
         body = copied(body)
         metadata = body["metadata"]
         if manager.subresource != "status":
-            self._admit("UPDATE", resource, body, before, options)
+            self._admit("UPDATE", resource, body, before, options, subresource=manager.subresource)
         if entries is None:
             body["metadata"]["managedFields"] = before["metadata"].get("managedFields", [])
             entries = managed.after_update(before, body, resource.schema, manager, self.now())
@@ -448,7 +445,14 @@ class Writer:
             raise invalid(resource.kind, resource.group, name, faults)
 
     def _admit(
-        self, operation: str, resource: Resource, body: Json, before: Json | None, options: Options
+        self,
+        operation: str,
+        resource: Resource,
+        body: Json,
+        before: Json | None,
+        options: Options,
+        *,
+        subresource: str = "",
     ) -> None:
         defaults.apply_defaults(resource.key, body)
         for name, message in self._faults.refusals:
@@ -462,12 +466,13 @@ class Writer:
             user=options.user,
             dry_run=options.dry_run,
             warn=options.warnings.append,
+            subresource=subresource,
         )
         for hook in self._hooks:
             hook(review)
         if faults := naming.faults(resource.key, body["metadata"]):
             raise invalid(resource.kind, resource.group, body["metadata"]["name"], faults)
-        admission.check(resource, body, before)
+        admission.check(resource, body, before, subresource=subresource)
         for check in self._checks:
             check(review)
 
@@ -493,6 +498,25 @@ def _of_status(before: Json, body: Json) -> Json:
 def _of_object(before: Json, body: Json) -> Json:
     result = {key: value for key, value in body.items() if key != "status"}
     return result | ({"status": before["status"]} if "status" in before else {})
+
+
+def _of_resize(before: Json, body: Json) -> Json:
+    """What a write to `resize` may change: resources of the containers, and how they are changed
+    (registry/core/pod/strategy.go, dropNonResizeUpdates). Containers that come or go stay in, to be
+    refused."""
+    result = {**before, "metadata": _of_status(before, body)["metadata"]}
+    known = {one["name"]: one for one in before["spec"]["containers"]}
+    containers = [
+        {
+            **known.get(one.get("name", ""), one),
+            **{key: one[key] for key in ("resources", "resizePolicy") if key in one},
+        }
+        for one in (body.get("spec") or {}).get("containers") or ()
+    ]
+    return result | {"spec": {**before["spec"], "containers": containers}}
+
+
+_PARTS = {"status": _of_status, "resize": _of_resize}
 
 
 def _meaning(body: Json) -> Json:

@@ -90,6 +90,8 @@ COMMANDS = [
         "weights prefetch",
     ),
     *("weights pin", "weights unpin", "weights delete"),
+    *("volume list", "volume create", "volume ls", "volume put", "volume get", "volume rm"),
+    "volume delete",
     *("environment create", "environment list", "environment delete"),
 ]
 seen: list[CommonOptions] = []

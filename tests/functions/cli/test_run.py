@@ -40,6 +40,14 @@ SOURCE = """
     ) -> str:
         return repr((name, code, size, tag, words, anything))
 
+    @app.cls()
+    class Scaled:
+        factor: int = pilotlight.parameter()
+
+        @pilotlight.method()
+        def times(self, n: int, offset: int = 0) -> int:
+            return self.factor * n + offset
+
     @app.local_entrypoint()
     async def main(n: int) -> str:
         return f"twice is {await double.remote.aio(n)}"
@@ -91,6 +99,12 @@ class Shell:
 def _shell(tmp_path: Path) -> Iterator[Shell]:
     with FakePlatform() as platform:
         yield Shell(platform, tmp_path)
+
+
+def test_the_parameters_of_a_class_are_options_of_its_methods(shell: Shell) -> None:
+    done = shell.local("Scaled.times", "--n", "3", "--factor", "4")
+    assert (done.exit_code, done.stdout) == (0, "12\n"), done.output
+    assert shell.local("Scaled.times", "--n", "3").exit_code != 0
 
 
 def test_an_asynchronous_local_entrypoint_runs_and_its_result_is_printed(shell: Shell) -> None:

@@ -40,6 +40,8 @@ def snapshot(name: str, **changes: Any) -> dict[str, Any]:
         "last_used_at": 0.0,
         "restores": 3,
         "remote": True,
+        "node": "node-1",
+        "where": "disk, store",
         "identity": {"kernel": "6.1"},
         "labels": {"app": "search", "function": "embed"},
     }
@@ -149,7 +151,8 @@ def test_the_list_shows_state_kind_and_times(shell: Shell) -> None:
         "58.2 MiB",
         "120 ms",
         "5.40 s",
-        "yes",
+        "node-1",
+        "disk, store",
     ):
         assert word in first
     assert "quarantined" in second
@@ -174,6 +177,20 @@ def test_proving_ends_with_1_when_it_stays_in_quarantine(shell: Shell) -> None:
     shell.platform.snapshots[0] |= {"state": "QUARANTINED", "reason": "corrupt"}
     failed = shell.run("snapshot", "prove", "sn-11")
     assert (failed.exit_code, "sn-11aa is quarantined: corrupt" in failed.stdout) == (1, True)
+
+
+def test_a_snapshot_of_several_nodes_is_one_and_is_quarantined_with_a_reason(shell: Shell) -> None:
+    shell.platform.snapshots.append(snapshot("sn-11aa", node="node-2", where="disk"))
+    rows = shell.json("snapshot", "list")
+    assert [
+        (row["node"], row["where"], row["state"]) for row in rows if row["id"] == "sn-11aa"
+    ] == [
+        ("node-1", "disk, store", "READY"),
+        ("node-2", "disk", "READY"),
+    ]
+    done = shell.run("snapshot", "quarantine", "sn-11", "--reason", "it leaks")
+    assert done.exit_code == 0
+    assert "sn-11aa is quarantined: by a key: it leaks" in done.stdout
 
 
 def test_switching_off_asks_deletes_and_is_undone_by_enable(shell: Shell) -> None:

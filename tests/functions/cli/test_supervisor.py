@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -160,6 +161,54 @@ async def test_a_killed_process_is_restarted_alone(place: Place) -> None:
     supervisor.request_stop(StopMode.ALL)
     await running
     assert place.lines()[-2:] == ["stop gate", "stop cache"]
+
+
+def _answer(address: tuple[str, int]) -> bytes:
+    with socket.create_connection(address, timeout=PATIENCE_S) as connection:
+        return connection.recv(64)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+async def test_connections_made_while_a_process_is_restarted_wait_for_it(
+    place: Place, keeps: bool
+) -> None:
+    address = ("127.0.0.1", free_port())
+    listen = f"127.0.0.1:{address[1]}"
+    child = place.child(place.spec("gate", "answer", listen=listen, keeps_listeners=keeps))
+    await child.start()
+    first = child.pid
+    assert await asyncio.to_thread(_answer, address) == b"%d" % first
+    child.signal(signal.SIGKILL)
+    assert await child.wait_gone() == -signal.SIGKILL
+    if not keeps:
+        with pytest.raises(ConnectionRefusedError):
+            _answer(address)
+    else:
+        caller = asyncio.create_task(asyncio.to_thread(_answer, address))
+        await asyncio.sleep(0.05)
+        assert not caller.done()
+        await child.start()
+        assert await caller == b"%d" % child.pid != b"%d" % first
+    await child.stop()
+    with pytest.raises(ConnectionRefusedError):
+        _answer(address)
+
+
+async def test_connections_are_refused_once_a_restart_failed(place: Place) -> None:
+    address = ("127.0.0.1", free_port())
+    listen = f"127.0.0.1:{address[1]}"
+    child = place.child(place.spec("gate", "answer", listen=listen, keeps_listeners=True))
+    await child.start()
+    child.signal(signal.SIGKILL)
+    await child.wait_gone()
+    caller = asyncio.create_task(asyncio.to_thread(_answer, address))
+    child.spec = place.spec("gate", "broken", listen=listen, keeps_listeners=True)
+    with pytest.raises(ProcessFailed, match="the database is on fire"):
+        await child.start()
+    with pytest.raises(ConnectionResetError):
+        await caller
+    with pytest.raises(ConnectionRefusedError):
+        _answer(address)
 
 
 async def test_a_process_that_dies_while_starting_shows_its_last_words_and_takes_the_others_down(

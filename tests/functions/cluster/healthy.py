@@ -117,6 +117,7 @@ def healthy(**changed: Any) -> Facts:
         "namespace": {"metadata": {"name": "pilotlight"}},
         "tenants": (tenant_namespace("fn-acme"),),
         "lease": {"metadata": {"annotations": {names.PLATFORM: PLATFORM}}},
+        "autoscaler_lease": {"spec": {"holderIdentity": "a-1-x", "renewTime": "2026-11-29T10:00Z"}},
     }
     return Facts(**{**facts, **changed})
 

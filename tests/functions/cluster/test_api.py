@@ -316,3 +316,18 @@ def test_an_unknown_kind_is_told_before_anything_is_sent() -> None:
     with pytest.raises(ValueError, match="does not know this kind"):
         kind_of({"apiVersion": "v2", "kind": "Pod"})
     assert issubclass(ManifestWarned, ClusterError)
+
+
+async def test_the_environments_proxy_is_used_unless_it_names_the_api_server(
+    api_server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = "http://127.0.0.1:9"  # discard: nothing listens
+    monkeypatch.setenv("http_proxy", nowhere)
+    monkeypatch.setenv("no_proxy", "")
+    settings = ClusterSettings(kubeconfig=str(api_server.write_kubeconfig(tmp_path / "config")))
+    async with await Cluster.connect(settings, patience=IMPATIENT) as cluster:
+        with pytest.raises(ClusterUnreachable, match=r"127\.0\.0\.1:9"):
+            await cluster.get(POD, "a", "default")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    async with await Cluster.connect(settings, patience=IMPATIENT) as cluster:
+        assert await cluster.get(POD, "a", "default") is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from pilotlight.kubernetes.errors import Forbidden
 from pilotlight.kubernetes.kinds import LEASE, NAMESPACE, Kind
 from pilotlight.kubernetes.rbac import ROLES, RbacRule, Role, binding_rule
 from pilotlight.kubernetes.settings import ClusterSettings
+from pilotlight.spec.warm_shape import WarmShape
 from tests.fakes.kubernetes.server import ApiServer
 from tests.fakes.kubernetes.thread import running_api_server
 from tests.functions.cluster.healthy import (
@@ -410,6 +412,54 @@ def test_a_right_on_named_objects_is_granted_on_these_only() -> None:
     )
     assert found.commands[0].endswith(
         f"--verb=bind --resource=clusterroles.rbac.authorization.k8s.io {names}"
+    )
+
+
+def test_which_activator_scales_is_said_where_knative_does_not() -> None:
+    ours = replace(SETTINGS, autoscaler="pilotlight")
+    assert not [one for one in run_checks(healthy(), SETTINGS) if one.what == "autoscaler"]
+    (found,) = (one for one in run_checks(healthy(), ours) if one.what == "autoscaler")
+    assert (found.state, found.detail) == (
+        OK,
+        "pilotlight.dev, led by a-1-x, renewed 2026-11-29T10:00Z",
+    )
+    for lease in (None, {"spec": {"holderIdentity": ""}}):
+        found = the_one(healthy(autoscaler_lease=lease), ours)
+        assert (found.state, "no activator holds the Lease" in found.detail) == (BROKEN, True)
+    refused = Forbidden("may not get Lease")
+    found = the_one(healthy(troubles={"autoscaler_lease": refused}), ours)
+    assert (found.state, found.detail) == (NOTE, "not checked: may not get Lease")
+
+
+def test_warm_pods_are_judged_by_shape() -> None:
+    shapes = [WarmShape(name="small"), WarmShape(name="h100", gpu="H100", gpu_count=1)]
+    settings = replace(SETTINGS, warm_pods=shapes)
+    (found,) = trouble(healthy(), settings)
+    assert (found.state, found.detail.partition(":")[0]) == (
+        NOTE,
+        "namespace pilotlight-warm does not exist yet",
+    )
+
+    def pool(ready: int) -> dict[str, Any]:
+        one = {"spec": {"replicas": 2}, "status": {"readyReplicas": ready}}
+        return {"small": one, "h100": one}
+
+    assert trouble(healthy(warm_pods=pool(2)), settings) == []
+    found, _ = trouble(healthy(warm_pods=pool(1)), settings)
+    assert (found.state, found.detail) == (NOTE, "small: 1 of 2 are ready")
+    assert found.commands == (
+        "kubectl describe pods -n pilotlight-warm -l pilotlight.dev/warm-shape=small",
+    )
+    other = replace(settings, warm_pods=[replace(shapes[1], gpu="B200")])
+    found = the_one(healthy(warm_pods=pool(2)), other)
+    assert (found.state, "no node has GPUs with nvidia.com/gpu.product=B200" in found.detail) == (
+        BROKEN,
+        True,
+    )
+    right = next(right for right in ROLES["controller"] if right.scope == "warm")
+    lacking = the_one(healthy(role="controller", lacking={right: ("patch",)}))
+    assert lacking.commands[0].startswith(
+        "kubectl get clusterrole pilotlight:pilotlight-controller:warm"
     )
 
 

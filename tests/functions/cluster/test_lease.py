@@ -81,11 +81,17 @@ class Candidate:
     """An election by hand."""
 
     def __init__(
-        self, server: Any, identity: str, clock: ManualClock, *, wall_s: float = 1_000_000.0
+        self,
+        server: Any,
+        identity: str,
+        clock: ManualClock,
+        *,
+        wall_s: float = 1_000_000.0,
+        member: str = "",
     ) -> None:
         self.election = LeaderElection(
             server,
-            LeaseLock(name="autoscaler", namespace="pilotlight", identity=identity),
+            LeaseLock(name="autoscaler", namespace="pilotlight", identity=identity, member=member),
             terms=TERMS,
             clock=clock,
             wall=lambda: wall_s,
@@ -117,6 +123,23 @@ async def test_a_renewal_is_one_call() -> None:
     before = leases.calls
     await a.election.step()
     assert leases.calls == before + 1
+
+
+async def test_a_candidate_does_not_wait_for_the_lease_of_its_earlier_process() -> None:
+    leases, clock = Leases(), ManualClock()
+    killed = Candidate(leases, "a-1-x", clock, member="a-1-")
+    await killed.election.step()
+    other = Candidate(leases, "a-11-y", clock, member="a-11-")
+    again = Candidate(leases, "a-1-z", clock, member="a-1-")
+    await other.election.step()
+    await again.election.step()
+    assert (other.election.is_leader, again.election.is_leader) == (False, True)
+    assert leases.spec["leaseTransitions"] == 1
+    # one that had not ended after all stands back with its next renewal
+    await killed.election.step()
+    assert not killed.election.is_leader
+    await again.election.step()
+    assert again.election.is_leader
 
 
 async def test_a_leader_that_fell_silent_is_followed_after_what_it_promised() -> None:

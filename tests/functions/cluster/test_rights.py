@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pilotlight.kubernetes import kinds
 from pilotlight.kubernetes.api_request import ApiRequest
-from pilotlight.kubernetes.rbac import ROLES, Role, binding_rule, rules
+from pilotlight.kubernetes.rbac import (
+    ROLES,
+    Role,
+    binding_rule,
+    rules,
+    rules_of_account,
+    warm_role,
+)
 from pilotlight.kubernetes.settings import ClusterSettings
+from pilotlight.spec.warm_shape import WarmShape
 
 
 @pytest.mark.parametrize("role", list(ROLES))
@@ -31,11 +41,28 @@ def test_secrets_are_read_by_the_controller_alone_and_in_tenants_namespaces_only
     assert reading == [("controller", "tenant")]
 
 
-def test_pods_are_changed_in_tenants_namespaces_only() -> None:
-    for rights in ROLES.values():
+def test_pods_are_changed_in_tenants_namespaces_and_by_the_controller_in_that_of_warm_pods() -> (
+    None
+):
+    for role, rights in ROLES.items():
         for right in rights:
-            if right.kind == kinds.POD and right.scope != "tenant":
+            may = right.scope == "tenant" or (right.scope == "warm" and role == "controller")
+            if right.kind == kinds.POD and not may:
                 assert set(right.verbs) <= {"get", "list", "watch"}
+
+
+def test_rights_to_warm_pods_are_needed_where_there_are_shapes() -> None:
+    image = "registry.example/runtime@sha256:" + "0" * 64
+    without = ClusterSettings(runtime_image=image)
+    having = replace(without, warm_pods=[WarmShape(name="small")])
+    for role in ROLES:
+        assert not any(one.scope == "warm" for one in rules_of_account(role, without))
+    assert {one.scope for one in rules_of_account("controller", having)} >= {"warm"}
+    assert warm_role(having) in binding_rule(having).names
+    assert warm_role(having) not in binding_rule(without).names
+    (right, *_) = [one for one in rules_of_account("controller", having) if one.scope == "warm"]
+    assert right.deeds(platform="p", knative="k") == []
+    assert {one.namespace for one in right.deeds(platform="p", knative="k", warm="w")} == {"w"}
 
 
 def test_roles_are_changed_by_nobody_and_bound_by_the_controller() -> None:

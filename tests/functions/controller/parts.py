@@ -141,6 +141,7 @@ class SmallAgent:
             "drop_template": self._drop_template,
             "snapshots": self._snapshots,
             "prove_snapshot": self._prove,
+            "quarantine_snapshot": self._quarantine,
             "delete_snapshots": self._delete,
             "usage": self._usage,
             "gpus": self._gpus,
@@ -184,6 +185,15 @@ class SmallAgent:
         for n, found in enumerate(self.snapshots):
             if found.id == args["snapshot_id"]:
                 self.snapshots[n] = replace(found, state=SnapshotState.READY, reason="")
+                return self.snapshots[n].to_json()
+        raise SnapshotUnknown(f"no snapshot {args['snapshot_id']}")
+
+    async def _quarantine(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
+        for n, found in enumerate(self.snapshots):
+            if found.id == args["snapshot_id"]:
+                self.snapshots[n] = replace(
+                    found, state=SnapshotState.QUARANTINED, reason=args["reason"]
+                )
                 return self.snapshots[n].to_json()
         raise SnapshotUnknown(f"no snapshot {args['snapshot_id']}")
 

@@ -33,8 +33,8 @@ from tests.functions.controller.test_container_images import (
 from tests.functions.controller.test_weights import upload
 
 ADDRESS = "203.0.113.7"
-DATA = {("POST", "/v1/feedback")}
-"""Kept as data of calls."""
+DATA = {("POST", "/v1/feedback"), ("PUT", "/v1/volume-chunks/{digest}")}
+"""Kept as data of calls; parts of files, until a commit, which is in the log, names them."""
 RENEWALS = {("POST", "/v1/apps/{app}:renew")}
 """As frequent as a heartbeat; the deploy with a lease and the deletion are in the log."""
 SIGN_INS = {("POST", "/v1/sign-in-codes")}
@@ -87,6 +87,9 @@ ROUTES: list[tuple[str, str, dict[str, str], Any, str]] = [
     ("DELETE", "/v1/images/{digest}", {"digest": "ab" * 32}, None, "image.delete"),
     ("POST", "/v1/environments", {}, {"name": "staging"}, "environment.create"),
     ("DELETE", "/v1/environments/{name}", {"name": "staging"}, None, "environment.delete"),
+    ("PUT", "/v1/volumes/{name}", {"name": "data"}, None, "volume.create"),
+    ("POST", "/v1/volumes/{name}/commit", {"name": "data"}, {}, "volume.commit"),
+    ("DELETE", "/v1/volumes/{name}", {"name": "data"}, None, "volume.delete"),
     ("PUT", "/v1/secrets/{name}", {"name": "token"}, {"value": "hush"}, "secret.put"),
     ("DELETE", "/v1/secrets/{name}", {"name": "token"}, None, "secret.delete"),
     ("PUT", "/v1/weights/{name}", {"name": "minilm"}, {"manifest": "@manifest"}, "weights.put"),
@@ -241,6 +244,13 @@ ROUTES: list[tuple[str, str, dict[str, str], Any, str]] = [
     ("POST", "/v1/instances/{instance}:stop", {"instance": "i-1"}, None, "instance.stop"),
     ("DELETE", "/v1/templates/{revision}", {"revision": "f-1@v1-abcdef"}, None, "template.drop"),
     ("POST", "/v1/snapshots/{snapshot}:prove", {"snapshot": "sn-1"}, None, "snapshot.prove"),
+    (
+        "POST",
+        "/v1/snapshots/{snapshot}:quarantine",
+        {"snapshot": "sn-1"},
+        {"reason": "it answers wrongly"},
+        "snapshot.quarantine",
+    ),
     ("DELETE", "/v1/snapshots/{snapshot}", {"snapshot": "sn-1"}, None, "snapshot.delete"),
     ("POST", "/v1/keys", {}, {"scope": "invoke"}, "key.create"),
     ("PATCH", "/v1/keys/{key}", {"key": "@id"}, {"quotas": {"concurrent": 1}}, "key.change"),

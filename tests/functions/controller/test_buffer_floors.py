@@ -30,3 +30,11 @@ def test_the_floor_is_the_busy_and_the_spare_instances_while_there_are_calls(
     scaling: Scaling, seen: ObservedTraffic, floor: int
 ) -> None:
     assert floor_of(scaling, seen) == floor
+
+
+def test_the_floor_is_never_below_what_is_scheduled_nor_above_the_ceiling() -> None:
+    scaling = Scaling(buffer_instances=2, min_instances=1, max_instances=6)
+    floors = [floor_of(scaling, traffic(0), scheduled=least) for least in (0, 4, 9)]
+    assert floors == [1, 4, 6]
+    assert floor_of(scaling, traffic(100, busy=3.2), scheduled=4) == 6
+    assert floor_of(scaling, traffic(1), scheduled=4) == 4

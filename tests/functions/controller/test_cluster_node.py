@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -14,18 +15,28 @@ from typing import Any, Self
 import pytest
 from aiohttp import web
 
+from pilotlight.controller.database.store import Store
 from pilotlight.controller.kubernetes import pods
 from pilotlight.controller.kubernetes.cluster_backend import ClusterBackend
+from pilotlight.controller.kubernetes.node_reports import NodeReports
 from pilotlight.controller.kubernetes.pod_logs import LogQuery, parse_line
+from pilotlight.controller.node_snapshots.register import SnapshotRegister
 from pilotlight.kubernetes import names
 from pilotlight.kubernetes.cluster import CallDeadlines, Cluster
 from pilotlight.kubernetes.exec import exit_status, parts
 from pilotlight.kubernetes.retry_policy import RetryDelays
 from pilotlight.kubernetes.settings import ClusterSettings
 from snapshotter.errors import AgentUnavailable, InstanceUnknown, SnapshotUnknown, Unsupported
-from snapshotter.types import InstanceId, InstanceState
+from snapshotter.types import (
+    InstanceId,
+    InstanceState,
+    NodeReport,
+    NodeSnapshot,
+    SnapshotState,
+)
 from tests.fakes.kubernetes.server import ApiServer
 from tests.functions.controller.conftest import Controller
+from tests.functions.controller.parts import snapshot
 
 HASTY = CallDeadlines(
     call_s=5,
@@ -184,6 +195,15 @@ def test_lines_lose_their_stamp_and_their_calls_mark() -> None:
         "text": "hello",
     }
     assert (parse_line("a", b"2026-11-21T10:00:00.123456789Z plain") or {})["call"] is None
+    of_several = [
+        parse_line("a", b"2026-11-21T10:00:00.5Z \x1e" + mark + b"\x1fhello") or {}
+        for mark in (b"call-1@i-2", b"@i-2", b"call-1@not an id")
+    ]
+    assert [(line["call"], line["instance"]) for line in of_several] == [
+        ("call-1", "i-2"),
+        (None, "i-2"),
+        ("call-1", "a"),
+    ]
     assert parse_line("a", b"no stamp") is None
 
 
@@ -371,6 +391,8 @@ async def test_what_a_cluster_has_not_is_said(node: ClusterBackend) -> None:
         await node.delete_snapshots(function="x"),
     ) == ([], [], 0)
     with pytest.raises(SnapshotUnknown):
+        await node.quarantine_snapshot("sn-1", reason="x")
+    with pytest.raises(Unsupported, match="quarantine it"):
         await node.prove_snapshot("sn-1")
     with pytest.raises(Unsupported, match="pilotlight deploy"):
         await anext(node.build_image({}, uid=None))
@@ -382,6 +404,31 @@ async def test_what_a_cluster_has_not_is_said(node: ClusterBackend) -> None:
         "RESTORE": False,
     }
     assert told["node"]["fleet"] == "knative"
+
+
+async def test_snapshots_of_nodes_are_listed_quarantined_and_deleted(
+    server: ApiServer, node: ClusterBackend, store: Store
+) -> None:
+    server.put(pod("a", on="n1"))
+    for wrong in (("fn-t-1-search-other", "t-1", "n1"), ("fn-t-1-search-embed", "t-2", "n1")):
+        assert not await node.has_pod(*wrong)
+    assert not await node.has_pod("fn-t-1-search-embed", "t-1", "n2")
+    reports = NodeReports()
+    node.register = SnapshotRegister(store, reports, node.has_pod, max_bytes=1000)
+    info = snapshot("t-1", "fn-t-1-search-embed@v1-abcdef")
+    found = NodeSnapshot(
+        revision=info.revision, digest="1" * 64, copy="2" * 64, copy_bytes=5, info=info
+    )
+    report = NodeReport(node="n1", version="1", kind="k", snapshots=(found,))
+    reports.take(report, now=time.time())
+    answer = await node.register.take(report, now=time.time())
+    assert [copy.snapshot for copy in answer.approved or ()] == ["sn-1"]
+    (shown,) = await node.snapshots({"tenant": "t-1"})
+    assert (shown.id, shown.node, shown.where) == ("sn-1", "n1", "disk, store")
+    quarantined = await node.quarantine_snapshot("sn-1", reason="by key")
+    assert quarantined.state is SnapshotState.QUARANTINED
+    assert await node.delete_snapshots(function="fn-t-1-search-embed") == 1
+    assert await node.snapshots() == []
 
 
 async def test_a_cluster_that_is_away_is_an_agent_that_is_away(

@@ -1,4 +1,4 @@
-"""Rows of docs/dependencies.md that the controller sees: each is really taken away, and what the
+"""Rows of docs/reference/dependencies.md that the controller sees: each is really taken away, and what the
 row says is looked at."""
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from pilotlight.controller.analytics.gpu_use import GpuNow
 from pilotlight.controller.analytics.latency_histograms import Histogram
 from pilotlight.controller.analytics.rightsizing import ObservedUsage, rightsizing_hints
 from pilotlight.controller.analytics.rollup_queries import UsageCell, UsageSums
-from pilotlight.controller.analytics.time_range import NAMES, TimeRange
+from pilotlight.controller.analytics.time_range import TimeRange
 from pilotlight.controller.billing import ledger
 from pilotlight.controller.dashboard import charts, formatting, page_stats, svg
 from pilotlight.controller.database.store import Store
@@ -55,7 +55,7 @@ def test_without_calls_there_is_no_percentile() -> None:
     assert formatting.milliseconds(None) == formatting.DASH
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["24h", "7d", "30d", "90d"])
 def test_a_span_ends_with_the_unit_that_runs(name: str) -> None:
     span = TimeRange.of(name, NOW)
     assert len(span.units) == len(span.starts()) == span.count
@@ -115,7 +115,7 @@ def observed(**changes: Any) -> ObservedUsage:
         "memory_bytes": 2 * GIB,
         "measured_bytes": None,
         "min_instances": 0,
-        "scaledown_window_s": 60.0,
+        "waiting_cost": None,
         "whole": UsageSums(picos=10**12, billed_ns=10**12, memory_byte_s=2 * GIB * 1000.0),
         "busy": UsageSums(),
         "idle": UsageSums(),
@@ -160,6 +160,17 @@ def test_kept_instances_that_hardly_work_are_named_with_what_going_without_costs
         reserved=UsageSums(picos=9 * 10**11, billed_ns=50), busy=UsageSums(billed_ns=50)
     )
     assert rightsizing_hints([busy], rates=RATES, elapsed_s=MONTH_S) == []
+
+
+def test_a_window_that_idles_much_is_to_be_the_other_kind() -> None:
+    spent = {"idle": UsageSums(picos=9 * 10**11, billed_ns=1)}
+    hints = [
+        rightsizing_hints([observed(**spent, waiting_cost=cost)], rates=RATES, elapsed_s=MONTH_S)[
+            0
+        ].change
+        for cost in (None, 10.0)
+    ]
+    assert hints == ['scaledown_window="auto"', "scaledown_window=60"]
 
 
 def test_one_functions_pennies_are_no_hint_beside_anothers_fortune() -> None:

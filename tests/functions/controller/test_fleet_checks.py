@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.controller.deployments.fleet_checks import check_cluster
+from pilotlight.controller.deployments.fleet_checks import check_cluster, settled
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.core.settings import PlatformSettings, SettingsInvalid
 from pilotlight.errors import InvalidInput
@@ -85,6 +85,70 @@ async def test_a_deploy_to_a_cluster_is_refused_and_one_to_this_machine_is_not(
     answer = await controller.http.post("/v1/apps/search/deploy", json=body)
     assert "on a cluster (platform.fleet: knative)" in refused(answer, 400)
     assert answer.json()["parameter"] == "keep_asleep"
+
+
+@pytest.mark.parametrize(
+    "fleet, autoscaler, said, stored",
+    [
+        ("local", "kpa", {}, (60, None)),
+        ("knative", "pilotlight", {}, (60, None)),
+        ("knative", "kpa", {}, (60, None)),
+        ("local", "kpa", {"scaledown_window_s": 60.0}, (60, None)),
+        ("local", "kpa", {"waiting_cost": 3.0}, (3600, 3)),
+    ],
+)
+async def test_a_function_that_says_no_window_gets_one_when_it_is_deployed(
+    controller: Controller,
+    fleet: str,
+    autoscaler: str,
+    said: dict[str, float],
+    stored: tuple[float, float | None],
+) -> None:
+    config = replace(
+        controller.context.config,
+        platform=PlatformSettings(fleet=fleet),
+        cluster=ClusterSettings(autoscaler=autoscaler),
+    )
+    object.__setattr__(controller.context, "config", config)
+    body = {"functions": [json_spec(scaling={"max_inputs": 2, **said})]}
+    answer = await controller.http.post("/v1/apps/search/deploy", json=body)
+    assert answer.status_code == 200, answer.text
+    (function,) = (await controller.http.get("/v1/apps/search")).json()["functions"]
+    scaling = function["spec"]["scaling"]
+    assert (scaling["scaledown_window_s"], scaling["waiting_cost"]) == stored
+    again = (await controller.http.post("/v1/apps/search/deploy", json=body)).json()
+    assert again["functions"][0]["revision"] == answer.json()["functions"][0]["revision"]
+
+
+def test_an_automatic_window_can_be_the_default_where_pauses_are_predicted(
+    controller: Controller,
+) -> None:
+    config = controller.context.config
+    for fleet, autoscaler, window in (
+        ("local", "kpa", (3600, 10)),
+        ("knative", "pilotlight", (3600, 10)),
+        ("knative", "kpa", (60, None)),
+    ):
+        there = replace(
+            config,
+            platform=PlatformSettings(fleet=fleet),
+            cluster=ClusterSettings(autoscaler=autoscaler),
+        )
+        (made,) = settled([spec()], there, is_auto=True)
+        assert (made.scaling.scaledown_window_s, made.scaling.waiting_cost) == window
+
+
+async def test_a_scaling_schedule_is_checked_when_it_is_deployed(controller: Controller) -> None:
+    for changes, told in (
+        ({"cron": "0 8 31 2 *"}, "never matches"),
+        ({"cron": "0 8 * * someday"}, "as in crontab"),
+        ({"timezone": "Mars/Olympus_Mons"}, "unknown time zone"),
+    ):
+        schedule = {"cron": "0 8 * * *", "duration_s": 3600, "min_instances": 1, **changes}
+        body = {"functions": [json_spec(scaling={"schedules": [schedule]})]}
+        answer = await controller.http.post("/v1/apps/search/deploy", json=body)
+        assert told in refused(answer, 400)
+        assert answer.json()["parameter"] == "scaling_schedule"
 
 
 @pytest.mark.parametrize(

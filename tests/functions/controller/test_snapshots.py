@@ -59,9 +59,18 @@ async def test_snapshots_are_listed_shown_proven_and_deleted(controller: Control
         "reason"
     ] == "three restores failed"
     assert (await controller.http.post("/v1/snapshots/sn-1:prove")).json()["state"] == "READY"
+    quarantined = await controller.http.post(
+        "/v1/snapshots/sn-1:quarantine", json={"reason": "it leaks"}
+    )
+    assert quarantined.json()["state"] == "QUARANTINED"
+    assert quarantined.json()["reason"].endswith(": it leaks")
     assert (await controller.http.delete("/v1/snapshots/sn-1")).json() == {"deleted": 1}
     assert [s.id for s in controller.agent.snapshots] == ["sn-2"]
-    assert (await audited(controller))[:2] == ["snapshot.delete", "snapshot.prove"]
+    assert (await audited(controller))[:3] == [
+        "snapshot.delete",
+        "snapshot.quarantine",
+        "snapshot.prove",
+    ]
 
 
 async def test_a_tenant_that_asks_for_too_many_proofs_is_told_when_to_ask_again(
@@ -88,10 +97,12 @@ async def test_a_tenant_sees_and_touches_its_own_snapshots_only(controller: Cont
     for method, path in [
         ("GET", "/v1/snapshots/sn-1"),
         ("POST", "/v1/snapshots/sn-1:prove"),
+        ("POST", "/v1/snapshots/sn-1:quarantine"),
         ("DELETE", "/v1/snapshots/sn-1"),
         ("DELETE", "/v1/functions/search/hello/snapshots"),
     ]:
-        answer = await stranger.request(method, path)
+        body = {"reason": "x"} if path.endswith("quarantine") else None
+        answer = await stranger.request(method, path, json=body)
         assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (404, "not-found")
     assert (
         await stranger.put("/v1/functions/search/hello/snapshots", json={"enabled": False})

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotlight.controller.scheduling.cron import check_schedule, next_after, occurrences
 from pilotlight.errors import InvalidInput
+from pilotlight.schedules.cron import check_schedule, next_after, occurrences
 from pilotlight.spec.policies import Schedule
 
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -295,6 +295,19 @@ def test_sigterm_while_it_waits_ends_it_at_once(plain: Pod) -> None:
     assert plain.wait_exit() == 143
 
 
+def test_sigterm_while_it_is_still_imported_ends_it_at_once(plain: Pod, tmp_path: Path) -> None:
+    """The first process of a container would not get it without a handler."""
+    slow = "import sys, time\nprint('importing', file=sys.stderr, flush=True)\ntime.sleep(60)\n"
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "select.py").write_text(slow)  # which the launcher imports
+    plain.variables["PYTHONPATH"] = f"{tmp_path / 'slow'}:{plain.variables['PYTHONPATH']}"
+    plain.begin()
+    plain.wait_said("importing")
+    plain.terminate()
+
+    assert plain.wait_exit() == 143  # by itself, where a process without a handler has -15
+
+
 def test_a_worker_that_is_killed_is_told_by_its_signal(plain: Pod) -> None:
     (plain.code / "app.py").write_text(
         "import os, signal\ndef f(): os.kill(os.getpid(), signal.SIGKILL)\n"

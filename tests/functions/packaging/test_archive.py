@@ -12,7 +12,7 @@ import pytest
 from pilotlight.errors import InvalidInput, TooLarge
 from pilotlight.packaging.archive import Archive, pack_files, pack_tree
 from pilotlight.packaging.ignore import is_in_platform_home
-from snapshotter.images.bundles import Bundles
+from snapshotter.images.code_bundles import Bundles
 
 
 def write(root: Path, *names: str) -> None:

@@ -16,7 +16,7 @@ import pilotlight
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk.batches import BatchLists, WrongResults, item_hints
 from pilotlight.sdk.declaration import Declaration
-from pilotlight.sdk.decorators import PilotlightWarning
+from pilotlight.sdk.decorator_metadata import PilotlightWarning
 from pilotlight.spec.function import FunctionSpec, MethodSpec, from_json, to_json
 from pilotlight.spec.policies import BatchPolicy
 from tests.functions.sdk.conftest import Write

@@ -12,7 +12,7 @@ import pytest
 import pilotlight
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk.declaration import Declaration
-from pilotlight.sdk.decorators import METADATA_ATTRIBUTE, PilotlightWarning
+from pilotlight.sdk.decorator_metadata import METADATA_ATTRIBUTE, PilotlightWarning
 from pilotlight.sdk.options import parse_gpu, resolve_options
 from pilotlight.spec.cors import common_origins
 from pilotlight.spec.function import FunctionKind, FunctionNetwork, Resources, Scaling
@@ -22,6 +22,7 @@ from tests.fakes.routes import spec_of
 from tests.functions.sdk.conftest import Write
 
 app = pilotlight.App("tests")
+VOLUME = pilotlight.Volume.from_name("data")
 
 
 def close_to(answer: float, expected: float) -> bool:
@@ -46,6 +47,12 @@ class Model:
         self.ready = False
 
     @pilotlight.method(example=["a"])
+    def run(self, text: str) -> str:
+        return text
+
+
+class Undeclared:
+    @pilotlight.method()
     def run(self, text: str) -> str:
         return text
 
@@ -123,7 +130,9 @@ def test_an_option_without_effect_is_named_in_a_warning() -> None:
     "options, message",
     [
         ({"min_instance": 1}, "did you mean min_instances="),
-        ({"volumes": {}}, "volumes= is not supported"),
+        ({"volumes": {"/data": "data"}}, "str is not a pilotlight.Volume"),
+        ({"volumes": {"data": VOLUME}}, "must be an absolute path"),
+        ({"volumes": {"/etc/data": VOLUME}}, "belongs to the platform"),
         ({"memory": "2 pounds"}, "memory = '2 pounds'"),
         ({"gpu": ["H100", "A100:2"]}, "the same count"),
         ({"gpu": "8xH100"}, "gpu = '8xH100'"),
@@ -257,7 +266,7 @@ def test_a_class_that_needs_arguments_is_refused() -> None:
 
     with pytest.raises(InvalidInput, match="__init__ requires size"):
         app.cls()(Needy)
-    with pytest.raises(InvalidInput, match="takes no arguments"):
+    with pytest.raises(InvalidInput, match="pass arguments by name"):
         Model(3)  # type: ignore[call-arg]
 
 
@@ -268,7 +277,7 @@ def test_calling_a_handle_directly_names_the_two_ways() -> None:
 
 def test_a_method_on_a_plain_object_has_no_remote_and_says_why() -> None:
     with pytest.raises(InvalidInput, match=r"decorate it with @app.cls\(\)"):
-        declared(Model).raw().run.remote("x")
+        Undeclared().run.remote("x")
     with pytest.raises(InvalidInput, match=r"create an object first"):
         _ = Model.run
     with pytest.raises(AttributeError, match="no method or attribute 'nothing'"):
@@ -318,7 +327,7 @@ def test_a_subclass_of_a_declared_class_inherits_from_the_plain_one() -> None:
 
 def test_names_that_modal_has_and_pilotlight_has_not_lead_to_the_way_out() -> None:
     with pytest.raises(AttributeError, match="Weights"):
-        _ = pilotlight.Volume
+        _ = pilotlight.NetworkFileSystem
     with pytest.raises(AttributeError, match="no 'Nonsense'"):
         _ = pilotlight.Nonsense
 
@@ -429,6 +438,18 @@ def test_an_automatic_window_has_a_longest_and_a_cost_of_waiting() -> None:
         == 2
     )
     assert resolve_options({"scaledown_window": 5}, concurrent=None).scaling.waiting_cost is None
+    unsaid = resolve_options({}, concurrent=None).scaling
+    assert (unsaid.scaledown_window_s, unsaid.waiting_cost) == (None, None), "the platform decides"
+
+
+def test_scaling_schedules_raise_the_ceiling_that_nobody_set() -> None:
+    morning = pilotlight.ScalingSchedule(cron="0 8 * * *", duration_s=3600, min_instances=12)
+    scaling = resolve_options({"scaling_schedule": morning}, concurrent=None).scaling
+    assert (scaling.schedules, scaling.max_instances) == ((morning,), 12)
+    several = resolve_options({"scaling_schedule": [morning, morning]}, concurrent=None).scaling
+    assert len(several.schedules) == 2
+    with pytest.raises(InvalidInput, match=r"expected pilotlight\.ScalingSchedule"):
+        resolve_options({"scaling_schedule": "0 8 * * *"}, concurrent=None)
 
 
 @pytest.mark.parametrize(
@@ -520,3 +541,12 @@ def test_a_process_has_one_mig_instance() -> None:
         Resources(gpu=("A100", "H100-MIG-3g.40gb"), gpu_count=2)
     with pytest.raises(InvalidInput, match="gpu_count"):
         Resources(gpu=("H100",), gpu_count=-1)
+
+
+def test_retries_are_for_named_exceptions() -> None:
+    policy = pilotlight.Retries(1, exceptions=[ConnectionError, "requests.Timeout", InvalidInput])
+    named = ("ConnectionError", "requests.Timeout", "pilotlight.errors.InvalidInput")
+    assert policy.exceptions == named
+    wrong: Any = [3]
+    with pytest.raises(InvalidInput, match="must be types of exceptions, or their names"):
+        pilotlight.Retries(1, exceptions=wrong)

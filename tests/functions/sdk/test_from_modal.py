@@ -1,21 +1,29 @@
-"""The ported file of docs/from-modal.md: it imports, its specs say what Modal's names mean, and it
-runs."""
+"""docs/from-modal.md: its ported file imports, its specs say what Modal's names mean, and it runs;
+its tables are what the SDK has and refuses."""
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import pilotlight
+from pilotlight.packaging.app import App
 from pilotlight.packaging.app_loader import load_app
 from pilotlight.packaging.build import build
-from pilotlight.sdk.app import App
+from pilotlight.sdk.image import Image
+from pilotlight.sdk.unsupported import NEVER, NOT_YET, NotSupported
 from pilotlight.spec.function import FunctionKind
 from tests.fakes.fake_platform import FakePlatform
+from tests.functions.sdk.test_modal_style import OTHERS, SAID, WAITING, WEB
 
 ROOT = Path(__file__).parents[3]
+DOCUMENT = (ROOT / "docs/from-modal.md").read_text()
 
 
 @pytest.fixture(name="app")
@@ -67,9 +75,80 @@ def test_its_import_is_the_only_line_that_names_pilotlight() -> None:
     assert [line for line in lines if "pilotlight" in line] == ["import pilotlight as modal"]
 
 
-def test_the_document_names_every_option_that_is_accepted_or_refused() -> None:
-    from pilotlight.sdk.options import _ALIASES, _IGNORED, _REFUSED
+def test_the_document_names_every_option_that_is_accepted() -> None:
+    from pilotlight.sdk.options import _ALIASES, IGNORED
 
-    document = (ROOT / "docs/from-modal.md").read_text()
+    assert [name for name in (*_ALIASES, *IGNORED) if name not in DOCUMENT] == []
 
-    assert [name for name in (*_ALIASES, *_IGNORED, *_REFUSED) if name not in document] == []
+
+def test_the_documents_table_is_what_is_refused() -> None:
+    table = DOCUMENT.partition("## What is refused by name")[2]
+    said = dict(re.findall(r"^\| `(.+?)`(?: \(not yet\))? \| (.+) \|$", table, re.MULTILINE))
+
+    assert said == {**NOT_YET, **NEVER}
+    assert re.findall(r"`(.+?)` \(not yet\)", table) == list(NOT_YET)
+
+
+@pytest.mark.parametrize("name", [n for n in (*NOT_YET, *NEVER) if n.isidentifier()])
+def test_a_name_of_the_module_is_refused_with_the_way_out(name: str) -> None:
+    with pytest.raises(NotSupported, match=re.escape(f"{name} is not supported")) as raised:
+        getattr(pilotlight, name)
+    assert {**NOT_YET, **NEVER}[name] in str(raised.value)
+    assert not hasattr(pilotlight, name)
+
+
+@pytest.mark.parametrize("name", [n for n in (*NOT_YET, *NEVER) if re.fullmatch(r"\w+\.\w+", n)])
+def test_an_attribute_is_refused_with_the_way_out(name: str) -> None:
+    kind, _, attribute = name.partition(".")
+    owner = pilotlight.Cls(app="a", name="b") if kind == "Cls" else getattr(pilotlight, kind)
+
+    with pytest.raises(AttributeError, match=re.escape(f"{name} is not supported")):
+        getattr(owner, attribute)
+
+
+OF_FUNCTIONS = ("network_file_systems=", "proxy=", "i6pn=", "restrict_modal_access=")
+OF_WEB = ("custom_domains=", "label=")
+OF_RUNS = ("detach=", "environment_name=", "client=")
+OF_IMAGES = re.compile(r"Image\.…\((\w+)=…\)")
+
+
+def test_every_option_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    app = pilotlight.App("refused")
+    function: Any = app.function
+    run: Any = app.run
+    refusals: dict[str, Callable[[], Any]] = {}
+    for name in (*OF_FUNCTIONS, "max_inputs="):
+        refusals[name] = partial(_declare, function, **{name[:-1]: 1})
+    for name in OF_WEB:
+        refusals[name] = partial(pilotlight.asgi_app, **{name[:-1]: "x"})
+    for name in OF_RUNS:
+        refusals[name] = partial(run, **{name[:-1]: "x"})
+    for name in filter(OF_IMAGES.fullmatch, NEVER):
+        option = name.removeprefix("Image.…(").removesuffix("=…)")
+        build: Any = Image.python().add_local_dir if option == "ignore" else Image.python().run
+        arguments = (tmp_path, "/data") if option == "ignore" else ("true",)
+        refusals[name] = partial(build, *arguments, **{option: [1]})
+    period: Any = pilotlight.Period
+    for unit in ("months", "years"):
+        refusals[f"Period({unit}=…)"] = partial(period, **{unit: 1})
+
+    options = {n for n in (*NOT_YET, *NEVER) if not re.fullmatch(r"\w+(\.\w+)?", n)}
+    assert set(refusals) == options
+    for name, use in refusals.items():
+        with pytest.raises(NotSupported, match=re.escape(name)):
+            use()
+
+
+def _declare(function: Any, **options: Any) -> None:
+    function(**options)(declared)
+
+
+def declared() -> None: ...
+
+
+def test_the_documents_kinds_are_the_files() -> None:
+    table = DOCUMENT.partition("| kind |")[2].partition("\n\n")[0]
+    said = re.findall(r"^\| .+ \| `(.+)\.py` \| (yes|not yet) \|$", table, re.MULTILINE)
+
+    assert {name for name, runs in said if runs == "yes"} == {*SAID, *WEB, *OTHERS}
+    assert {name for name, runs in said if runs == "not yet"} == set(WAITING)

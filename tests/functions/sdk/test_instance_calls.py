@@ -23,9 +23,9 @@ import pilotlight
 from pilotlight import profile
 from pilotlight.client import sessions
 from pilotlight.client.socket_http import ConnectionFailed, SocketClient
+from pilotlight.current_call.context import CURRENT_CALL, Context
 from pilotlight.errors import Conflict, Forbidden, Unavailable
 from pilotlight.profile import Profile
-from pilotlight.sdk.context import CURRENT_CALL, Context
 from tests.fakes.fake_platform import API_KEY, FakePlatform
 from tests.functions.sdk.conftest import Write
 from tests.functions.sdk.test_calls import SOURCE

@@ -88,18 +88,26 @@ def test_a_copied_file_lands_in_its_targets_directory_and_a_directory_at_its_tar
             lambda: Image.python("3.11").apt_install("ffmpeg=7:5.1"),
             "not the name of a Debian package",
         ),
-        (lambda: Image.python("3.11").copy("x", "/etc/x"), "relative"),
-        (lambda: Image.python("3.11").copy("x", "../x"), "relative"),
+        (lambda: Image.python("3.11").copy("x", "/etc/x"), "the system"),
+        (lambda: Image.python("3.11").copy("x", "../x"), "must not have"),
         (
             lambda: Image.python("3.11").env({"A": 1}),  # type: ignore[dict-item]
             "A = 1: must be a string",
         ),
-        (lambda: Image.from_registry("debian"), "is not supported"),
+        (lambda: Image.from_registry("a b"), "is not the name of a container image"),
+        (lambda: Image.from_registry("debian", secret=1), "secret is not supported"),
+        (lambda: Image.from_registry("debian", add_python="3.9"), "at least 3.11"),
     ],
 )
 def test_a_wrong_step_says_what_would_be_right(make: object, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         make()  # type: ignore[operator]
+
+
+def test_an_image_begins_with_a_container_image_and_its_python_or_one_of_the_node() -> None:
+    own = Image.from_registry("python:3.12-slim").pip_install("x").spec(lambda *_: "")
+    assert (own.python, own.steps[0]) == ("", {"op": "from", "image": "python:3.12-slim"})
+    assert Image.from_registry("debian:12", add_python="3.11").spec(lambda *_: "").python == "3.11"
 
 
 def test_imports_that_only_the_image_has_are_passed_over_here_and_fail_in_a_worker(

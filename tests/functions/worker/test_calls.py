@@ -7,6 +7,8 @@ import asyncio
 import json
 import os
 import pickle
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,7 +38,7 @@ from tests.fakes.marking_pickle import MarkingPickle
 from tests.fakes.plain_http import NO_TLS
 
 CODE = '''
-import asyncio, sys, threading, time
+import asyncio, dataclasses, sys, threading, time
 
 class Broken(Exception):
     """Pickles, but cannot be rebuilt: its constructor wants two arguments."""
@@ -46,10 +48,18 @@ class Broken(Exception):
 class Mine(Exception):
     pass
 
+@dataclasses.dataclass
+class Odd:
+    number: int
+
+    def __post_init__(self):
+        raise LookupError("no such number")
+
 class Service:
     def __init__(self):
         self.gate = threading.Event()
         self.log = []
+        self.tasks = []
         self.barrier = threading.Barrier(16)
 
     def add(self, x: int, y: int = 2):
@@ -121,6 +131,14 @@ class Service:
 
     def plain_returning_coroutine(self):
         return self.async_add(1)
+
+    async def own_task(self):
+        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            self.tasks.append(asyncio.current_task())
+            return [len(set(self.tasks)), group is not None]
+
+    def odd_arguments(self, value: Odd):
+        return "called"
 '''
 METHODS = [
     "add",
@@ -137,6 +155,8 @@ METHODS = [
     "open_gate",
     "read_log",
     "plain_returning_coroutine",
+    "own_task",
+    "odd_arguments",
 ]
 
 
@@ -398,6 +418,84 @@ def test_exceptions_that_cannot_be_rebuilt_here_become_remote_errors(
 
 def test_a_plain_function_that_returns_a_coroutine_is_awaited(client: httpx.Client) -> None:
     assert client.post("/invoke/plain_returning_coroutine").json() == 3
+
+
+def test_each_call_has_a_task_of_its_own_although_it_does_not_suspend(client: httpx.Client) -> None:
+    before = client.post("/invoke/own_task").json()[0]
+    assert [client.post("/invoke/own_task").json() for _ in range(3)] == [
+        [before + n, True] for n in (1, 2, 3)
+    ]
+
+
+def test_arguments_whose_own_type_raises_are_the_functions_error(client: httpx.Client) -> None:
+    response = client.post("/invoke/odd_arguments", json={"value": {"number": 1}})
+
+    assert (response.status_code, response.headers[HEADER_OUTCOME]) == (500, "raised")
+    assert response.json()["error"]["type"] == "LookupError"
+    assert client.get("/health").json()["running"] == 0
+
+
+def exchange(instance: FakeInstance, *pieces: bytes, until: bytes) -> bytes:
+    """What the instance sends back to these pieces, until that is in it or it closes."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(30)
+        connection.connect(instance.path)
+        for piece in pieces:
+            connection.sendall(piece)
+            time.sleep(0.01)
+        answer = b""
+        while until not in answer and (more := connection.recv(65536)):
+            answer += more
+        return answer
+
+
+def post(method: str, body: bytes, *lines: bytes) -> bytes:
+    head = [b"POST /invoke/%b HTTP/1.1" % method.encode(), b"host: worker", *lines]
+    return b"\r\n".join([*head, b"content-length: %d" % len(body), b"", body])
+
+
+def test_requests_in_one_piece_are_answered_in_order(instance: FakeInstance) -> None:
+    health = b"GET /health HTTP/1.1\r\nhost: worker\r\n\r\n"
+    requests = [post("add", b"[1]"), health, post("async_add", b"[5]"), post("add", b"[2]"), health]
+    answer = exchange(instance, b"".join([*requests, post("add", b"[40]")]), until=b"\r\n\r\n42")
+
+    bodies = [part.partition(b"\r\n\r\n")[2] for part in answer.split(b"HTTP/1.1 200 OK")[1:]]
+    status = b'{"instance":"i-main","running":0}'
+    assert bodies == [b"3", status, b"7", b"4", status, b"42"]
+
+
+def test_a_body_may_come_in_chunks_and_ask_whether_it_is_wanted(instance: FakeInstance) -> None:
+    head = b"POST /invoke/add HTTP/1.1\r\nhost: w\r\nexpect: 100-continue\r\n"
+    chunked = b"transfer-encoding: chunked\r\n\r\n"
+    answer = exchange(
+        instance, head, chunked, b"2\r\n[4\r\n", b"1\r\n0\r\n1\r\n]\r\n", b"0\r\n\r\n", until=b"42"
+    )
+
+    assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
+
+
+@pytest.mark.parametrize("line", [b"connection: close", b"x: y"])
+def test_a_connection_ends_where_its_peer_wants_no_more(
+    instance: FakeInstance, line: bytes
+) -> None:
+    request = post("add", b"[40]", line)
+    if line == b"x: y":
+        request = request.replace(b"HTTP/1.1", b"HTTP/1.0")
+    answer = exchange(instance, request, until=b"never")
+
+    assert b"\r\nconnection: close\r\n" in answer
+    assert answer.endswith(b"\r\n\r\n42")
+
+
+def test_a_caller_that_leaves_before_the_end_of_its_body_calls_nothing(
+    instance: FakeInstance, client: httpx.Client
+) -> None:
+    exchange(instance, post("wait_forever", b"{}")[:-1], until=b"")
+    assert client.get("/health").json()["running"] == 0
+
+
+def test_a_path_is_decoded_and_its_query_ignored(client: httpx.Client) -> None:
+    assert client.post("/invoke/a%64d?x=1", json=[1]).json() == 3
 
 
 def test_lines_written_inside_a_call_carry_its_id(

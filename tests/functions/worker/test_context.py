@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 import pilotlight
+from pilotlight.current_call.context import CURRENT_CALL
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import HEADER_ARM, HEADER_ATTEMPT, HEADER_CALL, HEADER_DEADLINE
-from pilotlight.sdk.context import CURRENT_CALL
 from pilotlight.spec.function import FunctionKind, MethodSpec
 from pilotlight.worker.user_code.current_call import FunctionIdentity, RunningCall
 from pilotlight.worker.user_code.spans import CallSpans

@@ -362,3 +362,20 @@ def test_a_socket_class_that_user_code_replaced_is_left_alone(
     places.unwatch()
     assert not {"__init__", "connect"} & vars(Other).keys()
     assert "connect" not in vars(Other.__mro__[1])
+
+
+def test_a_file_of_a_volume_that_is_open_or_mapped_is_an_obstacle(tmp_path: Path) -> None:
+    volume = tmp_path / "data"
+    volume.mkdir()
+    (volume / "open").write_bytes(b"x")
+    (volume / "mapped").write_bytes(b"x" * 4096)
+    places = SocketOrigins(UserSource(str(HERE), by_value=False))
+    scene = BlockerScan(writable=(str(tmp_path),), places=places, volumes=(str(volume),))
+    with (volume / "mapped").open("rb") as file:
+        mapping = mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ)
+    with (volume / "open").open("rb"):
+        found = {o.what for o in scene.look().obstacles if str(volume) in o.what}
+    mapping.close()
+    opened = {f"{volume}/{name}, of a volume" for name in ("open", "mapped")}  # mmap keeps one
+    assert found == opened | {f"{volume}/mapped, of a volume, mapped"}
+    assert not [o for o in scene.look().obstacles if str(volume) in o.what]

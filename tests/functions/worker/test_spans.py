@@ -17,8 +17,8 @@ import pytest
 
 import pilotlight
 from pilotlight.core.tracing.trace_context import attempt_span_id, child_span_id
+from pilotlight.current_call.spans import CURRENT_RECORDER
 from pilotlight.protocol import HEADER_ATTEMPT, HEADER_CALL, HEADER_FINISH, HEADER_SPANS
-from pilotlight.sdk.spans import CURRENT_RECORDER
 from pilotlight.spec.function import FunctionKind, MethodSpec
 from pilotlight.spec.policies import Objectives
 from pilotlight.worker.user_code.spans import MAX_BYTES, MAX_SPANS, CallSpans

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from pilotlight.worker.http.execution_deadlines import ExecutionDeadlines
-from pilotlight.worker.process.call_threads import CallThread, CallThreads, Outcome
+from pilotlight.worker.process.call_threads import CallThread, CallThreads, Job, Outcome
 from pilotlight.worker.user_code.user_errors import CallCancelled
 from tests.snapshotter.cuda import virtual_time
 
@@ -95,3 +96,86 @@ def test_deadlines_expire_in_any_order_and_not_when_forgotten() -> None:
         assert repr(deadlines) == "<ExecutionDeadlines watching=0>"
 
     virtual_time.run(story())
+
+
+class Started:
+    """Jobs of the shared queue, and their outcomes in the order in which they came."""
+
+    def __init__(self, threads: CallThreads) -> None:
+        self.threads = threads
+        self.outcomes: list[Outcome] = []
+        self.all_done = asyncio.Event()
+        self.open = 0
+
+    def start(self, function: Callable[[], object]) -> Job:
+        self.open += 1
+        self.all_done.clear()
+        context = contextvars.copy_context()
+        return self.threads.start(context, function, (), {}, self.done)
+
+    def done(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+        self.open -= 1
+        if not self.open:
+            self.all_done.set()
+
+
+async def test_calls_that_block_do_not_hold_each_other_up() -> None:
+    started, barrier = Started(CallThreads()), threading.Barrier(8)
+    for _ in range(8):
+        started.start(lambda: barrier.wait(20))
+    await started.all_done.wait()
+    assert sorted(value for _, value in started.outcomes) == list(range(8))
+
+
+async def test_calls_that_only_compute_are_done_by_threads_that_are_awake_already() -> None:
+    started = Started(CallThreads())
+    for _ in range(2):  # the first round makes a thread for each, as all might have blocked
+        started.outcomes.clear()
+        for _ in range(100):
+            started.start(threading.get_ident)
+        await started.all_done.wait()
+    assert len({identity for _, identity in started.outcomes}) < 50
+
+
+async def test_no_call_is_lost_between_threads_that_fall_asleep_and_threads_that_are_taken() -> (
+    None
+):
+    threads = CallThreads()
+    started = Started(threads)
+    for round_number in range(300):
+        for number in range(round_number % 4):
+            started.start(functools.partial(time.sleep, 0.0001 * number))
+        own = threads.take()
+        assert await run(own, lambda: 7) == (True, 7)
+        threads.give_back(own)
+        if round_number % 3:
+            await started.all_done.wait() if started.open else None
+    while started.open:
+        await started.all_done.wait()
+    assert {ok for ok, _ in started.outcomes} == {True}
+    assert len(started.outcomes) == sum(number % 4 for number in range(300))
+
+
+async def test_a_call_that_was_stopped_while_it_waited_does_not_begin() -> None:
+    threads, gate = CallThreads(), threading.Event()
+    started, begun = Started(threads), []
+    started.start(gate.wait)
+    waiting = started.start(lambda: begun.append(1))
+    waiting.interrupt()
+    gate.set()
+    await started.all_done.wait()
+    assert [type(value) for ok, value in started.outcomes if not ok] in ([CallCancelled], [])
+    assert len(begun) == sum(1 for ok, value in started.outcomes if ok and value is None)
+
+
+@pytest.mark.parametrize("work", [0, 100, 1000])
+async def test_an_interrupt_in_the_shared_queue_never_strikes_a_later_job(work: int) -> None:
+    started = Started(CallThreads())
+    for _ in range(200):
+        job = started.start(lambda: sum(range(work)))
+        started.start(lambda: sum(range(50)))
+        await asyncio.sleep(0)
+        job.interrupt()
+        await started.all_done.wait()
+        assert 1225 in [value for ok, value in started.outcomes[-2:] if ok]

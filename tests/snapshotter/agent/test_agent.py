@@ -22,7 +22,7 @@ from snapshotter.errors import (
     StartTimeout,
     Unsupported,
 )
-from snapshotter.images.bundles import Bundles
+from snapshotter.images.code_bundles import Bundles
 from snapshotter.linux.cgroups import Cgroups
 from snapshotter.types import (
     AgentEvent,

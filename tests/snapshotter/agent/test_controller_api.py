@@ -20,6 +20,7 @@ from tests.fakes.noting import no_part, noting
 from tests.snapshotter.agent.test_launch_signature import LAUNCH, RAW
 
 INSTANCE = "i-0123456789abcdef"
+VOLUME = "vol-0123456789abcdef"
 EVERYTHING = (
     "start",
     "prepare",
@@ -33,6 +34,7 @@ EVERYTHING = (
     "checkpoint",
     "snapshots",
     "prove_snapshot",
+    "quarantine_snapshot",
     "delete_snapshots",
     "capabilities",
     "gpus",
@@ -42,6 +44,11 @@ EVERYTHING = (
     "exec",
     "build_image",
     "delete_image",
+    "scan_volume",
+    "upload_volume",
+    "commit_volume",
+    "reload_volume",
+    "drop_volume",
 )
 TAKEN: dict[str, dict[str, Any]] = {
     "instances": {"labels": {}},
@@ -50,6 +57,7 @@ TAKEN: dict[str, dict[str, Any]] = {
     "drop_template": {"revision": "f-1@v1"},
     "snapshots": {"labels": {}},
     "prove_snapshot": {"snapshot_id": "sn-0123456789abcdef"},
+    "quarantine_snapshot": {"snapshot_id": "sn-0123456789abcdef", "reason": "it leaks"},
     "delete_snapshots": {"snapshot_id": None, "revision": "f-1@v1", "function": None},
     "capabilities": {},
     "gpus": {},
@@ -65,6 +73,11 @@ TAKEN: dict[str, dict[str, Any]] = {
     "exec": {"instance_id": INSTANCE, "argv": ["id"]},
     "build_image": {"spec": {}, "uid": 20001},
     "delete_image": {"digest": "a" * 64, "uid": 20001},
+    "scan_volume": {"volume": VOLUME, "tenant": "t-1", "uid": 20001, "max_entries": 10},
+    "upload_volume": {"volume": VOLUME, "tenant": "t-1", "uid": 20001, "digests": []},
+    "commit_volume": {"volume": VOLUME, "tenant": "t-1", "uid": 20001, "version": 1},
+    "reload_volume": {"volume": VOLUME, "tenant": "t-1", "uid": 20001},
+    "drop_volume": {"volume": VOLUME, "tenant": "t-1", "uid": 20001},
 }
 
 
@@ -100,6 +113,7 @@ async def test_what_the_controller_asks_is_taken_and_nothing_else_is_there(
         ("usage", {"instance_id": INSTANCE + "\n"}),
         ("logs", {"instance_id": "../../../../var/log/x"}),
         ("prove_snapshot", {"snapshot_id": "../x"}),
+        ("quarantine_snapshot", {"snapshot_id": "../x"}),
         ("delete_snapshots", {"snapshot_id": "sn-1/../x"}),
     ],
 )

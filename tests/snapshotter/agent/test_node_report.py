@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from pilotlight.core.settings import SettingsInvalid
 from pilotlight.core.transport.endpoint import Endpoint
 from snapshotter.agent.node_report import (
     GpuReaders,
+    NodePods,
+    ReportedSnapshots,
     Reporter,
     memory_of_node,
     node_name,
@@ -32,7 +35,9 @@ from snapshotter.types import (
     GpuGrant,
     InstanceState,
     NodeReport,
+    NodeSnapshot,
     SnapshotInfo,
+    SnapshotOrders,
     SnapshotState,
 )
 from tests.fakes.gpu_memory import FakeGpuMemory, gpu
@@ -48,6 +53,7 @@ class Taker:
 
     def __init__(self) -> None:
         self.status = 204
+        self.answer: bytes | None = None
         self.tokens: set[str | None] = set()
         self.reports: asyncio.Queue[NodeReport] = asyncio.Queue()
         self.refused = asyncio.Event()
@@ -59,6 +65,8 @@ class Taker:
             self.refused.set()
             return Response("not now", status_code=self.status)
         self.reports.put_nowait(NodeReport.from_json(await request.json()))
+        if self.answer is not None:
+            return Response(self.answer, media_type="application/json")
         return Response(status_code=204)
 
     async def next(self) -> NodeReport:
@@ -105,7 +113,7 @@ def snapshot(
 ) -> SnapshotInfo:
     return SnapshotInfo.from_json(
         {
-            "id": f"sn-{revision}",
+            "id": f"sn-{revision.replace('@', '-')}",
             "revision": revision,
             "state": state,
             "in_place": False,
@@ -125,11 +133,40 @@ def snapshot(
     )
 
 
+class Told:
+    """Snapshots that nobody has orders for (`ControllerOrders`).
+
+    Attributes:
+        orders: the answers to reports, as they came.
+    """
+
+    kind, version = "k" * 64, "7"
+
+    def __init__(self, snapshots: list[SnapshotInfo]) -> None:
+        self.snapshots = snapshots
+        self.orders: list[SnapshotOrders] = []
+
+    def reported(self) -> tuple[NodeSnapshot, ...]:
+        """The last used first."""
+        infos = sorted(self.snapshots, key=lambda info: -info.last_used_at)
+        return tuple(
+            NodeSnapshot(revision=i.revision, identity=dict(i.identity), info=i) for i in infos
+        )
+
+    def forgotten(self) -> tuple[str, ...]:
+        """One."""
+        return ("sn-gone",)
+
+    def apply(self, orders: SnapshotOrders) -> None:
+        """Note them."""
+        self.orders.append(orders)
+
+
 @contextlib.asynccontextmanager
 async def reporting(
     path: Path,
     models: Models,
-    snapshots: list[SnapshotInfo],
+    snapshots: list[SnapshotInfo] | ReportedSnapshots,
     memory: FakeGpuMemory | None = None,
     gpu_uses: Sequence[GpuUse] = (),
 ) -> AsyncIterator[Reporter]:
@@ -139,8 +176,8 @@ async def reporting(
         node="node-1",
         version="1",
         weights=models,
-        snapshots=lambda: snapshots,
-        pods=lambda: 2,
+        snapshots=Told(snapshots) if isinstance(snapshots, list) else snapshots,
+        pods=lambda: NodePods(count=2, tenants=("t-1",)),
         gpus=GpuReaders(memory=memory, uses=lambda: gpu_uses),
     )
     task = asyncio.create_task(reporter.run())
@@ -176,9 +213,32 @@ async def test_a_node_tells_what_is_hot_the_last_used_first(short_tmp: Path) -> 
         ["f@2", "f@1"],
     )
     assert report.snapshots[0].identity == {"kernel": "6.1"}
+    assert [s.revision for s in report.others] == ["f@3"]
+    assert (report.tenants, report.kind, report.orders, report.forgotten) == (
+        ("t-1",),
+        "k" * 64,
+        "7",
+        ("sn-gone",),
+    )
     assert (report.gpus[0].product, report.gpus[0].is_free, report.pods) == ("H100", True, 2)
     assert 0 < report.memory_free_bytes < report.memory_bytes
     assert taker.tokens == {"token"}
+
+
+async def test_orders_come_with_the_answer_and_nonsense_is_none(short_tmp: Path) -> None:
+    taker, told = Taker(), Told([])
+    orders = SnapshotOrders(version="8", approved=(), delete=("sn-1",), quarantine={"sn-2": "x"})
+    taker.answer = b'{"version": 1}'
+    async with taker.serving(short_tmp / "c"), reporting(short_tmp / "c", Models(), told) as one:
+        await taker.next()
+        async with asyncio.timeout(PATIENCE_S):
+            while "KeyError" not in repr(one):
+                await asyncio.sleep(0.01)
+            taker.answer = json.dumps(orders.to_json()).encode()
+            told.snapshots = [snapshot("f@1")]
+            while not told.orders:
+                await asyncio.sleep(0.01)
+    assert told.orders[0] == orders
 
 
 async def test_a_gpus_use_is_told_with_its_holder_and_only_where_it_is_known(

@@ -62,7 +62,9 @@ class Endless:
 class NoneFound(SnapshotSelector):
     """No snapshot exists before the one that is made."""
 
-    async def find(self, launch: LaunchSpec, phase: StartPhase) -> Snapshot | None:
+    async def find(
+        self, launch: LaunchSpec, phase: StartPhase, *, waits: bool = False
+    ) -> Snapshot | None:
         return None
 
 

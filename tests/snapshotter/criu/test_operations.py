@@ -21,8 +21,9 @@ from pathlib import Path
 
 import pytest
 
-from snapshotter.criu import operations
+from snapshotter.criu import operations, page_map
 from snapshotter.criu.errors import CriuError, CriuFailed, CriuReason
+from snapshotter.criu.lazy import PageRequest
 from snapshotter.criu.processes import Criu
 from snapshotter.criu.self_test import SelfTest
 from snapshotter.criu.self_test_sandbox import Sandbox, SandboxProcess, cell
@@ -36,6 +37,7 @@ FINE = 42
 _HEAD = """
 import os, signal, socket, sys
 sys.path[:0] = [{root!r}]
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])  # in every thread that follows
 def fine(good=True):
     os._exit(42 if good else 1)
 def confine(uid):
@@ -44,7 +46,6 @@ def confine(uid):
     isolation.confine(uid=uid, limits={{}})
     ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: as it is after the exec of a worker
 def wait():
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     os.close(1)
     signal.sigwait([signal.SIGUSR1])
 """
@@ -109,7 +110,7 @@ class Bench:
         *,
         uid: int = 0,
         tcp: bool = False,
-        lazy: bool = False,
+        pages: PageRequest | None = None,
         stdio_keys: Mapping[str, str] | None = None,
     ) -> operations.Restored:
         return await operations.restore(
@@ -120,7 +121,7 @@ class Bench:
             uid=uid,
             cgroup={},
             tcp=tcp,
-            lazy=lazy,
+            lazy=pages,
             stdio_keys=stdio_keys,
             deadline_s=DEADLINE_S,
         )
@@ -133,11 +134,13 @@ class Bench:
                 await self.dump(place, process.pid, uid=uid, tcp=tcp)
             finally:
                 process.close()
+        page_map.write_page_maps(self.folder / "images")
 
     async def outcome(self, *, uid: int = 0, tcp: bool = False, lazy: bool = False) -> int:
         """Exit status of the subject after a restore into a new cell."""
         async with self.place() as place:
-            restored = await self.restore(place, uid=uid, tcp=tcp, lazy=lazy)
+            pages = PageRequest() if lazy else None
+            restored = await self.restore(place, uid=uid, tcp=tcp, pages=pages)
             again = await place.watch(restored.pid)
             status = await ended(again)
             if restored.lazy is not None:

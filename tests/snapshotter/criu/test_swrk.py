@@ -197,29 +197,6 @@ async def test_program_that_is_not_there_is_a_criu_that_is_gone(
         )
 
 
-async def test_page_daemon_that_dies_fails_the_restore_before_it_begins(
-    tmp_path: Path, folder: int, description: Path
-) -> None:
-    program = tmp_path / "criu"
-    program.write_text("#!/bin/sh\nexit 3\n")
-    program.chmod(0o755)
-    slot, before = LocalSlot(), open_descriptors()
-    criu = Criu(binary=program, messages=messages.load(description))
-    with pytest.raises(CriuExited, match="ended before it was ready"):
-        await operations.restore(
-            slot,
-            criu=criu,
-            images=folder,
-            work=folder,
-            uid=0,
-            cgroup={},
-            deadline_s=LONG_S,
-            lazy=True,
-        )
-    assert len(slot.runs) == 1
-    assert open_descriptors() == before
-
-
 def test_option_that_criu_does_not_know_is_an_error(description: Path) -> None:
     with pytest.raises(CriuUnavailable, match="no_such_option"):
         messages.load(description).request("DUMP", {"no_such_option": True})

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from snapshotter.criu import zero_pages
-from snapshotter.criu.zero_pages import BLOCK_PAGES, PAGE
+from snapshotter.criu.image_files import PAGE, pagemap
+from snapshotter.criu.zero_pages import BLOCK_PAGES
 
 HEAP, LIBRARY = 0x10000000, 0x70000000
 PRIVATE_ANONYMOUS, PRIVATE_FILE = 1 | 1 << 9, 1 | 1 << 6
@@ -66,7 +67,7 @@ def write(images: Path, runs: list[tuple[int, bytes]], *, flags: int = 4) -> Non
 
 def read(images: Path) -> dict[int, bytes]:
     """Address → page, as CRIU would bring them back."""
-    _, runs = zero_pages._pagemap((images / "pagemap-7.img").read_bytes())
+    _, runs = pagemap((images / "pagemap-7.img").read_bytes())
     data, found, at = (images / "pages-3.img").read_bytes(), {}, 0
     for run in runs:
         for i in range(run.pages):

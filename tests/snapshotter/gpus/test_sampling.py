@@ -232,7 +232,7 @@ async def test_a_node_without_gpus_samples_nothing() -> None:
 
 def exported(found: dict[str, GpuUse]) -> dict[tuple[str, str, str], float]:
     metrics = Metrics()
-    metrics.observe_gpu_use(found.values())
+    metrics.gpus.observe_use(found.values())
     return {
         (sample.name, sample.labels["device"], sample.labels.get("state", "")): sample.value
         for family in metrics.registry.collect()
@@ -256,6 +256,6 @@ def test_granted_gpus_have_series_of_what_is_known() -> None:
 
 def test_a_series_ends_with_its_grant() -> None:
     metrics = Metrics()
-    metrics.observe_gpu_use(uses(holder(FIRST)).values())
-    metrics.observe_gpu_use(uses().values())
+    metrics.gpus.observe_use(uses(holder(FIRST)).values())
+    metrics.gpus.observe_use(uses().values())
     assert not any("device" in s.labels for f in metrics.registry.collect() for s in f.samples)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pilotlight.core.debian_packages import apt_packages, check_debian_package_name
+from pilotlight.core.image_steps import apt_packages, check_debian_package_name
 from snapshotter.images.builder import APT_INSTALL
 
 

@@ -31,10 +31,10 @@ LOGIN = Path("/proc/self/loginuid")
 """Where the kernel has its audit."""
 
 
-def record(number: int, *, pid: int = os.getpid(), code: str = "0x50000") -> str:
+def record(number: int, *, pid: int | None = None, code: str = "0x50000") -> str:
     return (
         f"4,1018,41239182712,-;audit: type=1326 audit(1795685381.304:2): auid=4294967295 "
-        f"uid=20001 gid=20001 ses=4294967295 pid={pid} "
+        f"uid=20001 gid=20001 ses=4294967295 pid={pid or os.getpid()} "
         f'comm="python3" exe="/usr/bin/python3" sig=0 arch=c000003e syscall={number} compat=0 '
         f"ip=0x7f code={code}\n"
     )

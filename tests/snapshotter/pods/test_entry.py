@@ -4,11 +4,12 @@ that stand in for a pod's."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from snapshotter.criu.errors import CriuUnavailable
 from snapshotter.criu.operations import Restored
 from snapshotter.errors import Unsupported
 from snapshotter.pods.entry import Brought, Entry, entered, groups_of
+from snapshotter.pods.entry_processes import EntryProcesses
 from tests.fakes.agent_home import MIB
 from tests.fakes.fake_shim import function_spec
 from tests.fakes.launched_pod import Pod, pod
@@ -56,10 +58,22 @@ def stand_in() -> Iterator[Pod]:
         yield made
 
 
+@pytest.fixture
+async def processes() -> AsyncIterator[EntryProcesses]:
+    async with contextlib.aclosing(EntryProcesses()) as found:
+        yield found
+
+
 def first_pid(stand_in: Pod) -> int:
     """Of the pod's first process, by our numbers."""
     wrapper = stand_in.process.pid
     return int(Path(f"/proc/{wrapper}/task/{wrapper}/children").read_text().split()[0])
+
+
+def mount_points(pid: str) -> list[str]:
+    """Where something is mounted, as that process sees it."""
+    lines = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
+    return [line.split()[4] for line in lines]
 
 
 async def brought(shop: Workshop, image: Image) -> Brought:
@@ -104,15 +118,18 @@ def ask(stand_in: Pod, path: str) -> str:
 
 
 async def test_a_waiting_pod_receives_a_restored_worker_and_its_launcher_looks_after_it(
-    shop: Workshop, stand_in: Pod
+    shop: Workshop, stand_in: Pod, processes: EntryProcesses
 ) -> None:
     image = await shop.dump(await shop.boot(boot=["remember:warm"]))
     with FakePodAgent(stand_in.node) as agent:
         stand_in.begin()
         with await asyncio.to_thread(agent.accept) as line:
             launcher = first_pid(stand_in)
+            mounts_before = mount_points(str(launcher))
             pidfd = os.pidfd_open(launcher)
-            async with entered(pidfd, await brought(shop, image), await kit_of(shop)) as entry:
+            async with entered(
+                processes, pidfd, await brought(shop, image), await kit_of(shop)
+            ) as entry:
                 restored = await restore_into(entry, shop, image)
                 worker = await entry.attach(restored.pid)
                 assert worker.socket is not None
@@ -131,15 +148,13 @@ async def test_a_waiting_pod_receives_a_restored_worker_and_its_launcher_looks_a
             assert (ready["op"], ready["start_kind"]) == ("ready", "RESTORE")
             assert "warm" in await asyncio.to_thread(ask, stand_in, "/memory")
             assert "s3cret" in await asyncio.to_thread(ask, stand_in, "/env/TOKEN")
-            ours = [
-                os.readlink(f"/proc/{launcher}/ns/{name}")
-                for name in ("mnt", "net", "ipc", "uts", "pid")
-            ]
+            shared = ("net", "ipc", "uts", "pid")
+            ours = [os.readlink(f"/proc/{launcher}/ns/{name}") for name in shared]
             (child,) = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-            assert [
-                os.readlink(f"/proc/{child}/ns/{name}")
-                for name in ("mnt", "net", "ipc", "uts", "pid")
-            ] == ours
+            assert [os.readlink(f"/proc/{child}/ns/{name}") for name in shared] == ours
+            # what was mounted for the worker, the pod does not see
+            assert "/usr" in mount_points(child)
+            assert mount_points(str(launcher)) == mounts_before
             status = Path(f"/proc/{child}/status").read_text()
             assert re.search(r"^Uid:\t20001\t20001", status, re.MULTILINE)
             assert re.search(r"^CapEff:\t0+$", status, re.MULTILINE)
@@ -152,14 +167,18 @@ async def test_a_waiting_pod_receives_a_restored_worker_and_its_launcher_looks_a
     assert "launcher.exit" in stand_in.said
 
 
-async def test_what_was_restored_and_not_kept_is_gone(shop: Workshop, stand_in: Pod) -> None:
+async def test_what_was_restored_and_not_kept_is_gone(
+    shop: Workshop, stand_in: Pod, processes: EntryProcesses
+) -> None:
     image = await shop.dump(await shop.boot())
     with FakePodAgent(stand_in.node) as agent:
         stand_in.begin()
         with await asyncio.to_thread(agent.accept) as line:
             launcher = first_pid(stand_in)
             pidfd = os.pidfd_open(launcher)
-            async with entered(pidfd, await brought(shop, image), await kit_of(shop)) as entry:
+            async with entered(
+                processes, pidfd, await brought(shop, image), await kit_of(shop)
+            ) as entry:
                 await restore_into(entry, shop, image)
             os.close(pidfd)
             async with asyncio.timeout(PATIENCE_S):
@@ -169,13 +188,15 @@ async def test_what_was_restored_and_not_kept_is_gone(shop: Workshop, stand_in: 
             assert await asyncio.to_thread(stand_in.wait_exit) == 69
 
 
-async def test_a_pod_that_is_gone_cannot_be_entered(shop: Workshop) -> None:
+async def test_a_pod_that_is_gone_cannot_be_entered(
+    shop: Workshop, processes: EntryProcesses
+) -> None:
     image = await shop.dump(await shop.boot())
     gone = await asyncio.to_thread(subprocess.Popen, ["true"])
     pidfd = os.pidfd_open(gone.pid)
     await asyncio.to_thread(gone.wait)
     with pytest.raises(CriuUnavailable, match="no longer exist"):
-        async with entered(pidfd, await brought(shop, image), await kit_of(shop)):
+        async with entered(processes, pidfd, await brought(shop, image), await kit_of(shop)):
             pass
     os.close(pidfd)
 

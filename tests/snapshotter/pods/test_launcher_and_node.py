@@ -9,7 +9,7 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from snapshotter.images.bundles import Bundles
+from snapshotter.images.code_bundles import Bundles
 from snapshotter.pods import tenant_listeners
 from snapshotter.pods.tenant_listeners import Tenants
 from snapshotter.types import WeightsMount

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from typing import Any, cast
 
-from snapshotter.pods.pod_session import MAX_LINE_BYTES, PodSession
+from snapshotter.pods.pod_session import MAX_LINE_BYTES, PodServices, PodSession
 
 LINES = 200_000
 
@@ -17,7 +17,12 @@ async def test_lines_that_come_at_once_are_heard_in_many_turns_of_the_loop() -> 
         _, writer = await asyncio.open_connection(sock=ours)
         reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
         line = PodSession(
-            reader, writer, tenant="t-1", holds=cast(Any, None), memory=cast(Any, None), own_uid=0
+            reader,
+            writer,
+            tenant="t-1",
+            holds=cast(Any, None),
+            services=PodServices(memory=cast(Any, None)),
+            own_uid=0,
         )
         reader.feed_data(b"{}\n" * LINES)
         reader.feed_eof()

@@ -16,7 +16,7 @@ import pytest
 
 from pilotlight.core.background_tasks import BackgroundTasks
 from snapshotter.agent.launch_signature import LaunchSigner
-from snapshotter.images.bundles import Bundles
+from snapshotter.images.code_bundles import Bundles
 from snapshotter.pods import hardlinks, tenant_listeners
 from snapshotter.pods.tenant_listeners import Tenants
 from snapshotter.pods.tenant_mounts import TenantMounts

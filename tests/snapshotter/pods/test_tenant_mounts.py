@@ -8,7 +8,7 @@ import contextlib
 from pathlib import Path
 
 from pilotlight.core.background_tasks import BackgroundTasks
-from snapshotter.images.bundles import Bundles
+from snapshotter.images.code_bundles import Bundles
 from snapshotter.pods.tenant_mounts import TenantMounts
 from tests.weight_cache.models import put_model
 from tests.weight_cache.served import node_with_client

@@ -17,7 +17,8 @@ import pytest
 from snapshotter.shim import seqpacket
 from snapshotter.shim.event_loop import PACED_SHARE, Peer, Poller
 from snapshotter.shim.log_capture import LogCapture
-from snapshotter.shim.log_pipe import LogFile, LogPipe
+from snapshotter.shim.log_file import LogFile
+from snapshotter.shim.log_pipe import LogPipe
 
 MESSAGES = "import socket\nworker = socket.socket(fileno=0)\nwhile True: worker.send({data!r})"
 FLOOD = "import os\nwhile True: os.write(1, {data!r})"

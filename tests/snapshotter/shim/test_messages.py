@@ -16,6 +16,8 @@ POINT: dict[str, Any] = {
     "obstacles": [],
     "listens": [],
     "connections_inside": 0,
+    "imports": {"modules": [], "ended": ""},
+    "answers": {},
 }
 OBSTACLE = {
     "kind": "connection",
@@ -49,12 +51,33 @@ def test_a_snapshot_point_is_as_it_was_said() -> None:
         "obstacles": [OBSTACLE],
         "listens": ["127.0.0.1:80"],
         "connections_inside": 2,
+        "imports": {
+            "modules": [["torch", 3.5, []], ["torch.nn", 0.0, [["numpy", 1.5], ["yaml", 0.5]]]],
+            "ended": "it is over",
+        },
+        "answers": {"embed": ["00ff", "list"]},
     }
     assert messages.point_of({**said, "event": "snapshot_point", "more": "x"}) == said
 
 
 def test_what_a_snapshot_point_leaves_out_is_empty() -> None:
     assert messages.point_of({"threads": []}) == {**POINT, "phases_ms": {}, "joins": False}
+
+
+def test_a_list_of_imports_ends_at_what_is_no_module_name() -> None:
+    for name in ("os; import sys", "a" * 200, "..", "", "torch.nn.\n"):
+        modules = [["torch", 1.0], [name, 1.0], ["numpy", 1.0]]
+        point = messages.point_of({"threads": [], "imports": {"modules": modules}})
+        assert point["imports"]["modules"] == [["torch", 1.0, []]]
+        modules = [["torch", 1.0, [["yaml", 0.5], [name, 0.5], ["numpy", 0.5]]]]
+        point = messages.point_of({"threads": [], "imports": {"modules": modules}})
+        assert point["imports"]["modules"] == [["torch", 1.0, [["yaml", 0.5]]]]
+
+
+def test_imports_and_their_parts_have_one_bound() -> None:
+    modules = [[f"m{n}", 1.0, [["part", 0.5]] * 99] for n in range(6)]
+    point = messages.point_of({"threads": [], "imports": {"modules": modules}})
+    assert [name for name, *_ in point["imports"]["modules"]] == ["m0", "m1", "m2", "m3"]
 
 
 @pytest.mark.parametrize(
@@ -72,6 +95,17 @@ def test_what_a_snapshot_point_leaves_out_is_empty() -> None:
         {"connections_inside": True},
         {"connections_inside": -1},
         {"connections_inside": 10**400},
+        {"imports": []},
+        {"imports": {"modules": {}}},
+        {"imports": {"modules": [["torch"]]}},
+        {"imports": {"modules": [["torch", -1]]}},
+        {"imports": {"modules": [[5, 1.0]]}},
+        {"imports": {"modules": [["torch", 1.0, 5]]}},
+        {"imports": {"modules": [["torch", 1.0, [["yaml"]]]]}},
+        {"imports": {"modules": [["torch", 1.0, [["yaml", "x"]]]]}},
+        {"answers": []},
+        {"answers": {"go": "00"}},
+        {"answers": {"go": ["00", 5]}},
     ],
 )
 def test_a_snapshot_point_with_values_of_other_types_is_a_value_error(

@@ -45,7 +45,7 @@ open("/usr/local/share/libcuda.so.1", "w").close()
 held = os.open("/etc/debian_version" if os.path.exists("/etc/debian_version") else "/etc/passwd", os.O_RDONLY)
 at = mounts.prepare(directory)
 mounts._DRIVER_LIBRARIES = ("/usr/local/share/libcuda*",)
-mounts.build(at, [(code, "code")], uid=uid, writable_bytes=1024**2, rootfs=rootfs,
+mounts.build(at, [(code, "code")], uid=uid, writable_bytes=1024**2, rootfs=rootfs, links={"data": f"{mounts.ROOT}/code"},
     devices=[(f"/dev/{name}", name) for name in devices],
     driver_files=[(f"{directory}/code/app.py", "nvidia/gpus/0/information")] if devices else [],
 )
@@ -68,6 +68,7 @@ print(json.dumps({
     "shared": sorted(os.listdir("/tmp")), "work": [work.st_uid, work.st_mode & 0o777], "held": bool(os.read(held, 1)),
     "zero": list(open("/dev/zero", "rb").read(2)), "mounts": [line.split()[4] for line in open("/proc/self/mountinfo")],
     "below": os.listdir("/usr/local/share") if not rootfs else [],
+    "links": {name: os.readlink(f"/{name}") for name in ("data", "root") if os.path.islink(f"/{name}")},
     "shell": os.system("/bin/sh -c true"), "terminals": os.ttyname(os.openpty()[1]),
 }))
 """
@@ -109,6 +110,7 @@ def test_of_the_host_there_are_programs_libraries_and_public_settings(code: Path
     seen = look(code)
     assert set(seen["root"]) <= {
         "bin",
+        "data",
         "dev",
         "etc",
         "lib",
@@ -116,6 +118,7 @@ def test_of_the_host_there_are_programs_libraries_and_public_settings(code: Path
         "lib64",
         "libx32",
         "proc",
+        "root",
         "run",
         "sbin",
         "sys",
@@ -123,6 +126,8 @@ def test_of_the_host_there_are_programs_libraries_and_public_settings(code: Path
         "usr",
         "var",
     }
+    slot = "/run/pilotlight/slot"
+    assert seen["links"] == {"data": f"{slot}/code", "root": f"{slot}/work"}
     assert seen["dev"] == [
         "fd",
         "full",

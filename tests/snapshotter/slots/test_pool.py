@@ -49,14 +49,13 @@ async def test_a_slot_that_is_being_made_for_a_caller_who_leaves_is_kept(
     slot_pool: SlotPool, short_tmp: Path
 ) -> None:
     first = await slot_pool.acquire()
-    await asyncio.sleep(0)  # the next one is under way
-    (made,) = {path.name for path in (short_tmp / "slots").iterdir()} - {first.id}
     leaving = asyncio.create_task(slot_pool.acquire())
-    await asyncio.sleep(0)
+    while not (made := {path.name for path in (short_tmp / "slots").iterdir()} - {first.id}):
+        await asyncio.sleep(0)  # the next one is under way once a caller needs it
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
     second = await slot_pool.acquire()
-    assert second.id == made
+    assert {second.id} == made
     for slot in (first, second):
         await slot.end()
 

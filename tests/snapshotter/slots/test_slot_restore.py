@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import resource
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,14 @@ from typing import Any
 import pytest
 
 from snapshotter.criu import operations
-from snapshotter.criu.lazy import LazyPages
+from snapshotter.criu.lazy import LazyPages, PageRequest
 from snapshotter.slots import slot as slots
 from snapshotter.slots.slot import BootFailed, CheckpointFailed
 from tests.fakes.agent_home import MIB
 from tests.fakes.slot_workshop import PATIENCE_S, Image, Place, Workshop
 
 pytestmark = pytest.mark.root
+ALLOCATED_BYTES = 64 * MIB
 
 
 def status(pid: int) -> dict[str, str]:
@@ -25,21 +28,34 @@ def status(pid: int) -> dict[str, str]:
     return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
 
 
-def inside(place: Place) -> list[str]:
-    """Names of the processes in a slot's PID namespace, zombies included, but for its shim."""
+def processes(place: Place) -> list[Path]:
+    """The processes in a slot's PID namespace, zombies included, but for its shim."""
     mine = os.readlink(f"/proc/{place.slot.shim_pid}/ns/pid")
-    names = []
+    found = []
     for entry in Path("/proc").iterdir():
-        try:
+        with contextlib.suppress(OSError):
             if (
                 entry.name.isdecimal()
                 and int(entry.name) != place.slot.shim_pid
                 and os.readlink(entry / "ns/pid") == mine
             ):
-                names.append((entry / "comm").read_text().strip())
-        except OSError:
-            continue
+                found.append(entry)
+    return found
+
+
+def inside(place: Place) -> list[str]:
+    """Their names."""
+    names = []
+    for entry in processes(place):
+        with contextlib.suppress(OSError):
+            names.append((entry / "comm").read_text().strip())
     return names
+
+
+def resident_bytes(place: Place) -> int:
+    """Memory of the largest of them."""
+    pages = [int((entry / "statm").read_text().split()[1]) for entry in processes(place)]
+    return max(pages) * resource.getpagesize()
 
 
 async def test_a_fork_of_a_template_comes_back_in_another_slot_and_serves(shop: Workshop) -> None:
@@ -324,37 +340,30 @@ async def test_a_restored_instance_lives_on_without_an_agent(shop: Workshop, laz
 async def waiting_for_pages(
     shop: Workshop, image: Image
 ) -> tuple[Place, operations.Restored, LazyPages]:
-    """Restored and not revived; its page daemon is held up, so that memory stays missing.
-
-    The daemon serves everything at once and ends: on a busy machine it may have done so before it
-    can be stopped. Then restore again."""
-    while True:
-        place = await shop.prepare_restore(image)
-        with shop.opened(image.directory, place) as (images, work):
-            where: dict[str, Any] = {
-                "images": images,
-                "work": work,
-                "uid": place.uid,
-                "cgroup": place.group.entry_files(),
-            }
-            restored = await operations.restore(
-                place.slot, criu=shop.criu, lazy=True, deadline_s=PATIENCE_S, **where
-            )
-        assert restored.lazy is not None
-        try:
-            signal.pidfd_send_signal(restored.lazy.run.pidfd, signal.SIGSTOP)
-        except ProcessLookupError:
-            await restored.lazy.kill()
-            continue
-        return place, restored, restored.lazy
+    """Restored and not revived, with memory missing."""
+    place = await shop.prepare_restore(image)
+    with shop.opened(image.directory, place) as (images, work):
+        restored = await operations.restore(
+            place.slot,
+            criu=shop.criu,
+            images=images,
+            work=work,
+            uid=place.uid,
+            cgroup=place.group.entry_files(),
+            lazy=PageRequest(record=True),  # only what it touches is brought
+            deadline_s=PATIENCE_S,
+        )
+    assert restored.lazy is not None
+    assert resident_bytes(place) < ALLOCATED_BYTES
+    return place, restored, restored.lazy
 
 
 @pytest.mark.parametrize("agent", ["gone", "restarted"])
-async def test_a_restored_worker_whose_page_daemon_dies_ends_whoever_listens(
+async def test_a_restored_worker_whose_page_server_dies_ends_whoever_listens(
     shop: Workshop, agent: str
 ) -> None:
-    image = await shop.dump(await shop.boot(boot=[f"allocate:{64 * MIB}"]))
-    place, restored, daemon = await waiting_for_pages(shop, image)
+    image = await shop.dump(await shop.boot(boot=[f"allocate:{ALLOCATED_BYTES}"]))
+    place, restored, server = await waiting_for_pages(shop, image)
     await place.slot.resume(restored.pid, image.point, PATIENCE_S)
     worker = place.slot.worker_pid
     place.slot.close()
@@ -363,7 +372,7 @@ async def test_a_restored_worker_whose_page_daemon_dies_ends_whoever_listens(
         assert place.slot.worker == "resident"
 
     os.kill(worker, signal.SIGSTOP)  # or it would touch missing memory, and die of that
-    signal.pidfd_send_signal(daemon.run.pidfd, signal.SIGKILL)
+    signal.pidfd_send_signal(server.run.pidfd, signal.SIGKILL)
 
     while Path(f"/proc/{worker}").exists():
         await asyncio.sleep(0.005)
@@ -371,15 +380,15 @@ async def test_a_restored_worker_whose_page_daemon_dies_ends_whoever_listens(
         place.slot = await adopt(place)
     while place.slot.worker != "dead":
         await asyncio.sleep(0.005)
-    os.close(daemon.run.pidfd)
+    os.close(server.run.pidfd)
 
 
-async def test_a_process_whose_page_daemon_died_is_not_revived(shop: Workshop) -> None:
-    image = await shop.dump(await shop.boot(boot=[f"allocate:{64 * MIB}"]))
-    place, restored, daemon = await waiting_for_pages(shop, image)
-    await daemon.kill()
+async def test_a_process_whose_page_server_died_is_not_revived(shop: Workshop) -> None:
+    image = await shop.dump(await shop.boot(boot=[f"allocate:{ALLOCATED_BYTES}"]))
+    place, restored, server = await waiting_for_pages(shop, image)
+    await server.kill()
 
-    with pytest.raises(BootFailed, match="page daemon"):
+    with pytest.raises(BootFailed, match="page server"):
         await place.slot.resume(restored.pid, image.point, PATIENCE_S)
 
 

@@ -27,6 +27,8 @@ class OnDisk:
     """An interpreter and packages in a directory."""
 
     prefix: Path
+    files: Path | None = None
+    links: tuple[str, ...] = ()
     rootfs: Path | None = None
     rootfs_digest: str = ""
 

@@ -45,6 +45,14 @@
 {{- fail "config.cluster.restore_into_pods: the node agent enters pods: set node.privileged and node.hostPID" -}}
 {{- end -}}
 {{- $_ := set $snapshotter "restore_into_pods" true -}}
+{{- if .Values.node.registrySecret -}}
+{{- $_ := set $snapshotter "registry_login" "/etc/pilotlight/registry/config.json" -}}
+{{- end -}}
+{{- else if .Values.node.registrySecret -}}
+{{- fail "node.registrySecret: nodes pull images of functions with config.cluster.restore_into_pods only" -}}
+{{- end -}}
+{{- if and .Values.config.cluster.warm_pods (not (and .Values.node.enabled .Values.node.privileged .Values.node.hostPID)) -}}
+{{- fail "config.cluster.warm_pods: the node agent shows a promoted pod its tenant's directory: set node.enabled, node.privileged and node.hostPID" -}}
 {{- end -}}
 {{- $weights := dict
     "metrics_listen" "0.0.0.0:8704"

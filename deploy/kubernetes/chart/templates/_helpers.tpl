@@ -38,6 +38,11 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{ printf "%s:%s:tenant" .root.Release.Namespace (include "pilotlight.object" .) }}
 {{- end -}}
 
+{{- /* the ClusterRole of what a component may do in the namespace of warm pods (pilotlight/kubernetes/rbac.py, warm_role) */ -}}
+{{- define "pilotlight.warmRole" -}}
+{{ printf "%s:%s:warm" .root.Release.Namespace (include "pilotlight.object" .) }}
+{{- end -}}
+
 {{- /* as the API server names the user that a component's service account is */ -}}
 {{- define "pilotlight.user" -}}
 {{ printf "system:serviceaccount:%s:%s" .root.Release.Namespace (include "pilotlight.object" .) }}

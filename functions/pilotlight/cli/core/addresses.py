@@ -15,7 +15,8 @@ _HINT = "Write APP/FUNCTION; `pilotlight app list` lists the apps."
 def match_id(rows: Iterable[Mapping[str, Any]], prefix: str, *, missing: str, hint: str) -> str:
     """The one id of `rows` that begins with `prefix`. Raises NotFound with the text `missing`,
     InvalidInput if several match."""
-    found = [str(row["id"]) for row in rows if str(row["id"]).startswith(prefix)]
+    ids = dict.fromkeys(str(row["id"]) for row in rows)  # a snapshot may be on several nodes
+    found = [name for name in ids if name.startswith(prefix)]
     if not found:
         raise NotFound(missing, hint=hint)
     if len(found) > 1 and prefix not in found:

@@ -25,7 +25,7 @@ from pilotlight.errors import DEBUG_VARIABLE, PilotlightError
 INTERRUPTED = 130
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_PANEL = "Common options"
+COMMON_PANEL = "Common options"
 _COMMON: dict[str, tuple[Any, Any]] = {
     "config": (
         Annotated[
@@ -33,7 +33,7 @@ _COMMON: dict[str, tuple[Any, Any]] = {
             typer.Option(
                 help="platform.yaml of the local platform. Default: the first of platform.yaml in "
                 "--home, $PILOTLIGHT_PLATFORM, ./platform.yaml, platform.yaml in the home.",
-                rich_help_panel=_PANEL,
+                rich_help_panel=COMMON_PANEL,
             ),
         ],
         None,
@@ -41,7 +41,9 @@ _COMMON: dict[str, tuple[Any, Any]] = {
     "home": (
         Annotated[
             Path | None,
-            typer.Option(help="Home directory of the local platform.", rich_help_panel=_PANEL),
+            typer.Option(
+                help="Home directory of the local platform.", rich_help_panel=COMMON_PANEL
+            ),
         ],
         None,
     ),
@@ -51,7 +53,7 @@ _COMMON: dict[str, tuple[Any, Any]] = {
             typer.Option(
                 help="Profile (URL, API key, environment) to use. Default: $PILOTLIGHT_PROFILE, or "
                 "the active profile of the profile file.",
-                rich_help_panel=_PANEL,
+                rich_help_panel=COMMON_PANEL,
             ),
         ],
         None,
@@ -61,7 +63,7 @@ _COMMON: dict[str, tuple[Any, Any]] = {
             Path | None,
             typer.Option(
                 help="Profile file. Default: $PILOTLIGHT_CONFIG, or ~/.pilotlight.toml.",
-                rich_help_panel=_PANEL,
+                rich_help_panel=COMMON_PANEL,
             ),
         ],
         None,
@@ -73,7 +75,7 @@ _COMMON: dict[str, tuple[Any, Any]] = {
                 "--environment",
                 "-e",
                 help="Environment to use. Default: $PILOTLIGHT_ENVIRONMENT, or the profile's.",
-                rich_help_panel=_PANEL,
+                rich_help_panel=COMMON_PANEL,
             ),
         ],
         None,
@@ -82,7 +84,7 @@ _COMMON: dict[str, tuple[Any, Any]] = {
         Annotated[
             bool,
             typer.Option(
-                "--json", help="Print results and errors as JSON.", rich_help_panel=_PANEL
+                "--json", help="Print results and errors as JSON.", rich_help_panel=COMMON_PANEL
             ),
         ],
         False,

@@ -45,8 +45,11 @@ class ProcessSpec:
     Attributes:
         name: base name of the pid file and the log file. argv: the command; `--ready-fd N` is
         appended. ready_timeout_s: from spawn to the newline. grace_s: from SIGTERM to SIGKILL.
-        listen: `host:port` of sockets opened for each start and passed as `--listen-fd N`; None =
-        none. listen_fds: further sockets, owned by the supervisor and the same at each start.
+        listen: `host:port` of sockets opened for a start and passed as `--listen-fd N`; None =
+        none. keeps_listeners: the sockets of `listen` stay open until a start fails or the process
+        is stopped, so that connections made while it is restarted wait for it; False: new ones at
+        each start, for a process beside which others listen at the same address. listen_fds:
+        further sockets, owned by the supervisor and the same at each start.
         niceness: of the process's session relative to others (sched(7), "The autogroup feature");
         a negative value gives it priority and requires root.
     """
@@ -56,6 +59,7 @@ class ProcessSpec:
     ready_timeout_s: float = 60.0
     grace_s: float = 30.0
     listen: str | None = None
+    keeps_listeners: bool = False
     listen_fds: tuple[int, ...] = ()
     niceness: int = 0
 
@@ -70,6 +74,7 @@ class Child:
         self._pid_file = run / f"{spec.name}.pid"
         self._process: subprocess.Popen[bytes] | None = None
         self._gone: asyncio.Future[int] | None = None
+        self._listeners: list[socket.socket] = []
 
     def __repr__(self) -> str:
         return f"<Child {self.spec.name} {f'pid {self.pid}' if self.is_alive else 'down'}>"
@@ -116,6 +121,7 @@ class Child:
 
     async def stop(self, *, grace_s: float | None = None) -> int:
         """Send SIGTERM, then SIGKILL after the grace period; return the exit status. Idempotent."""
+        self._close_listeners()  # from here on, only a process that accepts has connections
         if self._gone is None or self._process is None:
             return 0
         self.signal(signal.SIGTERM)
@@ -136,11 +142,10 @@ class Child:
     def _spawn(self) -> int:
         read_end, write_end = os.pipe()
         output = self.log.open()
-        listeners: list[socket.socket] = []
         try:
-            if self.spec.listen is not None:
-                listeners = open_listeners(self.spec.listen, is_shared=True)
-            passed = (*(each.fileno() for each in listeners), *self.spec.listen_fds)
+            if self.spec.listen is not None and not self._listeners:
+                self._listeners = open_listeners(self.spec.listen, is_shared=True)
+            passed = (*(each.fileno() for each in self._listeners), *self.spec.listen_fds)
             given = [word for descriptor in passed for word in ("--listen-fd", str(descriptor))]
             self._process = subprocess.Popen(
                 [*self.spec.argv, *given, "--ready-fd", str(write_end)],
@@ -162,11 +167,12 @@ class Child:
             ) from e
         except BaseException:
             os.close(read_end)
+            self._close_listeners()
             raise
         finally:
-            # a copy left open here would queue connections that no process accepts
-            for each in listeners:
-                each.close()
+            if not self.spec.keeps_listeners:
+                # the kernel would give them connections that another process can accept
+                self._close_listeners()
             os.close(output)
             os.close(write_end)
         if self.spec.niceness:
@@ -176,6 +182,11 @@ class Child:
         pid_file.write(self._pid_file, self._process.pid)
         self._watch(self._process)
         return read_end
+
+    def _close_listeners(self) -> None:
+        for each in self._listeners:
+            each.close()
+        self._listeners = []
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
         loop = asyncio.get_running_loop()

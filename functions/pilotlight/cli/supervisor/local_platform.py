@@ -24,7 +24,7 @@ from pilotlight.errors import Conflict, InvalidInput
 
 DEFAULT_LISTEN = "127.0.0.1:8700"
 CONFIG_VARIABLE = "PILOTLIGHT_PLATFORM"
-_INVALID_HINT = "Correct that setting; docs/operations.md lists all settings."
+_INVALID_HINT = "Correct that setting; docs/how-to/operate.md lists all settings."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,6 +91,7 @@ def platform_processes(
     first are named `activator-1`, `activator-2`, …
 
     `listen`: address of the sockets opened for each activator; None = activators open their own.
+    A single activator's stay open while it is restarted; of several, the others take over.
     `listen_fds`: sockets that all activators share."""
     specs = [
         ProcessSpec(
@@ -99,6 +100,7 @@ def platform_processes(
             ready_timeout_s=READY_TIMEOUT_S.get(name, 60.0),
             niceness=NICENESS.get(name, 0),
             listen=listen if name == "activator" else None,
+            keeps_listeners=name == "activator" and activators == 1,
             listen_fds=listen_fds if name == "activator" else (),
         )
         for name, module in PROCESSES.items()

@@ -72,7 +72,8 @@ class NodeResources:
         self._transport.request("DELETE", f"/v1/templates/{path_segment(revision)}")
 
     def snapshots(self, *, app: str | None = None, function: str | None = None) -> list[Json]:
-        """List the snapshots on the node, including those of older revisions."""
+        """List the snapshots on the node, or the nodes of a cluster, including those of older
+        revisions."""
         return self._list("/v1/snapshots", "snapshots", app=app, function=function)
 
     def nodes(self) -> list[Json]:
@@ -103,6 +104,12 @@ class NodeResources:
                 "POST", f"/v1/snapshots/{path_segment(snapshot)}:prove", repeatable=True
             ).json()
         )
+
+    def quarantine_snapshot(self, snapshot: str, *, reason: str) -> Json:
+        """Quarantine a snapshot: it is never restored again. Returns its new state."""
+        path = f"/v1/snapshots/{path_segment(snapshot)}:quarantine"
+        body = {"reason": reason}
+        return dict(self._transport.request("POST", path, json=body, repeatable=True).json())
 
     def delete_snapshot(self, snapshot: str) -> int:
         """Delete a snapshot and return the number of deleted ones."""

@@ -48,11 +48,14 @@ class TrafficResources(NodeResources):
         Revisions may be given by alias or tag.
 
         Args:
-            tags, pins: None as a value removes one.
+            tags: None as a value removes one.
+            pins: None as a value removes one.
             shadow: `{"revision", "percent", "max_compute"}`; None removes it.
             generation: that of the traffic on which the change is based.
-            allow_breaking, override_freeze: as for a deploy, for revisions that never had traffic.
-                Require scope admin.
+            allow_breaking: as for a deploy, for revisions that never had traffic. Requires scope
+                admin.
+            override_freeze: as for a deploy, for revisions that never had traffic. Requires scope
+                admin.
 
         Raises Incompatible, GateFailed, ReleaseFrozen, InvalidInput and NotFound; Conflict if
         `generation` is not the newest."""

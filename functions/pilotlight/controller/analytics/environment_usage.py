@@ -13,8 +13,9 @@ from pilotlight.controller.analytics import rollup_queries
 from pilotlight.controller.analytics.rollup_queries import UsageCell, UsageSums
 from pilotlight.controller.analytics.time_range import TimeRange
 from pilotlight.spec.identifiers import without_run
+from snapshotter.types import StartKind
 
-START_KINDS = ("WARM", "WAKE", "FORK", "RESTORE", "COLD")
+START_KINDS = tuple(kind.value for kind in StartKind)
 KINDS = ("CALL", "START", "IDLE", "RESERVED", "CPU", "BUILD", "STORAGE", "ADJUSTMENT")
 """Kinds of records that may cost something, in the stacking order of charts."""
 _Key = TypeVar("_Key", bound=Hashable)

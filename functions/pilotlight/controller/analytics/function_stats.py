@@ -26,7 +26,7 @@ class DeployedFunctionInfo:
     instance.
 
     Attributes:
-        scaledown_window_s: how long an instance may idle before it is stopped.
+        waiting_cost: of `scaledown_window="auto"`; None = a fixed window.
     """
 
     id: str
@@ -40,7 +40,7 @@ class DeployedFunctionInfo:
     gpu_count: int = 0
     min_instances: int = 0
     max_instances: int = 0
-    scaledown_window_s: float = 0.0
+    waiting_cost: float | None = None
     access: tuple[str, ...] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
 
@@ -236,7 +236,7 @@ def _details(row: sa.Row[tuple[str, str, str, str, bool, str]]) -> DeployedFunct
         gpu_count=resources.get("gpu_count", 0),
         min_instances=scaling.get("min_instances", 0),
         max_instances=scaling.get("max_instances", 0),
-        scaledown_window_s=scaling.get("scaledown_window_s", 0.0),
+        waiting_cost=scaling.get("waiting_cost"),
         access=tuple(spec.get("access", ())),
         tags=spec.get("tags", {}),
     )

@@ -41,7 +41,8 @@ class ObservedUsage:
     Attributes:
         memory_bytes: an instance's memory, as configured and billed.
         measured_bytes: the highest memory of an instance now; None if unknown.
-        min_instances, scaledown_window_s: as deployed.
+        min_instances, waiting_cost: as deployed; a waiting cost is that of
+            `scaledown_window="auto"`.
         whole, busy, idle, reserved: sums of all records that may cost something, of calls, of idle
             time beyond the platform's own window, and of `min_instances`.
         gpus: time of its GPUs by state.
@@ -54,7 +55,7 @@ class ObservedUsage:
     memory_bytes: int
     measured_bytes: int | None
     min_instances: int
-    scaledown_window_s: float
+    waiting_cost: float | None
     whole: UsageSums
     busy: UsageSums
     idle: UsageSums
@@ -148,13 +149,15 @@ def _idle(one: ObservedUsage, pace: Decimal) -> RightsizingHint | None:
     if one.idle.picos <= 0:
         return None
     share = 100 * one.idle.billed_ns / max(1, one.whole.billed_ns)
+    is_auto = one.waiting_cost is not None
+    waits = "; calls after a longer pause then wait for a start" if is_auto else ""
     return RightsizingHint(
         app=one.app,
         name=one.name,
-        change='scaledown_window="auto"',
+        change="scaledown_window=60" if is_auto else 'scaledown_window="auto"',
         saving=_rounded(one.idle.cost * pace),
         why=f"{share:.0f} % of the billed time is idle beyond the platform's free minutes; this is "
-        f"the maximum saving{_gpus(one)}",
+        f"the maximum saving{waits}{_gpus(one)}",
     )
 
 

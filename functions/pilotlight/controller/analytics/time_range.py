@@ -18,7 +18,6 @@ _CHOICES = {
     "30d": ("day", 30, "30 days"),
     "90d": ("day", 90, "90 days"),
 }
-NAMES = tuple(_CHOICES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -382,6 +382,12 @@ class Snapshots(Body):
     snapshots: list[Snapshot]
 
 
+class SnapshotQuarantine(Body):
+    """Why a snapshot is quarantined."""
+
+    reason: str = Field(min_length=1, max_length=500)
+
+
 class SnapshotsSwitch(Body):
     """Whether a function may have snapshots."""
 

@@ -22,7 +22,7 @@ from pilotlight.controller.billing.budget_periods import Period, day_of, period_
 from pilotlight.controller.billing.forecast import FULL_DAYS, Forecast, forecast
 from pilotlight.controller.billing.spend import SpendByScope, SpendScope
 from pilotlight.controller.billing.usage_aggregation import SpendKey
-from pilotlight.controller.database import audit_trail, feed, tables
+from pilotlight.controller.database import audit_trail, bulk, feed, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.core.crypto import PlatformKey
 from pilotlight.errors import Conflict, NotFound
@@ -89,6 +89,7 @@ class BudgetSetResult:
     is_new: bool
 
 
+_LIMITED = "SELECT DISTINCT tenant FROM budgets WHERE tenant {in}"
 _RECORD = ("environment", "app", "function", "period", "amount", "currency", "hard")
 _REACH = ("environment", "app", "function", "period", "currency")
 
@@ -232,9 +233,12 @@ def after_usage(
     Call it in the batch's own transaction, after the daily rollups include the batch. `new` holds
     the costs (picounits) of the records that are new, `batch` those of all. A late record can
     trigger an alert for the period that it belongs to, if the budget existed then."""
-    found = listing(write.sql, {key[0] for key in batch})
-    if not found:
+    tenants = {
+        tenant for (tenant,) in bulk.select_in(write.sql, _LIMITED, {key[0] for key in batch})
+    }
+    if not tenants:
         return {}
+    found = listing(write.sql, tenants)
     reaches = {budget.reach for budget in found}
     sent, fresh = spend.spend_of_batch(batch, reaches), spend.spend_of_batch(new, reaches)
     periods = {b: _periods(b, fresh, write.now) for b in found if b.reach in sent.by_reach}

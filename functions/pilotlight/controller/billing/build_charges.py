@@ -21,7 +21,7 @@ from pilotlight.controller.database.store import Store
 from pilotlight.controller.identity.access_control import Principal
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.protocol import UsageRecord
-from pilotlight.spec.pricing import ONE_CORE, Rates, kind_factor, price_duration, rate_per_s
+from pilotlight.spec.pricing import ONE_CORE, Rates, kind_factor, rate_per_s
 
 BUILD = "BUILD"
 CHARGE_NS = 60 * 10**9
@@ -128,33 +128,17 @@ class BuildCharge:
 
     def _record(self, rates: Rates, owed_ns: int, charged_ns: int, *, now: float) -> UsageRecord:
         per_s = rate_per_s(ONE_CORE, rates) * kind_factor(BUILD, rates)
-        return UsageRecord(
-            id=f"{self._build}/{BUILD}/{charged_ns}",
-            kind=BUILD,
-            call="",
-            attempt=0,
+        return usage_ingestion.tenant_charge(
+            f"{self._build}/{BUILD}/{charged_ns}",
+            BUILD,
+            rates=rates,
+            per_s=per_s,
+            billed_ns=owed_ns,
             tenant=self._caller.tenant,
-            environment="",
-            app="",
-            function="",
-            function_id="",
             method=self._what,
-            revision="",
             instance=self._build,
             key=self._caller.key,
-            start_kind="",
             started_at=now,
-            queued_ms=0,
-            start_ms=0,
             exec_ms=owed_ns // 10**6,
-            billed_ns=owed_ns,
             cpu=ONE_CORE.cpu,
-            memory_bytes=0,
-            gpu=None,
-            gpu_count=0,
-            outcome="span",
-            price_version=rates.version,
-            currency=rates.currency,
-            rate_per_s=str(per_s),
-            cost=format(price_duration(owed_ns, per_s), "f"),
         )

@@ -1,23 +1,25 @@
 """The ledger: every usage record, exactly once, and exact sums over them.
 
 A record is immutable and unique by its id, so an activator can resend it until it is acknowledged.
+A batch is decoded and checked in C (msgspec); what that refuses is checked again record by record,
+to name the record and the key.
+
 The database adds costs as whole picounits, the high and the low half separately, because SQLite's
 SUM overflows at 2**63."""
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from decimal import Decimal, InvalidOperation
-from itertools import product
 from operator import itemgetter
-from types import NoneType
+from types import GenericAlias, NoneType
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
 from pilotlight.controller.billing import rollups
@@ -32,7 +34,7 @@ from pilotlight.controller.billing.usage_aggregation import (
     next_month,
     spend_by_key,
 )
-from pilotlight.controller.database import tables
+from pilotlight.controller.database import bulk, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import UsageRecord
@@ -42,6 +44,8 @@ log = logging.getLogger(__name__)
 
 ADJUSTMENT = "ADJUSTMENT"
 _MAX_PICOS = 2**62
+UsageValues = tuple[Any, ...]
+"""A record's values, in the order of `UsageRecord`'s fields."""
 _MISSING = object()
 _DEFAULTS: dict[str, Any] = {
     f.name: f.default for f in fields(UsageRecord) if f.default is not MISSING
@@ -54,16 +58,33 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 _TYPES: dict[str, tuple[type, ...]] = {f.name: _KINDS[str(f.type)] for f in fields(UsageRecord)}
 """Types of a record's fields as parsed from JSON."""
-_SOUND = frozenset(product(*_TYPES.values()))
-"""Every valid combination of types, in the order of a record's fields: one lookup checks a whole
-record."""
+_ANNOTATIONS: dict[str, Any] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "str | None": str | None,
+}
+_Record: Any = msgspec.defstruct(
+    "_Record",
+    [
+        (f.name, _ANNOTATIONS[str(f.type)], *([] if f.default is MISSING else [f.default]))
+        for f in fields(UsageRecord)
+    ],
+    forbid_unknown_fields=True,
+    gc=False,
+)
+_Records: Any = GenericAlias(list, (_Record,))
+_Batch = msgspec.defstruct("_Batch", [("records", _Records), ("activator", str, "")])
+_decoder = msgspec.json.Decoder(_Batch)
 _values = itemgetter(*_TYPES)
-_STARTED_AT, _COST, _KIND, _EXPERIMENT = AT["started_at"], AT["cost"], AT["kind"], AT["experiment"]
+_ID, _STARTED_AT, _COST, _KIND, _EXPERIMENT = (
+    AT[name] for name in ("id", "started_at", "cost", "kind", "experiment")
+)
 LedgerRow = tuple[Any, ...]
 """A record as the ledger stores it, in the order of `COLUMNS`."""
 _experiment = itemgetter(_EXPERIMENT)
 _tenant_and_month = itemgetter(AT["tenant"], AT["month"])
-_ISSUED = "SELECT tenant, currency, month FROM invoices WHERE tenant {} AND month >= {}"
+_ISSUED = "SELECT tenant, currency, month FROM invoices WHERE tenant {in} AND month >= {}"
 _is_plain = re.compile(r"[0-9]{1,6}\.[0-9]{12}").fullmatch
 """Matches costs as activators write them: whole picounits, less than a million units, below
 2**62."""
@@ -88,6 +109,25 @@ class LedgerInsert:
     in_experiments: Sequence[LedgerRow] = ()
 
 
+def decode_records(body: bytes) -> list[UsageValues]:
+    """Decode the body of `POST /internal/usage`. Raises InvalidInput, where it can with the record
+    and the key that is missing, unknown or of the wrong type."""
+    try:
+        batch: Any = _decoder.decode(body)
+        return list(map(msgspec.structs.astuple, batch.records))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _checked_all(_records(body))
+
+
+def convert_records(rows: Sequence[Mapping[str, Any]]) -> list[UsageValues]:
+    """Check records given as JSON values. Raises InvalidInput as `decode_records` does."""
+    try:
+        records = msgspec.convert(rows, _Records)
+    except msgspec.ValidationError:
+        return _checked_all(rows)
+    return list(map(msgspec.structs.astuple, records))
+
+
 def add(write: Write, records: Sequence[UsageRecord]) -> LedgerInsert:
     """Insert the records that are new. Raises InvalidInput for a cost that is not a decimal of
     whole picounits."""
@@ -95,14 +135,21 @@ def add(write: Write, records: Sequence[UsageRecord]) -> LedgerInsert:
 
 
 def add_rows(write: Write, rows: Sequence[Mapping[str, Any]]) -> LedgerInsert:
-    """Insert the new ones of records given as JSON values: the ledger's hot path. Updates the
-    rollups in the same transaction.
+    """Insert the new ones of records given as JSON values.
 
     Raises InvalidInput with the record and the key that is missing, unknown or of the wrong type.
     """
-    if not rows:
+    return add_values(write, convert_records(rows))
+
+
+def add_values(write: Write, records: Sequence[UsageValues]) -> LedgerInsert:
+    """Insert the new ones of decoded records: the ledger's hot path. Updates the rollups in the
+    same transaction.
+
+    Raises InvalidInput for a cost, a time or a size that cannot be stored."""
+    if not records:
         return LedgerInsert(new=0)
-    values = _in_open_months(write.sql, [_row(row, i, write.now) for i, row in enumerate(rows)])
+    values = _in_open_months(write.sql, [_row(r, i, write.now) for i, r in enumerate(records)])
     try:
         fresh, sums = _insert(write, values)
         rollups.add(write, sums)
@@ -112,12 +159,11 @@ def add_rows(write: Write, rows: Sequence[Mapping[str, Any]]) -> LedgerInsert:
         ) from e
     spent, new = spend_by_key(sums.days), len(fresh)
     assigned = [row for row in fresh if row[_EXPERIMENT]] if any(map(_experiment, fresh)) else ()
-    if new == len(rows):
+    if new == len(records):
         return LedgerInsert(new=new, spent=spent, batch=spent, in_experiments=assigned)
-    conflicts = _conflicts(write, [_checked(row, i) for i, row in enumerate(rows)])
     return LedgerInsert(
         new=new,
-        conflicts=conflicts,
+        conflicts=_conflicts(write, records),
         spent=spent,
         batch=spend_by_key(aggregate(values).days),
         in_experiments=assigned,
@@ -129,10 +175,12 @@ def _insert(
 ) -> tuple[Sequence[LedgerRow], UsageAggregate]:
     """Insert rows and return those that are new. Uses one prepared statement for the whole batch;
     only if some rows existed, a query finds which."""
-    with write.sql.begin_nested() as attempt:
-        if _insert_all(write.sql, values) == len(values):
-            return values, aggregate(values)
-        attempt.rollback()
+    write.sql.exec_driver_sql("SAVEPOINT batch")  # as text: a third of what begin_nested costs
+    if _insert_all(write.sql, values) == len(values):
+        write.sql.exec_driver_sql("RELEASE SAVEPOINT batch")
+        return values, aggregate(values)
+    write.sql.exec_driver_sql("ROLLBACK TO SAVEPOINT batch")
+    write.sql.exec_driver_sql("RELEASE SAVEPOINT batch")
     fresh = _unknown(write.sql, values)
     if fresh:
         _insert_all(write.sql, fresh)
@@ -140,18 +188,14 @@ def _insert(
 
 
 def _insert_all(sql: sa.Connection, values: Sequence[LedgerRow]) -> int:
-    return int(
-        sql.exec_driver_sql(
-            _insertion(sql.dialect.name), list(values), {"preserve_rowcount": True}
-        ).rowcount
-    )
+    return bulk.insert(sql, tables.usage.name, COLUMNS, values, "ON CONFLICT (id) DO NOTHING")
 
 
 def _unknown(sql: sa.Connection, values: Sequence[LedgerRow]) -> list[LedgerRow]:
     """Return the first row of each id that the ledger does not have."""
     first: dict[str, LedgerRow] = {}
     for row in values:
-        first.setdefault(row[AT["id"]], row)
+        first.setdefault(row[_ID], row)
     known = sa.select(tables.usage.c.id).where(tables.usage.c.id.in_(list(first)))
     for found in sql.execute(known).scalars().all():
         del first[found]
@@ -163,14 +207,7 @@ def _in_open_months(sql: sa.Connection, values: list[LedgerRow]) -> list[LedgerR
     that is not issued."""
     pairs = set(map(_tenant_and_month, values))
     tenants, earliest = {tenant for tenant, _ in pairs}, min(month for _, month in pairs)
-    if sql.dialect.name == "postgresql":
-        found = sql.exec_driver_sql(_ISSUED.format("= ANY(%s)", "%s"), (list(tenants), earliest))
-    else:
-        found = sql.exec_driver_sql(
-            _ISSUED.format("IN (SELECT value FROM json_each(?))", "?"),
-            (json.dumps(list(tenants)), earliest),
-        )
-    issued = {tuple(row) for row in found}
+    issued = set(bulk.select_in(sql, _ISSUED, tenants, earliest))
     return [_moved(row, issued) for row in values] if issued else values
 
 
@@ -181,24 +218,8 @@ def _moved(row: LedgerRow, issued: set[tuple[str, ...]]) -> LedgerRow:
     return (*row[: AT["month"]], month)
 
 
-@functools.cache
-def _insertion(dialect: str) -> str:
-    """Return the INSERT statement as text, because SQLAlchemy's handling of the parameters costs
-    more than the database's work."""
-    columns = ", ".join(f'"{name}"' for name in COLUMNS)
-    markers = ", ".join(["%s" if dialect == "postgresql" else "?"] * len(COLUMNS))
-    table = tables.usage.name
-    return f"INSERT INTO {table} ({columns}) VALUES ({markers}) ON CONFLICT (id) DO NOTHING"
-
-
-def _row(row: Mapping[str, Any], at: int, now: float) -> LedgerRow:
+def _row(values: UsageValues, at: int, now: float) -> LedgerRow:
     """Return a record's values in the order of `COLUMNS`."""
-    try:
-        values = _values(row)
-    except KeyError:
-        values = _values(_checked(row, at))
-    if len(row) > len(_TYPES) or tuple(map(type, values)) not in _SOUND:
-        _checked(row, at)
     cost, started_at = values[_COST], values[_STARTED_AT]
     picos = int(cost.replace(".", "")) if _is_plain(cost) else _picos(cost, at, kind=values[_KIND])
     try:
@@ -211,16 +232,23 @@ def _row(row: Mapping[str, Any], at: int, now: float) -> LedgerRow:
         ) from e
 
 
-def _conflicts(write: Write, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the ids whose record in the ledger differs from the one that was sent."""
-    known = {
-        record.id: record
-        for record in find(write.sql, tables.usage.c.id.in_([row["id"] for row in rows]))
-    }
-    conflicts = [row["id"] for row in rows if known[row["id"]] != UsageRecord(**row)]
-    for record_id in conflicts:
-        log.error("event=usage_conflict record=%s", record_id)
-    return conflicts
+def _records(body: bytes) -> list[dict[str, Any]]:
+    try:
+        records = json.loads(body, parse_constant=_refuse_constant)["records"]
+    except (ValueError, KeyError, TypeError) as e:
+        raise InvalidInput('usage: expected {"activator": id, "records": [...]}') from e
+    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
+        raise InvalidInput("usage: records must be a list of objects", parameter="records")
+    return records
+
+
+def _refuse_constant(name: str) -> Any:
+    """Refuse NaN and the infinities: they are not JSON and cannot be billed."""
+    raise ValueError(f"{name} is not a number")
+
+
+def _checked_all(rows: Sequence[Mapping[str, Any]]) -> list[UsageValues]:
+    return [_values(_checked(row, at)) for at, row in enumerate(rows)]
 
 
 def _checked(row: Mapping[str, Any], at: int) -> Mapping[str, Any]:
@@ -233,10 +261,24 @@ def _checked(row: Mapping[str, Any], at: int) -> Mapping[str, Any]:
                 else f"= {value!r}: expected {' or '.join(kind.__name__ for kind in kinds)}"
             )
             raise InvalidInput(f"records[{at}].{name} {what}", parameter=name)
-    if len(row) > len(_TYPES) or not _TYPES.keys() >= row.keys():
+    if not _TYPES.keys() >= row.keys():
         unknown = min(set(row) - set(_TYPES))
         raise InvalidInput(f"records[{at}]: unknown key {unknown!r}", parameter=unknown)
     return row if len(row) == len(_TYPES) else {**_DEFAULTS, **row}
+
+
+def _conflicts(write: Write, records: Sequence[UsageValues]) -> list[str]:
+    """Return the ids whose record in the ledger differs from the one that was sent."""
+    known = {
+        record.id: record
+        for record in find(write.sql, tables.usage.c.id.in_([values[_ID] for values in records]))
+    }
+    names = UsageRecord.__slots__
+    sent = [UsageRecord(**dict(zip(names, values, strict=True))) for values in records]
+    conflicts = [record.id for record in sent if known[record.id] != record]
+    for record_id in conflicts:
+        log.error("event=usage_conflict record=%s", record_id)
+    return conflicts
 
 
 def find(sql: sa.Connection, *where: sa.ColumnElement[bool]) -> list[UsageRecord]:

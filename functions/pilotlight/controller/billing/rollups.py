@@ -7,7 +7,7 @@ They are derived from the records: `rebuild` computes them again, `verify` compa
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from pilotlight.controller.billing.usage_aggregation import (
     UsageAggregate,
     aggregate,
 )
-from pilotlight.controller.database import tables
+from pilotlight.controller.database import bulk, tables
 from pilotlight.controller.database.store import Write
 
 REBUILD_ROWS = 20_000
@@ -61,27 +61,23 @@ def _flat(key: GroupKey, sums: BatchSums) -> tuple[Any, ...]:
 
 def _upsert(write: Write, table: sa.Table, rows: Sequence[tuple[Any, ...]]) -> None:
     if rows:
-        write.sql.exec_driver_sql(_addition(write.sql.dialect.name, table), list(rows))
+        bulk.insert(write.sql, table.name, _names(table), rows, _addition(table))
 
 
 @functools.cache
-def _addition(dialect: str, table: sa.Table) -> str:
-    names = [column.name for column in table.columns]
+def _names(table: sa.Table) -> tuple[str, ...]:
+    return tuple(column.name for column in table.columns)
+
+
+@functools.cache
+def _addition(table: sa.Table) -> str:
     keys = [column.name for column in table.primary_key]
-    places = ", ".join(["%s" if dialect == "postgresql" else "?"] * len(names))
     sums = ", ".join(
         f'"{name}" = {table.name}."{name}" + excluded."{name}"'
-        for name in names
+        for name in _names(table)
         if name not in keys
     )
-    return (
-        f"INSERT INTO {table.name} ({_quoted(names)}) VALUES ({places}) ON CONFLICT "
-        f"({_quoted(keys)}) DO UPDATE SET {sums}"
-    )
-
-
-def _quoted(names: Iterable[str]) -> str:
-    return ", ".join(f'"{name}"' for name in names)
+    return f"ON CONFLICT ({bulk.quoted(keys)}) DO UPDATE SET {sums}"
 
 
 def rebuild(write: Write, *, tenant: str | None = None) -> int:

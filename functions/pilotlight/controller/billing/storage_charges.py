@@ -1,8 +1,8 @@
 """Storage charges: one STORAGE record per tenant, kind and hour, if that kind has a price.
 
-Weights count once per tenant, regardless of their number of names; snapshots count if they are on
-the node and valid. A sample counts for its whole hour; an hour without a sample (the controller was
-down, the node did not answer) is not billed."""
+Weights count once per tenant, regardless of their number of names, and chunks of volumes once in
+all its volumes; snapshots count if they are on the node and valid. A sample counts for its whole
+hour; an hour without a sample (the controller was down, the node did not answer) is not billed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.protocol import UsageRecord
-from pilotlight.spec.pricing import GIB, Rates, price_duration
+from pilotlight.spec.pricing import GIB, Rates
 from snapshotter.types import SnapshotInfo, SnapshotState
 
 STORAGE = "STORAGE"
-WEIGHTS, SNAPSHOTS = "weights", "snapshots"
+WEIGHTS, SNAPSHOTS, VOLUMES = "weights", "snapshots", "volumes"
 MONTH_S = 30 * 24 * HOUR_S
 """The length of a month in storage prices."""
 
@@ -29,7 +29,7 @@ MONTH_S = 30 * 24 * HOUR_S
 def is_priced(config: ControllerConfig) -> bool:
     """Whether any price list charges for storage."""
     return any(
-        rates.weights_gib_month or rates.snapshot_gib_month
+        rates.weights_gib_month or rates.snapshot_gib_month or rates.volumes_gib_month
         for rates in config.prices.lists().values()
     )
 
@@ -39,7 +39,7 @@ def charge_storage(
 ) -> int:
     """Charge the current hour once; `snapshots` None: the node did not answer. Returns the number
     of new records."""
-    held = {WEIGHTS: _weights(write.sql)}
+    held = {WEIGHTS: _weights(write.sql), VOLUMES: _volumes(write.sql)}
     if snapshots is not None:
         held[SNAPSHOTS] = _snapshots(snapshots)
     rates = price_lists.of_tenants(write.sql, config)
@@ -79,6 +79,12 @@ def _weights(sql: sa.Connection) -> dict[str, int]:
     return {tenant: int(size_bytes) for tenant, size_bytes in sql.execute(query)}
 
 
+def _volumes(sql: sa.Connection) -> dict[str, int]:
+    c = tables.volume_chunks.c
+    query = sa.select(c.tenant, sa.func.sum(c.size_bytes)).group_by(c.tenant)
+    return {tenant: int(size_bytes) for tenant, size_bytes in sql.execute(query)}
+
+
 def _snapshots(found: Iterable[SnapshotInfo]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for info in found:
@@ -90,38 +96,22 @@ def _snapshots(found: Iterable[SnapshotInfo]) -> dict[str, int]:
 def _record(
     rates: Rates, *, tenant: str, kind: str, size_bytes: int, now: float
 ) -> UsageRecord | None:
-    per_month = rates.weights_gib_month if kind == WEIGHTS else rates.snapshot_gib_month
+    per_month = {
+        WEIGHTS: rates.weights_gib_month,
+        SNAPSHOTS: rates.snapshot_gib_month,
+        VOLUMES: rates.volumes_gib_month,
+    }[kind]
     if not per_month or not size_bytes:
         return None
     hour = int(now) // HOUR_S
     per_s, billed_ns = Decimal(size_bytes) / GIB * per_month / MONTH_S, HOUR_S * 10**9
-    return UsageRecord(
-        id=f"storage/{tenant}/{kind}/{hour}",
-        kind=STORAGE,
-        call="",
-        attempt=0,
-        tenant=tenant,
-        environment="",
-        app="",
-        function="",
-        function_id="",
-        method=kind,
-        revision="",
-        instance="",
-        key="",
-        start_kind="",
-        started_at=float(hour * HOUR_S),
-        queued_ms=0,
-        start_ms=0,
-        exec_ms=0,
+    return usage_ingestion.tenant_charge(
+        f"storage/{tenant}/{kind}/{hour}",
+        STORAGE,
+        rates=rates,
+        per_s=per_s,
         billed_ns=billed_ns,
-        cpu=0.0,
-        memory_bytes=0,
-        gpu=None,
-        gpu_count=0,
-        outcome="span",
-        price_version=rates.version,
-        currency=rates.currency,
-        rate_per_s=str(per_s),
-        cost=format(price_duration(billed_ns, per_s), "f"),
+        tenant=tenant,
+        method=kind,
+        started_at=float(hour * HOUR_S),
     )

@@ -169,6 +169,7 @@ def next_month(month: str) -> str:
     return f"{year + number // 12:04}-{number % 12 + 1:02}"
 
 
+@functools.lru_cache(maxsize=2**13)
 def bucket_of(ms: int) -> int:
     """Return the histogram bucket of a latency."""
     return min(bisect_left(BOUNDS_MS, ms), len(BOUNDS_MS) - 1)
@@ -189,10 +190,10 @@ def _sums(numbers: Sequence[Sequence[Any]]) -> BatchSums:
 
 
 def _histograms(numbers: Sequence[Sequence[Any]]) -> dict[tuple[str, int], int]:
-    out: defaultdict[tuple[str, int], int] = defaultdict(int)
     queue, start, execution, *_ = zip(*numbers, strict=True)
     total = map(add, map(add, queue, start), execution)
-    for clock, column in zip(CLOCKS, (total, queue, start, execution), strict=True):
-        for ms, calls in Counter(column).items():
-            out[clock, bucket_of(ms)] += calls
-    return dict(out)
+    return {
+        (clock, bucket): calls
+        for clock, column in zip(CLOCKS, (total, queue, start, execution), strict=True)
+        for bucket, calls in Counter(map(bucket_of, column)).items()
+    }

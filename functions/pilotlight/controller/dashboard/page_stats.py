@@ -145,6 +145,7 @@ QUOTA_WORDS = {
     "log_bytes": "Logs on a node",
     "functions": "Functions",
     "result_bytes": "Stored results",
+    "volume_files": "Files of a volume",
 }
 
 

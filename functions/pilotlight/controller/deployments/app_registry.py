@@ -24,6 +24,7 @@ from pilotlight.controller.release import app_history
 from pilotlight.controller.rollouts import lifecycle as rollouts
 from pilotlight.controller.scheduling import schedules
 from pilotlight.errors import NotFound
+from pilotlight.spec.bound import is_bound_of
 from pilotlight.spec.function import FunctionSpec, to_json
 
 _AT_ONCE = ReleaseOptions()
@@ -75,7 +76,9 @@ def deploy(
         sa.update(tables.apps).where(*place.is_app()).values(lease_s=lease_s, expires_at=expires_at)
     )
     done = tuple(_deploy_function(write, place, spec, terms) for spec in specs)
-    removed = _remove(write, place, names=set(before) - {spec.name for spec in specs})
+    named = {spec.name for spec in specs}
+    gone = {n for n in set(before) - named if not any(is_bound_of(n, base) for base in named)}
+    removed = _remove(write, place, names=gone)
     after = {d.function: d.revision for d in done}
     app_history.record_version(
         write,

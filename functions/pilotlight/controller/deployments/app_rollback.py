@@ -7,6 +7,7 @@ from pilotlight.controller.deployments import app_registry, releases
 from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.controller.release import app_history
 from pilotlight.errors import Conflict, NotFound
+from pilotlight.spec.bound import is_bound
 from pilotlight.spec.traffic import TrafficDocument
 
 
@@ -18,7 +19,7 @@ def rollback(
 
     Raises NotFound; Conflict, which the caller's transaction undoes, if no earlier revision of one
     of them served; the errors of `releases.rollback`."""
-    names = app_registry.function_names(write.sql, place)
+    names = [n for n in app_registry.function_names(write.sql, place) if not is_bound(n)]
     if not names:
         raise NotFound(
             f"there is no app {place.app!r} in environment {place.environment!r}", app=place.app

@@ -14,6 +14,7 @@ from pilotlight.controller.identity.access_control import Principal
 from pilotlight.controller.registry import images
 from pilotlight.controller.release import argument_schemas
 from pilotlight.controller.scheduling import schedules
+from pilotlight.controller.volumes import volumes
 from pilotlight.controller.weights import blobs
 from pilotlight.errors import InvalidInput, TooLarge
 from pilotlight.spec.function import PUBLIC, FunctionSpec, canonical_json, from_json, to_json
@@ -75,12 +76,6 @@ def check_dependencies(
     sizes = blobs.sizes(sql, tenant=tenant, digests={spec.bundle for spec in specs})
     there = {*sizes, *manifests}
     built = images.built(sql, tenant=tenant, digests={spec.image for spec in specs if spec.image})
-    secrets = _secrets(
-        sql,
-        tenant=tenant,
-        environment=environment,
-        names={name for spec in specs for name in spec.secrets},
-    )
     for spec in specs:
         wanted = [
             ("blob", "bundle", spec.bundle),
@@ -105,6 +100,20 @@ def check_dependencies(
                 function=spec.name,
                 missing={"image": spec.image},
             )
+    check_secrets(sql, tenant=tenant, environment=environment, specs=specs)
+
+
+def check_secrets(
+    sql: sa.Connection, *, tenant: str, environment: str, specs: Sequence[FunctionSpec]
+) -> None:
+    """Raise InvalidInput for the first secret that the environment does not have."""
+    secrets = _secrets(
+        sql,
+        tenant=tenant,
+        environment=environment,
+        names={name for spec in specs for name in spec.secrets},
+    )
+    for spec in specs:
         for name in spec.secrets:
             if name not in secrets:
                 hint = f"create it with: pilotlight secret set {name} VARIABLE -e {environment}"
@@ -113,6 +122,23 @@ def check_dependencies(
                     f"{environment!r}; {hint}"
                 )
                 raise InvalidInput(message, function=spec.name, missing={"secret": name})
+    _check_volumes(sql, tenant=tenant, environment=environment, specs=specs)
+
+
+def _check_volumes(
+    sql: sa.Connection, *, tenant: str, environment: str, specs: Sequence[FunctionSpec]
+) -> None:
+    there = volumes.names(sql, tenant=tenant, environment=environment)
+    for spec in specs:
+        for volume in spec.volumes:
+            if volume.name not in there:
+                raise InvalidInput(
+                    f"function {spec.name!r}: there is no volume {volume.name!r} in environment "
+                    f"{environment!r}; create it with: pilotlight volume create {volume.name} -e "
+                    f"{environment}, or pass create_if_missing=True",
+                    function=spec.name,
+                    missing={"volume": volume.name},
+                )
 
 
 def check_fallbacks(caller: Principal, *, app: str, specs: Sequence[FunctionSpec]) -> None:

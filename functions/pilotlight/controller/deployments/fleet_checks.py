@@ -7,6 +7,7 @@ controller starts."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import sqlalchemy as sa
 
@@ -20,6 +21,22 @@ from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.quotas import Plan
 
 _SLEEP_LEVEL = EngineSpec.__dataclass_fields__["sleep_level"].default
+
+
+AUTO_BY_DEFAULT = False
+"""Whether a function that says no window has "auto". Off while "auto" loses to another policy on a
+seed of benchmarks/autoscaler_seeds.py (docs/benchmarks.md)."""
+
+
+def settled(
+    specs: Sequence[FunctionSpec], config: ControllerConfig, *, is_auto: bool = AUTO_BY_DEFAULT
+) -> list[FunctionSpec]:
+    """The specs with a window for idle instances where they say none: a fixed one, or "auto" if
+    `is_auto`, except where Knative's autoscaler decides, which does not predict pauses between
+    calls."""
+    is_kpa = config.platform.fleet == "knative" and config.cluster.uses_kpa
+    predicts = is_auto and not is_kpa
+    return [replace(spec, scaling=spec.scaling.settled(predicts=predicts)) for spec in specs]
 
 
 def check_fleet(
@@ -55,7 +72,16 @@ def _check_spec(spec: FunctionSpec, settings: ClusterSettings) -> None:
             "pods do not sleep",
             "Remove keep_asleep; scaledown_window keeps an idle instance running instead.",
         )
-    if spec.scaling.waiting_cost is not None and settings.autoscaler == "kpa":
+    if spec.volumes:
+        raise _refused(
+            spec,
+            "volumes",
+            ", ".join(volume.name for volume in spec.volumes),
+            "pods mount no volumes",
+            "Read models as weights, and keep other data in an object store; or deploy to a "
+            "platform of one machine.",
+        )
+    if spec.scaling.waiting_cost is not None and settings.uses_kpa:
         raise _refused(
             spec,
             "waiting_cost",

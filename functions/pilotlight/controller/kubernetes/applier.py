@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
-from pilotlight.controller.kubernetes.informers import Informers
 from pilotlight.controller.kubernetes.ownership import owner_of
 from pilotlight.kubernetes import names
 from pilotlight.kubernetes.api_request import ApiRequest
@@ -35,13 +35,36 @@ class NotLeading(ClusterError):
     """Raised instead of writing when another controller may be the leader."""
 
 
+class Unread(enum.Enum):
+    """Type of `UNREAD`."""
+
+    UNREAD = "unread"
+
+
+UNREAD = Unread.UNREAD
+"""The caller has not looked for the live object."""
+
+
+class ObjectCache(Protocol):
+    """What an Applier compares with, such as `informers.Informers`."""
+
+    def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object | None:
+        """The newest known version of an object; None if it is not known or not ours."""
+
+    def note(self, kind: Kind, item: Object) -> None:
+        """Keep the response to a write."""
+
+    def forget(self, kind: Kind, name: str, namespace: str | None = None) -> None:
+        """Forget an object that was deleted."""
+
+
 class Applier:
     """Writes to one cluster while `may_write` allows it. `writes` counts the changes."""
 
     def __init__(
         self,
         cluster: Cluster,
-        mirror: Informers,
+        mirror: ObjectCache,
         *,
         owns: Callable[[str], bool],
         may_write: Callable[[], bool] = lambda: True,
@@ -57,10 +80,14 @@ class Applier:
     def __repr__(self) -> str:
         return f"<Applier {self.writes} writes>"
 
-    async def put(self, manifest: Manifest) -> Object:
-        """Apply the manifest, unless the live object matches it already. Raises ClusterError."""
+    async def put(self, manifest: Manifest, *, live: Object | Unread | None = UNREAD) -> Object:
+        """Apply the manifest, unless the live object matches it already. Raises ClusterError.
+
+        Args:
+            live: what `live` returned just now, where it was called already."""
         kind, metadata = kind_of(manifest), manifest["metadata"]
-        live = await self.live(kind, metadata)
+        if isinstance(live, Unread):
+            live = await self.live(kind, metadata)
         if live is not None and is_as_wanted(manifest, live):
             return live
         self._demand_leading()
@@ -118,6 +145,27 @@ class Applier:
         result = await self._cluster.patch(kind, metadata["name"], metadata.get("namespace"), body)
         self.writes += 1
         self._mirror.note(kind, result)
+
+    async def annotate(
+        self, kind: Kind, live: Object, annotations: Mapping[str, str | None]
+    ) -> None:
+        """Set annotations of a managed object, and remove those that are None. Raises
+        ClusterError."""
+        if not annotations:
+            return
+        self._demand_leading()
+        metadata = live["metadata"]
+        body = {"metadata": {"annotations": dict(annotations)}}
+        result = await self._cluster.patch(kind, metadata["name"], metadata.get("namespace"), body)
+        self.writes += 1
+        self._mirror.note(kind, result)
+        log.info(
+            "event=annotated kind=%s namespace=%s name=%s annotations=%s",
+            kind,
+            metadata.get("namespace", ""),
+            metadata["name"],
+            dict(annotations),
+        )
 
     async def may(self, deed: ApiRequest) -> bool:
         """Whether our credentials permit the request. Raises ClusterError."""

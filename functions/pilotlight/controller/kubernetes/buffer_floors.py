@@ -1,13 +1,16 @@
-"""Spare instances under Knative's autoscaler: a revision's `min-scale` is raised while its function
-has traffic, and set back afterwards.
+"""Floors of pods that change: a revision's `min-scale` is raised while its function has traffic
+(its spare instances, under Knative's autoscaler) and in the windows of its scaling schedules (under
+both autoscalers), and set back afterwards.
 
-KPA knows no `buffer_instances`. The Revision's annotation is changed (only its `spec` is
-immutable): Knative's revision controller copies it to the PodAutoscaler, which KPA reads at each of
-its ticks, and puts right what is changed on the PodAutoscaler itself
-(knative/serving pkg/reconciler/revision/reconcile_resources.go, annotationsNeedReconcilingForKPA).
-How many pods are busy follows from the observations of activators, by
-Little's law: seconds of execution per second, divided by the calls that an instance is to run at
-once. Calls are observed when they end, and starts when they end."""
+KPA knows no `buffer_instances`, and PodAutoscalers have no schedules. The Revision's annotation is
+changed (only its `spec` is immutable): Knative's revision controller copies it to the
+PodAutoscaler, which KPA reads at each of its ticks and our leader when it changes, and puts right
+what is changed on the PodAutoscaler itself (knative/serving
+pkg/reconciler/revision/reconcile_resources.go, annotationsNeedReconcilingForKPA).
+
+How many pods are busy follows from the observations of activators, by Little's law: seconds of
+execution per second, divided by the calls that an instance is to run at once. Calls are observed
+when they end, and starts when they end."""
 
 from __future__ import annotations
 
@@ -32,6 +35,7 @@ from pilotlight.kubernetes.manifests.autoscaling import MIN_SCALE
 from pilotlight.kubernetes.manifests.knative_service import revision_names
 from pilotlight.kubernetes.manifests.revisions import RevisionOf
 from pilotlight.protocol import FunctionRoute
+from pilotlight.schedules.scaling_schedules import ScheduledFloor, floor_at
 from pilotlight.spec.function import Scaling, buffer_count
 from pilotlight.spec.observations import SHADOW_ARM, Observation
 
@@ -66,20 +70,21 @@ class ObservedTraffic:
         return cls(calls=ended, exec_s=counted.exec_ms / 1000, seconds=seconds)
 
 
-def floor_of(scaling: Scaling, traffic: ObservedTraffic) -> int:
+def floor_of(scaling: Scaling, traffic: ObservedTraffic, *, scheduled: int = 0) -> int:
     """The `min-scale` of a revision: while it has traffic its busy instances and the spare ones, at
-    most `max_instances`; otherwise `min_instances`."""
+    most `max_instances`; otherwise `min_instances`. Never less than what is `scheduled`."""
+    least = min(scaling.max_instances, max(scaling.min_instances, scheduled))
     if not traffic.calls:
-        return scaling.min_instances
+        return least
     at_once = scaling.target_inputs or scaling.max_inputs
     busy = max(1, math.ceil(traffic.exec_s / traffic.seconds / at_once))
     spare = buffer_count(scaling.buffer_instances, busy=busy)
-    return min(scaling.max_instances, max(scaling.min_instances, busy + spare))
+    return min(scaling.max_instances, max(least, busy + spare))
 
 
 class BufferFloors:
-    """Keeps the floors of all functions with spare instances. Owner: its task, in the leading
-    controller.
+    """Keeps the floors of all functions with scaling schedules, and with spare instances where
+    `counts_spare`. Owner: its task, in the leading controller.
 
     Attributes:
         writes: number of patches sent."""
@@ -90,16 +95,19 @@ class BufferFloors:
         state: DesiredState,
         store: Store,
         *,
+        counts_spare: bool = True,
         may_write: Callable[[], bool] = lambda: True,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._cluster = cluster
         self._state = state
         self._store = store
+        self._counts_spare = counts_spare
         self._may_write = may_write
         self._wall = wall
         self._rounds = 0
         self._known: dict[str, int] = {}
+        self._scheduled: dict[str, ScheduledFloor] = {}
         self.writes = 0
 
     def __repr__(self) -> str:
@@ -115,27 +123,37 @@ class BufferFloors:
         """Compare and write the floors of all functions once."""
         if self._rounds % LOOK_ROUNDS == 0:
             self._known.clear()  # somebody may have changed them
+            self._scheduled.clear()
         self._rounds += 1
         for route in list(self._state.functions.values()):
             try:
                 await self._update_function(route)
-            except (ClusterError, InvalidInput, SQLAlchemyError) as e:
+            except (ClusterError, InvalidInput, SQLAlchemyError, ValueError, KeyError) as e:
                 log.warning("event=floor_not_written function=%s error=%s", route.id, e)
 
     async def _update_function(self, route: FunctionRoute) -> None:
         tenancy = self._state.tenancy(route.tenant, route.environment)
         if tenancy is None or route.stopped:
             return
-        made = [RevisionOf.of(route, tenancy, name) for name in revision_names(route)]
-        if not any(one.spec.scaling.buffer_instances for one in made):
-            return
-        traffic = await anyio.to_thread.run_sync(self._observed, route.id)
+        made = [self._state.revision(route, tenancy, name) for name in revision_names(route)]
+        traffic: Mapping[str, ObservedTraffic] = {}
+        if any(self._is_spare(one) for one in made):
+            traffic = await anyio.to_thread.run_sync(self._observed, route.id)
+        nothing = ObservedTraffic(calls=0, exec_s=0.0, seconds=1.0)
         for one in made:
-            if one.spec.scaling.buffer_instances:
-                nothing = ObservedTraffic(calls=0, exec_s=0.0, seconds=1.0)
-                await self._write(
-                    one, floor_of(one.spec.scaling, traffic.get(one.revision, nothing))
-                )
+            if self._is_spare(one) or one.spec.scaling.schedules:
+                seen = traffic.get(one.revision, nothing) if self._is_spare(one) else nothing
+                scheduled = self._scheduled_floor(one)
+                await self._write(one, floor_of(one.spec.scaling, seen, scheduled=scheduled))
+
+    def _scheduled_floor(self, made: RevisionOf) -> int:
+        now, known = self._wall(), self._scheduled.get(made.key)
+        if known is None or not known.is_valid(now):
+            known = self._scheduled[made.key] = floor_at(made.spec.scaling.schedules, now)
+        return known.min_instances
+
+    def _is_spare(self, made: RevisionOf) -> bool:
+        return self._counts_spare and bool(made.spec.scaling.buffer_instances)
 
     def _observed(self, function: str) -> Mapping[str, ObservedTraffic]:
         """Traffic of the function's revisions, without copies for a shadow."""

@@ -1,18 +1,20 @@
 """The node agent's interface on a cluster: its pods are the instances.
 
 Labels of the pods separate tenants; only this platform sets them. Every query carries the tenant's
-id, and objects of other tenants are not found. Templates and snapshots are local to each node and
-are not listed here."""
+id, and objects of other tenants are not found. Templates are local to each node and are not listed
+here; snapshots are listed and deleted by way of the nodes' reports (`register`)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from pilotlight.controller.kubernetes import pod_logs, pods
+from pilotlight.controller.node_snapshots.register import SnapshotRegister
 from pilotlight.kubernetes import names
 from pilotlight.kubernetes.cluster import Cluster
 from pilotlight.kubernetes.errors import ClusterError, NotFound
@@ -26,6 +28,7 @@ from snapshotter.errors import (
     SnapshotterError,
     SnapshotUnknown,
     Unsupported,
+    VolumeUnknown,
 )
 from snapshotter.types import InstanceId, InstanceInfo, RevisionKey, SnapshotInfo, TemplateInfo
 
@@ -33,6 +36,7 @@ log = logging.getLogger(__name__)
 
 _STOP_MARGIN_S = 60.0
 """Time beyond the grace period in which the kubelet and Knative's queue-proxy finish."""
+_NO_VOLUMES = "pods mount no volumes"
 _FEATURES = (
     ("COLD", True, "a pod boots its worker with what its node has cached"),
     ("FORK", False, "a pod is one instance"),
@@ -42,14 +46,22 @@ _FEATURES = (
 
 class ClusterBackend:
     """Implementation of `server.node_backend.NodeBackend` for a cluster. Owner: one event loop; it
-    connects on first use."""
+    connects on first use.
+
+    Attributes:
+        register: the snapshots of the nodes; None: none are known.
+    """
 
     def __init__(
         self,
         settings: ClusterSettings,
         *,
         connect: Callable[[ClusterSettings], Awaitable[Cluster]] = Cluster.connect,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        """`clock`: of the nodes' reports, seconds since the epoch."""
+        self.register: SnapshotRegister | None = None
+        self._clock = clock
         self._settings = settings
         self._connect = connect
         self._cluster: Cluster | None = None
@@ -164,16 +176,24 @@ class ClusterBackend:
         """Do nothing: there are no templates."""
 
     async def snapshots(self, labels: Mapping[str, str] | None = None) -> list[SnapshotInfo]:
-        """Return an empty list: snapshots are local to each node, whose labels name the hot
-        ones."""
-        return []
+        """Return the snapshots on all nodes and in the object store, as last reported."""
+        if self.register is None:
+            return []
+        return await self.register.infos(labels or {}, now=self._clock())
 
     async def prove_snapshot(self, snapshot_id: str, hear: Hear | None = None) -> SnapshotInfo:
-        """Raise SnapshotUnknown."""
-        raise SnapshotUnknown(
-            f"snapshot {snapshot_id} is unknown: the controller of a cluster has no snapshots, "
-            "each node has its own"
+        """Raise Unsupported."""
+        raise Unsupported(
+            f"snapshot {snapshot_id} was proven by the node that made it, and cannot be proven "
+            f"again on a cluster: quarantine it, and the next cold start makes another"
         )
+
+    async def quarantine_snapshot(self, snapshot_id: str, *, reason: str) -> SnapshotInfo:
+        """Quarantine it on each node with its next report, and remove its copy. Raises
+        SnapshotUnknown."""
+        if self.register is None:
+            raise SnapshotUnknown(f"snapshot {snapshot_id} is on no node")
+        return await self.register.quarantine(snapshot_id, reason, now=self._clock())
 
     async def delete_snapshots(
         self,
@@ -182,8 +202,23 @@ class ClusterBackend:
         revision: str | None = None,
         function: str | None = None,
     ) -> int:
-        """Delete nothing; return 0."""
-        return 0
+        """Delete snapshots on each node with its next report, and their copies; return how many."""
+        if self.register is None:
+            return 0
+        return await self.register.delete(
+            snapshot_id=snapshot_id, revision=revision, function=function, now=self._clock()
+        )
+
+    async def has_pod(self, function: str, tenant: str, node: str) -> bool:
+        """Whether a pod of a function (id) of a tenant (id) is on a node, also one that has ended.
+        Raises AgentUnavailable."""
+        selector = f"{self._selector({'tenant': tenant})},{names.FUNCTION_ID}={function}"
+        try:
+            cluster = await self._connected()
+            found = await cluster.list(POD, None, selector, fields=f"spec.nodeName={node}")
+        except ClusterError as e:
+            raise _translated(e) from e
+        return bool(found.items)
 
     async def capabilities(self) -> Mapping[str, Any]:
         """Return the cluster's features. Raises AgentUnavailable if it does not answer."""
@@ -193,7 +228,7 @@ class ClusterBackend:
             raise _translated(e) from e
         restores = self._settings.restore_into_pods
         why = (
-            "experimental: restored workers are handed to waiting pods"
+            "restored workers are handed to waiting pods"
             if restores
             else "cluster.restore_into_pods is false"
         )
@@ -224,6 +259,28 @@ class ClusterBackend:
     async def delete_image(self, digest: str, *, uid: int | None) -> int:
         """Delete nothing; return 0. Images of a cluster are in its registry."""
         return 0
+
+    async def scan_volume(
+        self, volume: str, *, max_entries: int
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Raise VolumeUnknown: pods mount no volumes."""
+        raise VolumeUnknown(_NO_VOLUMES)
+        yield {}
+
+    async def upload_volume(self, volume: str, digests: Sequence[str]) -> None:
+        """Raise VolumeUnknown: pods mount no volumes."""
+        raise VolumeUnknown(_NO_VOLUMES)
+
+    async def commit_volume(self, volume: str, *, version: int) -> None:
+        """Raise VolumeUnknown: pods mount no volumes."""
+        raise VolumeUnknown(_NO_VOLUMES)
+
+    async def reload_volume(self, volume: str) -> Mapping[str, Any]:
+        """Raise VolumeUnknown: pods mount no volumes."""
+        raise VolumeUnknown(_NO_VOLUMES)
+
+    async def drop_volume(self, volume: str) -> None:
+        """Do nothing: no node has its files."""
 
     async def aclose(self) -> None:
         """Close connections."""

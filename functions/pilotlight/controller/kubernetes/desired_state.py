@@ -12,10 +12,11 @@ from pilotlight.controller.database.feed import FUNCTION, SECRET, TENANT, Page
 from pilotlight.controller.database.platform_identity import PlatformIdentity
 from pilotlight.core.crypto import DecryptionFailed, PlatformKey
 from pilotlight.errors import InvalidInput
+from pilotlight.kubernetes.manifests.revisions import ParsedRevision, RevisionOf
 from pilotlight.kubernetes.manifests.tenant_namespace import Tenancy
 from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.protocol import FunctionRoute, TenantRecord
-from pilotlight.spec.function import FunctionSpec, from_json
+from pilotlight.spec.function import FunctionSpec
 from snapshotter.agent.launch_signature import KEY_LABEL, LaunchSigner
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,8 @@ class DesiredState:
         self._paths: dict[str, str] = {}
         self._unreadable: dict[str, str] = {}
         self._sealed: dict[str, str] = {}
+        self._parsed: dict[str, dict[str, ParsedRevision]] = {}
+        self._tenancies: dict[tuple[str, str, str], Tenancy] = {}
         self._key = key
 
     def __repr__(self) -> str:
@@ -62,6 +65,8 @@ class DesiredState:
                 {},
                 {},
             )
+            self._parsed.clear()
+            self._tenancies.clear()
         for text in page.changes:
             change = json.loads(text)
             changed |= self._take(change["kind"], change["key"], change["value"])
@@ -80,19 +85,37 @@ class DesiredState:
         """Return a tenant in an environment; None if the tenant was deleted. Raises
         InvalidInput."""
         record = self.tenants.get(tenant)
-        return (
-            replace(
-                Tenancy.of(
-                    record,
-                    environment=environment,
-                    settings=self.settings,
-                    platform=self.platform.id,
-                ),
-                grants=self._grants,
+        if record is None:
+            return None
+        key = (tenant, environment, self.platform.id)
+        known = self._tenancies.get(key)
+        if known is None:
+            made = Tenancy.of(
+                record,
+                environment=environment,
+                settings=self.settings,
+                platform=self.platform.id,
             )
-            if record
-            else None
-        )
+            known = self._tenancies[key] = replace(made, grants=self._grants)
+        return known
+
+    def revision(self, route: FunctionRoute, tenancy: Tenancy, revision: str) -> RevisionOf:
+        """Return a revision of a route of `functions`, parsed once for as long as the route is
+        that function's. Raises InvalidInput."""
+        parsed = self._parse(route, revision)
+        return RevisionOf.of(route, tenancy, revision, parsed=parsed)
+
+    def spec(self, route: FunctionRoute, revision: str) -> FunctionSpec:
+        """Return a revision's spec; see `revision`. Raises InvalidInput."""
+        return self._parse(route, revision).spec
+
+    def _parse(self, route: FunctionRoute, revision: str) -> ParsedRevision:
+        if self.functions.get(route.id) is not route:  # an earlier one, of which a task is not done
+            return ParsedRevision.of(route, revision)
+        parsed = self._parsed.setdefault(route.id, {})
+        if revision not in parsed:
+            parsed[revision] = ParsedRevision.of(route, revision)
+        return parsed[revision]
 
     def has_secret(self, path: str) -> bool:
         """Whether the platform holds the secret `<tenant id>/<environment>/<name>`."""
@@ -130,7 +153,7 @@ class DesiredState:
         unread = self._unreadable.pop(path, None)
         if value is None:
             if known is not None:
-                self.functions.pop(known, None)
+                self._set(known, None)
             return {one for one in (known, unread) if one}
         try:
             if not isinstance(value, Mapping):
@@ -147,14 +170,29 @@ class DesiredState:
             )
             return {unread} if unread else set()
         self._paths[path] = route.id
-        self.functions[route.id] = route
+        self._set(route.id, route)
         return {route.id}
+
+    def _set(self, function: str, route: FunctionRoute | None) -> None:
+        """Set or delete a function's route, and keep what was parsed of revisions that both have: a
+        change of traffic parses nothing again."""
+        before, parsed = self.functions.pop(function, None), self._parsed.pop(function, {})
+        if route is None:
+            return
+        self.functions[function] = route
+        if before is not None:
+            self._parsed[function] = {
+                name: one
+                for name, one in parsed.items()
+                if name in route.revisions and route.revisions[name] == before.revisions[name]
+            }
 
     def _tenant(self, tenant: str, value: object) -> set[str]:
         if isinstance(value, Mapping):
             self.tenants[tenant] = TenantRecord(**value)
         else:
             self.tenants.pop(tenant, None)
+        self._tenancies = {key: one for key, one in self._tenancies.items() if key[0] != tenant}
         those = [route for route in self.functions.values() if route.tenant == tenant]
         return {
             *(route.id for route in those),
@@ -185,8 +223,3 @@ def secrets_of(route: FunctionRoute) -> list[str]:
         names: Iterable[str] = body["spec"].get("secrets") or ()
         found.update(names)
     return sorted(found)
-
-
-def spec_of(route: FunctionRoute, revision: str) -> FunctionSpec:
-    """A revision's spec. Raises InvalidInput."""
-    return from_json(FunctionSpec, route.revisions[revision]["spec"])

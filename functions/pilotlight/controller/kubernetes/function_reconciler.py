@@ -14,7 +14,7 @@ from pilotlight.controller.kubernetes.informers import Informers
 from pilotlight.controller.kubernetes.namespaces import Namespaces
 from pilotlight.controller.kubernetes.rollout_step import ServiceStep, next_step
 from pilotlight.kubernetes import kinds, names
-from pilotlight.kubernetes.manifests import knative_service, revisions, traffic
+from pilotlight.kubernetes.manifests import autoscaling, knative_service, revisions, traffic
 from pilotlight.kubernetes.manifests.revisions import RevisionOf
 from pilotlight.kubernetes.manifests.secrets import secret_manifest
 from pilotlight.kubernetes.manifests.tenant_namespace import Tenancy
@@ -67,17 +67,16 @@ class FunctionReconciler:
             return ReconcileResult(status=None if route is None or tenancy is None else _stopped())
         await self._namespaces.ensure(tenancy)
         await self._secrets(route, tenancy)
-        there = self._revisions(route, tenancy)
-        for name in knative_service.revision_names(route):
-            await self._launch_document(RevisionOf.of(route, tenancy, name))
+        there, named = self._revisions(route, tenancy), self._named(route, tenancy)
+        for made in named:
+            await self._launch_document(made)
+            await self._autoscaler(made, there.get(made.name))
         await self._writer.put(knative_service.disruption_budget(route, tenancy))
         live = await self._live_service(route, tenancy)
-        step = next_step(route, tenancy, live=live, there=there, now=self._wall())
+        step = next_step(route, tenancy, named=named, live=live, there=there, now=self._wall())
         if step.service is not None:
-            live = await self._writer.put(step.service)
-        await self._forget_documents(
-            id, keep={revision.name for revision in self._named(route, tenancy)}, there=there
-        )
+            live = await self._writer.put(step.service, live=live)
+        await self._forget_documents(id, keep={made.name for made in named}, there=there)
         return ReconcileResult(status=_status(route, step, live, there), again_s=step.again_s)
 
     async def _secrets(self, route: FunctionRoute, tenancy: Tenancy) -> None:
@@ -87,13 +86,25 @@ class FunctionReconciler:
 
     async def _launch_document(self, made: RevisionOf) -> None:
         """Create the launch document if it is missing. It never changes, except its owner."""
-        manifest = revisions.config_map(made)
-        live = await self._writer.live(kinds.CONFIG_MAP, manifest["metadata"])
+        metadata = {
+            "name": made.name,
+            "namespace": made.tenancy.namespace,
+            "annotations": {names.KEY: made.key},
+        }
+        live = await self._writer.live(kinds.CONFIG_MAP, metadata)
         if live is None:
-            await self._writer.put(manifest)
+            await self._writer.put(revisions.config_map(made), live=None)
         else:
             owner = {names.PLATFORM: self._state.platform.id}
             await self._writer.label(kinds.CONFIG_MAP, live, owner)
+
+    async def _autoscaler(self, made: RevisionOf, live: Object | None) -> None:
+        """Hand a revision to the autoscaler of the settings, if it was created for the other one:
+        only a Revision's `spec` is immutable, and Knative copies its annotations."""
+        if live is not None:
+            said = live["metadata"].get("annotations") or {}
+            change = autoscaling.class_change(made.spec, made.tenancy.settings, said)
+            await self._writer.annotate(kinds.REVISION, live, change)
 
     async def _live_service(self, route: FunctionRoute, tenancy: Tenancy) -> Object | None:
         metadata = {
@@ -106,7 +117,8 @@ class FunctionReconciler:
 
     def _named(self, route: FunctionRoute, tenancy: Tenancy) -> list[RevisionOf]:
         return [
-            RevisionOf.of(route, tenancy, name) for name in knative_service.revision_names(route)
+            self._state.revision(route, tenancy, name)
+            for name in knative_service.revision_names(route)
         ]
 
     def _revisions(self, route: FunctionRoute, tenancy: Tenancy) -> dict[str, Object]:

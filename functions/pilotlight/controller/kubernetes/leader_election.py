@@ -28,6 +28,8 @@ from pilotlight.controller.kubernetes.function_status import FunctionStatuses
 from pilotlight.controller.kubernetes.node_labels import NodeLabels
 from pilotlight.controller.kubernetes.node_reports import NodeReports
 from pilotlight.controller.kubernetes.reconciler import Reconciler
+from pilotlight.controller.kubernetes.warm.pool import WarmPool
+from pilotlight.controller.kubernetes.warm.status import WarmPods
 from pilotlight.controller.server import bootstrap
 from pilotlight.controller.server.metrics import Metrics
 from pilotlight.core.crypto import PlatformKey
@@ -60,6 +62,7 @@ class ClusterController:
     notifier: ChangeNotifier
     statuses: FunctionStatuses
     nodes: NodeReports
+    warm_pods: WarmPods
     metrics: Metrics
 
     async def run(self) -> None:
@@ -112,13 +115,27 @@ class ClusterController:
             statuses=self.statuses,
             may_write=lambda: election.is_leader,
         )
-        floors = BufferFloors(cluster, state, self.store, may_write=lambda: election.is_leader)
-        own = {"buffer instances": floors.run} if self.settings.autoscaler == "kpa" else {}
+        floors = BufferFloors(
+            cluster,
+            state,
+            self.store,
+            counts_spare=self.settings.uses_kpa,
+            may_write=lambda: election.is_leader,
+        )
+        pool = WarmPool(
+            cluster,
+            reconciler,
+            nodes=self.nodes,
+            pool=self.warm_pods,
+            may_write=lambda: election.is_leader,
+            on_resize=lambda outcome: self.metrics.pod_resizes.labels(outcome).inc(),
+        )
         return {
             "reconciler": reconciler.run,
-            **own,
+            "floors": floors.run,
             "departed": partial(orphaned_journals.run, cluster, platform=platform.id),
             "node labels": NodeLabels(cluster, self.nodes).run,
+            "warm pods": pool.run,
             "metrics": self._measure,
         }
 
@@ -127,6 +144,7 @@ class ClusterController:
             self.metrics.set_cluster_functions(self.statuses.counts())
             if (ownership := self.statuses.ownership) is not None:
                 self.metrics.set_foreign_namespaces(sum(map(len, ownership.foreign.values())))
+            self.metrics.set_warm_pods(self.warm_pods.counts())
             await asyncio.sleep(_MEASURE_S)
 
 

@@ -11,6 +11,7 @@ from pilotlight.controller.kubernetes.desired_state import DesiredState
 from pilotlight.controller.kubernetes.informers import Informers
 from pilotlight.kubernetes import kinds, names
 from pilotlight.kubernetes.api_request import ApiRequest
+from pilotlight.kubernetes.kinds import Kind
 from pilotlight.kubernetes.manifests.labels import Manifest
 from pilotlight.kubernetes.manifests.tenant_namespace import (
     CONTROLLER_BINDING,
@@ -26,13 +27,15 @@ LOOKS, LOOK_S = 30, 0.1
 
 class Namespaces:
     """Reconciles namespaces. Owner: the reconciler's event loop. One task at a time works on a
-    namespace, so that a hundred functions create it once."""
+    namespace, so that a hundred functions create it once, and compare it again only after a change
+    in it (`changed`)."""
 
     def __init__(self, *, state: DesiredState, mirror: Informers, writer: Applier) -> None:
         self._state = state
         self._mirror = mirror
         self._writer = writer
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._ensured: dict[str, Tenancy] = {}
 
     async def reconcile(self, place: str) -> None:
         """Create or update the namespace `<tenant id>/<environment>`, or delete it if the tenant
@@ -67,33 +70,48 @@ class Namespaces:
             if path.startswith(f"{tenancy.path}/") and not self._state.has_secret(path):
                 await self._writer.remove(kinds.SECRET, item)
 
+    def changed(self, namespace: str) -> None:
+        """A namespace changed in the cluster, or an object in it that belongs to no function."""
+        self._ensured.pop(namespace, None)
+
     async def ensure(self, tenancy: Tenancy) -> None:
-        """Apply the namespace and the objects in it that belong to no function. Raises
-        ClusterError."""
+        """Apply the namespace and the objects in it that belong to no function; nothing if they did
+        not change since the last time. Raises ClusterError."""
         async with self._locks[tenancy.path]:
-            for manifest in namespace_manifests(tenancy):
-                if manifest["kind"] == kinds.ROLE_BINDING.kind:
-                    await self._bind(manifest, tenancy)
-                else:
-                    await self._writer.put(manifest)
-
-    async def _bind(self, manifest: Manifest, tenancy: Tenancy) -> None:
-        """Apply a RoleBinding. Its role is immutable (RBAC): a binding of another role is
-        replaced."""
-        live = await self._writer.live(kinds.ROLE_BINDING, manifest["metadata"])
-        if live is not None and live.get("roleRef") != manifest["roleRef"]:
-            await self._writer.remove(kinds.ROLE_BINDING, live)
-        await self._writer.put(manifest)
-        if live is None and manifest["metadata"]["name"] == CONTROLLER_BINDING:
-            await self._wait_effective(tenancy.namespace)
-
-    async def _wait_effective(self, namespace: str) -> None:
-        """Wait until a new RoleBinding is effective: the API server learns of it by a watch and
-        rejects requests until then. After `LOOKS` checks the first write reports what is
-        missing."""
-        deed = ApiRequest(verb="create", kind=kinds.SECRET, namespace=namespace)
-        for _ in range(LOOKS):
-            if await self._writer.may(deed):
+            if self._ensured.get(tenancy.namespace) is tenancy:
                 return
-            await asyncio.sleep(LOOK_S)
-        log.warning("event=role_binding_without_effect namespace=%s", namespace)
+            self._ensured[tenancy.namespace] = tenancy  # before: a change meanwhile is not missed
+            try:
+                await self._apply(tenancy)
+            except BaseException:
+                self._ensured.pop(tenancy.namespace, None)
+                raise
+
+    async def _apply(self, tenancy: Tenancy) -> None:
+        for manifest in namespace_manifests(tenancy):
+            if manifest["kind"] == kinds.ROLE_BINDING.kind:
+                is_own = manifest["metadata"]["name"] == CONTROLLER_BINDING
+                await apply_binding(self._writer, manifest, grants=kinds.SECRET if is_own else None)
+            else:
+                await self._writer.put(manifest)
+
+
+async def apply_binding(writer: Applier, manifest: Manifest, *, grants: Kind | None) -> None:
+    """Apply a RoleBinding. Its role is immutable (RBAC): a binding of another role is replaced.
+
+    A new one is waited for until it lets us create objects of the kind `grants` (None: not at all):
+    the API server learns of it by a watch and rejects requests until then. After `LOOKS` checks the
+    first write reports what is missing."""
+    metadata = manifest["metadata"]
+    live = await writer.live(kinds.ROLE_BINDING, metadata)
+    if live is not None and live.get("roleRef") != manifest["roleRef"]:
+        await writer.remove(kinds.ROLE_BINDING, live)
+    await writer.put(manifest)
+    if live is not None or grants is None:
+        return
+    deed = ApiRequest(verb="create", kind=grants, namespace=metadata["namespace"])
+    for _ in range(LOOKS):
+        if await writer.may(deed):
+            return
+        await asyncio.sleep(LOOK_S)
+    log.warning("event=role_binding_without_effect namespace=%s", metadata["namespace"])

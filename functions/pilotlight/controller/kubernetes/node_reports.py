@@ -28,6 +28,11 @@ class NodeStatus:
         return now - self.at <= FRESH_S
 
 
+def _hot(report: NodeReport) -> tuple[Sequence[str], Sequence[str]]:
+    """What node labels are made of."""
+    return report.weights, [snapshot.revision for snapshot in report.snapshots]
+
+
 class NodeReports:
     """The latest report of each node. Owner: the controller's event loop."""
 
@@ -47,10 +52,7 @@ class NodeReports:
             del self._known[min(self._known, key=lambda name: self._known[name].at)]
         before = self._known.get(report.node)
         self._known[report.node] = NodeStatus(report=report, at=now)
-        if before is None or (before.report.weights, before.report.snapshots) != (
-            report.weights,
-            report.snapshots,
-        ):
+        if before is None or _hot(before.report) != _hot(report):
             self._changed.set()
 
     def all(self) -> Sequence[NodeStatus]:

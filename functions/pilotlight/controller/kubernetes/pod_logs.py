@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
+import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,9 @@ from pilotlight.kubernetes.watch_events import Object
 
 LogLine = Mapping[str, Any]
 _MARK, _MARK_END = "\x1e", "\x1f"
-"""Delimiters of the call id before a line (`snapshotter.shim.log_pipe`)."""
+"""Delimiters of the call id before a line (`snapshotter.shim.log_pipe`), which `@` and the instance
+may follow (`pilotlight.worker.user_code.output`)."""
+_INSTANCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 _MOST_PODS = 100
 """Number of pods, the newest, read at once; each needs a connection."""
 _QUEUED = 1000
@@ -58,11 +61,19 @@ def parse_line(pod: str, raw: bytes) -> LogLine | None:
         moment = dt.datetime.fromisoformat(stamp).timestamp()
     except ValueError:
         return None
-    call = None
+    call, instance = None, pod
     if text.startswith(_MARK) and _MARK_END in text:
-        call, _, text = text[1:].partition(_MARK_END)
+        mark, _, text = text[1:].partition(_MARK_END)
+        call, _, named = mark.partition("@")
+        instance = named if _INSTANCE.match(named) else pod
     # The kubelet merges both streams and does not distinguish them.
-    return {"time": moment, "instance": pod, "stream": "stdout", "call": call or None, "text": text}
+    return {
+        "time": moment,
+        "instance": instance,
+        "stream": "stdout",
+        "call": call or None,
+        "text": text,
+    }
 
 
 async def history(

@@ -96,7 +96,7 @@ class Reconciler:
         self._pace = pace or ReconcileLimits()
         self._wall = wall
         self._seq = 0
-        self._is_synced = False
+        self._synced = asyncio.Event()
         self._loaded = asyncio.Event()
         self.state = state
         self.work = WorkQueue()
@@ -114,12 +114,23 @@ class Reconciler:
     def __repr__(self) -> str:
         return f"<Reconciler {self.state!r} {self.work!r} {self._statuses!r} {self.writer!r}>"
 
+    @property
+    def may_change(self) -> bool:
+        """Whether desired and live objects are known, and none is of another platform."""
+        ownership = self._statuses.ownership
+        is_ours = ownership is not None and not ownership.foreign
+        return self._synced.is_set() and is_ours
+
+    async def wait_synced(self) -> None:
+        """Wait until desired and live objects are known."""
+        await self._synced.wait()
+
     async def run(self) -> None:
         """Run until cancelled."""
         async with self.mirror, asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow(), name="reconciler feed")
             await self._until_synced()
-            self._is_synced = True
+            self._synced.set()
             self._check_ownership()
             self._sweep()
             for number in range(self._pace.workers):
@@ -179,7 +190,7 @@ class Reconciler:
     def _check_ownership(self) -> None:
         """Look whose namespaces are in the cluster; when the last foreign one has gone or was
         adopted, reconcile everything."""
-        if not self._is_synced:
+        if not self._synced.is_set():
             return
         before = self._statuses.ownership
         foreign = foreign_namespaces(self.mirror.items(kinds.NAMESPACE), owns=self._owns)
@@ -218,7 +229,10 @@ class Reconciler:
             self.work.add_all(self._named(metadata["name"]))
         if function := labels.get(names.FUNCTION_ID):
             self.work.add(function)
-        elif labels.get(names.TENANT):
+            return
+        is_namespace = kind == kinds.NAMESPACE
+        self._namespaces.changed(str(metadata["name" if is_namespace else "namespace"]))
+        if labels.get(names.TENANT):
             place = f"{labels[names.TENANT]}/{labels.get(names.ENVIRONMENT, '')}"
             self.work.add(place)
             if kind == kinds.SECRET:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pilotlight.controller.kubernetes.conditions import Condition, ready_of
-from pilotlight.controller.kubernetes.desired_state import spec_of
 from pilotlight.kubernetes import names
 from pilotlight.kubernetes.manifests import knative_service, revisions, traffic
 from pilotlight.kubernetes.manifests.labels import Manifest, with_hash
@@ -23,6 +22,7 @@ from pilotlight.kubernetes.manifests.revisions import RevisionOf
 from pilotlight.kubernetes.manifests.tenant_namespace import Tenancy
 from pilotlight.kubernetes.watch_events import Object
 from pilotlight.protocol import FunctionRoute
+from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.traffic import WHOLE
 
 PREVIOUS = "previous"
@@ -53,25 +53,21 @@ def next_step(
     route: FunctionRoute,
     tenancy: Tenancy,
     *,
+    named: Collection[RevisionOf],
     live: Object | None,
     there: Mapping[str, Object],
     now: float,
 ) -> ServiceStep:
-    """Return the next step. `live`: the Service; `there`: the function's Revisions by name in the
-    cluster. Raises InvalidInput."""
-    service = names.service_name(route.app, route.function)
-    wanted = {
-        names.revision_name(service, name): name for name in knative_service.revision_names(route)
-    }
+    """Return the next step. `named`: the required revisions; `live`: the Service; `there`: the
+    function's Revisions by name in the cluster. Raises InvalidInput."""
+    wanted = {made.name: made for made in named}
     # The newest last: its template is the one that remains.
-    missing = sorted(
-        (name for name in wanted if name not in there), key=lambda name: revisions.age(wanted[name])
-    )
+    by_age = sorted(named, key=lambda made: revisions.age(made.revision))
+    missing = [made for made in by_age if made.name not in there]
     if missing:
-        return _bring_in(route, tenancy, missing[0], wanted[missing[0]], live)
+        return _bring_in(route, tenancy, missing[0], live)
     if live is None:  # someone deleted only the Service: Knative deletes its revisions too
-        newest = max(wanted, key=lambda name: revisions.age(wanted[name]))
-        return _bring_in(route, tenancy, newest, wanted[newest], None)
+        return _bring_in(route, tenancy, by_age[-1], None)
     final = traffic.targets(route)
     serving = traffic.percents(live["spec"].get("traffic") or [])
     for target in final:
@@ -82,7 +78,7 @@ def next_step(
             and not (condition := ready_of(there[name])).is_true
         ):
             return ServiceStep(service=None, waits_for=name, condition=condition)
-    kept = _kept(route, live, serving=serving, wanted=wanted, there=there, now=now)
+    kept = _kept(route, live, by_age[-1].spec, serving=serving, there=there, now=now)
     made = knative_service.service(
         route,
         tenancy,
@@ -101,11 +97,11 @@ def next_step(
 
 
 def _bring_in(
-    route: FunctionRoute, tenancy: Tenancy, name: str, revision: str, live: Object | None
+    route: FunctionRoute, tenancy: Tenancy, made: RevisionOf, live: Object | None
 ) -> ServiceStep:
     """Return the Service with the missing revision's template; nothing to write if it has it
     already and Knative is creating the revision."""
-    template = revisions.template(RevisionOf.of(route, tenancy, revision))
+    name, template = made.name, revisions.template(made)
     if live is None:
         whole: traffic.Target = {"revisionName": name, "latestRevision": False, "percent": WHOLE}
         return ServiceStep(
@@ -114,7 +110,7 @@ def _bring_in(
         )
     listed: list[traffic.Target] = [_entry(target) for target in live["spec"].get("traffic") or []]
     if not any(target["revisionName"] == name for target in listed):
-        listed.append(traffic.target(names.service_name(route.app, route.function), revision, 0))
+        listed.append(traffic.target(made.service, made.revision, 0))
     if live["spec"]["template"]["metadata"].get("name") == name:
         return ServiceStep(service=None, waits_for=name)
     return ServiceStep(
@@ -143,15 +139,15 @@ def _entry(target: Mapping[str, Any]) -> traffic.Target:
 def _kept(
     route: FunctionRoute,
     live: Object,
+    newest: FunctionSpec,
     *,
     serving: Mapping[str, int],
-    wanted: Mapping[str, str],
     there: Mapping[str, Object],
     now: float,
 ) -> tuple[str, float] | None:
     """Return the previous revision and until when it is kept, if the newest one's settings say so;
     None otherwise."""
-    keep_s = spec_of(route, revisions.newest(list(wanted.values()))).rollout.keep_previous_s
+    keep_s = newest.rollout.keep_previous_s
     weighted = {
         names.revision_name(names.service_name(route.app, route.function), revision)
         for revision in traffic.document_of(route).weights

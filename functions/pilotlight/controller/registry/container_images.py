@@ -14,10 +14,10 @@ import sqlalchemy as sa
 from pilotlight.controller.database import audit_trail, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.registry.app_ref import AppRef
+from pilotlight.core.oci.image_reference import Repository, parse_reference
 from pilotlight.errors import InvalidInput
 from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.identifiers import without_run
-from pilotlight.spec.image_reference import Repository, parse_reference
 
 MAX_CONTAINER_IMAGES = 10_000
 """Rows of a tenant, the newest; revisions have references of their own."""

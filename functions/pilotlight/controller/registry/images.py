@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
-from pilotlight.core import debian_packages
+from pilotlight.core import image_steps
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.spec.function import ImageSpec, canonical_json, to_json
 
@@ -127,7 +127,7 @@ def check_packages(spec: ImageSpec) -> None:
     """Check that the apt steps name only Debian packages, not other arguments that apt-get accepts.
     Raises InvalidInput."""
     try:
-        debian_packages.apt_packages(spec.steps)
+        image_steps.apt_packages(spec.steps)
     except ValueError as e:
         raise InvalidInput(f"apt_install: {e}", parameter="packages") from e
 

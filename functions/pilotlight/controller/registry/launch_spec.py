@@ -16,7 +16,7 @@ from pilotlight.spec.function import FunctionKind, FunctionNetwork, FunctionSpec
 from pilotlight.spec.identifiers import FunctionId
 from pilotlight.spec.traffic import TrafficDocument
 from snapshotter.agent.launch_signature import LaunchSigner
-from snapshotter.types import LaunchSpec, RevisionKey, WeightsMount
+from snapshotter.types import LaunchSpec, RevisionKey, VolumeMount, WeightsMount
 
 
 def function_id(*, tenant: str, environment: str, app: str, function: str) -> FunctionId:
@@ -53,6 +53,7 @@ def launch_spec(
         entry=to_json(spec),
         env=dict(spec.env),
         weights=tuple(WeightsMount(name=w.name, manifest=w.manifest) for w in spec.weights),
+        volumes=tuple(VolumeMount(name=v.name, path=v.path) for v in spec.volumes),
         memory_bytes=resources.memory_bytes,
         cpu=resources.cpu,
         engine=spec.engine.environment if spec.engine is not None and spec.image is None else None,

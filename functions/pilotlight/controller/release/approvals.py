@@ -18,6 +18,7 @@ from pilotlight.controller.database import audit_trail, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.errors import ApprovalRequired, Conflict, NotFound
+from pilotlight.spec.bound import is_bound
 from pilotlight.spec.function import canonical_json
 
 MAX_APPROVALS = 10
@@ -111,10 +112,10 @@ def approvals_of(sql: sa.Connection, *, function_id: str, revision: str) -> list
 
 def missing_approvals(sql: sa.Connection, place: AppRef, *, function: str, revision: str) -> int:
     """Return how many approvals a revision still needs before it may take traffic; 0 if it has
-    served before."""
+    served before, and for a bound function."""
     required = policy(sql, place).approvals
-    if not required:
-        return 0
+    if not required or is_bound(function):
+        return 0  # a bound function is made of a revision that serves, with other arguments
     function_id = place.function_id(function)
     row = sql.execute(sa.select(tables.revisions).where(*_is(function_id, revision))).one()
     if row.served_at is not None:

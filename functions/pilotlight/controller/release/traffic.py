@@ -16,9 +16,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from pilotlight.controller.database import audit_trail, tables
+from pilotlight.controller.database import audit_trail, bulk, tables
 from pilotlight.controller.database.store import Write
-from pilotlight.controller.registry import feed_publisher
+from pilotlight.controller.registry import bound_functions, feed_publisher
 from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.controller.release import app_history, approvals
 from pilotlight.errors import Conflict, InvalidInput, NotFound, PilotlightError
@@ -29,6 +29,7 @@ from pilotlight.spec.traffic import TrafficDocument
 log = logging.getLogger(__name__)
 
 TrafficEdit = Callable[[TrafficDocument], TrafficDocument]
+_WAITING = "SELECT id FROM functions WHERE id {in} AND document LIKE {}"
 
 
 def get(sql: sa.Connection, function_id: str) -> TrafficDocument:
@@ -89,6 +90,8 @@ def change(
         )
         after = traffic.begin_cutover(before, after)
         _write(write, function_id, after)
+        if after.heaviest() != before.heaviest():
+            bound_functions.end(write, place, function)
     feed_publisher.publish(write, function_id)
     if action and note and after != before:
         _note(write, place, function, before, after, action=action, message=message)
@@ -101,11 +104,7 @@ def record_served(write: Write, served: Collection[tuple[str, str]]) -> None:
     by_function: defaultdict[str, set[str]] = defaultdict(set)
     for function_id, revision in served:
         by_function[function_id].add(revision)
-    table = tables.functions
-    waiting = sa.select(table.c.id).where(
-        table.c.id.in_(list(by_function)), table.c.document.contains('"awaited":["')
-    )
-    for function_id in write.sql.scalars(waiting).all():
+    for (function_id,) in bulk.select_in(write.sql, _WAITING, by_function, '%"awaited":["%'):
         before = get(write.sql, function_id)
         after = traffic.has_served(before, by_function[function_id])
         if after == before:

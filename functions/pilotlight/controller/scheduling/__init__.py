@@ -1,2 +1,2 @@
-"""Submitted calls that the control plane stores: schedules, cron, the dispatch queue that
+"""Submitted calls that the control plane stores: schedules, the dispatch queue that
 activators claim from, states and results."""

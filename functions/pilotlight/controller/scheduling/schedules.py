@@ -20,9 +20,10 @@ import sqlalchemy as sa
 
 from pilotlight.controller.database import audit_trail, tables
 from pilotlight.controller.database.store import Write
-from pilotlight.controller.scheduling import cron, dispatch_queue
+from pilotlight.controller.scheduling import dispatch_queue
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.protocol import CallRecord
+from pilotlight.schedules import cron
 from pilotlight.spec.function import FunctionSpec, canonical_json, from_json, to_json
 from pilotlight.spec.policies import MissedRunPolicy, Schedule
 
@@ -96,10 +97,13 @@ def sync_schedules(write: Write, function_id: str, spec: FunctionSpec | None) ->
 
 
 def check_schedules(specs: Sequence[FunctionSpec]) -> None:
-    """Raise InvalidInput if one of these functions has an invalid schedule."""
+    """Raise InvalidInput if one of these functions has an invalid schedule, of calls or of
+    scaling."""
     for spec in specs:
         for schedule in spec.schedules:
             _check(spec, schedule)
+        for scaling in spec.scaling.schedules:
+            cron.check_schedule(scaling.begins, "scaling_schedule")
 
 
 def fire_due(write: Write) -> int:

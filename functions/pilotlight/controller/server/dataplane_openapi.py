@@ -26,6 +26,7 @@ from pilotlight.controller.server.openapi_parts import (
     webhook,
 )
 from pilotlight.protocol import CONTENT_JSON, CONTENT_NDJSON, CONTENT_SSE, CallRecord
+from snapshotter.types import StartKind
 
 TAG = "calls"
 _ANY: dict[str, Any] = {"description": "JSON, as the function returned it"}
@@ -36,6 +37,20 @@ _ARGUMENTS: dict[str, Any] = {
         "accepted only from callers of the function's own tenant (else 415)"
     ),
     "content": {CONTENT_JSON: {"schema": {"oneOf": [{"type": "object"}, {"type": "array"}]}}},
+}
+_BINDING: dict[str, Any] = {
+    "description": (
+        "arguments of the class, by name; options, with a key of scope deploy, replace fields of "
+        "the function: resources, scaling, clocks, retries, env, secrets"
+    ),
+    "content": {
+        CONTENT_JSON: {
+            "schema": {
+                "type": "object",
+                "properties": {"arguments": {"type": "object"}, "options": {"type": "object"}},
+            }
+        }
+    },
 }
 _RECEIPT: dict[str, Any] = {
     "type": "object",
@@ -139,11 +154,22 @@ def _function_paths() -> dict[str, dict[str, Any]]:
         [*function, makes, idempotency_key()],
         _warmed(),
     )
+    bind = operation(
+        "bind",
+        "Bind a class to arguments: get the name of a function with instances of its own.",
+        function,
+        json_response(
+            "the function's name",
+            {"type": "object", "properties": {"function": {"type": "string"}}},
+        ),
+        _BINDING,
+    )
     address = "/v1/functions/{app}/{function}"
     return {
         f"{address}:invoke": {"post": invoke},
         f"{address}:submit": {"post": submit},
         f"{address}:warmup": {"post": warmup},
+        f"{address}:bind": {"post": bind},
     }
 
 
@@ -264,7 +290,7 @@ def _receipt(status: str) -> dict[str, Any]:
 def _warmed() -> dict[str, Any]:
     known = {
         "revision": {"type": "string"},
-        "start_kind": {"type": "string", "enum": ["WARM", "WAKE", "FORK", "RESTORE", "COLD"]},
+        "start_kind": {"type": "string", "enum": [kind.value for kind in StartKind]},
         "start_ms": {"type": "number"},
         "instance": {"type": "string"},
     }

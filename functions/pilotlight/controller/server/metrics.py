@@ -17,6 +17,9 @@
 | `pilotlight_controller_alerts_total` | counter | `outcome` | attempts to deliver to webhooks, of budgets and named ones: `delivered`, `retried`, `given-up` |
 | `pilotlight_controller_cluster_functions` | gauge | `phase` | functions in a cluster, from the leader: `ready`, `pending`, `failed` |
 | `pilotlight_controller_cluster_foreign_namespaces` | gauge | - | tenants' namespaces of another platform: while there are any, the leader changes nothing in the cluster |
+| `pilotlight_controller_warm_pods` | gauge | `shape`, `state` | pods of the pool, from the leader: `wanted`, `warm`, `starting`, `promoted` |
+| `pilotlight_controller_promotions_total` | counter | `outcome` | requests for a warm pod: `promoted`, or why there was none (`empty`, `no-shape`, `quota`, …) |
+| `pilotlight_controller_pod_resizes_total` | counter | `outcome` | promoted pods that got the size of their functions (`grown`, `shrunk`), or why not: `deferred`, `infeasible`, `unanswered` (by the kubelet), `refused` (by the API server), `failed` |
 
 The first SERIES tenants and budgets have separate series; further ones are counted as `other`
 (spend) or omitted (budgets)."""
@@ -42,64 +45,46 @@ class Metrics:
     """The controller's metrics registry. Thread-safe."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.requests = Counter(
-            _PREFIX + "requests", "Responses", ["route", "status"], registry=registry
-        )
+        self.registry = CollectorRegistry()
+        counter, gauge = self._counter, self._gauge
+        self.requests = counter("requests", "Responses", "route", "status")
         self.request_seconds = Histogram(
-            _PREFIX + "request_seconds", "Time to the first byte", ["route"], registry=registry
+            _PREFIX + "request_seconds", "Time to the first byte", ["route"], registry=self.registry
         )
-        self.deploys = Counter(_PREFIX + "deploys", "Successful deploys", registry=registry)
-        self.feed_followers = Gauge(
-            _PREFIX + "feed_followers", "Waiting long polls", registry=registry
+        self.deploys = counter("deploys", "Successful deploys")
+        self.feed_followers = gauge("feed_followers", "Waiting long polls")
+        self.feed_changes = counter("feed_changes", "Changes sent to followers")
+        self.usage_records = counter("usage_records", "New usage records")
+        self.usage_conflicts = counter(
+            "usage_conflicts", "Usage ids that arrived with different content"
         )
-        self.feed_changes = Counter(
-            _PREFIX + "feed_changes", "Changes sent to followers", registry=registry
+        self.blob_bytes = counter("blob_bytes", "Bytes of blobs received")
+        self.blobs_deleted = counter("blobs_deleted", "Unreferenced blobs deleted")
+        self.blob_bytes_deleted = counter("blob_bytes_deleted", "Bytes of deleted blobs")
+        self.alerts = counter("alerts", "Attempts to deliver to webhooks", "outcome")
+        self._spend = counter("spend", "Cost of new usage records", "tenant", "currency")
+        self._budgets = gauge(
+            "budget_used_ratio", "Spent share of a budget in its current period", "tenant", "budget"
         )
-        self.usage_records = Counter(
-            _PREFIX + "usage_records", "New usage records", registry=registry
+        self.promotions = counter("promotions", "Requests for a warm pod", "outcome")
+        self.pod_resizes = counter(
+            "pod_resizes", "Promoted pods that were resized, or not", "outcome"
         )
-        self.usage_conflicts = Counter(
-            _PREFIX + "usage_conflicts",
-            "Usage ids that arrived with different content",
-            registry=registry,
-        )
-        self.blob_bytes = Counter(
-            _PREFIX + "blob_bytes", "Bytes of blobs received", registry=registry
-        )
-        self.blobs_deleted = Counter(
-            _PREFIX + "blobs_deleted", "Unreferenced blobs deleted", registry=registry
-        )
-        self.blob_bytes_deleted = Counter(
-            _PREFIX + "blob_bytes_deleted", "Bytes of deleted blobs", registry=registry
-        )
-        self.alerts = Counter(
-            _PREFIX + "alerts", "Attempts to deliver to webhooks", ["outcome"], registry=registry
-        )
-        self._spend = Counter(
-            _PREFIX + "spend",
-            "Cost of new usage records",
-            ["tenant", "currency"],
-            registry=registry,
-        )
-        self._budgets = Gauge(
-            _PREFIX + "budget_used_ratio",
-            "Spent share of a budget in its current period",
-            ["tenant", "budget"],
-            registry=registry,
-        )
-        self._in_cluster = Gauge(
-            _PREFIX + "cluster_functions", "Functions in a cluster", ["phase"], registry=registry
-        )
-        self._foreign_namespaces = Gauge(
-            _PREFIX + "cluster_foreign_namespaces",
-            "Tenants' namespaces of another platform",
-            registry=registry,
+        self._warm_pods = gauge("warm_pods", "Pods of the pool", "shape", "state")
+        self._in_cluster = gauge("cluster_functions", "Functions in a cluster", "phase")
+        self._foreign_namespaces = gauge(
+            "cluster_foreign_namespaces", "Tenants' namespaces of another platform"
         )
         self.probes = Probes()
         self._tenants: set[str] = set()
         self._known_budgets: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(_PREFIX + name, text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(_PREFIX + name, text, labels, registry=self.registry)
 
     def record_spend(self, tenant: str, currency: str, picos: int) -> None:
         """Count the cost of new records, in picounits. Negative corrections are not counted: a
@@ -118,6 +103,13 @@ class Metrics:
     def set_foreign_namespaces(self, count: int) -> None:
         """Set the number of tenants' namespaces in the cluster that another platform owns."""
         self._foreign_namespaces.set(count)
+
+    def set_warm_pods(self, counts: Mapping[str, Mapping[str, int]]) -> None:
+        """Set the numbers of pods by shape and state; shapes that are gone have no series."""
+        self._warm_pods.clear()
+        for shape, states in counts.items():
+            for state, count in states.items():
+                self._warm_pods.labels(shape, state).set(count)
 
     def set_budget_used(self, tenant: str, budget: str, share: float) -> None:
         """Set the spent share of a budget (1 = all)."""

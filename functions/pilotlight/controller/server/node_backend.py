@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from snapshotter.client import Hear
@@ -31,6 +31,9 @@ class NodeBackend(Protocol):
     async def prove_snapshot(self, snapshot_id: str, hear: Hear | None = None) -> SnapshotInfo:
         """Verify a snapshot by restoring it once; `hear` is called with its cost. Raises
         SnapshotUnknown, SnapshotRefused, ProofsBusy, NoCapacity."""
+
+    async def quarantine_snapshot(self, snapshot_id: str, *, reason: str) -> SnapshotInfo:
+        """Quarantine a snapshot: it is never restored again. Raises SnapshotUnknown."""
 
     async def delete_snapshots(
         self,
@@ -77,6 +80,23 @@ class NodeBackend(Protocol):
     async def delete_image(self, digest: str, *, uid: int | None) -> int:
         """Delete an image that `uid` built and return its size in bytes, 0 if there was none. An
         image that is being built is kept."""
+
+    def scan_volume(self, volume: str, *, max_entries: int) -> AsyncIterator[Mapping[str, Any]]:
+        """Yield what a volume's directory has that is not committed: `{"put": [entries]}`,
+        `{"remove": [paths]}`, then `{"done"}`. Raises VolumeUnknown, VolumeFailed."""
+
+    async def upload_volume(self, volume: str, digests: Sequence[str]) -> None:
+        """Upload chunks that the last scan found. Raises VolumeUnknown, VolumeFailed."""
+
+    async def commit_volume(self, volume: str, *, version: int) -> None:
+        """Tell that what the last scan found was committed. Raises VolumeUnknown."""
+
+    async def reload_volume(self, volume: str) -> Mapping[str, Any]:
+        """Merge the newest manifest into a volume's directory. Raises VolumeUnknown,
+        VolumeFailed."""
+
+    async def drop_volume(self, volume: str) -> None:
+        """Remove a deleted volume's directory once no slot uses it."""
 
     async def aclose(self) -> None:
         """Close connections."""

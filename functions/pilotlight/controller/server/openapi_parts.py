@@ -11,7 +11,7 @@ RESPONSE_HEADERS = {
     "X-Request-Id": "the call's id",
     "Pilotlight-Revision": "the revision that handled the call",
     "Pilotlight-Arm": "the caller's arm of the experiment; omitted if the caller is in none",
-    "Pilotlight-Start": "how the instance started: WARM, WAKE, FORK, RESTORE or COLD",
+    "Pilotlight-Start": "how the instance started: WARM, WAKE, FORK, RESTORE, IMPORT or COLD",
     "Server-Timing": (
         "queue, start and exec in ms; `weights;desc=` is the tier (origin, nvme, dram, hbm) from "
         "which the awaited start loaded its weights; for a streamed response, exec is in its last "

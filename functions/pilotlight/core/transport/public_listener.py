@@ -4,8 +4,8 @@ running.
 `localhost` resolves to 127.0.0.1 and to ::1. If the platform listened on one of them only, a
 tenant's process could listen on the other and impersonate the platform; so the platform listens on
 both. It also reserves both while no activator runs: for each address the supervisor keeps a bound
-socket that never listens (`reserve_addresses`), and activators bind next to it (SO_REUSEPORT, which
-the kernel grants only to sockets of the same user, socket(7)).
+socket that never listens (`reserve_addresses`), and the sockets of activators are bound next to it
+(SO_REUSEPORT, which the kernel grants only to sockets of the same user, socket(7)).
 
 Functions have their own network, from which those addresses cannot be reached. They use a Unix
 socket instead (`open_functions_socket`), bound once for all activators, since a second one cannot
@@ -88,7 +88,7 @@ def reserve_addresses(listen: str) -> list[socket.socket]:
     """Bind sockets that reserve every address of `listen` against other users while they are open.
     Raises AddressInUse.
 
-    They never listen, so connections are refused and not queued while no activator runs. Each
+    They never listen, so they queue no connections while no activator runs. Each
     address is first bound without sharing, which fails if another platform uses it, and then
     shared. The reserved socket has no SO_REUSEADDR: with it the kernel would let other users that
     set it bind next to a socket that does not listen. Port 0 is not reserved."""

@@ -41,7 +41,9 @@ class Facts:
         agent_pods: pods of the node agents.
         namespace: the platform's own; None = it does not exist.
         tenants: namespaces of tenants.
+        warm_pods: Deployments of warm pods, by name; None = their namespace does not exist.
         lease: the Lease of the leading controller, which names the platform; None = there is none.
+        autoscaler_lease: that of the activator that scales functions, unless Knative does.
         lacking: verbs of `role` that the current credentials lack.
         troubles: fields that could not be read, and why.
     """
@@ -59,7 +61,9 @@ class Facts:
     agent_pods: tuple[Object, ...] = ()
     namespace: Object | None = None
     tenants: tuple[Object, ...] = ()
+    warm_pods: Mapping[str, Object] | None = None
     lease: Object | None = None
+    autoscaler_lease: Object | None = None
     role: Role = "operator"
     lacking: Mapping[RbacRule, tuple[str, ...]] = field(default_factory=dict)
     troubles: Mapping[str, ClusterError] = field(default_factory=dict)
@@ -71,6 +75,8 @@ class Facts:
 
 CONTROLLER_LEASE = "pilotlight-reconciler"
 """Name of the Lease of the leading controller."""
+AUTOSCALER_LEASE = "pilotlight-autoscaler"
+"""Name of the Lease of the activator that scales functions."""
 PART_SELECTOR = "app.kubernetes.io/part-of=pilotlight"
 """Label that the chart sets on the platform's objects."""
 AGENT_SELECTOR = f"{PART_SELECTOR},app.kubernetes.io/component=node"
@@ -140,9 +146,18 @@ async def gather(cluster: Cluster, *, role: Role) -> Facts:
             lease = tasks.create_task(
                 read("lease", cluster.get(kinds.LEASE, CONTROLLER_LEASE, platform), None)
             )
+            autoscaler_lease = tasks.create_task(
+                read("autoscaler_lease", cluster.get(kinds.LEASE, AUTOSCALER_LEASE, platform), None)
+            )
     except ExceptionGroup as group:  # they all fail for the same reason
         raise group.exceptions[0] from group
-    lacking = await read("lacking", _lacking(cluster, role, tenants.result()), {})
+    warm = names.warm_namespace(settings)
+    of_tenants = tuple(one for one in tenants.result() if one["metadata"]["name"] != warm)
+    has_warm = len(of_tenants) < len(tenants.result()) and bool(settings.warm_pods)
+    lacking = await read(
+        "lacking", _lacking(cluster, role, of_tenants, warm if has_warm else None), {}
+    )
+    pool = await listed("warm_pods", kinds.DEPLOYMENT, warm, ours) if has_warm else None
     return Facts(
         host=cluster.host,
         version=version,
@@ -156,8 +171,10 @@ async def gather(cluster: Cluster, *, role: Role) -> Facts:
         agents=agents.result(),
         agent_pods=pods.result(),
         namespace=namespace.result(),
-        tenants=tenants.result(),
+        tenants=of_tenants,
+        warm_pods=None if pool is None else _by_name(pool),
         lease=lease.result(),
+        autoscaler_lease=autoscaler_lease.result(),
         role=role,
         lacking=lacking,
         troubles=reading.troubles,
@@ -175,10 +192,10 @@ async def _config(cluster: Cluster, namespace: str) -> Mapping[str, Mapping[str,
 
 
 async def _lacking(
-    cluster: Cluster, role: Role, tenants: Iterable[Object]
+    cluster: Cluster, role: Role, tenants: Iterable[Object], warm: str | None
 ) -> Mapping[RbacRule, tuple[str, ...]]:
     """Missing rights of a role. Rights in tenants' namespaces are checked in the first one that is
-    not being deleted; without one they are skipped."""
+    not being deleted; without one they are skipped, as those in that of warm pods."""
     settings = cluster.settings
     staying = sorted(
         str(one["metadata"]["name"])
@@ -190,7 +207,10 @@ async def _lacking(
         (right, deed)
         for right in rules_of_account(role, settings)
         for deed in right.deeds(
-            platform=settings.namespace, knative=settings.knative_namespace, tenant=tenant
+            platform=settings.namespace,
+            knative=settings.knative_namespace,
+            tenant=tenant,
+            warm=warm,
         )
     ]
     allowed = await asyncio.gather(*(cluster.may(deed) for _, deed in asked))

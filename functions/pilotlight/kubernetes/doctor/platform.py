@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pilotlight.kubernetes import names
-from pilotlight.kubernetes.doctor.facts import AGENT_SELECTOR, Facts
+from pilotlight.kubernetes.doctor.facts import AGENT_SELECTOR, AUTOSCALER_LEASE, Facts
 from pilotlight.kubernetes.doctor.findings import BROKEN, NOTE, OK, Finding
 from pilotlight.kubernetes.doctor.gpus import gpu_nodes
-from pilotlight.kubernetes.rbac import RbacRule, Role, rules_of_account, tenant_role
+from pilotlight.kubernetes.rbac import RbacRule, Role, rules_of_account, tenant_role, warm_role
 from pilotlight.kubernetes.settings import UNLABELLED, ClusterSettings
 from pilotlight.kubernetes.watch_events import Object
 
@@ -19,8 +19,10 @@ def check(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
     """Findings about the platform's own objects."""
     yield from _namespaces(facts, settings)
     yield from _parts(facts, settings)
+    yield from _autoscaler(facts, settings)
     yield from _agents(facts, settings)
     yield from _rights(facts, settings)
+    yield from _warm_pods(facts, settings)
     if settings.runtime_image is None:
         way_out = (
             "Set cluster.runtime_image of platform.yaml to the runtime image, by digest "
@@ -133,6 +135,29 @@ def _parts(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
             yield Finding(what=component, state=OK, detail=f"{ready} ready")
 
 
+def _autoscaler(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
+    """Which activator scales functions; nothing where Knative's autoscaler does."""
+    what = "autoscaler"
+    if settings.uses_kpa:
+        return
+    if not facts.is_known("autoscaler_lease"):
+        detail = f"not checked: {facts.troubles['autoscaler_lease']}"
+        yield Finding(what=what, state=NOTE, detail=detail)
+        return
+    lease = (facts.autoscaler_lease or {}).get("spec") or {}
+    if holder := lease.get("holderIdentity"):
+        detail = f"pilotlight.dev, led by {holder}, renewed {lease.get('renewTime')}"
+        yield Finding(what=what, state=OK, detail=detail)
+        return
+    yield Finding(
+        what=what,
+        state=BROKEN,
+        detail=f"no activator holds the Lease {AUTOSCALER_LEASE}: the number of pods does not "
+        f"change",
+        way_out="Where activators run, their logs say why none leads (autoscaler not available).",
+    )
+
+
 def _agents(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
     what = "node agents"
     for name in ("agents", "agent_pods", "nodes"):
@@ -205,11 +230,54 @@ def _rights(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
         state = NOTE if facts.role == "operator" else BROKEN
         way_out = (
             "The chart creates the ClusterRole, the controller the RoleBinding."
-            if right.scope == "tenant"
+            if right.scope in ("tenant", "warm")
             else ""
         )
         commands = _grant(facts.role, right, verbs, settings, index=index)
         yield Finding(what=what, state=state, detail=detail, way_out=way_out, commands=commands)
+
+
+def _warm_pods(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
+    """Findings about each shape of `cluster.warm_pods`."""
+    what, namespace = "warm pods", names.warm_namespace(settings)
+    if not settings.warm_pods:
+        return
+    if not facts.is_known("warm_pods"):
+        yield Finding(what=what, state=NOTE, detail=f"not checked: {facts.troubles['warm_pods']}")
+        return
+    if facts.warm_pods is None:
+        detail = f"namespace {namespace} does not exist yet: the leading controller makes it"
+        yield Finding(what=what, state=NOTE, detail=detail)
+        return
+    products = {
+        (node["metadata"].get("labels") or {}).get(settings.gpu_label)
+        for node in gpu_nodes(facts, settings)
+    }
+    for shape in settings.warm_pods:
+        found = facts.warm_pods.get(shape.name, {})
+        wanted = int((found.get("spec") or {}).get("replicas", 0))
+        ready = int((found.get("status") or {}).get("readyReplicas") or 0)
+        product = settings.gpu_products.get(shape.gpu, shape.gpu) if shape.gpu else None
+        if product is not None and facts.is_known("nodes") and product not in products:
+            yield Finding(
+                what=what,
+                state=BROKEN,
+                detail=f"{shape.name}: no node has GPUs with {settings.gpu_label}={product}",
+                way_out="Correct gpu of the shape, or cluster.gpu_products.",
+            )
+        elif not found or ready < wanted:
+            yield Finding(
+                what=what,
+                state=NOTE,
+                detail=f"{shape.name}: {ready} of {wanted} are ready",
+                way_out="Claimed pods are being replaced, or the cluster has no room for more: "
+                "lower min_pods.",
+                commands=(
+                    f"kubectl describe pods -n {namespace} -l {names.WARM_SHAPE}={shape.name}",
+                ),
+            )
+        else:
+            yield Finding(what=what, state=OK, detail=f"{shape.name}: {ready} ready")
 
 
 def _account(role: Role, settings: ClusterSettings) -> str | None:
@@ -226,9 +294,10 @@ def _grant(
     the objects that should grant them."""
     name = f"pilotlight-{role}-{right.kind.plural}-{index}"
     account = _account(role, settings)
-    if right.scope == "tenant" and account is not None:
+    if right.scope in ("tenant", "warm") and account is not None:
         bound = f"kubectl get rolebindings -A -l {names.MANAGED_BY}={names.manager_of(settings)}"
-        return f"kubectl get clusterrole {tenant_role(settings, account)} -o yaml", bound
+        granted = tenant_role(settings, account) if right.scope == "tenant" else warm_role(settings)
+        return f"kubectl get clusterrole {granted} -o yaml", bound
     to = f"--serviceaccount={settings.namespace}:{account}" if account else "--user=YOU"
     group = f".{right.kind.group}" if right.kind.group else ""
     resource = f"{right.kind.plural}{group}" + (
@@ -242,7 +311,11 @@ def _grant(
             f"kubectl create clusterrole {name} {what}",
             f"kubectl create clusterrolebinding {name} --clusterrole={name} {to}",
         )
-    where = settings.namespace if right.scope == "platform" else settings.knative_namespace
+    where = {
+        "platform": settings.namespace,
+        "knative": settings.knative_namespace,
+        "warm": names.warm_namespace(settings),
+    }[right.scope]
     return (
         f"kubectl create role {name} -n {where} {what}",
         f"kubectl create rolebinding {name} -n {where} --role={name} {to}",

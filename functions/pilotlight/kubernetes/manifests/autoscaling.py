@@ -17,6 +17,7 @@ kept for Knative's default of one minute."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.spec.function import FunctionSpec, Scaling
@@ -24,6 +25,7 @@ from pilotlight.spec.function import FunctionSpec, Scaling
 KPA = "kpa.autoscaling.knative.dev"
 PILOTLIGHT = "pilotlight.dev"
 _AUTOSCALING = "autoscaling.knative.dev"
+CLASS = f"{_AUTOSCALING}/class"
 MIN_SCALE = f"{_AUTOSCALING}/min-scale"
 _MIN_WINDOW_S, _WINDOW_S, _MAX_DELAY_S = 6, 60, 3600
 MAX_CONCURRENCY = 1000
@@ -41,9 +43,7 @@ def annotations_of(spec: FunctionSpec, settings: ClusterSettings) -> dict[str, s
         "max-scale": str(scaling.max_instances),
         "initial-scale": "0",
     }
-    of_class = (
-        {"class": KPA, **_kpa(scaling)} if settings.autoscaler == "kpa" else {"class": PILOTLIGHT}
-    )
+    of_class = _of_class(scaling, settings)
     deadline_s = math.ceil(spec.clocks.startup_s) + _PROGRESS_MARGIN_S
     return {
         **{f"{_AUTOSCALING}/{key}": value for key, value in {**of_class, **common}.items()},
@@ -53,15 +53,34 @@ def annotations_of(spec: FunctionSpec, settings: ClusterSettings) -> dict[str, s
     }
 
 
+def class_change(
+    spec: FunctionSpec, settings: ClusterSettings, live: Mapping[str, str]
+) -> dict[str, str | None]:
+    """Annotations of an existing revision to set, or to remove (None), so that the autoscaler of
+    the settings scales it; none if it does already. `live`: the revision's annotations. Floors and
+    bounds are the same under both autoscalers."""
+    wanted = {
+        f"{_AUTOSCALING}/{key}": value for key, value in _of_class(spec.scaling, settings).items()
+    }
+    if live.get(CLASS) == wanted[CLASS]:
+        return {}
+    kpa = {f"{_AUTOSCALING}/{key}" for key in _kpa(spec.scaling)}
+    if not settings.uses_kpa and not spec.scaling.schedules:
+        wanted[MIN_SCALE] = str(spec.scaling.min_instances)  # without spare instances
+    return {**dict.fromkeys(sorted(kpa & live.keys() - wanted.keys())), **wanted}
+
+
 def concurrency(spec: FunctionSpec) -> int:
     """`containerConcurrency`, the queue-proxy's limit; 0 for none."""
     return spec.scaling.max_inputs if spec.scaling.max_inputs <= MAX_CONCURRENCY else 0
 
 
+def _of_class(scaling: Scaling, settings: ClusterSettings) -> dict[str, str]:
+    return {"class": KPA, **_kpa(scaling)} if settings.uses_kpa else {"class": PILOTLIGHT}
+
+
 def _kpa(scaling: Scaling) -> dict[str, str]:
-    idle_s = (
-        _WINDOW_S if scaling.waiting_cost is not None else math.ceil(scaling.scaledown_window_s)
-    )
+    idle_s = _WINDOW_S if scaling.waiting_cost is not None else math.ceil(scaling.window_s)
     window_s = min(_WINDOW_S, max(_MIN_WINDOW_S, idle_s))
     more_s = min(_MAX_DELAY_S, max(0, idle_s - window_s))
     return {

@@ -19,9 +19,12 @@ from typing import Any, Final
 from pilotlight.kubernetes import kinds, names
 from pilotlight.kubernetes.manifests.labels import Manifest, object_manifest
 from pilotlight.kubernetes.settings import ClusterSettings
+from pilotlight.protocol import POD_CONTROL_PORT
 
 OPEN, NONE = "open", "none"
 WORKER_PORT: Final = 8080
+LAST_WORKER_PORT: Final = 8095
+"""Further instances of a promoted pod's revision serve on the ports after WORKER_PORT."""
 QUEUE_PROXY_PORT: Final = 8012
 METRICS_PORT: Final = 9090
 _DNS_PORT = 53
@@ -61,43 +64,57 @@ last 32 bits."""
 def network_policies(
     namespace: str, *, labels: Mapping[str, str], settings: ClusterSettings
 ) -> list[Manifest]:
-    """The two policies of a namespace."""
+    """The two policies of a tenant's namespace."""
+    knative = {"namespaceSelector": {"matchLabels": {_NAMESPACE_NAME: settings.knative_namespace}}}
+    ingress = [
+        {"from": [_activators(settings)], "ports": _tcp(QUEUE_PROXY_PORT, WORKER_PORT)},
+        {"from": [knative], "ports": _tcp(QUEUE_PROXY_PORT, METRICS_PORT)},
+    ]
+    selector = {"matchLabels": {names.NETWORK: OPEN}}
+    return _policies(namespace, labels, ingress, selector, settings)
 
+
+def warm_policies(
+    namespace: str, *, labels: Mapping[str, str], settings: ClusterSettings
+) -> list[Manifest]:
+    """The two policies of the namespace of warm pods. Egress is allowed by labels that only a
+    promotion sets: before, and until a network plugin has noticed them, a pod may less than
+    afterwards, never more."""
+    ports = _tcp(*range(POD_CONTROL_PORT, LAST_WORKER_PORT + 1))
+    selector = {
+        "matchLabels": {names.NETWORK: OPEN},
+        "matchExpressions": [{"key": names.TENANT, "operator": "Exists"}],
+    }
+    ingress = [{"from": [_activators(settings)], "ports": ports}]
+    return _policies(namespace, labels, ingress, selector, settings)
+
+
+def _policies(
+    namespace: str,
+    labels: Mapping[str, str],
+    ingress: list[dict[str, Any]],
+    open_selector: dict[str, Any],
+    settings: ClusterSettings,
+) -> list[Manifest]:
     def policy(name: str, spec: Mapping[str, Any]) -> Manifest:
         return object_manifest(
             kinds.NETWORK_POLICY, name, namespace=namespace, labels=labels, spec=dict(spec)
         )
 
-    return [
-        policy(
-            "pilotlight-in",
-            {
-                "podSelector": {},
-                "policyTypes": ["Ingress", "Egress"],
-                "ingress": _ingress(settings),
-            },
-        ),
-        policy(
-            "pilotlight-out",
-            {
-                "podSelector": {"matchLabels": {names.NETWORK: OPEN}},
-                "policyTypes": ["Egress"],
-                "egress": _egress(settings),
-            },
-        ),
-    ]
+    denied = {"podSelector": {}, "policyTypes": ["Ingress", "Egress"], "ingress": ingress}
+    opened = {
+        "podSelector": open_selector,
+        "policyTypes": ["Egress"],
+        "egress": _egress(settings),
+    }
+    return [policy("pilotlight-in", denied), policy("pilotlight-out", opened)]
 
 
-def _ingress(settings: ClusterSettings) -> list[dict[str, Any]]:
-    activators = {
+def _activators(settings: ClusterSettings) -> dict[str, Any]:
+    return {
         "namespaceSelector": {"matchLabels": {_NAMESPACE_NAME: settings.namespace}},
         "podSelector": {"matchLabels": {_COMPONENT: "activator"}},
     }
-    knative = {"namespaceSelector": {"matchLabels": {_NAMESPACE_NAME: settings.knative_namespace}}}
-    return [
-        {"from": [activators], "ports": _tcp(QUEUE_PROXY_PORT, WORKER_PORT)},
-        {"from": [knative], "ports": _tcp(QUEUE_PROXY_PORT, METRICS_PORT)},
-    ]
 
 
 def _egress(settings: ClusterSettings) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from pilotlight.kubernetes.manifests.tenant_namespace import Tenancy
 from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.identifiers import Isolation
+from pilotlight.spec.warm_shape import WarmShape
 from snapshotter.gpus.kinds import ANY
 from snapshotter.types import LaunchSpec
 
@@ -51,6 +52,18 @@ def placement(spec: FunctionSpec, launch: LaunchSpec, tenancy: Tenancy) -> dict[
     )
     if tolerations:
         out["tolerations"] = tolerations
+    return out
+
+
+def warm_placement(shape: WarmShape, settings: ClusterSettings) -> dict[str, Any]:
+    """The same of warm pods of a shape: they run on nodes of all tenants."""
+    out: dict[str, Any] = {}
+    runtime = settings.gpu_runtime_class if shape.gpu_count else settings.runtime_class
+    if runtime is not None:
+        out["runtimeClassName"] = runtime
+    if shape.gpu is not None:
+        out["nodeSelector"] = {settings.gpu_label: settings.gpu_products.get(shape.gpu, shape.gpu)}
+        out["tolerations"] = _tolerations(settings.gpu_resource, None, "")
     return out
 
 

@@ -49,7 +49,7 @@ def pod_spec(
         {"name": "launch", "configMap": {"name": config_map}},
         {"name": "scratch", "emptyDir": {"sizeLimit": quantities.size(SCRATCH_BYTES)}},
     ]
-    if shared := _shared_memory(spec):
+    if shared := shared_memory(spec):
         volumes.append(
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": quantities.size(shared)}}
         )
@@ -149,27 +149,32 @@ def _container(spec: FunctionSpec, launch: LaunchSpec, tenancy: Tenancy) -> dict
             "periodSeconds": 1,
             "failureThreshold": math.ceil(spec.clocks.startup_s),
         },
-        "securityContext": {
-            "runAsUser": tenancy.uid,
-            "runAsGroup": tenancy.uid,
-            "runAsNonRoot": True,
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": security_context(tenancy.uid),
         "volumeMounts": [
             {"name": "node", "mountPath": NODE_DIRECTORY, "readOnly": True},
             {"name": "launch", "mountPath": LAUNCH_DIRECTORY, "readOnly": True},
             {"name": "scratch", "mountPath": SCRATCH_DIRECTORY},
-            *([{"name": "shm", "mountPath": "/dev/shm"}] if _shared_memory(spec) else []),
+            *([{"name": "shm", "mountPath": "/dev/shm"}] if shared_memory(spec) else []),
         ],
     }
 
 
-def _shared_memory(spec: FunctionSpec) -> int:
-    """Bytes of `/dev/shm`, out of the pod's memory, for engines and functions with several GPUs; 0:
-    a container's default of 64 MiB suffices."""
+def security_context(uid: int) -> dict[str, Any]:
+    """Of the container in which a tenant's code runs."""
+    return {
+        "runAsUser": uid,
+        "runAsGroup": uid,
+        "runAsNonRoot": True,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def shared_memory(spec: FunctionSpec) -> int:
+    """Bytes of `/dev/shm`, out of the pod's memory, that engines and functions with several GPUs
+    need; 0: a container's default of 64 MiB suffices."""
     wants = spec.kind is FunctionKind.ENGINE or spec.resources.gpu_count > 1
     return min(spec.resources.memory_bytes // 2, SHARED_BYTES) // MIB * MIB if wants else 0
 

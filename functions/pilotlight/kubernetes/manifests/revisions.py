@@ -19,11 +19,40 @@ from pilotlight.kubernetes.manifests.labels import Manifest, object_manifest
 from pilotlight.kubernetes.manifests.tenant_namespace import Tenancy
 from pilotlight.protocol import FunctionRoute
 from pilotlight.spec.function import FunctionSpec, from_json
-from snapshotter.types import LaunchSpec
+from snapshotter.types import CONTAINER_IMAGE_LABEL, LaunchSpec
 
 MAX_CONFIG_MAP_BYTES = 1 << 20
 """The API server's limit for the data of one ConfigMap."""
+POD_LABEL = "pod"
+"""Of the launch document of a promoted pod: that pod's uid."""
 _ORDINAL = re.compile(r"v([0-9]+)-")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedRevision:
+    """What a route says about one revision."""
+
+    spec: FunctionSpec
+    launch: LaunchSpec
+
+    @classmethod
+    def of(cls, route: FunctionRoute, revision: str) -> ParsedRevision:
+        """Parse a revision of a route. Raises InvalidInput if the route does not have it, or it
+        cannot be read."""
+        if revision not in route.revisions:
+            raise InvalidInput(
+                f"{route.app}/{route.function}: the route does not have revision {revision!r}",
+                parameter="revision",
+            )
+        body = route.revisions[revision]
+        spec = from_json(FunctionSpec, body["spec"])
+        try:
+            launch = LaunchSpec.from_json(body["launch"])
+        except (TypeError, KeyError) as e:
+            raise InvalidInput(
+                f"{route.app}/{route.function}@{revision}: its launch document cannot be read: {e}"
+            ) from e
+        return cls(spec=spec, launch=_with_container_image(launch, spec))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,27 +66,26 @@ class RevisionOf:
     launch: LaunchSpec
 
     @classmethod
-    def of(cls, route: FunctionRoute, tenancy: Tenancy, revision: str) -> RevisionOf:
-        """Parse a revision of a route. Raises InvalidInput if the route does not have it, or it
-        cannot be read."""
-        if revision not in route.revisions:
-            raise InvalidInput(
-                f"{route.app}/{route.function}: the route does not have revision {revision!r}",
-                parameter="revision",
-            )
-        body = route.revisions[revision]
-        try:
-            launch = LaunchSpec.from_json(body["launch"])
-        except (TypeError, KeyError) as e:
-            raise InvalidInput(
-                f"{route.app}/{route.function}@{revision}: its launch document cannot be read: {e}"
-            ) from e
+    def of(
+        cls,
+        route: FunctionRoute,
+        tenancy: Tenancy,
+        revision: str,
+        *,
+        parsed: ParsedRevision | None = None,
+    ) -> RevisionOf:
+        """A revision of a route. Raises InvalidInput if the route does not have it, or it cannot be
+        read.
+
+        Args:
+            parsed: what `ParsedRevision.of` made of it; None: parse it now."""
+        parsed = parsed or ParsedRevision.of(route, revision)
         return cls(
             route=route,
             tenancy=tenancy,
             revision=revision,
-            spec=from_json(FunctionSpec, body["spec"]),
-            launch=launch,
+            spec=parsed.spec,
+            launch=parsed.launch,
         )
 
     @property
@@ -76,9 +104,23 @@ class RevisionOf:
         return {**function_labels(self.route, self.tenancy), names.REVISION: self.revision}
 
     @property
+    def pod_labels(self) -> dict[str, str]:
+        """Labels of its pods, which network policies and activators select."""
+        network = network_policies.NONE if self.launch.offline else network_policies.OPEN
+        return dict(sorted({**self.labels, names.NETWORK: network}.items()))
+
+    @property
     def key(self) -> str:
         """The platform-wide key."""
         return f"{self.route.id}@{self.revision}"
+
+
+def _with_container_image(launch: LaunchSpec, spec: FunctionSpec) -> LaunchSpec:
+    """The launch with its container image: nodes pull it, too, for workers that they put into
+    pods."""
+    if spec.image is None or spec.container_image is None:
+        return launch
+    return replace(launch, labels={**launch.labels, CONTAINER_IMAGE_LABEL: spec.container_image})
 
 
 def function_labels(route: FunctionRoute, tenancy: Tenancy) -> dict[str, str]:
@@ -104,7 +146,6 @@ def age(revision: str) -> tuple[int, str]:
 def template(made: RevisionOf) -> dict[str, Any]:
     """`spec.template` of the function's Service. Raises InvalidInput for a revision that the
     cluster cannot run."""
-    label = network_policies.NONE if made.launch.offline else network_policies.OPEN
     annotations = {
         **autoscaling.annotations_of(made.spec, made.tenancy.settings),
         names.KEY: made.key,
@@ -115,10 +156,22 @@ def template(made: RevisionOf) -> dict[str, Any]:
         raise InvalidInput(f"{made.route.app}/{made.route.function}: {e}", **e.detail) from e
     metadata = {
         "name": made.name,
-        "labels": dict(sorted({**made.labels, names.NETWORK: label}.items())),
+        "labels": made.pod_labels,
         "annotations": dict(sorted(annotations.items())),
     }
     return {"metadata": metadata, "spec": spec}
+
+
+def promoted_launch(made: RevisionOf, *, pod: str) -> LaunchSpec:
+    """The launch document for a pod that was promoted to an instance of the revision, signed. Its
+    uid is that of warm pods, and no other pod can announce it.
+
+    Args:
+        pod: uid of the pod.
+    """
+    labels = {**made.launch.labels, POD_LABEL: pod}
+    launch = replace(made.launch, uid=made.tenancy.settings.warm_uid, labels=labels)
+    return made.tenancy.grants.signed(launch) if made.tenancy.grants is not None else launch
 
 
 def config_map(made: RevisionOf) -> Manifest:

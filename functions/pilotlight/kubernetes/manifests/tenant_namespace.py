@@ -8,6 +8,7 @@ create pods in it; `pod` defines them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,9 +106,15 @@ class Tenancy:
 def namespace_manifests(tenancy: Tenancy) -> list[Manifest]:
     """The namespace and its objects other than functions, in the order of application."""
     return [
-        _namespace(tenancy),
+        namespace_manifest(
+            tenancy.namespace,
+            labels=tenancy.labels,
+            annotations={names.PATH: tenancy.path, names.MADE_FOR: _WHY},
+        ),
         *_role_bindings(tenancy),
-        _service_account(tenancy),
+        service_account(
+            RUNNER, tenancy.namespace, labels=tenancy.labels, settings=tenancy.settings
+        ),
         *network_policies.network_policies(
             tenancy.namespace, labels=tenancy.labels, settings=tenancy.settings
         ),
@@ -116,17 +123,17 @@ def namespace_manifests(tenancy: Tenancy) -> list[Manifest]:
     ]
 
 
-def _namespace(tenancy: Tenancy) -> Manifest:
+def namespace_manifest(
+    name: str, *, labels: Mapping[str, str], annotations: Mapping[str, str]
+) -> Manifest:
+    """A namespace whose pods mount a directory of the node."""
     standards = {
         f"{_SECURITY}/enforce": "privileged",
         f"{_SECURITY}/warn": "restricted",
         f"{_SECURITY}/audit": "restricted",
     }
     return object_manifest(
-        kinds.NAMESPACE,
-        tenancy.namespace,
-        labels={**tenancy.labels, **standards},
-        annotations={names.PATH: tenancy.path, names.MADE_FOR: _WHY},
+        kinds.NAMESPACE, name, labels={**labels, **standards}, annotations=annotations
     )
 
 
@@ -139,35 +146,56 @@ def _role_bindings(tenancy: Tenancy) -> list[Manifest]:
         (ACTIVATOR_BINDING, settings.activator_account),
     )
     return [
-        object_manifest(
-            kinds.ROLE_BINDING,
+        role_binding(
             name,
-            namespace=tenancy.namespace,
+            tenancy.namespace,
             labels=tenancy.labels,
-            roleRef={
-                "apiGroup": kinds.CLUSTER_ROLE.group,
-                "kind": kinds.CLUSTER_ROLE.kind,
-                "name": tenant_role(settings, account),
-            },
-            subjects=[
-                {
-                    "kind": kinds.SERVICE_ACCOUNT.kind,
-                    "name": account,
-                    "namespace": settings.namespace,
-                }
-            ],
+            role=tenant_role(settings, account),
+            account=account,
+            settings=settings,
         )
         for name, account in bound
     ]
 
 
-def _service_account(tenancy: Tenancy) -> Manifest:
-    body: dict[str, Any] = {"automountServiceAccountToken": False}
-    if tenancy.settings.image_pull_secrets:
-        body["imagePullSecrets"] = [{"name": name} for name in tenancy.settings.image_pull_secrets]
+def role_binding(
+    name: str,
+    namespace: str,
+    *,
+    labels: Mapping[str, str],
+    role: str,
+    account: str,
+    settings: ClusterSettings,
+) -> Manifest:
+    """The binding of a ClusterRole, in a namespace, to an account of the platform."""
     return object_manifest(
-        kinds.SERVICE_ACCOUNT, RUNNER, namespace=tenancy.namespace, labels=tenancy.labels, **body
+        kinds.ROLE_BINDING,
+        name,
+        namespace=namespace,
+        labels=labels,
+        roleRef={
+            "apiGroup": kinds.CLUSTER_ROLE.group,
+            "kind": kinds.CLUSTER_ROLE.kind,
+            "name": role,
+        },
+        subjects=[
+            {
+                "kind": kinds.SERVICE_ACCOUNT.kind,
+                "name": account,
+                "namespace": settings.namespace,
+            }
+        ],
     )
+
+
+def service_account(
+    name: str, namespace: str, *, labels: Mapping[str, str], settings: ClusterSettings
+) -> Manifest:
+    """The account of pods with tenants' code: it has no rights, and its token is not mounted."""
+    body: dict[str, Any] = {"automountServiceAccountToken": False}
+    if settings.image_pull_secrets:
+        body["imagePullSecrets"] = [{"name": secret} for secret in settings.image_pull_secrets]
+    return object_manifest(kinds.SERVICE_ACCOUNT, name, namespace=namespace, labels=labels, **body)
 
 
 def _limits(tenancy: Tenancy) -> Manifest:

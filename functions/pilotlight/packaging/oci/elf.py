@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 MAGIC = b"\x7fELF"
 _PT_LOAD, _PT_DYNAMIC, _PT_INTERP = 1, 2, 3
-_DT_NULL, _DT_NEEDED, _DT_STRTAB, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 0, 1, 5, 14, 15, 29
+_DT_NULL, _DT_NEEDED, _DT_STRTAB, _DT_RPATH, _DT_RUNPATH = 0, 1, 5, 15, 29
 _MOST_SEGMENTS = 256
 _MOST_BYTES = 1 << 20
 """Maximum size of one table: a dynamic section has some dozen entries."""
@@ -22,7 +22,6 @@ class Elf:
     expanded."""
 
     interpreter: str | None = None
-    soname: str | None = None
     needed: tuple[str, ...] = ()
     search: tuple[str, ...] = ()
     machine: int = 0
@@ -82,7 +81,6 @@ def _parse(file: BinaryIO, head: bytes) -> Elf:
     search = paths.get(_DT_RUNPATH, paths.get(_DT_RPATH, ""))
     return Elf(
         interpreter=interpreter,
-        soname=next((text(value) for tag, value in tags if tag == _DT_SONAME), None),
         needed=tuple(text(value) for tag, value in tags if tag == _DT_NEEDED),
         search=tuple(part for part in search.split(":") if part),
         machine=machine,

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from pilotlight.core.image_steps import ABSOLUTE, check_copy_target
 from pilotlight.core.openat2 import check_directory_beneath
 from pilotlight.errors import InvalidInput, NotFound
 from pilotlight.packaging.oci.contents import LayerContents
@@ -192,7 +193,17 @@ def add_packages(contents: LayerContents, environment: Environment) -> None:
         for name, path in needed_files(WORKER_NEEDS):
             contents.file(f"{ROOT}/site/{name}", path)
     if environment.files is not None:
-        contents.tree(f"{ROOT}/files", environment.files, follow=not environment.is_built)
+        contents.tree(
+            f"{ROOT}/files",
+            environment.files,
+            leave=lambda name: PurePosixPath(name).parts[0] == ABSOLUTE,
+            follow=not environment.is_built,
+        )
+        absolute = environment.files / ABSOLUTE
+        if absolute.is_dir() and not absolute.is_symlink():
+            for place in sorted(absolute.iterdir()):
+                check_copy_target(f"/{place.name}")
+                contents.tree(place.name, place, follow=not environment.is_built)
 
 
 def add_runtime(contents: LayerContents) -> None:

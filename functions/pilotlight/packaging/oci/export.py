@@ -40,8 +40,9 @@ USER = 65532
 """An unprivileged user. Pods override it with the user of their tenant."""
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
-_MOUNT_POINTS = ("dev", "proc", "sys", "scratch", "pilotlight", "etc/pilotlight")
-"""Mount points of a pod, which must exist because the root is read-only."""
+_MOUNT_POINTS = ("dev", "proc", "sys", "run", "usr", "scratch", "pilotlight", "etc/pilotlight")
+"""Mount points of a pod, which must exist because the root is read-only; of `/run` and `/usr` a
+restored worker sees the node agent's."""
 _PYTHON = re.compile(r"(?:usr/local|usr|opt/[\w./-]+)/bin/python(3\.\d+)\Z")
 
 MessageCallback = Callable[[str], None]

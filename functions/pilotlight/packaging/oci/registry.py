@@ -3,30 +3,26 @@
 A blob that was cut off is sent again from its beginning, after a pause; those that arrived are not
 sent again, also by the next push. Plain HTTP is used for a registry on this machine only.
 
-Sources: OCI Distribution Specification 1.1, "Push"; token authentication: distribution.github.io,
-"Token Authentication Specification" and "Oauth2 Token Authentication"."""
+Source: OCI Distribution Specification 1.1, "Push"."""
 
 from __future__ import annotations
 
-import base64
 import json
-import re
-import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self, TypeVar
+from typing import IO, Self, TypeVar
 
 import httpx
 
 from pilotlight.core.backoff import Backoff
-from pilotlight.core.transport.cookies import no_cookies
+from pilotlight.core.oci.image_reference import Repository
+from pilotlight.core.oci.registry_login import Login
+from pilotlight.core.oci.repository_access import AccessRefused, RepositoryAccess
 from pilotlight.errors import Forbidden, InvalidInput, PilotlightError, Unauthenticated, Unavailable
 from pilotlight.packaging.oci.layout import MANIFEST, read_manifest
-from pilotlight.packaging.oci.registry_login import DOCKER_HUB, Login
-from pilotlight.spec.image_reference import Repository
 
 T = TypeVar("T")
 Sent = Callable[[int, int], None]
@@ -39,8 +35,6 @@ _PIECE_BYTES = 256 * 1024
 _TIMEOUT = httpx.Timeout(connect=10.0, read=300.0, write=120.0, pool=None)
 """A registry with a remote store verifies and stores a layer before it answers."""
 _MAX_RESPONSE_BYTES = 1024 * 1024
-_HUB_HOST = "registry-1.docker.io"
-_PARAMETER = re.compile(r'([a-z_]+)="([^"]*)"')
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
@@ -65,25 +59,9 @@ class Registry:
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self.repository = repository
-        self._login = login
         self._pause = pause
-        host = _HUB_HOST if repository.host == DOCKER_HUB else repository.host
-        scheme = "http" if repository.is_loopback else "https"
-        self._origin = httpx.URL(f"{scheme}://{host}")
-        self._base = f"{self._origin}/v2/{repository.name}"
-        # reading the trusted certificates of the system takes time: only for https
-        verify = (
-            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            if repository.is_loopback
-            else ssl.create_default_context()
-        )
-        self._http = httpx.Client(
-            timeout=_TIMEOUT,
-            verify=verify,
-            headers={"user-agent": "pilotlight"},
-            cookies=no_cookies(),
-        )
-        self._authorization = ""
+        self._access = RepositoryAccess(repository, login, actions="pull,push", timeout=_TIMEOUT)
+        self._base = f"{self._access.origin}/v2/{repository.name}"
 
     def __repr__(self) -> str:
         return f"<Registry {self._base}>"
@@ -97,14 +75,14 @@ class Registry:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._http.close()
+        self._access.http.close()
 
     def check_login(self) -> None:
         """Raise PilotlightError unless the registry answers and accepts the login: before an image
         is made, which takes longer."""
 
         def look() -> None:
-            response = self._send("GET", f"{self._origin}/v2/")
+            response = self._send("GET", f"{self._access.origin}/v2/")
             if not response.is_success:
                 raise self._refused(response, "answer as a registry")
 
@@ -197,8 +175,8 @@ class Registry:
 
     def _target(self, response: httpx.Response) -> httpx.URL:
         """Where the registry wants the bytes of an upload."""
-        target = self._origin.join(response.headers.get("location", ""))
-        if target.scheme != "https" and target.host != self._origin.host:
+        target = self._access.origin.join(response.headers.get("location", ""))
+        if target.scheme != "https" and target.host != self._access.origin.host:
             raise InvalidInput(
                 f"{self.repository} wants blobs to be sent to {target.host} without TLS",
                 hint="Ask its operator to use https.",
@@ -235,16 +213,17 @@ class Registry:
     ) -> httpx.Response:
         """Send a request, with a new access token if the registry requires one. Raises _Retry,
         httpx.TransportError."""
-        is_own = httpx.URL(url).netloc == self._origin.netloc  # others get no login
+        access = self._access
+        is_own = access.is_own(httpx.URL(url))
         fixed = {"accept": accept, **(headers or {})}
         for _ in range(2):
-            known = {"authorization": self._authorization} if self._authorization else {}
+            known = {"authorization": access.authorization} if access.authorization else {}
             response = self._exchange(method, url, content, {**fixed, **(known if is_own else {})})
             if response.status_code in _AGAIN:
                 raise _Retry(f"it answered {response.status_code}")
             if response.status_code != 401 or not is_own:
                 break
-            self._authorization = self._authorize(response)
+            self._authorize(response)
             if content is not None and not isinstance(content, bytes):
                 raise _Retry("the access token has expired")
         return response
@@ -256,8 +235,8 @@ class Registry:
         content: bytes | Iterator[bytes] | None,
         headers: Mapping[str, str],
     ) -> httpx.Response:
-        request = self._http.build_request(method, url, content=content, headers=headers)
-        response = self._http.send(request, stream=True, follow_redirects=False)
+        request = self._access.http.build_request(method, url, content=content, headers=headers)
+        response = self._access.http.send(request, stream=True, follow_redirects=False)
         try:
             body = bytearray()
             for piece in response.iter_bytes():
@@ -271,66 +250,29 @@ class Registry:
             response.close()
 
     # -- authentication ----------------------------------------------------------------------------
-    def _authorize(self, response: httpx.Response) -> str:
-        """Return the header that a 401 asks for. Raises Unauthenticated without a login."""
-        challenge = response.headers.get("www-authenticate", "")
-        scheme, _, rest = challenge.partition(" ")
-        if scheme.lower() == "basic":
-            if self._login is None or not self._login.user:
-                raise self._not_logged_in()
-            pair = f"{self._login.user}:{self._login.password}".encode()
-            return f"Basic {base64.b64encode(pair).decode()}"
-        if scheme.lower() == "bearer":
-            return f"Bearer {self._token(dict(_PARAMETER.findall(rest)))}"
-        raise Unauthenticated(
-            f"registry {self.repository.host} requires an unknown authentication: "
-            f"{challenge[:80]!r}"
-        )
-
-    def _token(self, challenge: Mapping[str, str]) -> str:
-        realm = httpx.URL(challenge.get("realm", ""))
-        if realm.scheme != "https" and not (
-            self.repository.is_loopback and realm.host == self._origin.host
-        ):
-            raise Unauthenticated(
-                f"registry {self.repository.host} wants the login to be sent to {realm} without "
-                f"TLS: ask its operator to use https"
-            )
-        scope = f"repository:{self.repository.name}:pull,push"
-        asked = {"service": challenge.get("service", ""), "scope": scope}
-        login = self._login
-        if login is not None and login.identity_token:
-            form = {
-                **asked,
-                "grant_type": "refresh_token",
-                "client_id": "pilotlight",
-                "refresh_token": login.identity_token,
-            }
-            answer = self._http.post(realm, data=form)
-        else:
-            auth = httpx.BasicAuth(login.user, login.password) if login is not None else None
-            answer = self._http.get(realm.copy_merge_params(asked), auth=auth)
-        if answer.status_code in _AGAIN:
-            raise _Retry(f"{realm.host} answered {answer.status_code}")
-        if answer.status_code in (401, 403):
-            raise self._not_logged_in()
+    def _authorize(self, response: httpx.Response) -> None:
         try:
-            body: Any = answer.json()
-            return str(body.get("token") or body["access_token"])
-        except (ValueError, KeyError, AttributeError) as e:
-            raise Unauthenticated(f"{realm.host} returned no access token: {e!r}") from e
+            self._access.authorize(response)
+        except AccessRefused as e:
+            if e.status in _AGAIN:
+                raise _Retry(str(e)) from e
+            if e.status in (401, 403):
+                raise self._not_logged_in() from e
+            raise Unauthenticated(f"registry {self.repository.host}: {e}") from e
 
     def _not_logged_in(self) -> Unauthenticated:
-        host = self.repository.host
+        host, login = self.repository.host, self._access.login
         return Unauthenticated(
             f"you are not logged in to registry {host}"
-            if self._login is None
-            else f"registry {host} does not accept the login of {self._login.user or 'its token'}",
+            if login is None
+            else f"registry {host} does not accept the login of {login.user or 'its token'}",
             hint=f"Run `docker login {host}`, or `podman login {host}`.",
         )
 
     def _refused(self, response: httpx.Response, what: str) -> PilotlightError:
-        has_token = self._login is not None and self._authorization.startswith("Bearer ")
+        has_token = self._access.login is not None and self._access.authorization.startswith(
+            "Bearer "
+        )
         if response.status_code == 401 and not has_token:
             return self._not_logged_in()
         try:

@@ -5,39 +5,28 @@ containers-auth.json(5)."""
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pilotlight.core.oci.image_reference import Repository
+from pilotlight.core.oci.registry_login import (
+    DOCKER_HUB,
+    HUB_KEYS,
+    Login,
+    read_logins,
+    stored_login,
+)
 from pilotlight.errors import InvalidInput
-from pilotlight.spec.image_reference import Repository
 
-DOCKER_HUB = "docker.io"
-_HUB_KEYS = ("https://index.docker.io/v1/", "index.docker.io")
 _HELPER = re.compile(r"[A-Za-z0-9._-]+\Z")
 _HELPER_TIMEOUT_S = 60.0
 """A helper may ask the user to unlock a keyring."""
-_MAX_FILE_BYTES = 1024 * 1024
 _TOKEN_USER = "<token>"
 """A helper's user name for an identity token."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Login:
-    """A user name with a password, or an identity token, which is exchanged for access tokens."""
-
-    user: str = ""
-    password: str = ""
-    identity_token: str = ""
-
-    def __repr__(self) -> str:
-        return f"<Login {self.user or 'by identity token'}>"
 
 
 def find_login(repository: Repository, environ: Mapping[str, str]) -> Login | None:
@@ -66,27 +55,13 @@ def _files(environ: Mapping[str, str]) -> Iterator[Path]:
 
 def _document(path: Path) -> Mapping[str, Any] | None:
     try:
-        with path.open("rb") as file:
-            raw = file.read(_MAX_FILE_BYTES + 1)
+        return read_logins(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as e:
         raise InvalidInput(f"{path} cannot be read: {e.strerror or e}") from e
-    try:
-        document = json.loads(raw)
     except ValueError as e:
-        raise InvalidInput(f"{path} is not JSON: {e}") from e
-    if not isinstance(document, dict):
-        raise InvalidInput(f"{path} is not a JSON object")
-    return document
-
-
-def _keys(repository: Repository) -> list[str]:
-    """Keys of a repository, the most specific first: containers-auth.json(5) permits paths."""
-    parts = [repository.host, *repository.name.split("/")]
-    names = ["/".join(parts[:length]) for length in range(len(parts), 0, -1)]
-    hub = list(_HUB_KEYS) if repository.host == DOCKER_HUB else []
-    return [*names, f"https://{repository.host}", *hub]
+        raise InvalidInput(str(e)) from e
 
 
 def _helper(document: Mapping[str, Any], repository: Repository) -> str | None:
@@ -97,24 +72,10 @@ def _helper(document: Mapping[str, Any], repository: Repository) -> str | None:
 
 
 def _stored(document: Mapping[str, Any], repository: Repository, path: Path) -> Login | None:
-    logins = document.get("auths")
-    if not isinstance(logins, dict):
-        return None
-    plain = {str(key).rstrip("/"): value for key, value in logins.items()}
-    for key in _keys(repository):
-        entry = plain.get(key.rstrip("/"))
-        if not isinstance(entry, dict):
-            continue
-        if token := entry.get("identitytoken"):
-            return Login(identity_token=str(token))
-        try:
-            text = base64.b64decode(str(entry.get("auth", "")), validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError) as e:
-            raise InvalidInput(f"{path}: auths[{key!r}].auth is not base64 of user:password") from e
-        user, _, password = text.rstrip("\0").partition(":")
-        if user:
-            return Login(user=user, password=password)
-    return None
+    try:
+        return stored_login(document, repository)
+    except ValueError as e:
+        raise InvalidInput(f"{path}: {e}") from e
 
 
 def _ask(helper: str, repository: Repository, environ: Mapping[str, str]) -> Login | None:
@@ -122,7 +83,7 @@ def _ask(helper: str, repository: Repository, environ: Mapping[str, str]) -> Log
     if not _HELPER.match(helper):
         raise InvalidInput(f"credential helper {helper!r}: its name may not contain a path")
     program = f"docker-credential-{helper}"
-    server = _HUB_KEYS[0] if repository.host == DOCKER_HUB else repository.host
+    server = HUB_KEYS[0] if repository.host == DOCKER_HUB else repository.host
     try:
         done = subprocess.run(
             [program, "get"],

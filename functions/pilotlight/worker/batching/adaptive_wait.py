@@ -14,8 +14,8 @@ Without observations it is assumed to be `PRIOR` times `worth`. Evidence decays,
 occasionally tried again.
 
 A silence never lasts longer than `worth`, whatever was learned (the ski rental bound of Karlin et
-al. 1988: at most twice the cost of an optimal decision). `docs/batching.md` compares this rule with
-others in simulations."""
+al. 1988: at most twice the cost of an optimal decision). `docs/explanation/batches.md` compares
+this rule with others in simulations."""
 
 from __future__ import annotations
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
+from pilotlight.current_call.context import CURRENT_CALL as RUNNING
+from pilotlight.current_call.context import Context
+from pilotlight.current_call.spans import CURRENT_RECORDER
 from pilotlight.protocol import HEADER_BATCH
-from pilotlight.sdk.context import CURRENT_CALL as RUNNING
-from pilotlight.sdk.context import Context
-from pilotlight.sdk.spans import CURRENT_RECORDER
 from pilotlight.worker.batching.batch_key import BatchKey
 from pilotlight.worker.batching.release_policy import ReleaseReason
 from pilotlight.worker.user_code import output
@@ -115,7 +115,8 @@ class ReleasedBatch:
 
 
 class RunningBatch:
-    """The running batch that `pilotlight.context()` describes; a `sdk.context.ContextProvider`."""
+    """The running batch that `pilotlight.context()` describes; a
+    `current_call.context.ContextProvider`."""
 
     def __init__(self, members: Sequence[BatchItem], spans: BatchSpans) -> None:
         self._members = members

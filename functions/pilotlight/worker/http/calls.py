@@ -3,22 +3,26 @@
 Unpickling executes code of the caller. A pickle is therefore refused, unread, unless the activator
 states that it comes from the function's own tenant (HEADER_TRUSTED_PICKLE).
 
-`async def` functions run in the request's own task, synchronous ones in a call thread. When the
-caller disconnects or the deadline passes, the call is stopped: the task is cancelled, or
-CallCancelled is raised in the thread. A call counts as running until the function has ended, even
-if its caller has disconnected; calls beyond `max_inputs` are answered 503 with outcome `busy`,
-which is safe to retry elsewhere."""
+`async def` functions run in a task, whose first step is taken at once (`start_task`), synchronous
+ones in a call thread. When the caller disconnects or the deadline passes, the call is stopped: the
+task is cancelled, or CallCancelled is raised in the thread. A call counts as running until the
+function has ended, even if its caller has disconnected; calls beyond `max_inputs` are answered 503
+with outcome `busy`, which is safe to retry elsewhere."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import inspect
 import math
 import types
-from collections.abc import AsyncGenerator, Mapping
-from typing import TYPE_CHECKING, Any
+import urllib.parse
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any
 
+from pilotlight.current_call.context import CURRENT_CALL as RUNNING
+from pilotlight.current_call.spans import CURRENT_RECORDER
 from pilotlight.errors import InvalidInput, NotFound, Unavailable, UnsupportedMediaType
 from pilotlight.protocol import (
     CONTENT_JSON,
@@ -29,31 +33,21 @@ from pilotlight.protocol import (
     HEADER_DEADLINE,
     HEADER_FINISH,
     HEADER_PRIORITY,
+    HEADER_RETRY,
     HEADER_TRUSTED_PICKLE,
     WORKER_INVOKE,
     is_pickle,
 )
 from pilotlight.sdk.batches import WrongResults
-from pilotlight.sdk.context import CURRENT_CALL as RUNNING
-from pilotlight.sdk.spans import CURRENT_RECORDER
 from pilotlight.worker.batching.batcher import Batcher
+from pilotlight.worker.http.connection import Request
 from pilotlight.worker.http.execution_deadlines import ExecutionDeadlines
-from pilotlight.worker.http.http_responses import (
-    end,
-    read_body,
-    send_document,
-    send_problem,
-    send_response,
-    start,
-)
-from pilotlight.worker.process.call_threads import CallThread, CallThreads, Outcome
+from pilotlight.worker.http.first_step import start_task
+from pilotlight.worker.process.call_threads import CallThread, CallThreads, Job, Outcome
 from pilotlight.worker.user_code import output, serialization, user_errors
 from pilotlight.worker.user_code.current_call import RunningCall
 from pilotlight.worker.user_code.spans import CallSpans
 from pilotlight.worker.user_code.target import Method, Style
-
-if TYPE_CHECKING:
-    from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, HTTPScope
 
 _ATTEMPT = HEADER_ATTEMPT.encode()
 _CALL = HEADER_CALL.encode()
@@ -65,59 +59,83 @@ _PICKLE = CONTENT_PICKLE.encode()
 _SSE = CONTENT_SSE.encode()
 _TRUSTED = HEADER_TRUSTED_PICKLE.encode()
 _PREFIX = len(WORKER_INVOKE)
+_NOT_AGAIN = f"{HEADER_RETRY}: no\r\n".encode()
+_NOTHING = object()
+_STREAMED = object()
+"""In place of a value that was answered already."""
+_STREAMS = frozenset({types.GeneratorType, types.AsyncGeneratorType})
+_UNFINISHED = frozenset({types.CoroutineType, *_STREAMS})
+"""Types of results behind which there is more to run."""
 
 
-class Call:
-    """One running call. Owned by the event loop.
+class Call(RunningCall):
+    """One running call. Owned by the event loop. What few calls need has its default in the class.
 
     Attributes:
         speaks_pickle: whether the caller is the SDK of the function's own tenant: it sent
             cloudpickle, and gets it back.
-        priority: from the activator, for methods whose calls are batched.
         seconds: remaining time of the execution clock; 0 for no limit.
         expires_at: the event loop's time at which it expires; set by ExecutionDeadlines.
         stopped: None, or why it was stopped: `left` or `deadline`.
         spans: spans that its own code records.
+        variables: the context variables in which the function runs, if not those of a task.
+        task: None if the function does not run in the event loop.
+        is_awaiting: whether a stop cancels it: not while an item of a stream is being sent.
+        job, thread: what a stop interrupts.
+        is_bound: whether its arguments fit the function.
     """
 
-    __slots__ = (
-        "_task",
-        "accept",
-        "expires_at",
-        "id",
-        "priority",
-        "seconds",
-        "spans",
-        "speaks_pickle",
-        "stopped",
-        "thread",
-    )
+    seconds = 0.0
+    expires_at = 0.0
+    stopped: str | None = None
+    task: asyncio.Task[Any] | None = None
+    is_awaiting = False
+    job: Job | None = None
+    thread: CallThread | None = None
+    variables: contextvars.Context
+    is_bound = False
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = types.MappingProxyType({})
 
     def __init__(
-        self, headers: Mapping[bytes, bytes], *, speaks_pickle: bool, slow_s: float = math.inf
+        self, request: Request, method: Method, *, speaks_pickle: bool, slow_s: float
     ) -> None:
-        self.id = headers.get(_CALL, b"").decode("latin-1")
+        headers = request.headers
+        self.id = identity = headers[_CALL].decode("latin-1") if _CALL in headers else ""
         self.spans = CallSpans(
-            self.id, headers.get(b"traceparent"), headers.get(_ATTEMPT), slow_s=slow_s
+            identity, headers.get(b"traceparent"), headers.get(_ATTEMPT), slow_s=slow_s
         )
+        super().__init__(headers, self.spans)
+        self.request = request
+        self.method = method
         self.speaks_pickle = speaks_pickle
-        self.accept = headers.get(b"accept", b"")
-        self.priority = headers.get(_PRIORITY)
-        self.seconds = _seconds(headers[_DEADLINE]) if _DEADLINE in headers else 0.0
-        self.expires_at = 0.0
-        self.stopped: str | None = None
-        self.thread: CallThread | None = None
-        self._task: asyncio.Task[Any] | None = None
+        if _DEADLINE in headers:
+            self.seconds = _seconds(headers[_DEADLINE])
 
     def __repr__(self) -> str:
         return f"<Call {self.id} {self.stopped or 'running'}>"
 
-    def begin(self, task: asyncio.Task[Any] | None) -> None:
-        """Set the task that a stop cancels; None if the call runs in a thread."""
-        self._task = task
+    @property
+    def priority(self) -> bytes | None:
+        """From the activator, for methods whose calls are batched."""
+        return self.request.headers.get(_PRIORITY)
+
+    def enter(self) -> None:
+        """Make it the current call of these context variables, and take its arguments from the
+        body. Raises InvalidInput, and what the user's own types raise."""
+        output.CALL.set(self.id)
+        RUNNING.set(self)
+        CURRENT_RECORDER.set(self.spans)
+        self.spans.make_current()
+        binder, body = self.method.binder, self.request.body
+        self.args, self.kwargs = (
+            binder.from_pickle(body) if self.speaks_pickle else binder.from_json(body)
+        )
+        self.is_bound = True
 
     def leave(self) -> None:
         """Stop the call: the caller has disconnected."""
+        self.request.disconnected = True
         self._stop("left")
 
     def expire(self) -> None:
@@ -127,10 +145,12 @@ class Call:
     def _stop(self, reason: str) -> None:
         if self.stopped is None:
             self.stopped = reason
-            if self.thread is not None:
+            if self.job is not None:
+                self.job.interrupt()
+            elif self.thread is not None:
                 self.thread.interrupt()
-            elif self._task is not None:
-                self._task.cancel()
+            elif self.task is not None and self.is_awaiting:
+                self.task.cancel()
 
 
 class Calls:
@@ -141,12 +161,14 @@ class Calls:
     ) -> None:
         """`slow_s`: the spans of a call that takes longer are sent even if it is not sampled."""
         self._methods = methods
+        self._by_url = {f"{WORKER_INVOKE}{name}".encode(): m for name, m in methods.items()}
         self._slow_s = slow_s
         self._max_inputs = max_inputs
         self._running = 0
         self._threads = CallThreads()
         self._deadlines = ExecutionDeadlines()
         self._batches = Batcher(methods, max_inputs=max_inputs, threads=self._threads)
+        self._on_end: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
         return f"<Calls running={self._running}/{self._max_inputs}>"
@@ -156,153 +178,144 @@ class Calls:
         """Number of calls whose function has not ended."""
         return self._running
 
-    def drain(self) -> None:
-        """Prepare for the end of the instance: no more calls will arrive."""
+    def drain(self, *, on_end: Callable[[], None]) -> None:
+        """Prepare for the end of the instance: no more calls will arrive. `on_end`: called after
+        each that ends."""
+        self._on_end = on_end
         self._batches.drain()
 
     def make_thread(self, loop: asyncio.AbstractEventLoop) -> None:
         """Create a call thread before the first call."""
         self._threads.make_ahead(loop)
 
-    async def invoke(
-        self, scope: HTTPScope, receive: ASGIReceiveCallable, send: ASGISendCallable
-    ) -> None:
-        """Handle one request."""
-        headers = dict(scope["headers"])
+    def begin(self, request: Request) -> None:
+        """Handle one request, whose body is complete."""
+        headers = request.headers
         content_type = headers.get(b"content-type", _JSON)
         speaks_pickle = content_type != _JSON and is_pickle(content_type)
         if speaks_pickle and headers.get(_TRUSTED) != b"1":
-            await send_problem(
-                send,
-                _untrusted(),
-                outcome=b"invalid",
-                call=headers.get(_CALL, b"").decode("latin-1"),
-            )
+            identity = headers.get(_CALL, b"").decode("latin-1")
+            request.respond_error(_untrusted(), outcome=b"invalid", call=identity)
             return
-        body = await read_body(receive)
-        if body is None:
-            return
-        method = self._methods.get(scope["path"][_PREFIX:]) if scope["method"] == "POST" else None
+        method = self._by_url.get(request.url) or self._methods.get(_path(request.url)[_PREFIX:])
         if method is None:
-            await send_problem(
-                send,
-                NotFound(
-                    f"this function has no method {scope['path'][_PREFIX:]!r} to be called by POST"
-                ),
-                outcome=b"invalid",
-            )
+            request.respond_error(no_method(_path(request.url)), outcome=b"invalid")
         elif self._running >= self._max_inputs:
             full = Unavailable(
                 f"all {self._max_inputs} slots of this instance are in use", retry_after_s=0
             )
-            await send_problem(send, full, outcome=b"busy")
+            request.respond_error(full, outcome=b"busy")
         else:
-            call = Call(headers, speaks_pickle=speaks_pickle, slow_s=self._slow_s)
-            RUNNING.set(RunningCall(headers, call.spans))
-            await self._run(method, call, scope, body, send)
+            self._run(Call(request, method, speaks_pickle=speaks_pickle, slow_s=self._slow_s))
 
-    async def _run(
-        self, method: Method, call: Call, scope: HTTPScope, body: bytes, send: ASGISendCallable
-    ) -> None:
-        output.CALL.set(call.id)
-        CURRENT_RECORDER.set(call.spans)
-        call.spans.make_current()
-        connection: Any = scope["extensions"]["connection"]  # set by server.Connection
-        connection.on_leave(call.leave)
+    def _run(self, call: Call) -> None:
+        call.request.connection.leave = call.leave
         if call.seconds > 0:
             self._deadlines.watch(call, seconds=call.seconds)
         self._running += 1
+        method = call.method
+        if method.batch is not None:
+            call.task = start_task(self._perform_in_batch(call))
+        elif method.style is not Style.THREAD:
+            call.task = start_task(self._perform(call))
+        else:
+            call.variables = contextvars.copy_context()
+            try:
+                call.variables.run(call.enter)
+            except BaseException as e:  # of the user's own types, too, which may raise anything
+                call.variables.run(self._finish, call, False, e)
+                return
+            done = functools.partial(self._returned, call)
+            call.job = self._threads.start(
+                call.variables, method.call, call.args, call.kwargs, done
+            )
+
+    def _returned(self, call: Call, outcome: Outcome) -> None:
+        """The function has ended in its thread."""
+        call.job = None
+        ok, value = outcome
+        if ok and type(value) in _UNFINISHED:
+            # from a plain function: a decorator without `async`, or one that returns a generator
+            call.task = call.variables.run(start_task, self._perform_rest(call, value))
+        else:
+            # in the call's own context: the user's types may write while they are encoded
+            call.variables.run(self._finish, call, ok, value)
+
+    def _finish(self, call: Call, ok: bool, value: Any, line: bytes = b"") -> None:
+        """Answer, and end the call."""
+        call.is_awaiting = False
         try:
-            await self._perform(method, call, body, send)
+            _answer(call, ok, value, line)
         finally:
             self._running -= 1
-            connection.on_leave(None)
-            self._deadlines.forget(call)
-            output.end_call(call.id)
+            call.request.connection.leave = None
+            if call.seconds > 0:
+                self._deadlines.forget(call)
+            if output.PENDING:
+                output.end_call(call.id)
+            if self._on_end is not None:
+                self._on_end()
 
-    async def _perform(
-        self, method: Method, call: Call, body: bytes, send: ASGISendCallable
-    ) -> None:
+    async def _perform(self, call: Call) -> None:
+        """Run what does not run in a thread."""
         try:
-            args, kwargs = (
-                method.binder.from_pickle(body)
-                if call.speaks_pickle
-                else method.binder.from_json(body)
-            )
-        except InvalidInput as e:
-            await send_problem(send, e, outcome=b"invalid", call=call.id)
-            return
-        try:
-            if method.batch is not None:
-                await self._in_batch(method, call, args, kwargs, send)
-                return
+            call.enter()
+            method = call.method
+            value = method.call(*call.args, **call.kwargs)
             if method.style is Style.COROUTINE:
-                call.begin(asyncio.current_task())
-                value = await method.call(*args, **kwargs)
-            elif method.style is Style.THREAD:
-                ok, value = await self._in_thread(call, method.call, args, kwargs)
-                if not ok:  # not raised here: a StopIteration cannot leave a coroutine (PEP 479)
-                    await _answer_raised(
-                        call, value, send, arguments=method.binder.shapes(args, kwargs)
-                    )
-                    return
-                if inspect.iscoroutine(value):  # from a plain function: a decorator without `async`
-                    call.begin(asyncio.current_task())
-                    value = await value
-            else:
-                value = method.call(*args, **kwargs)
-            call.begin(None)
+                call.is_awaiting = True
+                value = await value
             if type(value) in _STREAMS:
-                await self._stream(call, value, send)
-            else:
-                await _answer_value(call, value, send)
+                await self._stream(call, value)
+                value = _STREAMED
         except (
             BaseException
         ) as e:  # user code may raise anything, SystemExit too; it is answered as data
-            call.begin(None)
-            await _answer_raised(call, e, send, arguments=method.binder.shapes(args, kwargs))
-
-    async def _in_batch(
-        self, method: Method, call: Call, args: Any, kwargs: Any, send: ASGISendCallable
-    ) -> None:
-        call.begin(asyncio.current_task())
-        share = await self._batches.share(method.name, call, args, kwargs, call.priority)
-        call.begin(None)
-        if share.ok:
-            await _answer_value(call, share.value, send, line=share.line)
+            self._finish(call, False, e)
         else:
-            shapes = method.binder.shapes(args, kwargs)
-            await _answer_raised(call, share.value, send, line=share.line, arguments=shapes)
+            self._finish(call, True, value)
 
-    async def _in_thread(self, call: Call, function: Any, args: Any, kwargs: Any) -> Outcome:
-        call.thread = thread = self._threads.take()
+    async def _perform_rest(self, call: Call, value: Any) -> None:
+        """Run what a thread returned."""
         try:
-            return await thread.run(contextvars.copy_context(), function, args, kwargs)
-        finally:
-            call.thread = None
-            self._threads.give_back(thread)
+            if type(value) is types.CoroutineType:
+                call.is_awaiting = True
+                value = await value
+            if type(value) in _STREAMS:
+                await self._stream(call, value)
+                value = _STREAMED
+        except BaseException as e:  # as in _perform
+            self._finish(call, False, e)
+        else:
+            self._finish(call, True, value)
 
-    async def _stream(self, call: Call, source: Any, send: ASGISendCallable) -> None:
+    async def _perform_in_batch(self, call: Call) -> None:
+        try:
+            call.enter()
+            call.is_awaiting = True
+            share = await self._batches.share(
+                call.method.name, call, call.args, call.kwargs, call.priority
+            )
+        except BaseException as e:  # as in _perform
+            self._finish(call, False, e)
+        else:
+            self._finish(call, share.ok, share.value, share.line)
+
+    async def _stream(self, call: Call, source: Any) -> None:
         """Send items as they are produced; a generator that raises before its first item is
         answered like any function."""
-        framer = _framer(call)
+        call.is_awaiting = False
+        request, framer = call.request, _framer(call)
         items = self._items(call, source)
         try:
             first = await anext(items, _NOTHING)
             head = b"" if first is _NOTHING else framer.item(first)
-            await start(send, 200, framer.content_type.encode(), b"ok")
-            await send({"type": "http.response.body", "body": head, "more_body": True})
+            request.start(framer.content_type.encode(), b"ok", head)
             try:
                 while first is not _NOTHING and call.stopped is None:
                     first = await anext(items, _NOTHING)
                     if first is not _NOTHING:
-                        await send(
-                            {
-                                "type": "http.response.body",
-                                "body": framer.item(first),
-                                "more_body": True,
-                            }
-                        )
+                        await request.send(framer.item(first))
                 tail, finish = (
                     (b"", b"stop")
                     if call.stopped is None
@@ -312,21 +325,23 @@ class Calls:
                 BaseException
             ) as e:  # as in _perform: the headers are out, so the error travels in the stream
                 tail, finish = framer.error(_late(call) if call.stopped else e), b"error"
-            await end(send, tail, b"%b: %b\r\n%b" % (_FINISH, finish, call.spans.line(200)))
+            request.end(tail, b"%b: %b\r\n%b" % (_FINISH, finish, call.spans.line(200)))
         finally:
             await items.aclose()
 
     async def _items(self, call: Call, source: Any) -> AsyncGenerator[Any, None]:
         if inspect.isasyncgen(source):
-            call.begin(asyncio.current_task())
+            call.is_awaiting = True
             try:
                 async for item in source:
-                    call.begin(None)  # while the item is being sent, a stop only sets its flag
+                    call.is_awaiting = (
+                        False  # while the item is being sent, a stop only sets its flag
+                    )
                     yield item
-                    call.begin(asyncio.current_task())
+                    call.is_awaiting = True
                 return
             finally:
-                call.begin(None)
+                call.is_awaiting = False
                 await source.aclose()
         thread, context = self._threads.take(), contextvars.copy_context()
         try:
@@ -344,65 +359,65 @@ class Calls:
             self._threads.give_back(thread)
 
 
-async def _answer_value(
-    call: Call, value: Any, send: ASGISendCallable, *, line: bytes = b""
-) -> None:
-    if call.speaks_pickle:
-        await send_response(
-            send,
-            200,
-            _PICKLE,
-            b"ok",
-            serialization.as_pickle(value),
-            lines=line + call.spans.line(200),
-        )
-    else:
-        await send_response(
-            send, 200, _JSON, b"ok", serialization.as_json(value), lines=line + call.spans.line(200)
-        )
+def _answer(call: Call, ok: bool, value: Any, line: bytes) -> None:
+    """Answer with a value, or with what was raised. `line`: a further header line."""
+    if ok:
+        if value is _STREAMED:
+            return
+        try:
+            if call.speaks_pickle:
+                kind, body = _PICKLE, serialization.as_pickle(value)
+            else:
+                kind, body = _JSON, serialization.as_json(value)
+        except BaseException as e:  # the user's types may raise anything while they are encoded
+            value, line = e, b""
+        else:
+            call.request.respond(200, kind, b"ok", body, line + call.spans.line(200))
+            return
+    _answer_raised(call, value, line)
 
 
-async def _answer_raised(
-    call: Call,
-    error: BaseException,
-    send: ASGISendCallable,
-    *,
-    arguments: str,
-    line: bytes = b"",
-) -> None:
+def _answer_raised(call: Call, error: BaseException, line: bytes) -> None:
+    request = call.request
+    if isinstance(error, InvalidInput) and not call.is_bound:
+        request.respond_error(error, outcome=b"invalid", call=call.id)
+        return
     if call.stopped is not None and isinstance(
         error, asyncio.CancelledError | user_errors.CallCancelled
     ):
-        task = asyncio.current_task()
-        if task is not None:
-            task.uncancel()
         if call.stopped == "deadline":
-            await send_problem(send, _late(call), outcome=b"raised", call=call.id)
+            request.respond_error(_late(call), outcome=b"raised", call=call.id)
         return
     if isinstance(error, serialization.ResultNotSerializable | WrongResults):
-        await send_problem(send, error, outcome=b"raised", call=call.id)
+        request.respond_error(error, outcome=b"raised", call=call.id)
         return
-    user_errors.report(error, arguments=arguments)
+    user_errors.report(error, arguments=call.method.binder.shapes(call.args, call.kwargs))
+    if not call.method.is_retried(error):
+        line += _NOT_AGAIN
+    lines = line + call.spans.line(500)
     if call.speaks_pickle:
-        await send_response(
-            send,
-            500,
-            _PICKLE,
-            b"raised",
-            user_errors.as_pickle(error),
-            lines=line + call.spans.line(500),
-        )
+        request.respond(500, _PICKLE, b"raised", user_errors.as_pickle(error), lines)
     else:
-        lines = line + call.spans.line(500)
-        await send_document(
-            send, user_errors.as_problem(error), outcome=b"raised", call=call.id, lines=lines
-        )
+        document = user_errors.as_problem(error)
+        request.respond_problem(document, outcome=b"raised", call=call.id, lines=lines)
+
+
+def no_method(path: str) -> NotFound:
+    """The answer to a request at a path that is no method's, or that is no POST."""
+    return NotFound(
+        f"this function has no method {path.removeprefix(WORKER_INVOKE)!r} to be called by POST"
+    )
+
+
+def _path(url: bytes) -> str:
+    return urllib.parse.unquote(url.partition(b"?")[0].decode("latin-1"))
 
 
 def _framer(call: Call) -> serialization.Framer:
     if call.speaks_pickle:
         return serialization.PickleFrames()
-    return serialization.SseFrames() if _SSE in call.accept else serialization.NdjsonFrames()
+    is_sse = _SSE in call.request.headers.get(b"accept", b"")
+    return serialization.SseFrames() if is_sse else serialization.NdjsonFrames()
 
 
 def _untrusted() -> UnsupportedMediaType:
@@ -423,7 +438,3 @@ def _seconds(value: bytes) -> float:
         return float(value)
     except ValueError:
         return 0.0
-
-
-_NOTHING = object()
-_STREAMS = frozenset({types.GeneratorType, types.AsyncGeneratorType})

@@ -19,13 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from pilotlight.core.transport.calls_socket import INSTANCE_VARIABLE
 from pilotlight.errors import NotFound
 from pilotlight.protocol import (
-    CONTENT_JSON,
     WORKER_ASGI,
     WORKER_END,
     WORKER_HEALTH,
@@ -34,8 +32,9 @@ from pilotlight.protocol import (
 )
 from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.policies import Objectives
-from pilotlight.worker.http.calls import Calls
-from pilotlight.worker.http.http_responses import send_problem, send_response
+from pilotlight.worker.http.calls import Calls, no_method
+from pilotlight.worker.http.connection import Connection
+from pilotlight.worker.http.http_responses import send_json, send_problem
 from pilotlight.worker.http.listener import serve_listener
 from pilotlight.worker.snapshot import hooks
 from pilotlight.worker.status import InstanceStatus
@@ -46,45 +45,9 @@ from pilotlight.worker.user_code.target import Target
 if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveCallable, ASGISendCallable
 
-KEEP_ALIVE_S = 3600
-"""The activator pools its connections and closes them itself: if the worker closed them, a request
-could meet a closing connection."""
 BACKLOG = 2048
 """Connections that wait in the kernel during the start; the activator opens at most `max_inputs`
 plus a few."""
-
-
-class Connection(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 protocol, which notifies the running call when its caller disconnects,
-    without a waiting task."""
-
-    def __init__(self, *args: Any, on_closed: Callable[[], None], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._leave: Callable[[], None] | None = None
-        self._on_closed = on_closed
-        self._extensions: dict[str, Any] = {"connection": self}
-
-    def on_leave(self, leave: Callable[[], None] | None) -> None:
-        """Set the callback for a disconnect during this request; None once it is answered.
-
-        Resumes reading, which uvicorn leaves paused after a large body: a paused transport does not
-        notice a disconnect."""
-        self._leave = leave
-        if leave is not None:
-            self.flow.resume_reading()
-
-    def on_message_begin(self) -> None:
-        """Put the connection into the scope of a new request."""
-        super().on_message_begin()
-        self.scope["extensions"] = self._extensions
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Notify the running call: the peer has disconnected."""
-        super().connection_lost(exc)
-        self._extensions.clear()
-        if self._leave is not None:
-            self._leave()
-        self._on_closed()
 
 
 class Server:
@@ -193,7 +156,7 @@ class Server:
         what in-flight calls use."""
         for server in self._accepting:
             server.close()
-        self._calls.drain()
+        self._calls.drain(on_end=self._changed.set)
         for connection in list(self._state.connections):
             connection.shutdown()
         while self._state.connections or self._state.tasks or self._calls.running:
@@ -220,6 +183,7 @@ class Server:
             server_state=self._state,
             app_state={},
             _loop=self._loop,
+            begin=None if self._web is not None else self._calls.begin,
             on_closed=self._changed.set,
         )
 
@@ -228,35 +192,19 @@ class Server:
     ) -> None:
         path: str = scope["path"]
         try:
-            if (
-                path.startswith(WORKER_INVOKE)
-                and scope["type"] == "http"
-                and self._application is None
-            ):
-                await self._calls.invoke(scope, receive, send)
-            elif self._application is not None and (
+            if self._application is not None and (
                 path == WORKER_ASGI or path.startswith(WORKER_ASGI + "/")
             ):
                 await self._application(scope, receive, send)
             elif path == WORKER_HEALTH and scope["type"] == "http":
                 await self._answer_health(send)
             elif path == WORKER_STATUS and scope["type"] == "http":
-                await send_response(
-                    send,
-                    200,
-                    CONTENT_JSON.encode(),
-                    b"ok",
-                    self._standing.as_json(running=self._calls.running),
-                )
+                await send_json(send, self._standing.as_json(running=self._calls.running))
             elif path == WORKER_END and scope["type"] == "http" and scope["method"] == "POST":
                 self._draining.set()
-                await send_response(send, 200, CONTENT_JSON.encode(), b"ok", b"{}")
+                await send_json(send, b"{}")
             elif scope["type"] == "http":
-                await send_problem(
-                    send,
-                    NotFound(f"this function serves nothing at {path!r}"),
-                    outcome=b"invalid",
-                )
+                await send_problem(send, self._nothing_at(path), outcome=b"invalid")
             else:
                 await send(
                     {
@@ -270,9 +218,14 @@ class Server:
                 # after uvicorn has removed this task from its list
                 self._running_loop.call_soon(self._changed.set)
 
+    def _nothing_at(self, path: str) -> NotFound:
+        if path.startswith(WORKER_INVOKE) and self._application is None:
+            return no_method(path)
+        return NotFound(f"this function serves nothing at {path!r}")
+
     async def _answer_health(self, send: ASGISendCallable) -> None:
         body = {"instance": os.environ.get(INSTANCE_VARIABLE, ""), "running": self._calls.running}
-        await send_response(send, 200, CONTENT_JSON.encode(), b"ok", serialization.as_json(body))
+        await send_json(send, serialization.as_json(body))
 
 
 def _config(app: Any, *, websockets: bool) -> Config:
@@ -292,7 +245,6 @@ def _config(app: Any, *, websockets: bool) -> Config:
         proxy_headers=False,
         server_header=False,
         date_header=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
     )
     config.load()
     return config

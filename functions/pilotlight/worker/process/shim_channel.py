@@ -1,5 +1,5 @@
 """The control channel between a worker and its shim: one JSON object per datagram, with
-descriptors attached (docs/internals.md)."""
+descriptors attached (docs/reference/internals.md)."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ class ShimOrder:
     """One order from the shim.
 
     Attributes:
-        op: `fork`, `serve`, `park`, `checkpoint`, `checkpoint_in_place`, `prove` or, to a parked
-            fork, `assign`.
+        op: `fork`, `serve`, `park`, `checkpoint`, `checkpoint_in_place`, `prove`, `boot` (to a
+            worker without a function) or, to a parked fork, `assign`.
         instance: the instance to become; for `park` the parked fork's own name.
         env: the instance's environment, including secrets. Only `assign` carries it; for `fork` and
             `serve` it arrives on `go`.
         descriptors: `fork` and `serve`: listener, stdout, stderr, go, cgroup files; `assign`: the
             first three; `park`: channel, go, cgroup files; `checkpoint`: listener, channel, go,
-            cgroup files; `checkpoint_in_place`: listener, channel; `prove`: none.
+            cgroup files; `checkpoint_in_place`: listener, channel; `prove`, `boot`: none.
         start: the part of the start before the order (`kind`, `phases_ms`), if the launcher sends
             it with the environment.
+        answers: of `prove`: answers of another process to compare with, in place of the own ones.
     """
 
     op: str
@@ -39,6 +40,7 @@ class ShimOrder:
     env: Mapping[str, str]
     descriptors: tuple[int, ...]
     start: Mapping[str, Any] = field(default_factory=dict)
+    answers: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ShimChannel:
@@ -101,7 +103,11 @@ class ShimChannel:
             body = json.loads(data)
             env = {str(k): str(v) for k, v in body.get("env", {}).items()}
             return ShimOrder(
-                op=body["op"], instance=body["instance"], env=env, descriptors=tuple(descriptors)
+                op=body["op"],
+                instance=body["instance"],
+                env=env,
+                descriptors=tuple(descriptors),
+                answers=dict(body.get("answers", {})),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             for descriptor in descriptors:

@@ -40,10 +40,11 @@ DESCRIPTORS = {
     "checkpoint": 3,
     "checkpoint_in_place": 2,
     "prove": 0,
+    "boot": 0,
 }
 """Minimum number of descriptors of each order; further ones, of orders that fork, are cgroup
 files."""
-IN_PLACE = ("serve", "prove")
+IN_PLACE = ("serve", "prove", "boot")
 """Orders that this process executes itself, without returning."""
 
 THREAD_GRACE_S = 0.1

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
-from pilotlight.sdk.context import CURRENT_CALL
+from pilotlight.current_call.context import CURRENT_CALL
 from pilotlight.worker.batching.runner import answer_alone
 from pilotlight.worker.process import tensor_memory
 from pilotlight.worker.user_code.current_call import example

@@ -104,10 +104,12 @@ class BlockerScan:
     Attributes:
         writable: directories whose files are part of the snapshot.
         places: the source locations that created sockets.
+        volumes: mount paths of volumes, whose files may differ when a snapshot is restored.
     """
 
     writable: tuple[str, ...]
     places: SocketOrigins
+    volumes: tuple[str, ...] = ()
 
     def look(self, *, leave_aside: Collection[int] = (), pairs: bool = True) -> ScanFindings:
         """Scan this process and its descendants.
@@ -127,6 +129,7 @@ class BlockerScan:
             for fd, link in links[pid]:
                 found.obstacles += self._of_link(pid, fd, link, owner)
             found.obstacles += _of_maps(pid, owner)
+            found.obstacles += _of_volumes(pid, links[pid], owner, self.volumes)
         found.obstacles += _of_pools()
         found.obstacles += _of_orphans(me, processes)
         return found
@@ -266,6 +269,28 @@ def _of_maps(pid: int, owner: str) -> Iterator[SnapshotBlocker]:
             )
         elif path.startswith("/dev/") and not path.startswith(_SHARED_MEMORY):
             yield from _of_device(path, None, owner)
+
+
+def _of_volumes(
+    pid: int, links: Sequence[tuple[int, str]], owner: str, volumes: Sequence[str]
+) -> Iterator[SnapshotBlocker]:
+    """Files of volumes that are open or mapped: a snapshot contains none of them, and they may be
+    others when it is restored."""
+    if not volumes:
+        return
+    advice = f"Files of a volume may change before the snapshot is restored: close it, {_WAY_OUT}"
+    for fd, link in links:
+        if _is_under(link, volumes):
+            yield _file(f"{link}, of a volume", fd, owner, advice)
+    try:
+        with open(f"/proc/{pid}/maps") as f:
+            paths = {row[5].strip() for line in f if len(row := line.split(maxsplit=5)) == 6}
+    except OSError:  # it ended
+        return
+    for path in sorted(path for path in paths if _is_under(path, volumes)):
+        what = f"{path}, of a volume, mapped"
+        message = f"enter() left {path}{owner} mapped into memory, a file of a volume. {advice}"
+        yield SnapshotBlocker(kind="file", fd=None, what=what, where=None, message=message)
 
 
 def _of_pools() -> Iterator[SnapshotBlocker]:

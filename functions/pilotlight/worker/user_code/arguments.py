@@ -44,6 +44,8 @@ class Binder:
         self._required = frozenset(
             p.name for p in parameters if p.name in self._named and p.default is p.empty
         )
+        # the common case, which needs no further checks
+        self._exactly = None if self._positional_only else self._named
         self._takes_any_name = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
         self._takes_any_number = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
         self._converters = _converters(
@@ -63,7 +65,9 @@ class Binder:
     def from_document(self, document: Any) -> Bound:
         """Like `from_json`, for a parsed document. Raises InvalidInput."""
         if isinstance(document, dict):
-            args, kwargs = self._checked((), document)
+            args, kwargs = (
+                ((), document) if document.keys() == self._exactly else self._checked((), document)
+            )
         elif isinstance(document, list):
             args, kwargs = self._checked(tuple(document), {})
         else:

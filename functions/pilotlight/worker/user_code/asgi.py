@@ -17,6 +17,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from pilotlight.current_call.context import CURRENT_CALL as RUNNING
+from pilotlight.current_call.spans import CURRENT_RECORDER
 from pilotlight.protocol import (
     CONTENT_PROBLEM,
     HEADER_CALL,
@@ -24,8 +26,6 @@ from pilotlight.protocol import (
     HEADER_ROOT_PATH,
     WORKER_ASGI,
 )
-from pilotlight.sdk.context import CURRENT_CALL as RUNNING
-from pilotlight.sdk.spans import CURRENT_RECORDER
 from pilotlight.worker.user_code import output, serialization, user_errors
 from pilotlight.worker.user_code.current_call import RunningCall
 from pilotlight.worker.user_code.spans import CallSpans

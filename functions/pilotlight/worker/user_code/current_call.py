@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
 from pilotlight.core.tracing.trace_context import format_traceparent
+from pilotlight.current_call.context import Context
 from pilotlight.protocol import HEADER_ARM, HEADER_ATTEMPT, HEADER_CALL, HEADER_DEADLINE
-from pilotlight.sdk.context import Context
 from pilotlight.worker.user_code.spans import CallSpans
 
 _ARM = HEADER_ARM.encode()
@@ -33,15 +33,13 @@ class FunctionIdentity:
 
 
 class RunningCall:
-    """One running call; a `sdk.context.ContextProvider`."""
+    """One running call; a `current_call.context.ContextProvider`."""
 
-    __slots__ = ("_began_s", "_context", "_headers", "_spans")
+    _context: Context | None = None
 
     def __init__(self, headers: Mapping[bytes, bytes], spans: CallSpans) -> None:
         self._headers = headers
         self._spans = spans
-        self._began_s = time.monotonic()
-        self._context: Context | None = None
 
     def __repr__(self) -> str:
         return f"<RunningCall {self._headers.get(_CALL, b'-').decode('latin-1')}>"
@@ -54,7 +52,7 @@ class RunningCall:
 
     def _make(self) -> Context:
         headers, parent = self._headers, self._spans.context
-        ends_at = self._began_s + (_number(headers.get(_DEADLINE)) or math.inf)
+        ends_at = self._spans.began_ns / 1e9 + (_number(headers.get(_DEADLINE)) or math.inf)
         return Context(
             call_id=headers.get(_CALL, b"").decode("latin-1"),
             attempt=int(_number(headers.get(_ATTEMPT))) or 1,

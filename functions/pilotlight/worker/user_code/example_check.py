@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -77,6 +77,25 @@ def compare(
         elif digest(answer) != expected.digest:
             notes.append(_nondeterministic(method, answer, expected, answer_example))
     return notes
+
+
+def summary(known: Mapping[str, ExpectedAnswer]) -> dict[str, list[str]]:
+    """Digest (hex) and type of each recorded answer, for a comparison with another process."""
+    return {name: [answer.digest.hex(), answer.type_name] for name, answer in known.items()}
+
+
+def from_summary(
+    answers: Mapping[str, Sequence[str]], methods: Mapping[str, Method]
+) -> dict[str, ExpectedAnswer]:
+    """The reverse of `summary`, for the methods that can be compared by it: of those with `check=`
+    the answer itself would be needed. Raises ValueError or TypeError if it is invalid."""
+    return {
+        name: ExpectedAnswer(
+            digest=bytes.fromhex(digest), type_name=type_name, shown="another value", value=None
+        )
+        for name, (digest, type_name) in answers.items()
+        if name in methods and methods[name].check is None
+    }
 
 
 def _nondeterministic(

@@ -1,8 +1,9 @@
 """sys.stdout and sys.stderr of a worker: whole lines, each marked with the call that wrote it.
 
 A line written inside a call begins with `\\x1e<call id>\\x1f`; the shim strips the mark and records
-it. The call comes from a context variable, so it is correct in tasks and in our call threads
-(threads that user code starts itself write unmarked lines).
+it. Where several instances share an output, as in a pod, the mark is `<call id>@<instance>`, also
+outside of calls. The call comes from a context variable, so it is correct in tasks and in our call
+threads (threads that user code starts itself write unmarked lines).
 
 Lines are written at once, in pieces of at most PIPE_BUF bytes, which a pipe accepts atomically:
 writers never interleave within a line of usual length and no lock is needed (a cancelled thread
@@ -24,9 +25,11 @@ CALL: ContextVar[str] = ContextVar("pilotlight_call", default="")
 
 PIPE_BUF = 4096
 """Number of bytes that Linux writes to a pipe atomically (pipe(7))."""
-_PENDING: dict[tuple[int, str], str] = {}
+PENDING: dict[tuple[int, str], str] = {}
 """(descriptor, call) → its unfinished line. One for all streams, so that the end of a call costs
 one look-up."""
+_NAMED: list[str] = []
+"""The instance that marks name, if any."""
 MAX_PENDING = 8192
 """Characters of an unfinished line that are held back."""
 
@@ -62,7 +65,7 @@ class LineWriter(io.TextIOBase):
     def write(self, text: str) -> int:
         """Write whole lines, keep the rest; returns the number of characters taken."""
         call = CALL.get()
-        held = _PENDING.pop((self._descriptor, call), "") if _PENDING else ""
+        held = PENDING.pop((self._descriptor, call), "") if PENDING else ""
         *lines, rest = (held + text).split("\n")
         if lines:
             self._emit(call, lines)
@@ -71,16 +74,16 @@ class LineWriter(io.TextIOBase):
         if len(rest) > MAX_PENDING:
             self._emit(call, [rest])
         elif rest:
-            _PENDING[self._descriptor, call] = rest
+            PENDING[self._descriptor, call] = rest
         return len(text)
 
     def end_call(self, call: str) -> None:
         """Write the call's unfinished line."""
-        if rest := _PENDING.pop((self._descriptor, call), ""):
+        if rest := PENDING.pop((self._descriptor, call), ""):
             self._emit(call, [rest])
 
     def _emit(self, call: str, lines: Iterable[str]) -> None:
-        mark = f"\x1e{call}\x1f".encode() if call else b""
+        mark = f"\x1e{'@'.join([call, *_NAMED])}\x1f".encode() if call or _NAMED else b""
         piece = bytearray()
         for line in lines:
             data = mark + line.rstrip("\r").encode("utf-8", "backslashreplace") + b"\n"
@@ -121,9 +124,14 @@ def install() -> None:
     sys.stderr = LineWriter(2)
 
 
+def name_instance(instance: str) -> None:
+    """Name the instance in all lines from now on."""
+    _NAMED[:] = [instance]
+
+
 def end_call(call: str) -> None:
     """Write the unfinished lines of a call on both streams."""
-    if _PENDING:
+    if PENDING:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, LineWriter):
                 stream.end_call(call)
@@ -131,7 +139,7 @@ def end_call(call: str) -> None:
 
 def finish() -> None:
     """Write all unfinished lines: before a fork and at the end of the process."""
-    for _, call in list(_PENDING):
+    for _, call in list(PENDING):
         end_call(call)
     sys.stdout.flush()  # user code may have replaced them
     sys.stderr.flush()

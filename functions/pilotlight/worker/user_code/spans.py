@@ -16,7 +16,8 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from pilotlight.core.tracing.trace_context import (
@@ -27,8 +28,8 @@ from pilotlight.core.tracing.trace_context import (
     parse_traceparent,
     trace_id_for_call,
 )
+from pilotlight.current_call.spans import span
 from pilotlight.protocol import HEADER_SPANS
-from pilotlight.sdk.spans import span
 
 MAX_SPANS = 64
 MAX_BYTES = 8192
@@ -42,21 +43,19 @@ _OPENTELEMETRY = "opentelemetry.trace"
 
 
 class CallSpans:
-    """The spans of one call; a `sdk.spans.SpanRecorder`. Created for every call, so everything is
-    computed lazily."""
+    """The spans of one call; a `current_call.spans.SpanRecorder`. Created for every call, so
+    everything is computed lazily.
 
-    __slots__ = (
-        "_attempt",
-        "_began_ns",
-        "_call",
-        "_context",
-        "_ended",
-        "_foreign",
-        "_numbers",
-        "_shared",
-        "_slow_s",
-        "_traceparent",
-    )
+    Attributes:
+        began_ns: `time.perf_counter_ns()` at the beginning of the call, on Linux the clock of
+            `time.monotonic()`.
+    """
+
+    _context: TraceParent | None = None
+    _numbers: itertools.count[int] | None = None
+    _ended: Sequence[span] = ()
+    _foreign: Mapping[str, Any] = MappingProxyType({})
+    _shared: BatchSpans | None = None
 
     def __init__(
         self,
@@ -72,12 +71,7 @@ class CallSpans:
         self._traceparent = traceparent
         self._attempt = attempt
         self._slow_s = slow_s
-        self._began_ns = time.perf_counter_ns()
-        self._context: TraceParent | None = None
-        self._ended: list[span] = []
-        self._numbers: itertools.count[int] | None = None
-        self._foreign: dict[str, Any] = {}
-        self._shared: BatchSpans | None = None
+        self.began_ns = time.perf_counter_ns()
 
     def __repr__(self) -> str:
         return f"<CallSpans {self._call} {len(self._ended)} ended>"
@@ -94,21 +88,23 @@ class CallSpans:
             )
         return self._context
 
-    # -- sdk.spans.Recorder, from any thread -------------------------------------------------------
+    # -- current_call.spans.SpanRecorder, from any thread ------------------------------------------
     def begin(self, begun: span, parent: span | None) -> str:
         """The id of a new span; "" if there are too many."""
         identity = self._next_id()
+        vars(self).setdefault("_ended", [])
         if identity and _OPENTELEMETRY in sys.modules:
-            self._foreign[identity] = _enter(
+            vars(self).setdefault("_foreign", {})[identity] = _enter(
                 TraceParent(self.context.trace_id, identity, self.context.is_sampled)
             )
         return identity
 
     def end(self, ended: span) -> None:
         """Record a span that has ended."""
-        self._ended.append(ended)
+        own = vars(self)  # filled by `begin`
+        own["_ended"].append(ended)
         if ended.id in self._foreign:
-            _leave(ended.id, self._foreign.pop(ended.id))
+            _leave(ended.id, own["_foreign"].pop(ended.id))
 
     def share(self, batch: BatchSpans) -> None:
         """Add the spans that the call's batch recorded."""
@@ -123,7 +119,7 @@ class CallSpans:
 
     def line(self, status: int) -> bytes:
         """The header line of a response, with CRLF; empty for a call whose spans are not sent."""
-        ms = (time.perf_counter_ns() - self._began_ns) / 1e6
+        ms = (time.perf_counter_ns() - self.began_ns) / 1e6
         if (
             status >= 500
             or ms > self._slow_s * 1000
@@ -138,14 +134,13 @@ class CallSpans:
         return [(_NAME, line[len(_LINE) : -2])] if line else []
 
     def _next_id(self) -> str:
-        if self._numbers is None:
-            self._numbers = itertools.count(1)
-        number = next(self._numbers)
+        numbers = self._numbers or vars(self).setdefault("_numbers", itertools.count(1))
+        number = next(numbers)
         return child_span_id(self.context.span_id, number) if number <= MAX_SPANS else ""
 
     def _encoded(self, ms: float) -> bytes:
         shared = self._shared.as_of(self) if self._shared is not None else []
-        ended = sorted((self._ended + shared)[:MAX_SPANS], key=lambda one: one.began_ns)
+        ended = sorted([*self._ended, *shared][:MAX_SPANS], key=lambda one: one.began_ns)
         rows = [self._row(one) for one in ended]
         begun = next(self._numbers) - 1 if self._numbers is not None else 0
         dropped = max(0, begun - MAX_SPANS)
@@ -161,7 +156,7 @@ class CallSpans:
             rows = rows[:half]
 
     def _row(self, one: span) -> list[Any]:
-        began_ms = round((one.began_ns - self._began_ns) / 1e6, 3)
+        began_ms = round((one.began_ns - self.began_ns) / 1e6, 3)
         took_ms = round((one.ended_ns - one.began_ns) / 1e6, 3)
         attributes = {
             str(name)[:MAX_CHARS]: _plain(value)
@@ -185,14 +180,12 @@ class BatchSpans(CallSpans):
     It runs in the trace of one of the calls, a sampled one if there is any; the others get copies
     of the spans with their own ids."""
 
-    __slots__ = ("_batch", "_leader")
-
     def __init__(self, members: Sequence[CallSpans]) -> None:
         self._leader = next((one for one in members if one.context.is_sampled), members[0])
         super().__init__(self._leader._call, self._leader._traceparent, self._leader._attempt)
         self._batch = span("batch")
         self._batch.id = self._next_id()
-        self._batch.began_ns = self._began_ns
+        self._batch.began_ns = self.began_ns
         # a span that the leader opens later by itself must have a different number
         self._leader._numbers = self._numbers
 

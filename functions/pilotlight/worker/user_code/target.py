@@ -13,11 +13,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pilotlight.errors import InvalidInput
 from pilotlight.sdk.batches import item_hints
+from pilotlight.sdk.binding.parameters import missing_arguments, set_arguments
+from pilotlight.sdk.decorator_metadata import undecorated
 from pilotlight.spec.function import FunctionKind, FunctionSpec
 from pilotlight.spec.policies import BatchPolicy
 from pilotlight.worker.user_code.arguments import Binder
 from pilotlight.worker.user_code.asgi import WebApplication
+from pilotlight.worker.user_code.web_endpoints import application_builder
 
 Hook = Callable[[], Any]
 
@@ -42,6 +46,7 @@ class Method:
         example: JSON arguments for the warm-up; None for none.
         check: the user's comparison `check(answer, expected)`, or None.
         batch: how its calls are batched, with a binder for single calls; None = not batched.
+        retried: names of the exceptions after which a call is tried again; () = all.
     """
 
     name: str
@@ -51,6 +56,15 @@ class Method:
     example: Any
     check: Callable[[Any, Any], Any] | None
     batch: BatchPolicy | None = None
+    retried: tuple[str, ...] = ()
+
+    def is_retried(self, error: BaseException) -> bool:
+        """Whether the function's retries are for this exception: by its type or a base class."""
+        return not self.retried or any(
+            name in self.retried
+            for kind in type(error).__mro__
+            for name in (kind.__name__, f"{kind.__module__}.{kind.__qualname__}")
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,16 +101,19 @@ def make_target(raw: Any, spec: FunctionSpec) -> Target:
     if not inspect.isclass(raw):
         if spec.kind is not FunctionKind.ASGI:
             return Target(methods={"": _method("", raw, spec)})
-        web = WebApplication(raw)
+        web = _application(raw)
         return Target(methods={}, web=web, web_example=_web_example(web, raw))
+    if missing := missing_arguments(raw, spec.arguments):
+        return Target(methods={m.name: _unbound(raw, m.name, missing[0]) for m in spec.methods})
     instance = raw()
+    set_arguments(instance, spec.arguments)
     hooks = list(_marked(raw, instance))
-    build = next((bound for marks, bound in hooks if marks.get("asgi")), None)
-    application = None if build is None else WebApplication(build)
+    build = _endpoint_of(hooks, spec) if spec.kind is FunctionKind.ASGI else None
+    application = None if build is None else _application(build)
     return Target(
         methods={}
         if spec.kind is FunctionKind.ASGI
-        else {m.name: _method(m.name, getattr(instance, m.name), spec) for m in spec.methods},
+        else {m.name: _method(m.name, _bound(instance, m.name), spec) for m in spec.methods},
         enter_before_snapshot=tuple(
             bound for marks, bound in hooks if "enter" in marks and marks["enter"].get("snap", True)
         ),
@@ -111,6 +128,20 @@ def make_target(raw: Any, spec: FunctionSpec) -> Target:
     )
 
 
+def _endpoint_of(hooks: list[tuple[Mapping[str, Any], Hook]], spec: FunctionSpec) -> Hook | None:
+    """The method that is the web application: the one that `qualname` ends with, else the only
+    one."""
+    found = {
+        str(getattr(bound, "__name__", "")): bound for marks, bound in hooks if "asgi" in marks
+    }
+    named = spec.qualname.rpartition(".")[2]
+    return found.get(named) or next(iter(found.values()), None)
+
+
+def _application(build: Hook) -> WebApplication:
+    return WebApplication(application_builder(build, marks_of(build).get("asgi")))
+
+
 def marks_of(function: Any) -> Mapping[str, Any]:
     """The marks on a function or bound method; empty if there are none."""
     marks = getattr(function, "_pilotlight_marks", None)
@@ -121,9 +152,39 @@ def _marked(kind: type, instance: Any) -> Iterator[tuple[Mapping[str, Any], Hook
     # a name keeps the place of its first definition
     names = dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base))
     for name in names:
-        found = inspect.getattr_static(kind, name, None)
+        found = undecorated(inspect.getattr_static(kind, name, None))
         if inspect.isfunction(found) and (marks := marks_of(found)):
-            yield marks, getattr(instance, name)
+            yield marks, _bound(instance, name)
+
+
+def _unbound(kind: type, name: str, missing: str) -> Method:
+    """A method of a class without values for all of its parameters: it starts, and refuses each
+    call."""
+    function = getattr(kind, name)
+    parameters = list(inspect.signature(function).parameters.values())
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise InvalidInput(
+            f"{kind.__name__} has no value for its parameter {missing}: call it as "
+            f"{kind.__name__}({missing}=…).{name}, or bind it with POST …/{kind.__name__}:bind",
+            parameter=missing,
+        )
+
+    vars(refuse)["__signature__"] = inspect.Signature(parameters[1:])
+    return Method(
+        name=name,
+        call=refuse,
+        style=Style.THREAD,
+        binder=Binder(refuse),
+        example=None,
+        check=None,
+    )
+
+
+def _bound(instance: Any, name: str) -> Any:
+    """The bound method of the plain function, also where `@method()` marks it."""
+    found = getattr(instance, name)
+    return getattr(found, "local", found)
 
 
 def _method(name: str, call: Callable[..., Any], spec: FunctionSpec) -> Method:
@@ -142,6 +203,7 @@ def _method(name: str, call: Callable[..., Any], spec: FunctionSpec) -> Method:
         example=example,
         check=mark.get("check"),
         batch=batch,
+        retried=spec.retries.exceptions if spec.retries is not None else (),
     )
 
 

@@ -74,6 +74,7 @@ class Activators:
             loads=lambda: NOTHING,
             is_known=lambda: known,
             functions=FunctionLister(
+                members=lambda: (),
                 pods_of=lambda _: (),
                 has_function=lambda _, key: bool(key),
                 spec_of=lambda *_: None,

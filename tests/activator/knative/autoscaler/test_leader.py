@@ -63,6 +63,7 @@ class Rig:
         self.pods: dict[str, list[Pod]] = {}
         self.specs: dict[str, FunctionSpec] = {}
         self.functions = {"f-1"}
+        self.members: set[str] = set()
         self._closing = closing
 
     async def leader(self, *, settle_s: float = 0.0) -> Leader:
@@ -73,6 +74,7 @@ class Rig:
             self.election,
             selector=function_selector(ClusterSettings()),
             functions=FunctionLister(
+                members=lambda: self.members,
                 pods_of=lambda key: self.pods.get(key, []),
                 has_function=lambda _, key: key.partition("@")[0] in self.functions,
                 spec_of=lambda _, key: self.specs.get(key),
@@ -401,6 +403,18 @@ async def test_while_an_activator_is_silent_nothing_shrinks_and_what_is_asked_fo
     assert revision.replicas == 2
     await rig.one.post({revision.key: Load(asked=4)}, (revision.key,))
     await rig.until(lambda: revision.replicas == 4)
+
+
+async def test_while_an_activator_that_lives_reports_nothing_nothing_shrinks(rig: Rig) -> None:
+    revision = ScaledRevision(rig.server).made(replicas=2)
+    leader = await led(rig, revision)
+    rig.members = {"a-0", "a-1", "a-2"}  # the last one does not know this autoscaler yet
+    await told(rig, leader, revision, replicas=2, ready=2)
+    await rig.passes(leader, revision, 100)
+    assert revision.replicas == 2
+    rig.members = {"a-0", "a-1"}
+    await rig.passes(leader, revision, 100)
+    await rig.until(lambda: revision.replicas == 0)
 
 
 async def test_a_board_that_lost_its_memory_shrinks_nothing(rig: Rig) -> None:

@@ -16,7 +16,7 @@ from activator.knative.autoscaler.load_report_store import (
     LoadReportStore,
     ProcessBoard,
 )
-from activator.knative.autoscaler.load_reporter import LoadReporter
+from activator.knative.autoscaler.load_reporter import LoadReporter, loads_of
 from activator.knative.autoscaler.redis_load_report_store import RedisBoard
 
 SAID = {
@@ -26,6 +26,8 @@ SAID = {
         waiting=2,
         asked=1,
         held={"uid": 1},
+        promoted={"i-1": 0},
+        promised=1,
         oldest_wait_s=0.25,
         start_s=2.0,
     ),
@@ -175,3 +177,15 @@ async def test_asking_never_fails_and_what_was_not_heard_is_said_again(
     board.is_deaf = False
     await speaker.report()
     assert (await board.read())["a-0"].statement["f-1@v1"].asked == 2
+
+
+def test_pods_of_the_revisions_own_and_instances_in_promoted_ones_are_reported_apart() -> None:
+    held = {
+        "own": (("i-1",), "f@v1"),
+        "warm": (("i-2", "i-3"), "f@v1"),
+        "template": ((), "f@v1"),  # it is kept for its Template, without an instance
+    }
+    loads = loads_of((), {}, held, 0.0, promoted={"warm", "template"}, promised=lambda _: 2)
+    assert loads == {"f@v1": Load(held={"own": 0}, promoted={"i-2": 0, "i-3": 0}, promised=2)}
+    said = to_text({"f@v1": Load(held={"own": 1})}).replace(',"promoted":{},"promised":0', "")
+    assert from_text(said) == {"f@v1": Load(held={"own": 1})}, "of the version before"

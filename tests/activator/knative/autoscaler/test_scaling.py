@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.autoscaler.bounds import ACTIVATION_BUFFER_S
+from activator.autoscaler.kpa import ACTIVATION_BUFFER_S
 from activator.knative.autoscaler import conditions
 from activator.knative.autoscaler.conditions import Seen, status_of
 from activator.knative.autoscaler.load_aggregation import GONE_S, SILENT_S, Members, RevisionLoad
@@ -48,15 +48,30 @@ def posted(load: Load | None = None, *, age_s: float = 0.0) -> StoredReport:
 # -- together --------------------------------------------------------------------------------------
 def test_loads_claims_and_asks_add_up() -> None:
     roll = Members()
-    one = Load(concurrency=1.5, in_flight=1, asked=2, held={"p": 1}, start_s=2.0)
-    other = Load(concurrency=0.5, waiting=3, held={"q": 0}, start_s=3.0)
+    one = Load(concurrency=1.5, in_flight=1, asked=2, held={"p": 1}, promised=1, start_s=2.0)
+    other = Load(concurrency=0.5, waiting=3, held={"q": 0}, promoted={"i": 1}, start_s=3.0)
     roll.record({"a": posted(one), "b": posted(other)}, 10.0)
     merged = roll.merged(KEY, 10.0)
     assert merged == RevisionLoad(
-        concurrency=2.0, in_flight=1, waiting=3, asked=2, held={"p": 1, "q": 0}, start_s=3.0
+        concurrency=2.0,
+        in_flight=1,
+        waiting=3,
+        asked=2,
+        held={"p": 1, "q": 0},
+        promoted={"i": 1},
+        promised=1,
+        start_s=3.0,
     )
     assert merged.floor == 4
     assert repr(roll) == "<Members a, b>"
+
+
+def test_an_activator_that_lives_and_reports_nothing_is_silent() -> None:
+    roll = Members()
+    roll.record({"a": posted()}, 0.0, living=("a", "b"))
+    assert roll.merged(KEY, 0.0).concurrency is None
+    roll.record({"a": posted()}, 1.0, living=("a",))
+    assert roll.merged(KEY, 1.0).concurrency == 0.0
 
 
 def test_a_pod_that_two_claim_for_a_moment_counts_once() -> None:
@@ -343,3 +358,50 @@ def test_what_was_written_counts_until_the_watch_tells_something_newer() -> None
     assert latest.get(POD_AUTOSCALER, place, None) == at("2")
     latest.delete(place)
     assert latest.get(POD_AUTOSCALER, place, None) is None
+
+
+# -- promoted pods ---------------------------------------------------------------------------------
+def _scaled(merged: RevisionLoad, *, replicas: int = 0, ready: int = 0) -> Decision:
+    """A decision for a revision whose load was the same for a while."""
+    spec = spec_of(SCALABLE, function_spec(scaling=Scaling(max_inputs=1, max_instances=8)))
+    scale = RevisionScale(spec, 0.0, ready=ready)
+    for second in range(10):
+        scale.record(float(second), merged.concurrency)
+    standing = Standing(replicas=replicas, ready=ready)
+    return scale.decide(9.0, SCALABLE, merged, standing, may_shrink=True)
+
+
+def test_instances_in_promoted_pods_count_as_pods_while_they_bridge() -> None:
+    load = RevisionLoad(concurrency=2.0, in_flight=2, promoted={"i-1": 1, "i-2": 1})
+    assert (load.floor, load.bridging) == (0, 2)
+    assert _scaled(load).wanted == 0
+
+
+def test_no_own_pod_is_made_for_a_start_that_waits_for_a_promoted_pod() -> None:
+    load = RevisionLoad(concurrency=1.0, waiting=1, promised=1)
+    assert _scaled(load).wanted == 0
+    assert _scaled(replace(load, promised=0)).wanted == 1
+    assert _scaled(replace(load, promised=0, asked=1)).wanted == 1
+    assert _scaled(replace(load, concurrency=3.0, waiting=3)).wanted == 2
+
+
+def test_what_promoted_pods_do_not_carry_gets_own_pods() -> None:
+    load = RevisionLoad(concurrency=3.0, in_flight=1, waiting=2, promoted={"i": 1})
+    assert _scaled(load).wanted == 2
+
+
+def test_for_load_that_lasts_own_pods_come_first_and_stay_when_promoted_ones_go() -> None:
+    load = RevisionLoad(concurrency=1.0, in_flight=1, promoted={"i": 1}, asked=1)
+    assert _scaled(load).wanted == 1
+    # it is not claimed yet, and where there is no room for both not asked for any longer
+    assert _scaled(replace(load, asked=0), replicas=1, ready=0).wanted == 1
+    assert _scaled(replace(load, asked=0), replicas=1, ready=1).wanted == 1
+    both = RevisionLoad(concurrency=1.0, in_flight=1, promoted={"i": 1}, held={"own": 0})
+    assert _scaled(both, replicas=1, ready=1).wanted == 1
+    own = RevisionLoad(concurrency=1.0, in_flight=1, held={"own": 1})
+    assert _scaled(own, replicas=1, ready=1).wanted == 1
+
+
+def test_an_own_pod_that_was_made_goes_with_the_load() -> None:
+    idle = RevisionLoad(concurrency=0.0)
+    assert _scaled(idle, replicas=1, ready=1).wanted == 0

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from activator.calls.attempt import Attempt
+from activator.calls.caller import Caller
 from activator.http.sse import HOLD_BYTES
 from activator.llm.openai.call import EngineCall
 from activator.llm.openai.parser import BodyParser, StreamParser
@@ -193,7 +194,12 @@ def test_an_engine_that_writes_when_its_calls_time_is_over_is_not_stuck(
         counts.on_piece(time.monotonic_ns() - int(ago_s * 1e9))
     target = target_of(llm(clocks=Clocks(execution_s=6000)))
     call = EngineCall(
-        OpenAIRequest(CHAT, chat()), tokens=counts, id="req-1", target=target, method="", key_id="k"
+        OpenAIRequest(CHAT, chat()),
+        tokens=counts,
+        id="req-1",
+        target=target,
+        method="",
+        caller=Caller(key_id="k"),
     )
 
     attempt = Attempt(call, None)  # type: ignore[arg-type]  # it needs no slot to say so

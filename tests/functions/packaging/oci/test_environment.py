@@ -33,6 +33,8 @@ def built(home: Path) -> Path:
     (site / "numpy" / "__pycache__" / "x.pyc").write_bytes(b"")
     (folder / "files" / "data").mkdir(parents=True)
     (folder / "files" / "data" / "words.txt").write_text("words")
+    (folder / "files" / ".absolute" / "models").mkdir(parents=True)
+    (folder / "files" / ".absolute" / "models" / "a.bin").write_text("a")
     own = own_environment()
     body = {
         "python": str(own.python),
@@ -51,7 +53,11 @@ def test_what_the_platform_built_goes_in_with_its_files_and_variables(tmp_path: 
     contents = LayerContents()
     add_packages(contents, environment)
     names = {name for name, entry in contents.entries.items() if entry.source is not None}
-    assert names == {"opt/pilotlight/site/numpy/__init__.py", "opt/pilotlight/files/data/words.txt"}
+    assert names == {
+        "opt/pilotlight/site/numpy/__init__.py",
+        "opt/pilotlight/files/data/words.txt",
+        "models/a.bin",
+    }
     (folder / "image.json").write_text("{}")
     with pytest.raises(InvalidInput, match=r"image\.json is invalid"):
         built_environment(tmp_path, DIGEST)

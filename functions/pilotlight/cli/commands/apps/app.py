@@ -146,7 +146,7 @@ def function_rows(body: dict[str, Any]) -> list[dict[str, Any]]:
                     "traffic": traffic,
                     "cpu": resources["cpu"],
                     "memory_bytes": resources["memory_bytes"],
-                    "instances": f"{scaling['min_instances']} to {scaling['max_instances']}",
+                    "instances": _instances(scaling),
                     "at_once": scaling["max_inputs"],
                     "snapshots": None
                     if function.get("snapshots", True) and spec.get("snapshot", True)
@@ -155,6 +155,13 @@ def function_rows(body: dict[str, Any]) -> list[dict[str, Any]]:
                 }
             )
     return rows
+
+
+def _instances(scaling: dict[str, Any]) -> str:
+    """The bounds of their number, such as "0 to 8" or "0 to 8, by schedule at least 2"."""
+    bounds = f"{scaling['min_instances']} to {scaling['max_instances']}"
+    floors = [one["min_instances"] for one in scaling.get("schedules", ())]
+    return f"{bounds}, by schedule at least {max(floors)}" if floors else bounds
 
 
 def _details(body: dict[str, Any]) -> RenderableType:

@@ -32,8 +32,9 @@ from pilotlight.spec.function import PUBLIC
 if TYPE_CHECKING:
     from pilotlight.client.client import Client, DeployedFunction, Deployment
     from pilotlight.client.resources.releases import ReleaseOptions
+    from pilotlight.packaging.app import App
     from pilotlight.packaging.progress_output import ProgressOutput
-    from pilotlight.sdk.app import App
+    from pilotlight.sdk.cls import Cls
 
 File = Annotated[
     str, typer.Argument(metavar="FILE[::APP]", help="app.py, app.py::name, or package.module.")
@@ -68,6 +69,14 @@ def deploy(
         typer.Option(
             "--wait/--no-wait",
             help="Start each function once and wait until its snapshot is proven.",
+        ),
+    ] = True,
+    proof: Annotated[
+        bool,
+        typer.Option(
+            "--proof/--no-proof",
+            help="With --no-proof, wait until each function has started only: its snapshot is made "
+            "and proven in the background.",
         ),
     ] = True,
     meta: release_options.Meta = None,
@@ -105,7 +114,7 @@ def deploy(
     session.names[APP] = name or app.name
     with session.client() as client, sdk.use_profile(client.profile):
         deployment, starts = Deployer(session, client).deploy(
-            app, name=name, message=message, wait=wait, terms=terms
+            app, name=name, message=message, wait=wait, proof=proof, terms=terms
         )
         addresses = addresses_of(client, deployment, app)
         url = client.profile.url
@@ -158,8 +167,8 @@ def run(
     with @app.local_entrypoint() runs on this machine while the app is deployed. Common options must
     precede the file."""
     from pilotlight.client import sessions as sdk
+    from pilotlight.packaging.app import EphemeralRun
     from pilotlight.packaging.progress_output import ProgressOutput
-    from pilotlight.sdk.app import EphemeralRun
 
     target, _, wanted = reference.partition("::")
     app = load_user_app(target)
@@ -229,30 +238,58 @@ def _remote(app: App) -> Iterator[tuple[str, Runnable]]:
         if declaration.kind in ("asgi", "engine"):
             continue
         for method in declaration.method_names():
-            handle: Any = (
-                getattr(Cls(app=app.name, name=name, declaration=declaration)(), method)
-                if method
-                else Function(app=app.name, name=name, declaration=declaration)
-            )
-            raw = inspect.getattr_static(declaration.raw, method) if method else declaration.raw
-            signature = inspect.signature(raw, eval_str=True)
+            verb = "remote_gen" if declaration.is_generator(method) else "remote"
             if method:
-                signature = signature.replace(parameters=list(signature.parameters.values())[1:])
-            verb = handle.remote_gen if declaration.is_generator(method) else handle.remote
-            address = f"{name}.{method}" if method else name
-            yield address, Runnable(signature=signature, call=verb, function=name)
+                runnable = _method_runnable(
+                    Cls(app=app.name, name=name, declaration=declaration), method, verb
+                )
+            else:
+                handle: Any = Function(app=app.name, name=name, declaration=declaration)
+                signature = inspect.signature(declaration.raw, eval_str=True)
+                runnable = Runnable(signature=signature, call=getattr(handle, verb), function=name)
+            yield f"{name}.{method}" if method else name, runnable
+
+
+def _method_runnable(kind: Cls[Any], method: str, verb: str) -> Runnable:
+    """A method, whose options are the parameters of its class, too."""
+    from pilotlight.sdk.cls import parameters_of
+
+    declaration = kind.__pilotlight__
+    found = parameters_of(declaration) or {}
+    own = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=one.kind,
+            default=one.default if one.has_default else inspect.Parameter.empty,
+        )
+        for name, one in found.items()
+    ]
+    signature = inspect.signature(getattr(declaration.raw, method), eval_str=True)
+    parameters = list(signature.parameters.values())[1:]
+    rest = [p for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    variable = parameters[len(rest) :]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        arguments = {name: kwargs.pop(name) for name in found if name in kwargs}
+        return getattr(getattr(kind(**arguments), method), verb)(*args, **kwargs)
+
+    return Runnable(
+        signature=signature.replace(parameters=[*rest, *own, *variable]),
+        call=call,
+        function=declaration.name,
+    )
 
 
 def serve(session: Session, *, file: File) -> None:
     """Deploy an app as APP-serve, redeploy it when a source file changes, and remove it on Ctrl-C.
 
-    Changes that break callers are accepted.
+    A deploy ends when the new code has started; its snapshot follows in the background. A file that
+    is saved meanwhile supersedes it. Changes that break callers are accepted.
     """
-    import subprocess
-    import sys
-
     from watchfiles import Change, DefaultFilter, watch
 
+    from pilotlight.cli.commands.apps.redeploy import Redeployer
     from pilotlight.client.app_lease import LEASE_S, AppLease
     from pilotlight.packaging.ignore import is_in_platform_home
 
@@ -265,9 +302,6 @@ def serve(session: Session, *, file: File) -> None:
     root = Path(file.partition("::")[0]).resolve().parent
     name = f"{app.name}-serve"
     argv = [
-        sys.executable,
-        "-m",
-        "pilotlight",
         *_as_words(session),
         "deploy",
         file,
@@ -276,17 +310,32 @@ def serve(session: Session, *, file: File) -> None:
         "--message",
         "serve",
     ]
+    argv += ["--no-proof"]  # the next change may come sooner
     argv += ["--allow-breaking"]  # its only caller is its developer
     argv += ["--lease", f"{LEASE_S:.0f}s"]  # it ends with this process, also when that is killed
-    with ended_by_signals(), session.client() as client:
+
+    def on_done(status: int) -> None:
+        session.say(
+            f"serving {name}; watching {root}; stop with Ctrl-C"
+            if status == 0
+            else "deploy failed; waiting for the next change"
+        )
+
+    with (
+        Redeployer(file, root, argv, on_done) as redeployer,
+        ended_by_signals(),
+        session.client() as client,
+    ):
         lease = AppLease(client, name, on_lost=lambda: _explain_lost(session, name))
         try:
             lease.start()
-            _deploy_again(subprocess.run, argv, session, name, root)
+            # In another process, because this one cannot import a changed module again.
+            redeployer.deploy()
             for _ in watch(root, watch_filter=is_source, raise_interrupt=True):
                 session.say("source changed: deploying again")
-                _deploy_again(subprocess.run, argv, session, name, root)
+                redeployer.deploy()
         finally:
+            redeployer.close()  # it would deploy what is removed here
             lease.close()
             with contextlib.suppress(OSError):  # the terminal was closed
                 session.say(f"removing {name}")
@@ -297,18 +346,6 @@ def _explain_lost(session: Session, name: str) -> None:
     session.say(
         f"{name} was deleted: its lease was not renewed in time, or somebody deleted it; save a "
         "file to deploy it again"
-    )
-
-
-def _deploy_again(
-    start: Callable[..., Any], argv: list[str], session: Session, name: str, root: Path
-) -> None:
-    # In a subprocess, because this process cannot import a changed module again.
-    status = start(argv, check=False).returncode
-    session.say(
-        f"serving {name}; watching {root}; stop with Ctrl-C"
-        if status == 0
-        else "deploy failed; waiting for the next change"
     )
 
 

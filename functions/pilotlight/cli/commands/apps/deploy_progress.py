@@ -16,9 +16,9 @@ from pilotlight.errors import InvalidInput, PilotlightError, StartFailed
 if TYPE_CHECKING:
     from pilotlight.client.client import Client, Deployment
     from pilotlight.client.resources.releases import ReleaseOptions
+    from pilotlight.packaging.app import App
     from pilotlight.packaging.deploy import Progress, ProgressEvent
     from pilotlight.packaging.progress_output import ProgressOutput
-    from pilotlight.sdk.app import App
 
 
 CLUSTER_PATIENCE_S = 180.0
@@ -62,10 +62,12 @@ class Deployer:
         name: str | None = None,
         message: str = "",
         wait: bool = True,
+        proof: bool = True,
         terms: ReleaseOptions | None = None,
     ) -> tuple[Deployment, Starts]:
-        """Deploy; with `wait`, also start each live function once and prove its snapshot. A
-        function that does not start leaves the deployment and the other functions as they are."""
+        """Deploy; with `wait`, also start each live function once and, with `proof`, prove its
+        snapshot. A function that does not start leaves the deployment and the other functions as
+        they are."""
         from pilotlight.packaging.deploy import deploy
 
         with self.progress() as report:
@@ -76,13 +78,15 @@ class Deployer:
         if wait:
             until = time.monotonic() + CLUSTER_PATIENCE_S
             for function in [f.function for f in deployment.functions if f.stage == "live"]:
-                self._try_start(deployment.app, function, starts, until=until)
+                self._try_start(deployment.app, function, starts, until=until, proof=proof)
         return deployment, starts
 
-    def _try_start(self, app: str, function: str, starts: Starts, *, until: float) -> None:
+    def _try_start(
+        self, app: str, function: str, starts: Starts, *, until: float, proof: bool
+    ) -> None:
         try:
             self.wait_cluster(app, [function], until=until)
-            starts.proofs.append(self.prove(app, function))
+            starts.proofs.append(self.prove(app, function, snapshot=proof))
         except PilotlightError as e:
             starts.failures[function] = e
 
@@ -123,13 +127,13 @@ class Deployer:
             if status is not None and status["phase"] != "ready"
         }
 
-    def prove(self, app: str, function: str) -> StartReport:
-        """Start one function and wait for its snapshot. Raises StartFailed, with its last log
-        lines, or another PilotlightError."""
+    def prove(self, app: str, function: str, *, snapshot: bool = True) -> StartReport:
+        """Start one function and, with `snapshot`, wait for its snapshot. Raises StartFailed, with
+        its last log lines, or another PilotlightError."""
         began = time.monotonic()
         body: Mapping[str, Any] = {}
         with self._cleared():
-            for part in self._client.warmup_stages(app, function):
+            for part in self._client.warmup_stages(app, function, snapshot=snapshot):
                 body = part.get("report", body)
                 self._show_stage(f"{app}/{function}", part)
         return summarize_start(function, body, waited_ms=(time.monotonic() - began) * 1000)
@@ -193,8 +197,8 @@ class Deployer:
 def load_user_app(reference: str) -> App:
     """Load the app of `FILE[::app]`. An exception in the file is reported with the user's stack
     frames only."""
+    from pilotlight.packaging.app import App as Kind
     from pilotlight.packaging.app_loader import load_app
-    from pilotlight.sdk.app import App as Kind
 
     with user_code_errors(reference):
         app = load_app(reference)

@@ -49,7 +49,7 @@ def list_(
 ) -> None:
     """List the environment's language models with figures of the last 24 hours."""
     rows = session.request(lambda client: client.engines(app=app))
-    empty = "No language models. Declare one with app.vllm(…); see docs/llm.md."
+    empty = "No language models. Declare one with app.vllm(…); see docs/how-to/language-models.md."
     session.show(rows, lambda: format_table([_row(row) for row in rows], _COLUMNS, empty=empty))
 
 

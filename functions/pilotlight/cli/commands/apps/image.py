@@ -16,10 +16,10 @@ from pilotlight.cli.core.session import Session
 from pilotlight.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
+    from pilotlight.packaging.app import App
     from pilotlight.packaging.build import Packed
     from pilotlight.packaging.oci.environment import Environment
     from pilotlight.packaging.oci.export import ExportResult
-    from pilotlight.sdk.app import App
     from pilotlight.sdk.declaration import Declaration
 
 

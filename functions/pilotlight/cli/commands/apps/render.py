@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pilotlight.kubernetes.manifests.labels import Manifest
     from pilotlight.kubernetes.manifests.tenant_namespace import Tenancy
     from pilotlight.kubernetes.settings import ClusterSettings
-    from pilotlight.sdk.app import App
+    from pilotlight.packaging.app import App
     from pilotlight.spec.function import FunctionSpec
 
 _DEFAULT_TENANT = "tenant"

@@ -20,22 +20,28 @@ class StartReport:
     """How one function started.
 
     Attributes:
-        cold_ms: from nothing to the snapshot point. restore_ms: from its snapshot to the first
-        answer; None without a snapshot. fork_ms: from the Template to a serving instance; None if
-        it was not forked. threads: extra threads and processes that prevent a fork. snapshot: the
-        platform's report on the snapshot: `SnapshotInfo`, `{"refused": [reasons]}`, `{"off": why}`,
+        cold_ms: from nothing to the snapshot point; None if it was not booted from nothing.
+        import_ms: to the snapshot point where the packages of its image were imported already; None
+        otherwise. restore_ms: from its snapshot to the first answer; None without a snapshot.
+        fork_ms: from the Template to a serving instance; None if it was not forked. threads: extra
+        threads and processes that prevent a fork. snapshot: the platform's report on the snapshot: `SnapshotInfo`, `{"refused": [reasons]}`, `{"off": why}`,
         `{"failed": message}`.
     """
 
     function: str
-    cold_ms: float
+    cold_ms: float | None
+    import_ms: float | None = None
     restore_ms: float | None = None
     fork_ms: float | None = None
     threads: tuple[str, ...] = ()
     snapshot: Mapping[str, Any] | None = None
 
     def __str__(self) -> str:
-        steps = [f"cold {format_milliseconds(self.cold_ms)}"]
+        steps = []
+        if self.cold_ms is not None:
+            steps.append(f"cold {format_milliseconds(self.cold_ms)}")
+        if self.import_ms is not None:
+            steps.append(f"import {format_milliseconds(self.import_ms)}")
         if self.restore_ms is not None:
             steps.append(f"restore {format_milliseconds(self.restore_ms)}")
         if self.fork_ms is not None:
@@ -91,11 +97,19 @@ def summarize_start(function: str, body: Mapping[str, Any], *, waited_ms: float)
     template, snapshot = body.get("template") or {}, body.get("snapshot")
     start_ms, kind = float(body.get("start_ms") or 0), body.get("start_kind")
     phases = template.get("phases_ms") or {}
-    booted_ms = 0.0 if "restore" in phases else sum(float(ms) for ms in phases.values())
+    whole_ms = sum(float(ms) for ms in phases.values())
+    booted_ms = 0.0 if "restore" in phases else whole_ms
     proven = snapshot if snapshot and snapshot.get("state") == "READY" else {}
+    import_ms = whole_ms if {"restore", "import"} <= phases.keys() else None
+    if import_ms is None and kind == "IMPORT":
+        import_ms = start_ms or waited_ms
+    cold_ms = float(proven.get("cold_ms") or 0) or booted_ms
+    if not cold_ms and import_ms is None:
+        cold_ms = start_ms or waited_ms
     return StartReport(
         function=function,
-        cold_ms=float(proven.get("cold_ms") or 0) or booted_ms or start_ms or waited_ms,
+        cold_ms=cold_ms or None,
+        import_ms=import_ms,
         restore_ms=float(proven.get("restore_ms") or 0) or None,
         fork_ms=start_ms if kind == "FORK" and start_ms else None,
         threads=tuple(template.get("threads") or ()),

@@ -104,7 +104,7 @@ def push(
     """
     from pilotlight.cli.commands.apps.deploy_progress import Deployer
     from pilotlight.packaging.weights_push import push_weights as send
-    from pilotlight.sdk.weights import Weights
+    from pilotlight.sdk.storage.weights import Weights
 
     sources = [
         word if "://" in word else str(session.cwd / Path(word).expanduser()) for word in source

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -127,10 +127,8 @@ def loadtest(
 
     Latencies count from the time a request was due, so they include queueing. Ctrl-C ends the test
     early and reports the responses so far."""
-    from pilotlight.loadtest import runner
     from pilotlight.loadtest.arrivals import arrivals as drawn
     from pilotlight.loadtest.chart import draw_chart
-    from pilotlight.loadtest.results import report
 
     seconds, patience = parse_duration_s(duration), parse_duration_s(timeout)
     _check_load(rate, seconds, patience, duration=duration)
@@ -153,17 +151,6 @@ def loadtest(
             f"no request is due in {seconds:g} s at {rate:g} per second",
             hint="Use a higher --rate or a longer --duration.",
         )
-    with _progress(session, len(due)) as on_progress:
-        results, elapsed_s = asyncio.run(
-            runner.run(
-                session.profile(),
-                recipe,
-                due,
-                timeout_s=patience,
-                seed=seed,
-                on_progress=on_progress,
-            )
-        )
     plan = {
         "target": target,
         "rate_per_s": rate,
@@ -172,11 +159,7 @@ def loadtest(
         "seed": seed,
         **recipe.describe(),
     }
-    found = {
-        **report(results, elapsed_s=elapsed_s, plan=plan),
-        "due": len(due),
-        "interrupted": len(results) < len(due),
-    }
+    found = _measure(session, recipe, due, patience, plan)
     if out is not None:
         out.write_text(json.dumps(found, indent=1) + "\n")
     if picture is not None:
@@ -186,6 +169,35 @@ def loadtest(
         raise typer.Exit(INTERRUPTED)
     if not found["good"]:
         raise typer.Exit(1)
+
+
+def _measure(
+    session: Session,
+    recipe: RequestFactory,
+    due: Sequence[float],
+    timeout_s: float,
+    plan: dict[str, Any],
+) -> dict[str, Any]:
+    """Send a request at each time of `due`; the report of `plan`."""
+    from pilotlight.loadtest import runner
+    from pilotlight.loadtest.results import report
+
+    with _progress(session, len(due)) as on_progress:
+        results, elapsed_s = asyncio.run(
+            runner.run(
+                session.profile(),
+                recipe,
+                due,
+                timeout_s=timeout_s,
+                seed=plan["seed"],
+                on_progress=on_progress,
+            )
+        )
+    return {
+        **report(results, elapsed_s=elapsed_s, plan=plan),
+        "due": len(due),
+        "interrupted": len(results) < len(due),
+    }
 
 
 def _check_load(rate: float, seconds: float, patience: float, *, duration: str) -> None:

@@ -1,4 +1,4 @@
-"""`pilotlight cluster …`: whose objects are in the cluster."""
+"""`pilotlight cluster …`: whose objects are in the cluster, and its warm pods."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ def register(root: typer.Typer) -> None:
     command_group(
         root,
         "cluster",
-        "Show whose objects are in the cluster, and take over those of another platform.",
+        "Show whose objects are in the cluster and its warm pods, and take over objects of another "
+        "platform.",
         {"show": show, "adopt": adopt},
     )
 
 
 def show(session: Session) -> None:
-    """Show this platform's id, and tenants' namespaces of other platforms. Platform administrators
-    only.
+    """Show this platform's id, tenants' namespaces of other platforms, and the warm pods of each
+    shape. Platform administrators only.
 
     The exit status is 1 while there are any: nothing in the cluster is changed then."""
     with session.client() as client:
@@ -71,4 +72,13 @@ def _shown(found: dict[str, Any]) -> str:
         lines.append(found["message"])
     elif not found["is_checked"]:
         lines.append("the cluster was not looked at: this controller does not lead one")
+    if found["warm_pods"]:
+        lines.append(f"{'SHAPE':<30} {'WARM':>6} {'STARTING':>9} {'PROMOTED':>9} {'WANTED':>7}")
+    lines += [
+        f"{one['shape']:<30} {one['warm']:>6} {one['starting']:>9} {one['promoted']:>9} "
+        f"{one['wanted']:>7}"
+        for one in found["warm_pods"]
+    ]
+    if found["warm_trouble"]:
+        lines.append(found["warm_trouble"])
     return "\n".join(lines)

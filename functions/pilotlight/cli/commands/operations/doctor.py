@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -100,6 +101,7 @@ def machine() -> Iterator[CheckResult]:
         detail=f"{version} at {sys.executable}",
         way_out="Use Python 3.11 or newer.",
     )
+    yield interpreter_build()
     linux = sys.platform == "linux"
     way_out = "Only the SDK and the CLI work here: set PILOTLIGHT_URL to a platform on Linux."
     yield CheckResult(
@@ -114,6 +116,23 @@ def machine() -> Iterator[CheckResult]:
             detail=detail,
             way_out="Run pip install 'pilotlight[all]', or `make setup` in a checkout.",
         )
+
+
+def interpreter_build() -> CheckResult:
+    """Check whether the interpreter was built with profile-guided optimisation.
+
+    Distributions' packages (below /usr) are, Debian's without the option in their record."""
+    asked = str(sysconfig.get_config_var("CONFIG_ARGS") or "")
+    is_optimised = "--enable-optimizations" in asked or sys.base_prefix == "/usr"
+    return CheckResult(
+        what="Python's build",
+        state=OK if is_optimised else NOTE,
+        detail="optimised"
+        if is_optimised
+        else f"{sys.base_prefix} was built without --enable-optimizations: calls may take more CPU",
+        way_out="Use a distribution's Python, or build one with `PYTHON_CONFIGURE_OPTS="
+        "'--enable-optimizations --with-lto' pyenv install`.",
+    )
 
 
 def settings(session: Session) -> Iterator[CheckResult]:

@@ -163,6 +163,8 @@ def snapshots(answer: Mapping[str, Any], platform: LocalPlatform) -> Iterator[Ch
     yield _snapshot_disk(reported, directory, known.snapshot_max_bytes)
     if refusal := reported.get("last_refusal"):
         yield _last_refusal(refusal)
+    if imports := reported.get("imports"):
+        yield _imports(imports)
 
 
 def _snapshot_disk(
@@ -190,6 +192,20 @@ def _snapshot_disk(
         state=state,
         detail=f"{directory}: {counts}{format_bytes(free)} free",
         way_out=way_out,
+    )
+
+
+def _imports(reported: Mapping[str, Any]) -> CheckResult:
+    """Environment snapshots: for which images they are off, and which modules they lack."""
+    off, left_out = reported.get("off") or (), reported.get("left_out") or {}
+    detail = f"{reported.get('snapshots', 0)} environment snapshots"
+    if left_out:
+        detail += f"; left out: {'; '.join(left_out.values())}"
+    return CheckResult(
+        what="imports",
+        state=NOTE if off else OK,
+        detail=detail,
+        way_out=f"IMPORT is off for {'; for '.join(off)}" if off else "",
     )
 
 

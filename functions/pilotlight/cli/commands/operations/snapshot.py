@@ -43,7 +43,8 @@ _COLUMNS = {
     "cold": "cold",
     "restores": "restores",
     "last_used_at": "last used",
-    "remote": "remote",
+    "node": "node",
+    "where": "where",
     "reason": "reason",
 }
 
@@ -58,6 +59,7 @@ def register(root: typer.Typer) -> None:
             "list": list_,
             "show": show,
             "prove": prove,
+            "quarantine": quarantine,
             "disable": disable,
             "enable": enable,
             "delete": delete,
@@ -77,7 +79,8 @@ def list_(
         str | None, typer.Argument(metavar="[APP]", help="Only snapshots of this app.")
     ] = None,
 ) -> None:
-    """List the node's snapshots, including quarantined ones and those of older revisions.
+    """List the snapshots of the node, or of all nodes of a cluster and their object store,
+    including quarantined ones and those of older revisions.
 
     A refused snapshot was never made: `deploy` and `doctor` show why.
     """
@@ -107,6 +110,20 @@ def prove(session: Session, snapshot: Id) -> None:
     session.show(found, lambda: _verdict(found))
     if found["state"] != "READY":
         raise typer.Exit(1)
+
+
+def quarantine(
+    session: Session,
+    snapshot: Id,
+    reason: Annotated[str, typer.Option(help="Why; shown by `snapshot list`.")] = "by command",
+) -> None:
+    """Quarantine a snapshot: it is kept for diagnosis, and never restored again.
+
+    On a cluster this holds for all nodes, and the copy in the object store is removed.
+    """
+    with session.client() as client:
+        found = client.quarantine_snapshot(find_snapshot(client, snapshot), reason=reason)
+    session.show(found, lambda: _verdict(found))
 
 
 def disable(session: Session, function: Function, yes: Yes = False) -> None:
@@ -235,6 +252,7 @@ def row_of(row: dict[str, Any]) -> dict[str, Any]:
         **out,
         "state": str(row.get("state", "")).lower(),
         "reason": row.get("reason") or None,
+        "node": row.get("node") or None,
         "last_used_at": row.get("last_used_at") or None,
     }
 
@@ -253,6 +271,7 @@ def _details(found: dict[str, Any]) -> RenderableType:
     from rich.console import Group
 
     row = row_of(found)
+    cold = f"cold {format_milliseconds(found['cold_ms'])}, " if found["cold_ms"] else ""
     lines = [
         (
             f"{row['id']}  {row['address']} {row['revision']}, "
@@ -263,10 +282,7 @@ def _details(found: dict[str, Any]) -> RenderableType:
             f"{format_bytes(found['image_bytes'])}, "
             f"created {format_time(found['created_at'])}"
         ),
-        (
-            f"cold {format_milliseconds(found['cold_ms'])}, first answer after a restore "
-            f"{format_milliseconds(found['restore_ms'])}"
-        ),
+        (f"{cold}first answer after a restore {format_milliseconds(found['restore_ms'])}"),
         (
             f"{found['restores']} restores on this "
             f"node{', a copy is in the object store' if found['remote'] else ''}"

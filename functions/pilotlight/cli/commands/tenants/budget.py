@@ -161,10 +161,7 @@ def test(session: Session, budget: Id) -> None:
 
     The exit status is 1 if the delivery fails.
     """
-    body = session.request(lambda client: client.test_budget(budget))
-    session.show(body, lambda: example_report(body))
-    if body["error"] is not None:
-        raise typer.Exit(1)
+    show_example(session, session.request(lambda client: client.test_budget(budget)))
 
 
 def _kept(client: Client, reach: dict[str, str | None]) -> dict[str, Any]:
@@ -243,8 +240,14 @@ def _details(body: dict[str, Any], alerts: list[dict[str, Any]]) -> RenderableTy
     )
 
 
-def example_report(body: dict[str, Any]) -> RenderableType:
-    """The response to a signed example, and what was sent."""
+def show_example(session: Session, body: dict[str, Any]) -> None:
+    """Show the response to a signed example, and what was sent; exit with 1 if it failed."""
+    session.show(body, lambda: _example_report(body))
+    if body["error"] is not None:
+        raise typer.Exit(1)
+
+
+def _example_report(body: dict[str, Any]) -> RenderableType:
     from rich.text import Text
 
     head = f"status {body['status']}" if body["status"] else "no response"

@@ -14,7 +14,15 @@ from pilotlight.cli.core.session import Session
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-KEYS = ("stored_bytes", "pinned_bytes", "builds_at_once", "log_bytes", "functions", "result_bytes")
+KEYS = (
+    "stored_bytes",
+    "pinned_bytes",
+    "builds_at_once",
+    "log_bytes",
+    "functions",
+    "result_bytes",
+    "volume_files",
+)
 
 
 def register(root: typer.Typer) -> None:

@@ -41,6 +41,7 @@ _PLAN_COLUMNS = {
     "log_bytes": "logs",
     "functions": "functions",
     "result_bytes": "results",
+    "volume_files": "volume files",
     "weight": "weight",
     "priority": "priority",
     "isolation": "isolation",

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pilotlight.cli.commands.tenants.budget import example_report
+from pilotlight.cli.commands.tenants.budget import show_example
 from pilotlight.cli.core.command import Yes, command_group
 from pilotlight.cli.core.formatting import format_table
 from pilotlight.cli.core.session import Session
@@ -111,10 +111,7 @@ def test(session: Session, name: Name) -> None:
 
     The exit status is 1 if the delivery fails.
     """
-    body = session.request(lambda client: client.test_webhook(name))
-    session.show(body, lambda: example_report(body))
-    if body["error"] is not None:
-        raise typer.Exit(1)
+    show_example(session, session.request(lambda client: client.test_webhook(name)))
 
 
 def deliveries(

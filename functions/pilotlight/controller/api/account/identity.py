@@ -1,4 +1,4 @@
-"""Routes for secrets, environments, the caller's identity, and signing in to the dashboard."""
+"""Routes for environments, the caller's identity, and signing in to the dashboard."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from pilotlight.controller.context import (
 from pilotlight.controller.identity import sessions, tenants
 from pilotlight.controller.identity.sign_in_codes import LIFETIME_S
 from pilotlight.controller.lazy_routes import APIRouter
-from pilotlight.controller.registry import secret_store
-from pilotlight.errors import InvalidInput
 from pilotlight.spec.identifiers import Scope
 
 router = APIRouter(prefix="/v1", tags=["tenancy"])
@@ -74,58 +72,6 @@ async def create_sign_in_code(context: Ctx, caller: AnyKey) -> SignInCode:
         expires_at=now + LIFETIME_S,
         dashboard_url=origin.url if origin is not None else None,
     )
-
-
-@router.put("/secrets/{name}", dependencies=[REQUIRE_DISK_SPACE], response_model=schemas.SecretInfo)
-def put_secret(
-    context: Ctx, caller: Deployer, request: RequestId, name: str, body: schemas.SecretRequest
-) -> dict[str, Any]:
-    """Create or replace a secret. Running instances keep the old values until they restart."""
-    caller.require_whole_environment()
-    if (body.values is None) == (body.value is None):
-        raise InvalidInput(
-            "give either 'values' (variables) or 'value' (one variable of the secret's name)",
-            parameter="values",
-        )
-    variables = body.values if body.values is not None else {name: body.value or ""}
-    with context.store.write() as write:
-        return secret_store.put(
-            write,
-            key=context.key,
-            tenant=caller.tenant,
-            environment=caller.environment,
-            name=name,
-            variables=variables,
-            actor=caller.key,
-            request=request,
-        )
-
-
-@router.get("/secrets", response_model=schemas.SecretList)
-def list_secrets(context: Ctx, caller: Deployer) -> dict[str, Any]:
-    """List secrets with the names of their variables. Values are never returned."""
-    with context.store.read() as sql:
-        return {
-            "secrets": secret_store.listing(
-                sql, tenant=caller.tenant, environment=caller.environment
-            )
-        }
-
-
-@router.delete("/secrets/{name}", status_code=204)
-def delete_secret(context: Ctx, caller: Deployer, request: RequestId, name: str) -> Response:
-    """Delete a secret that nothing uses."""
-    caller.require_whole_environment()
-    with context.store.write() as write:
-        secret_store.delete(
-            write,
-            tenant=caller.tenant,
-            environment=caller.environment,
-            name=name,
-            actor=caller.key,
-            request=request,
-        )
-    return Response(status_code=204)
 
 
 @router.get("/environments", response_model=schemas.EnvironmentList)

@@ -94,7 +94,7 @@ async def deploy(
 def _deploy(
     context: Context, caller: Principal, *, request: str, app: str, body: schemas.DeployRequest
 ) -> tuple[app_registry.Deployment, list[str]]:
-    specs = dependency_checks.parse_specs(app, body.functions)
+    specs = fleet_checks.settled(dependency_checks.parse_specs(app, body.functions), context.config)
     dependency_checks.check_fallbacks(caller, app=app, specs=specs)
     dependency_checks.check_egress(specs, context.config.egress)
     with context.store.read() as sql:

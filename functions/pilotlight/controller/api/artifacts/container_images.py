@@ -22,9 +22,9 @@ from pilotlight.controller.identity.access_control import Principal
 from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.registry import container_images, images
 from pilotlight.controller.weights import blobs
+from pilotlight.core.oci.image_reference import Repository, parse_repository
 from pilotlight.errors import InvalidInput
 from pilotlight.spec.function import ImageSpec, from_json
-from pilotlight.spec.image_reference import Repository, parse_repository
 
 router = APIRouter(prefix="/v1/apps/{app}/images", tags=["images"])
 AppName = Annotated[str, Path(max_length=63)]

@@ -1,4 +1,5 @@
-"""Routes for snapshots on the node: list, verify, delete, and disable for a function."""
+"""Routes for snapshots on the node, or on the nodes of a cluster: list, verify, quarantine, delete,
+and disable for a function."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ async def snapshots(
     context: Ctx, caller: Deployer, app: str | None = None, function: str | None = None
 ) -> dict[str, Any]:
     """List the environment's snapshots on the node, including those of older revisions and
-    quarantined ones."""
+    quarantined ones. On a cluster there is one entry for each node that has the snapshot (`node`),
+    and one for a copy that is in the object store alone; `where` says which."""
     found = await _list_snapshots(context, caller, app=app, function=function)
     return {"snapshots": [info.to_json() for info in found]}
 
@@ -69,11 +71,31 @@ async def prove_snapshot(
         return (await context.agent.prove_snapshot(snapshot, bill.on_message)).to_json()
 
 
+@router.post("/snapshots/{snapshot}:quarantine", response_model=schemas.Snapshot)
+async def quarantine_snapshot(
+    *,
+    context: Ctx,
+    caller: Deployer,
+    request: RequestId,
+    snapshot: str,
+    body: schemas.SnapshotQuarantine,
+) -> dict[str, Any]:
+    """Quarantine the snapshot: it is never restored again, on a cluster on no node, and its copy is
+    removed. The function's next cold start creates another."""
+    await _owned(context, caller, snapshot)
+    await _record_audit(
+        context, caller, request=request, action="snapshot.quarantine", snapshot=snapshot
+    )
+    reason = f"by {caller.key}: {body.reason}"
+    return (await context.agent.quarantine_snapshot(snapshot, reason=reason)).to_json()
+
+
 @router.delete("/snapshots/{snapshot}")
 async def delete_snapshot(
     context: Ctx, caller: Deployer, request: RequestId, snapshot: str
 ) -> schemas.SnapshotsDeleted:
-    """Delete a snapshot from the node. The function's next deploy or cold start creates another."""
+    """Delete a snapshot from the node, on a cluster from all nodes, within seconds, and the object
+    store. The function's next deploy or cold start creates another."""
     await _owned(context, caller, snapshot)
     await _record_audit(
         context, caller, request=request, action="snapshot.delete", snapshot=snapshot

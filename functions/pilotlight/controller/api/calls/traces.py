@@ -43,7 +43,9 @@ def list_traces(
         Query(max_length=MAX_NAME, description="the call's id (X-Request-Id of its response)"),
     ] = None,
     kept_for: Why | None = None,
-    start_kind: Annotated[str | None, Query(pattern="^(WARM|WAKE|FORK|RESTORE|COLD)$")] = None,
+    start_kind: Annotated[
+        str | None, Query(pattern="^(WARM|WAKE|FORK|RESTORE|IMPORT|COLD)$")
+    ] = None,
     failed: bool | None = None,
     min_ms: Annotated[float | None, Query(ge=0, le=1e12)] = None,
     since: Time = None,

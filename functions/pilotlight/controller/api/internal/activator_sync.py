@@ -4,8 +4,8 @@ token."""
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import asdict
+from operator import itemgetter
 from typing import Annotated, Any
 
 import anyio.to_thread
@@ -13,7 +13,8 @@ import sqlalchemy as sa
 from fastapi import Depends, Query, Request, Response
 
 from pilotlight.controller.api.schemas import Accepted, CallsRequest, FeedAnswer, UsageAccepted
-from pilotlight.controller.billing import usage_ingestion
+from pilotlight.controller.billing import ledger, usage_ingestion
+from pilotlight.controller.billing.usage_aggregation import AT
 from pilotlight.controller.context import Context, Ctx, require_disk_space, require_platform_token
 from pilotlight.controller.database import feed, tables
 from pilotlight.controller.lazy_routes import APIRouter
@@ -73,22 +74,16 @@ async def usage(context: Ctx, request: Request) -> UsageAccepted:
 
 
 def _ingest_usage(context: Context, body: bytes) -> UsageAccepted:
-    """Parse the request here and let the ledger validate the records: at thousands of records a
-    second there is no time for a model of each."""
-    try:
-        records = json.loads(body, parse_constant=_refuse_constant)["records"]
-    except (ValueError, KeyError, TypeError) as e:
-        raise InvalidInput('usage: expected {"activator": id, "records": [...]}') from e
-    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
-        raise InvalidInput("usage: records must be a list of objects", parameter="records")
+    """Without a model of each record: at thousands a second there is no time for that."""
+    records = ledger.decode_records(body)
     with context.store.write() as write:
-        added, spent = usage_ingestion.ingest_usage(write, records)
+        added, spent = usage_ingestion.ingest_values(write, records)
         traffic.record_served(
             write,
             {
-                (record["function_id"], record["revision"])
-                for record in records
-                if record["kind"] in _RAN and record.get("outcome", "ok") != "busy"
+                (function_id, revision)
+                for function_id, revision, kind, outcome in map(_served, records)
+                if kind in _RAN and outcome != "busy"
             },
         )
     context.metrics.usage_records.inc(added.new)
@@ -102,11 +97,7 @@ def _ingest_usage(context: Context, body: bytes) -> UsageAccepted:
 
 _RAN = ("CALL", "START")
 """Kinds of records that say that a revision had an instance."""
-
-
-def _refuse_constant(name: str) -> Any:
-    """Refuse NaN and the infinities: they are not JSON and cannot be billed."""
-    raise ValueError(f"{name} is not a number")
+_served = itemgetter(*(AT[name] for name in ("function_id", "revision", "kind", "outcome")))
 
 
 @router.post(CALLS_PATH, dependencies=[Depends(require_disk_space)])

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from fastapi import Depends, Response
+from fastapi.responses import JSONResponse
 
 from pilotlight.controller.api.schemas import Body
 from pilotlight.controller.context import Admin, Ctx, require_node_token
@@ -57,9 +58,9 @@ class NodeList(Body):
     nodes: list[NodeInfo]
 
 
-@internal.post(NODES_PATH, status_code=204)
+@internal.post(NODES_PATH)
 async def report(context: Ctx, body: dict[str, Any]) -> Response:
-    """Store a node's report."""
+    """Store a node's report, and answer with orders about its snapshots (200), or nothing (204)."""
     try:
         found = NodeReport.from_json(body)
     except (TypeError, KeyError, ValueError, AttributeError) as e:
@@ -67,7 +68,10 @@ async def report(context: Ctx, body: dict[str, Any]) -> Response:
     if not isinstance(found.node, str) or not _NAME.match(found.node):
         raise InvalidInput(f"{str(found.node)[:80]!r} is not a valid node name", parameter="node")
     context.nodes.take(found, now=context.clock())
-    return Response(status_code=204)
+    if context.register is None:
+        return Response(status_code=204)
+    orders = await context.register.take(found, now=context.clock())
+    return JSONResponse(orders.to_json())
 
 
 @router.get("/nodes")

@@ -1,4 +1,4 @@
-"""Routes for whose objects are in the cluster."""
+"""Routes for whose objects are in the cluster, and for its warm pods."""
 
 from __future__ import annotations
 
@@ -21,18 +21,32 @@ class ForeignNamespaces(Body):
     namespaces: list[str]
 
 
+class WarmPodsInfo(Body):
+    """Warm pods of a shape of `cluster.warm_pods`: as many as are `wanted`, those that are ready
+    (`warm`), those that start, and those that were promoted to instances of functions."""
+
+    shape: str
+    wanted: int
+    warm: int
+    starting: int
+    promoted: int
+
+
 class ClusterInfo(Body):
-    """Whose objects are in the cluster.
+    """Whose objects are in the cluster, and its warm pods.
 
     `platform`: this platform's id. `adopted`: ids of platforms whose objects it took over.
     `is_checked`: whether the leading controller has looked, and is this one. While `foreign` is not
-    empty, nothing in the cluster is changed; `message` says why, and the ways out."""
+    empty, nothing in the cluster is changed; `message` says why, and the ways out. `warm_trouble`
+    says why promoted pods do not get the size of their functions, where that is so."""
 
     platform: str
     adopted: list[str]
     is_checked: bool
     foreign: list[ForeignNamespaces]
     message: str
+    warm_pods: list[WarmPodsInfo]
+    warm_trouble: str
 
 
 class Adoption(Body):
@@ -73,4 +87,9 @@ def _info(context: Context) -> ClusterInfo:
         is_checked=found is not None,
         foreign=[ForeignNamespaces(platform=one, namespaces=list(left[one])) for one in left],
         message=found.message if found is not None and left else "",
+        warm_pods=[
+            WarmPodsInfo(**{name: getattr(one, name) for name in WarmPodsInfo.model_fields})
+            for one in context.warm_pods.shapes
+        ],
+        warm_trouble=context.warm_pods.trouble,
     )

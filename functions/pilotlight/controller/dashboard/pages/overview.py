@@ -171,7 +171,7 @@ def observed(
             memory_bytes=row.deployed.memory_bytes,
             measured_bytes=live.memory.get(row.id),
             min_instances=row.deployed.min_instances,
-            scaledown_window_s=row.deployed.scaledown_window_s,
+            waiting_cost=row.deployed.waiting_cost,
             whole=rollup_queries.total(
                 c for c in cells.get(row.id, ()) if c.kind not in UNPAID_KINDS
             ),

@@ -1,4 +1,5 @@
-"""All tables of the control plane, as SQLAlchemy Core; `docs/data-model.md` describes each.
+"""All tables of the control plane, as SQLAlchemy Core; `docs/reference/data-model.md` describes
+each.
 
 The same definitions serve SQLite and PostgreSQL. Times are seconds since the epoch (double), JSON
 is canonical text, money is stored twice: as the text that was sent, and in whole picounits, which
@@ -39,6 +40,7 @@ from pilotlight.controller.database.tables.registry import (
     functions,
     images,
     kept_calls,
+    node_snapshots,
     platform,
     revisions,
     secrets,
@@ -68,6 +70,7 @@ from pilotlight.controller.database.tables.releases import (
     traces,
     webhooks,
 )
+from pilotlight.controller.database.tables.volumes import volume_chunks, volume_entries, volumes
 
 __all__ = [
     "EXPOSURE_COUNTS",
@@ -105,6 +108,7 @@ __all__ = [
     "kept_calls",
     "latency_hours",
     "metadata",
+    "node_snapshots",
     "observation_hour_buckets",
     "observation_hours",
     "observation_minute_buckets",
@@ -124,6 +128,9 @@ __all__ = [
     "usage",
     "usage_days",
     "usage_hours",
+    "volume_chunks",
+    "volume_entries",
+    "volumes",
     "webhooks",
     "weights",
 ]

@@ -120,6 +120,17 @@ cover.
 `served_at`: when it first received traffic; null = never. `pruned_at`: since when its blobs may be
 missing; null = they are present. `has_tags`: bills are grouped by its tags."""
 
+node_snapshots = sa.Table(
+    "node_snapshots",
+    metadata,
+    text("id", key=True),
+    text("function"),
+    text("state"),
+    time("changed_at"),
+    text("document"),
+)
+"""Snapshots of a cluster's nodes (`controller.node_snapshots`)."""
+
 approvals = sa.Table(
     "approvals",
     metadata,

@@ -1,0 +1,85 @@
+"""The form that an API gives to a response: its body, and its events."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from activator.calls.call import AnsweredCall, Call, ResponseFilter
+from activator.http.sse import SseSplitter, data_lines, end_event, error_event, event
+from activator.worker_client.connection import WorkerResponse
+from pilotlight import errors
+from pilotlight.protocol import CONTENT_JSON, CONTENT_SSE
+
+_SSE: Final = CONTENT_SSE.encode()
+_JSON: Final = CONTENT_JSON.encode()
+
+
+class ResponseFormat:
+    """The form of an API's responses, bodies and events: here those of functions, as their workers
+    write them. An API with other ones has a subclass."""
+
+    def accepts_events(self, call: Call) -> bool:
+        """Return whether the caller reads a stream of events: here by its `Accept` header."""
+        return _SSE in call.accept
+
+    def requires_events(self, call: Call) -> bool:
+        """Return whether it gets one whatever the response is, so that heartbeats may begin it:
+        here from generators."""
+        method = call.target.spec.method(call.method)
+        return method is not None and method.is_generator and call.content_type == _JSON
+
+    def is_events(self, answer: WorkerResponse) -> bool:
+        """Return whether a response is sent as events to a caller that accepts them."""
+        return answer.body is None and _is_events(answer)
+
+    def filter(self, attempt: AnsweredCall, *, is_events: bool) -> ResponseFilter | None:
+        """Return a new filter of an attempt's response; None where it is sent as it is."""
+        return SseSplitter() if is_events else None
+
+    def as_events(self, answer: WorkerResponse, body: bytes) -> bytes:
+        """Convert a whole response to events: a value to one, an error to one with that name."""
+        if _is_events(answer):
+            return body
+        if answer.status < 400:
+            return data_lines(body)
+        return (
+            event("error", json.loads(body))
+            if answer.header(b"content-type").endswith(b"json")
+            else b"event: error\n" + data_lines(body)
+        )
+
+    def error(self, error: errors.PilotlightError, request_id: str) -> bytes:
+        """Return the event of an error."""
+        return error_event(error, request_id)
+
+    def end(self, attempt: AnsweredCall | None, finish: str) -> bytes:
+        """Return the last events, with the finish reason and the cost; `attempt`: None = it was not
+        answered."""
+        return end_of(attempt, finish)
+
+    def rest(self, attempt: AnsweredCall) -> bytes:
+        """Return what follows a whole response's body: the end of a declared stream."""
+        return self.end(attempt, "stop") if _is_events(attempt.answer) else b""
+
+
+AS_WRITTEN: Final = ResponseFormat()
+
+
+def _is_events(answer: WorkerResponse) -> bool:
+    return answer.header(b"content-type").startswith(_SSE)
+
+
+def end_of(attempt: AnsweredCall | None, finish: str, **more: Any) -> bytes:
+    """Return the last event of an attempt's stream; `attempt`: None = no attempt answered."""
+    if attempt is None:
+        return end_event(finish_reason=finish, cost="0", exec_ms=0.0, start="")
+    call = attempt.call
+    return end_event(
+        finish_reason=finish,
+        cost=attempt.cost,
+        exec_ms=attempt.exec_ms,
+        start=call.start_kind.value,
+        degraded=call.degradation or None,
+        **more,
+    )

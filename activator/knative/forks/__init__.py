@@ -1,0 +1,1 @@
+"""Further instances in promoted pods: forks of a pod's Template, made by its launcher."""

@@ -1,0 +1,1 @@
+"""An app in several files: `main` includes `text`."""

@@ -1,0 +1,48 @@
+"""Statements of the ledger's hot path, as text: SQLAlchemy's handling of expressions and parameters
+costs more than the database's work."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+_POSTGRESQL = "postgresql"
+
+
+def select_in(
+    sql: sa.Connection, query: str, values: Collection[str], *more: str
+) -> list[tuple[Any, ...]]:
+    """Return the rows of a query that has `{in}` after the column that must have one of `values`,
+    and after that `{}` for each of `more`."""
+    if sql.dialect.name == _POSTGRESQL:
+        text, of = query.replace("{in}", "= ANY(%s)").replace("{}", "%s"), list(values)
+        return [tuple(row) for row in sql.exec_driver_sql(text, (of, *more))]
+    text = query.replace("{in}", "IN (SELECT value FROM json_each(?))").replace("{}", "?")
+    return [tuple(row) for row in sql.exec_driver_sql(text, (json.dumps(list(values)), *more))]
+
+
+def insert(
+    sql: sa.Connection,
+    table: str,
+    columns: tuple[str, ...],
+    rows: Sequence[tuple[Any, ...]],
+    on_conflict: str,
+) -> int:
+    """Insert rows by one prepared statement; return how many were inserted or updated."""
+    text = _insertion(sql.dialect.name, table, columns, on_conflict)
+    return int(sql.exec_driver_sql(text, list(rows), {"preserve_rowcount": True}).rowcount)
+
+
+@functools.cache
+def _insertion(dialect: str, table: str, columns: tuple[str, ...], on_conflict: str) -> str:
+    places = ", ".join(["%s" if dialect == _POSTGRESQL else "?"] * len(columns))
+    return f"INSERT INTO {table} ({quoted(columns)}) VALUES ({places}) {on_conflict}"
+
+
+def quoted(names: Collection[str]) -> str:
+    """Return column names for a statement."""
+    return ", ".join(f'"{name}"' for name in names)

@@ -1,0 +1,1 @@
+"""What functions keep outside of their instances: models, and files that they share."""

@@ -1,0 +1,140 @@
+"""Modal's names that this SDK does not have: one error, and one table that says for each name what
+to use instead. docs/from-modal.md has the same table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NoReturn, TypeVar
+
+from pilotlight.errors import InvalidInput
+
+T = TypeVar("T")
+
+
+class NotSupported(InvalidInput, AttributeError):
+    """Raised when a name of Modal's is used that pilotlight does not have; `detail` has
+    `parameter`, the name. Also an AttributeError, so that `hasattr` says False."""
+
+
+_STORAGE = "pilotlight.Weights for model files, pilotlight.Volume for other data"
+_FROM = "Image.from_registry(…) with .apt_install(…), .pip_install(…), .run(…) and .copy(…)"
+_PUBLIC = "Image.from_registry(…) of a public image"
+_STEPS = "Image.python(…) with .pip_install(…), .apt_install(…) and .run(…)"
+_ENDPOINT = "the address of the platform, which f.get_web_url() returns"
+
+NOT_YET: Mapping[str, str] = {
+    "Dict": "a database or cache of your own",
+    "Queue": "a queue of your own, or f.spawn(…)",
+    "Sandbox": "@app.function(network='none', max_instances=…)",
+    "web_server": "@pilotlight.asgi_app(), or app.vllm(…) for a language model",
+    "Image.from_dockerfile": _FROM,
+}
+"""Names that will come, with what does the same until then."""
+
+NEVER: Mapping[str, str] = {
+    "NetworkFileSystem": _STORAGE,
+    "network_file_systems=": _STORAGE,
+    "CloudBucketMount": "pilotlight.Weights('s3://…') to read, boto3 to write",
+    "Mount": "Image.copy(…); the app's directory is packaged without it",
+    "Stub": "App",
+    "gpu": 'gpu="H100" or gpu="H100:2", a string',
+    "Proxy": "network= and egress=, and the operator's own proxy",
+    "proxy=": "network= and egress=, and the operator's own proxy",
+    "Tunnel": "@pilotlight.asgi_app()",
+    "forward": "@pilotlight.asgi_app()",
+    "interact": "pilotlight instance logs, and f.local(…) for a debugger",
+    "Environment": "pilotlight environment create, and -e",
+    "Workspace": "pilotlight tenant",
+    "billing": "pilotlight billing",
+    "SchedulerPlacement": "the labels of nodes, which the operator sets",
+    "Server": "@pilotlight.asgi_app()",
+    "App.server": "@app.cls() with @pilotlight.asgi_app()",
+    "SandboxSnapshot": "snapshots of functions, which are made without being asked for",
+    "Probe": "objectives=pilotlight.Objectives(…)",
+    "experimental": "what it would import is not there; gpu= takes several GPUs of one machine",
+    "i6pn=": "gpu='H100:8' on one machine: functions have no network of their own",
+    "restrict_modal_access=": "network='none'",
+    "max_inputs=": "@pilotlight.concurrent(max_inputs=…) for calls at once",
+    "custom_domains=": "a reverse proxy in front of the platform",
+    "label=": "name= of @app.function()",
+    "detach=": "app.deploy(), and f.spawn(…)",
+    "environment_name=": "PILOTLIGHT_ENVIRONMENT, or pilotlight -e",
+    "client=": "a pilotlight.Profile, which the environment or `pilotlight login` sets",
+    "Function.update_autoscaler": "scaling_schedule=, or pilotlight app deploy",
+    "Function.get_current_stats": "pilotlight top",
+    "Function.with_batching": "@pilotlight.batched(…)",
+    "Function.logs": "pilotlight logs",
+    "Cls.with_batching": "@pilotlight.batched(…)",
+    "FunctionCall.get_call_graph": "pilotlight trace",
+    "FunctionCall.num_inputs": "the list that f.spawn_map(…) returns",
+    "FunctionCall.iter": "the list that f.spawn_map(…) returns",
+    "Image.run_function": "pilotlight.Weights for model files, .run('python -c …') for the rest",
+    "Image.from_id": "the Image object: equal images are built once",
+    "Image.from_name": "the Image object: equal images are built once",
+    "Image.from_scratch": _STEPS,
+    "Image.from_aws_ecr": _PUBLIC,
+    "Image.from_gcp_artifact_registry": _PUBLIC,
+    "Image.micromamba": ".pip_install(…) and .apt_install(…)",
+    "Image.micromamba_install": ".pip_install(…) and .apt_install(…)",
+    "Image.conda": ".pip_install(…) and .apt_install(…)",
+    "Image.dockerfile_commands": ".run(…), .env(…) and .copy(…)",
+    "Image.entrypoint": "@pilotlight.enter()",
+    "Image.cmd": "@pilotlight.enter()",
+    "Image.shell": ".run('bash -c …')",
+    "Image.workdir": "os.chdir(…) in @pilotlight.enter()",
+    "Image.pip_install_private_repos": ".pip_install(…, extra_options=…) with a URL",
+    "Image.poetry_install_from_file": ".pip_install_from_requirements(…)",
+    "Image.uv_sync": ".pip_install_from_requirements(…), from `uv export`",
+    "Image.publish": "the Image object: equal images are built once",
+    "Image.…(ignore=…)": "a directory without those files",
+    "FilePatternMatcher": "a directory without those files",
+    "Image.…(env=…)": ".env(…), which is for all later steps",
+    "Image.…(force_build=…)": "another version or command in the step: equal steps are built once",
+    "Image.…(gpu=…)": "what needs a GPU in @pilotlight.enter(), whose snapshot keeps the result",
+    "Image.…(volumes=…)": _STORAGE,
+    "Image.…(secrets=…)": ".env(…) for what is not secret, a wheel in .copy(…) for the rest",
+    "Secret.objects": "pilotlight secret list",
+    "Period(months=…)": 'Cron("0 0 1 * *")',
+    "Period(years=…)": 'Cron("0 0 1 1 *")',
+}
+"""Names that will not come, with the way out."""
+
+
+def is_unsupported(name: str) -> bool:
+    """Whether the table has this name."""
+    return name in NOT_YET or name in NEVER
+
+
+def not_supported(name: str) -> NotSupported:
+    """Return the error for a name of the table."""
+    when = "is not supported yet" if name in NOT_YET else "is not supported"
+    way_out = NOT_YET.get(name) or NEVER[name]
+    return NotSupported(f"{name} {when}: use {way_out} (docs/from-modal.md)", parameter=name)
+
+
+class _Refused:
+    """An attribute that raises NotSupported where it is used."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type | None = None) -> NoReturn:
+        raise not_supported(self._name)
+
+
+def refuse_attributes(kind: type[T]) -> type[T]:
+    """Decorate a class of the SDK: using an attribute that the table has as `Class.attribute`
+    raises NotSupported."""
+    for name in (*NOT_YET, *NEVER):
+        owner, dot, attribute = name.partition(".")
+        if dot and owner == kind.__name__ and attribute.isidentifier():
+            setattr(kind, attribute, _Refused(name))
+    return kind
+
+
+def refuse(options: Iterable[str], where: str) -> None:
+    """Raise NotSupported for the first option of Modal's, InvalidInput for another one."""
+    for name in options:
+        if is_unsupported(f"{name}="):
+            raise not_supported(f"{name}=")
+        raise InvalidInput(f"{where}({name}=…): unknown option", parameter=name)

@@ -1,0 +1,1 @@
+"""Container images of functions: pulled by digest from their registry, unpacked for workers."""

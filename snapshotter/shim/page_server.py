@@ -1,0 +1,497 @@
+"""Brings the memory of a lazily restored process tree from its image: first the working set, in
+whole ranges and while CRIU is still at work; pages that the process waits for, at once; the rest
+later, in the background.
+
+CRIU registers the private anonymous memory of each process with a userfaultfd(2) and sends it to
+`lazy-pages.socket` in its work directory, as it does for its own page daemon (criu/uffd.c): for
+each process its pid and the descriptor, and a word when the restore is complete. This server
+replaces the daemon: it knows the working set, needs no program to be started, copies from the page
+cache once and not twice, and keeps no page waiting for a large background copy.
+
+A forked child of the shim, and so killed with its slot: memory is never served by a process that
+may be gone before its user. The kernel reports forks, mremap(2), munmap(2) and madvise(2) of the
+process as events and delays these calls until they have been read; copies meanwhile fail with
+EAGAIN. Standard library only; one thread.
+
+When recording, only pages that the process waits for are brought, and their addresses are
+written to a file in the order of the accesses: the working set of later restores (REAP, ASPLOS
+2021)."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import gc
+import mmap
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from snapshotter.shim.missing_pages import MissingPages
+
+SOCKET = "lazy-pages.socket"
+RECORD = "touched-pages"
+"""File in the work directory with the recorded accesses: pid and address, `ACCESS` each."""
+MAP = "lazy-{pid}.map"
+"""File beside CRIU's images: number of the pages file and number of ranges, then (start, end,
+position) of each range of lazily restored memory."""
+MAP_HEAD, MAP_RANGE, ACCESS = struct.Struct("<QQ"), struct.Struct("<QQQ"), struct.Struct("<QQ")
+WORKING_SET_RANGE = struct.Struct("<QQQ")
+"""pid, start, end; the start of memory that is not in the image, because nothing was ever written
+there, is odd, as is the address of such an access."""
+_EMPTY = 1
+MAX_RECORDED = 1 << 16
+"""Accesses that are recorded: 256 MiB. More is no working set, and memory is brought in order."""
+
+_FINISHED = 0x52535446
+"""CRIU's word for a complete restore, where a pid could be (LAZY_PAGES_RESTORE_FINISHED)."""
+_PID = struct.Struct("<i")
+_MESSAGE = struct.Struct("<B7xQQQ")
+"""`uffd_msg` of linux/userfaultfd.h: event, and three words."""
+_PAGEFAULT, _FORK, _REMAP, _REMOVE, _UNMAP = 0x12, 0x13, 0x14, 0x15, 0x16
+_FLAG_WRITE = 1
+_COPY = struct.Struct("<QQQQq")
+_UFFDIO_COPY, _UFFDIO_ZEROPAGE, _UFFDIO_WAKE = 0xC028AA03, 0xC020AA04, 0x8010AA02
+_RANGE, _ZEROPAGE = struct.Struct("<QQ"), struct.Struct("<QQQq")
+_POPULATE_READ = 22
+_PAGE = mmap.PAGESIZE
+_MESSAGES_AT_ONCE = 64
+_STEP_BYTES = 64 * _PAGE
+"""Copied between two looks for faults: some 0.1 ms."""
+_AROUND_BYTES = 16 * _PAGE
+"""What is brought around a page that the process waits for."""
+_RETRY_S = 0.001
+"""Pause before memory is tried again that CRIU has not registered yet, or that the process
+changes."""
+_BACKGROUND_S = 0.1
+"""How long after the restore, the working set and the last fault the rest is brought: the first
+call needs the processors."""
+_MANY_FAULTS = 512
+"""After so many faults the rest is brought at once: the process uses much more than the working
+set."""
+_NO_MEMORY_TRIES = 200
+_TAMPERED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD)
+
+
+class PagesLost(Exception):
+    """Raised when memory cannot be brought: the process must not run on."""
+
+
+def fork(
+    *,
+    images: int,
+    work: int,
+    working_set: int,
+    record: bool,
+    enter: Callable[[], None] = lambda: None,
+) -> int:
+    """Start a page server for one restore; returns its pid. It listens when this returns.
+
+    images, work: directories, as for CRIU. working_set: file of `WORKING_SET_RANGE`s in the order
+    in which to bring them. enter: called first in the new process. The caller keeps the
+    descriptors.
+
+    It exits with status 0 when everything was brought or the processes have exited, otherwise the
+    processes must be killed. Raises OSError.
+    """
+    path = f"/proc/self/fd/{work}/{SOCKET}"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(path)
+        listener.listen(1)
+        pid = os.fork()
+        if pid:
+            return pid
+        status = 1
+        try:
+            _leave_shim(enter)
+            recorded = _open_record(work) if record else -1
+            _close_others(listener.fileno(), images, working_set, recorded)
+            wanted = {} if record else read_working_set(working_set)
+            server = PageServer(images, wanted, record=recorded)
+            connection, _ = listener.accept()
+            server.run(connection)
+            status = 0
+        except Exception:
+            sys.excepthook(*sys.exc_info())
+            raise
+        finally:
+            os._exit(status)
+
+
+def _leave_shim(enter: Callable[[], None]) -> None:
+    gc.disable()
+    signal.set_wakeup_fd(-1)
+    for number in _TAMPERED:
+        signal.signal(number, signal.SIG_DFL)
+    os.setsid()
+    enter()
+
+
+def _open_record(work: int) -> int:
+    flags = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(RECORD, flags, 0o600, dir_fd=work)
+
+
+def _close_others(*kept: int) -> None:
+    """Close all descriptors but these and stderr: those of the shim have other owners."""
+    low = 0
+    for fd in sorted({2, *kept} - {-1}):
+        os.closerange(low, fd)
+        low = fd + 1
+    os.closerange(low, os.sysconf("SC_OPEN_MAX"))
+
+
+_Ranges = list[tuple[int, int]]
+
+
+def read_working_set(file: int) -> dict[int, _Ranges]:
+    """pid → ranges. Raises OSError, PagesLost if the file is not whole."""
+    data = os.pread(file, os.fstat(file).st_size, 0)
+    if len(data) % WORKING_SET_RANGE.size:
+        raise PagesLost(f"the working set has {len(data)} bytes: it is not whole")
+    found: dict[int, _Ranges] = {}
+    for pid, start, end in WORKING_SET_RANGE.iter_unpack(data):
+        found.setdefault(pid, []).append((start, end))
+    return found
+
+
+class _Image:
+    """The pages of one process in its image, mapped at `address` for the kernel to copy from."""
+
+    def __init__(self, images: int, pid: int) -> None:
+        with open(os.open(MAP.format(pid=pid), os.O_RDONLY, dir_fd=images), "rb") as f:
+            data = f.read()
+        number, count = MAP_HEAD.unpack_from(data)
+        if len(data) != MAP_HEAD.size + count * MAP_RANGE.size:
+            raise PagesLost(f"the map of process {pid} is truncated: it has {len(data)} bytes")
+        ranges = list(MAP_RANGE.iter_unpack(data[MAP_HEAD.size :]))
+        self._fd = os.open(f"pages-{number}.img", os.O_RDONLY, dir_fd=images)
+        size = os.fstat(self._fd).st_size
+        if any(position + end - start > size for start, end, position in ranges):
+            raise PagesLost(f"pages-{number}.img is truncated: it has {size} bytes")
+        protection = mmap.PROT_READ | mmap.PROT_WRITE  # ctypes needs a writable buffer
+        self._map = mmap.mmap(self._fd, size, flags=mmap.MAP_PRIVATE, prot=protection)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self.missing = MissingPages(ranges)
+
+    def read_ahead(self, ranges: Iterable[tuple[int, int, int]]) -> None:
+        """Have the disk read all ranges at once, unless they seem to be in the page cache."""
+        found = [(position, end - start) for start, end, position in ranges]
+        if all(self._is_cached(position) for position, _ in found[:: len(found) // 8 + 1]):
+            return
+        for position, length in found:
+            os.posix_fadvise(self._fd, position, length, os.POSIX_FADV_WILLNEED)
+
+    def _is_cached(self, position: int) -> bool:
+        try:
+            return os.preadv(self._fd, [bytearray(1)], position, os.RWF_NOWAIT) == 1
+        except OSError:  # EAGAIN, or the file system cannot tell
+            return False
+
+    def map_in(self, position: int, length: int) -> None:
+        """Have these bytes in this process. Raises PagesLost if they cannot be read."""
+        try:
+            self._map.madvise(_POPULATE_READ, position, length)
+        except OSError as e:
+            if e.errno != errno.EINVAL:  # before Linux 5.14 the copy maps them in, page by page
+                raise PagesLost(f"the image cannot be read at {position}: {e.strerror}") from e
+
+
+@dataclass(slots=True)
+class _Piece:
+    """A part of the working set, and the argument of the call that brings it."""
+
+    start: int
+    end: int
+    argument: bytearray
+
+
+@dataclass(eq=False, kw_only=True)
+class _Memory:
+    """One address space. `wanted`: the pieces of the working set that are to be brought."""
+
+    pid: int
+    uffd: int
+    image: _Image
+    missing: MissingPages
+    wanted: deque[_Piece] = field(default_factory=deque)
+
+
+class PageServer:
+    """One restore. Owner: `run`, which is all that the process does."""
+
+    def __init__(
+        self, images: int, working_set: Mapping[int, _Ranges], *, record: int = -1
+    ) -> None:
+        """Reads the working set into this process, while CRIU is at work. `record`: descriptor of
+        the file of accesses; -1: do not record. Raises PagesLost, OSError."""
+        self._images = images
+        self._record = record
+        self._faults = 0
+        self._zeros = mmap.mmap(-1, _STEP_BYTES)
+        self._zeros_address = ctypes.addressof(ctypes.c_char.from_buffer(self._zeros))
+        self._prepared = {pid: self._prepare(pid, ranges) for pid, ranges in working_set.items()}
+        self._memories: dict[int, _Memory] = {}
+        self._is_restored = False
+        self._background_at = 0.0
+        self._no_memory = 0
+        self._poll = select.poll()
+
+    def run(self, connection: socket.socket) -> None:
+        """Serve until nothing is missing. `connection`: of CRIU. Raises PagesLost, OSError."""
+        self._poll.register(connection, select.POLLIN)
+        timeout_s: float | None = None
+        while self._memories or not self._is_restored:
+            events = self._poll.poll(None if timeout_s is None else timeout_s * 1000)
+            for fd, _ in events:
+                if fd in self._memories:
+                    self._on_messages(self._memories[fd])
+                elif fd == connection.fileno():
+                    self._on_criu(connection)
+            timeout_s = 0.0 if events else self._work()
+
+    def _prepare(self, pid: int, ranges: _Ranges) -> tuple[_Image, deque[_Piece]]:
+        """The image of a process, and the pieces of its working set, mapped in."""
+        image = _Image(self._images, pid)
+        pieces: deque[_Piece] = deque()
+        inside = [one for one in ranges if not one[0] & _EMPTY]
+        image.read_ahead(found for one in inside for found in image.missing.within(*one))
+        for start, end in ranges:
+            if start & _EMPTY:
+                source, found = self._zeros_address, [(start - _EMPTY, end, 0)]
+            else:
+                source, found = image.address, list(image.missing.within(start, end))
+            for at, until, position in found:
+                for here in range(at, until, _STEP_BYTES):
+                    length = min(_STEP_BYTES, until - here)
+                    offset = position + here - at if source == image.address else 0
+                    if source == image.address:
+                        image.map_in(offset, length)
+                    argument = _COPY.pack(here, source + offset, length, 0, 0)
+                    pieces.append(_Piece(here, here + length, bytearray(argument)))
+        return image, pieces
+
+    # -- CRIU
+
+    def _on_criu(self, connection: socket.socket) -> None:
+        word = connection.recv(_PID.size, socket.MSG_WAITALL)
+        if len(word) < _PID.size:
+            if not self._is_restored:
+                raise PagesLost("CRIU has disconnected before the end of the restore")
+            self._poll.unregister(connection)
+            return
+        (pid,) = _PID.unpack(word)
+        if pid == _FINISHED:
+            self._is_restored = True
+            self._background_at = time.monotonic() + _BACKGROUND_S
+        elif pid > 0:  # a zombie's is negative: it has no memory
+            _, (uffd,), _, _ = socket.recv_fds(connection, 1, 1)
+            image, wanted = self._prepared.get(pid) or (_Image(self._images, pid), deque())
+            self._add(
+                _Memory(pid=pid, uffd=uffd, image=image, missing=image.missing, wanted=wanted)
+            )
+
+    def _add(self, memory: _Memory) -> None:
+        os.set_blocking(memory.uffd, False)
+        self._memories[memory.uffd] = memory
+        self._poll.register(memory.uffd, select.POLLIN)
+
+    def _drop(self, memory: _Memory) -> None:
+        """Nothing of it is missing, or it is gone: memory that is touched from now on is the
+        kernel's."""
+        if self._memories.pop(memory.uffd, None) is not None:
+            self._poll.unregister(memory.uffd)
+            os.close(memory.uffd)
+
+    # -- the process
+
+    def _on_messages(self, memory: _Memory) -> None:
+        try:
+            data = os.read(memory.uffd, _MESSAGES_AT_ONCE * _MESSAGE.size)
+        except BlockingIOError:
+            return
+        for event, *words in _MESSAGE.iter_unpack(data):
+            if memory.uffd not in self._memories:
+                return
+            if event == _PAGEFAULT:
+                self._on_fault(memory, flags=words[0], address=words[1] & ~(_PAGE - 1))
+            elif event == _FORK:
+                uffd, missing = words[0] & 0xFFFFFFFF, memory.missing.copy()
+                self._add(replace(memory, uffd=uffd, missing=missing, wanted=deque()))
+            elif event == _REMAP:
+                memory.missing.move(*words)
+            elif event in (_REMOVE, _UNMAP):
+                memory.missing.remove(words[0], words[1])
+
+    def _on_fault(self, memory: _Memory, *, flags: int, address: int) -> None:
+        self._faults += 1
+        if self._is_restored and self._faults <= _MANY_FAULTS:
+            self._background_at = time.monotonic() + _BACKGROUND_S
+        is_recording = self._record >= 0 and self._faults <= MAX_RECORDED
+        is_empty = memory.missing.first_within(address, address + _PAGE) is None
+        if is_recording:
+            os.write(self._record, ACCESS.pack(memory.pid, address | (_EMPTY if is_empty else 0)))
+        if is_empty:
+            self._zero(memory, address, is_write=bool(flags & _FLAG_WRITE))
+            return
+        start = address if is_recording else address & ~(_AROUND_BYTES - 1)
+        end = address + _PAGE if is_recording else start + _AROUND_BYTES
+        while (found := memory.missing.first_within(start, end)) is not None:
+            if not self._copy(memory, *found):
+                if memory.uffd in self._memories:
+                    self._wake(memory, address)
+                return
+
+    def _zero(self, memory: _Memory, address: int, *, is_write: bool) -> None:
+        """A page that was never touched, or was discarded, or has arrived meanwhile."""
+        try:
+            if is_write:  # the shared page of zeros would be copied at once
+                _uffd_copy(memory.uffd, address, self._zeros_address, _PAGE)
+            else:
+                argument = bytearray(_ZEROPAGE.pack(address, _PAGE, 0, 0))
+                fcntl.ioctl(memory.uffd, _UFFDIO_ZEROPAGE, argument)
+        except OSError as e:
+            if e.errno == errno.EEXIST:
+                fcntl.ioctl(memory.uffd, _UFFDIO_WAKE, bytearray(_RANGE.pack(address, _PAGE)))
+            elif e.errno == errno.ESRCH:
+                self._drop(memory)
+            elif e.errno in (errno.EAGAIN, errno.ENOENT, errno.ENOMEM):
+                self._wake(memory, address)
+            else:
+                raise
+
+    def _wake(self, memory: _Memory, address: int) -> None:
+        """Have a waiting thread ask again, after a pause: its page could not be filled now."""
+        time.sleep(_RETRY_S)
+        fcntl.ioctl(memory.uffd, _UFFDIO_WAKE, bytearray(_RANGE.pack(address, _PAGE)))
+
+    # -- ahead of the process
+
+    def _work(self) -> float | None:
+        """One step of what no thread waits for yet; returns after how many seconds to look again,
+        None: after the next event."""
+        if self._record >= 0 and self._faults <= MAX_RECORDED:
+            return None
+        for memory in self._memories.values():
+            if memory.wanted:
+                return self._bring_wanted(memory)
+        if not self._is_restored:
+            return None
+        left_s = self._background_at - time.monotonic()
+        if left_s > 0:
+            return left_s
+        for memory in list(self._memories.values()):
+            found = memory.missing.first()
+            if found is None:
+                self._drop(memory)
+                continue
+            start, end, position = found
+            until = min(end, start + _STEP_BYTES)
+            return 0.0 if self._copy(memory, start, until, position) else _RETRY_S
+        return 0.0
+
+    def _bring_wanted(self, memory: _Memory) -> float:
+        left = _STEP_BYTES
+        while memory.wanted and left > 0:
+            piece = memory.wanted[0]
+            try:
+                fcntl.ioctl(memory.uffd, _UFFDIO_COPY, piece.argument)
+            except OSError as e:
+                copied = _COPY.unpack(piece.argument)[4]
+                if e.errno == errno.ESRCH:
+                    self._drop(memory)
+                    return 0.0
+                is_early = e.errno == errno.ENOENT and not self._is_restored
+                if is_early or (e.errno == errno.EAGAIN and copied <= 0):
+                    return _RETRY_S
+                self._bring_rest(memory, piece, max(0, copied))
+            else:
+                memory.missing.remove(piece.start, piece.end)
+            left -= piece.end - piece.start
+            if memory.wanted:
+                memory.wanted.popleft()
+        return 0.0
+
+    def _bring_rest(self, memory: _Memory, piece: _Piece, copied: int) -> None:
+        """The rest of a piece of which a part was there already."""
+        memory.missing.remove(piece.start, piece.start + copied)
+        while (found := memory.missing.first_within(piece.start, piece.end)) is not None:
+            if not self._copy(memory, *found):
+                return  # it comes with its first access, or later
+
+    def _copy(self, memory: _Memory, start: int, end: int, position: int) -> bool:
+        """Copy pages that are missing. False: they could not be copied now. Raises PagesLost."""
+        memory.image.map_in(position, end - start)
+        try:
+            _uffd_copy(memory.uffd, start, memory.image.address + position, end - start)
+        except _CopyFailed as e:
+            if e.copied > 0:
+                memory.missing.remove(start, start + e.copied)
+                return True
+            return self._on_copy_failed(memory, start, e.errno or 0)
+        memory.missing.remove(start, end)
+        self._no_memory = 0
+        return True
+
+    def _on_copy_failed(self, memory: _Memory, start: int, code: int) -> bool:
+        if code == errno.EEXIST or (code == errno.ENOENT and self._is_restored):
+            # it is there already, or not mapped any longer
+            memory.missing.remove(start, start + _PAGE)
+            return True
+        if code == errno.ESRCH:
+            self._drop(memory)
+        elif code == errno.ENOMEM:
+            self._no_memory += 1
+            if self._no_memory > _NO_MEMORY_TRIES:
+                raise PagesLost("no memory is left for the process")
+            time.sleep(_RETRY_S)
+        elif code not in (errno.EAGAIN, errno.ENOENT):
+            raise PagesLost(f"memory at {start:#x} cannot be filled: {os.strerror(code)}")
+        return False
+
+
+class _CopyFailed(OSError):
+    """Raised when not everything was copied; `copied`: how many bytes were."""
+
+    copied = 0
+
+
+def _uffd_copy(uffd: int, target: int, source: int, length: int) -> None:
+    argument = bytearray(_COPY.pack(target, source, length, 0, 0))
+    try:
+        fcntl.ioctl(uffd, _UFFDIO_COPY, argument)
+    except OSError as e:
+        failed = _CopyFailed(e.errno, os.strerror(e.errno or 0))
+        failed.copied = max(0, _COPY.unpack(argument)[4])
+        raise failed from e
+
+
+def ranges_of(accesses: bytes, *, gap_bytes: int = 4 * _PAGE) -> Iterator[tuple[int, int, int]]:
+    """(pid, start, end) of the working set of recorded accesses, in the order of first accesses;
+    neighbours are one range, also over small gaps in the image, which cost less than a range
+    more."""
+    firsts: dict[tuple[int, int], int] = {}
+    for number, access in enumerate(ACCESS.iter_unpack(accesses)):
+        firsts.setdefault(access, number)
+    found: list[list[int]] = []
+    for (pid, address), number in sorted(firsts.items()):
+        gap = 0 if address & _EMPTY else gap_bytes
+        last = found[-1] if found else [-1, 0, 0, 0]
+        is_alike = last[0] == pid and not (last[1] ^ address) & _EMPTY
+        if is_alike and address <= last[2] + _EMPTY + gap:
+            last[2], last[3] = (address & ~_EMPTY) + _PAGE, min(last[3], number)
+        else:
+            found.append([pid, address, (address & ~_EMPTY) + _PAGE, number])
+    for pid, start, end, _ in sorted(found, key=lambda one: one[3]):
+        yield pid, start, end

@@ -1,0 +1,52 @@
+"""Files in Modal's style on a real platform: what the platform itself does for them. The others run
+in one process, in `tests/functions/sdk`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.harness import PlatformUnderTest
+
+KINDS = Path(__file__).parents[2] / "examples/modal_style"
+pytestmark = pytest.mark.timeout(240)
+
+
+def test_classes_with_parameters_have_instances_of_their_own(platform: PlatformUnderTest) -> None:
+    ran = platform.cli("run", str(KINDS / "parameters.py")).stdout.splitlines()
+    said = ["Hallo, Ada!", "Bonjour, dear Ada!", "['Hallo, Bo!', 'Bonjour, Bo!']"]
+    assert [line for line in ran if line in said] == said
+    assert "large: 332833500" in platform.cli("run", str(KINDS / "with_options.py")).stdout
+    several = platform.cli("run", str(KINDS / "several_files/main.py"))
+    assert "difference: 2" in several.stdout
+
+
+def test_files_are_at_absolute_paths_and_in_the_working_directory(
+    platform: PlatformUnderTest,
+) -> None:
+    ran = platform.cli("run", str(KINDS / "local_files.py")).stdout
+    assert "read: (['red', 'green', 'blue'], 'cm')" in ran
+
+
+def test_a_volume_keeps_what_an_instance_wrote(platform: PlatformUnderTest) -> None:
+    assert "read: kept" in platform.cli("run", str(KINDS / "volume.py")).stdout
+
+
+def test_web_applications_answer(platform: PlatformUnderTest) -> None:
+    for name in ("endpoint_on_class", "endpoints", "wsgi"):
+        platform.cli("deploy", str(KINDS / f"{name}.py"), "--no-wait")
+
+    def ask(path: str, **options: Any) -> httpx.Response:
+        method = "POST" if "json" in options else "GET"
+        url = f"{platform.url}/fn/{path}"
+        return httpx.request(method, url, headers=platform.headers, timeout=120, **options)
+
+    answer = ask("style-endpoint-on-class/Counter-web", params={"text": "aha"})
+    assert answer.json() == {"vowels": 2}
+    assert ask("style-endpoints/greet?user=Ada").json() == {"greeting": "Hello, Ada!"}
+    assert ask("style-endpoints/order", json={"item": "tea"}).json() == {"ordered": ["tea"]}
+    assert ask("style-wsgi/site/").text == "Hello from Flask"
+    assert ask("style-wsgi/site/echo", json={"a": 1}).json() == {"a": 1}
