@@ -42,6 +42,7 @@ pytest_plugins = (
     "tests.bytecode",
     "tests.certificates",
     "tests.collecting",
+    "tests.deadline",
     "tests.leftovers",
     "tests.parallel",
     "tests.statements",

@@ -3,14 +3,20 @@ PATH` in one.
 
 A file is the unit of distribution, because its tests share fixtures of module scope, among them
 whole platforms. Tests marked `vllm` share one group: two real engines at once do not fit into a
-small machine's memory. Everything else may run beside anything: platforms, ports, databases and
-directories are each test's own."""
+small machine's memory. Soak tests of a file are a unit of their own and come last, beginning with
+another file for each commit: where they may begin until a certain time only (`--soak-until`,
+`tests/tiers.py`), other commits run the others. Everything else may run beside anything: platforms,
+ports, databases and directories are each test's own."""
 
 from __future__ import annotations
+
+import zlib
 
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
+
+from tests.soak import is_soak
 
 LONGEST_FIRST = (
     "tests/e2e/test_snapshots.py",
@@ -59,10 +65,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """In a worker: assign groups, and put what takes longest first."""
     if not hasattr(config, "workerinput"):
         return
+    soak: list[pytest.Item] = []
+    others: list[pytest.Item] = []
     for item in items:
+        file = item.nodeid.partition("::")[0]
         if item.get_closest_marker("vllm"):
             item.add_marker(pytest.mark.xdist_group("vllm"))
-    items.sort(key=_rank)
+        elif is_soak(item):
+            item.add_marker(pytest.mark.xdist_group(f"soak {file}"))
+            soak.append(item)
+            continue
+        others.append(item)
+    items[:] = [*sorted(others, key=_rank), *rotated(soak, config.getoption("soak_from"))]
+
+
+def rotated(items: list[pytest.Item], start: str) -> list[pytest.Item]:
+    """The same tests, beginning with a file that `start` chooses (any text, such as a commit)."""
+    by_file: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        by_file.setdefault(item.nodeid.partition("::")[0], []).append(item)
+    files = sorted(by_file)
+    first = zlib.crc32(start.encode()) % (len(files) or 1)
+    return [item for file in files[first:] + files[:first] for item in by_file[file]]
 
 
 def _rank(item: pytest.Item) -> int:

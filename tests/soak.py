@@ -7,6 +7,8 @@ mark `soak` at a test says the same."""
 
 from __future__ import annotations
 
+import pytest
+
 FILES = (
     "tests/e2e/test_activator_user.py",
     "tests/e2e/test_blobs_in_s3.py",
@@ -26,6 +28,7 @@ FILES = (
     "tests/e2e/test_loopback.py",
     "tests/e2e/test_objectives.py",
     "tests/e2e/test_snapshots_faults.py",
+    "tests/e2e/test_snapshots_of_nodes.py",
     "tests/e2e/test_traces.py",
     "tests/e2e/test_traffic.py",
     "tests/e2e/test_weights_isolation.py",
@@ -35,9 +38,26 @@ FILES = (
     "tests/functions/controller/test_alert_kill.py",
     "tests/functions/worker/test_memory.py",
     "tests/snapshotter/environments/test_import_faults.py",
+    "tests/snapshotter/images/test_pip_cache.py",
     "tests/weight_cache/peers/test_daemons.py",
 )
 TESTS = {
+    "tests/snapshotter/environments/test_imports.py": (
+        "test_a_module_that_changes_earlier_ones_is_opened",
+        "test_where_imports_differ_one_with_those_that_it_kept_to_is_tried",
+        "test_a_function_that_imports_much_more_gets_one_of_its_own",
+        "test_a_list_is_shortened_where_later_modules_change_what_earlier_ones_do",
+        "test_a_module_that_starts_a_thread_is_left_out_by_name",
+        "test_a_later_revision_that_answers_differently_switches_it_off_as_well",
+        "test_code_that_begins_with_other_imports_starts_cold[import beta",
+    ),
+    "tests/snapshotter/images/oci/test_registry_base.py": (
+        "test_it_can_have_a_python_of_this_machine",
+        "test_steps_that_replace_its_python_by_a_link_are_refused",
+    ),
+    "tests/snapshotter/pods/test_restoring.py": (
+        "test_a_pod_of_a_functions_own_image_receives_its_worker_in_that_root",
+    ),
     "tests/activator/billing/test_journal_drain.py": (
         "test_killed_when_the_controller_has_taken_something_it_goes_on_where_it_was[/internal/calls",
         "test_killed_when_the_controller_has_taken_something_it_goes_on_where_it_was[/internal/due",
@@ -66,6 +86,15 @@ TESTS = {
         "test_a_process_that_is_killed_while_a_pod_is_promoted[pilotlight-promoted-weight_cache]",
         "test_a_call_beside_another_is_answered_by_a_fork_in_the_same_pod[kpa]",
         "test_starts_at_once_are_served_in_warm_pods_alone[kpa]",
+        "test_a_function_with_packages_of_its_own_answers_from_a_warm_pod_booted_then_restored",
+        "test_a_process_that_is_killed_while_a_pod_is_promoted[promoted-controller",
+        "test_a_process_that_is_killed_while_a_pod_is_promoted[before-",
+        "test_a_process_that_is_killed_while_a_pod_is_promoted[asked-activator",
+        "test_a_process_that_is_killed_while_a_pod_is_promoted[asked-snapshotter",
+        "test_a_process_that_is_killed_while_a_pod_is_promoted[asked-weight_cache",
+        "test_a_process_that_is_killed_while_a_pod_is_promoted[promoted-weight_cache",
+        "test_load_that_lasts_is_handed_over_to_pods_of_the_functions_own_without_a_lost_call[kpa]",
+        "test_from_zero_with_a_warm_pod_to_its_end[kpa]",
     ),
     "tests/e2e/test_cli.py": (
         "test_down_and_up_after_a_killed_supervisor",
@@ -74,6 +103,7 @@ TESTS = {
         "test_keys_secrets_and_environments",
         "test_up_in_the_terminal_writes_the_first_key_refuses_a_second_and_ends_with_ctrl_c",
         "test_a_shell_keeps_its_variables_and_directory_between_lines",
+        "test_an_up_that_fails_changes_no_login_and_the_next_one_loses_none",
     ),
     "tests/e2e/test_controller_user.py": (
         "test_home_of_an_earlier_release_is_its_own_now",
@@ -98,6 +128,7 @@ TESTS = {
         "test_a_pod_that_is_evicted_with_a_call_in_it",
         "test_a_new_version_takes_over_a_rollback_brings_the_old_one_back_and_a_delete_leaves_nothing",
         "test_an_image_is_pushed_by_the_deploy_pulled_by_the_node_and_run",
+        "test_while_the_api_server_is_away_pods_serve_and_calls_that_need_one_are_told_why[silent]",
     ),
     "tests/e2e/test_several_activators.py": (
         "test_both_serve_and_never_hold_more_instances_together_than_the_function_may_have",
@@ -162,6 +193,7 @@ TESTS = {
     ),
     "tests/functions/packaging/oci/test_export.py": (
         "test_an_image_from_nothing_serves_in_a_read_only_root_as_nobody",
+        "test_an_image_on_a_base_has_its_own_code_and_none_of_the_base",
     ),
     "tests/snapshotter/test_engine.py": (
         "test_one_that_answers_wrongly_is_set_aside_and_its_caller_is_served_cold",
@@ -200,7 +232,12 @@ TESTS = {
 }
 
 
-def is_soak(nodeid: str) -> bool:
+def is_soak(item: pytest.Item) -> bool:
+    """Whether a test is marked so, or listed here."""
+    return item.get_closest_marker("soak") is not None or is_listed(item.nodeid)
+
+
+def is_listed(nodeid: str) -> bool:
     """Whether a test is listed here."""
     file, _, name = nodeid.partition("::")
     if file in FILES:

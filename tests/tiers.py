@@ -6,9 +6,15 @@ own is `integration`: most are quick, together they take minutes. Which those ar
 fixtures; FILES names those that do without a fixture.
 
 A test that takes longer than `SLOW_S`, its fixtures not counted, and is not marked `slow` is named
-at the end of a run: as a reminder only, since a busy machine makes every test slow."""
+at the end of a run: as a reminder only, since a busy machine makes every test slow.
+
+CI has a bounded time. `--soak-until TIME` skips each soak test that would begin later, `--soak-from
+COMMIT` chooses with which file they begin (`tests/parallel.py`); the end of the run says how many
+were left out."""
 
 from __future__ import annotations
+
+import time
 
 import pytest
 
@@ -57,11 +63,36 @@ FILES = (
 """What starts processes or servers, or reads the whole tree."""
 
 
+OUT_OF_TIME = "soak: --soak-until is over"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The time that soak tests have, and where they begin."""
+    parser.addoption(
+        "--soak-until",
+        type=float,
+        default=float("inf"),
+        help="seconds since 1970 after which no soak test begins; those that are left are skipped",
+    )
+    parser.addoption(
+        "--soak-from",
+        default="",
+        help="any text, such as a commit: chooses the file with which soak tests begin",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)  # before any fixture
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what comes too late."""
+    if item.get_closest_marker("soak") and time.time() > item.config.getoption("soak_until"):
+        pytest.skip(OUT_OF_TIME)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is `soak`, what is `slow` because of another mark or its file, and what is
     `integration`."""
     for item in items:
-        if is_soak(item.nodeid):
+        if is_soak(item):
             item.add_marker("soak")
         if any(item.get_closest_marker(name) for name in SLOW_MARKS) or item.nodeid.startswith(
             SLOW_FILES
@@ -74,7 +105,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name the tests that should be marked."""
+    """Count the tests that came too late, and name those that should be marked."""
+    late = [r for r in terminalreporter.getreports("skipped") if OUT_OF_TIME in str(r.longrepr)]
+    if late:
+        terminalreporter.section(f"{len(late)} soak tests were left out: --soak-until was over")
     reports = [
         report
         for report in terminalreporter.getreports("passed")

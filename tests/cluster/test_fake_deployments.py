@@ -181,10 +181,11 @@ def _by_image(knative: FakeKnative) -> tuple[int, int]:
 
 
 async def _make_all_ready(knative: FakeKnative, raw: RawClient) -> None:
-    """There is no node; what it would say, again and again, as the scheduler says otherwise."""
+    """There is no node; what it would say, beside what the scheduler says."""
     status = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    media = "application/strategic-merge-patch+json"
     for name in _names(knative):
-        await raw.ask("PATCH", f"{PODS}/{name}/status", status, media=MERGE)
+        await raw.ask("PATCH", f"{PODS}/{name}/status", status, media=media)
     await asyncio.sleep(0.01)
 
 

@@ -65,8 +65,15 @@ class Scheduler(Controller):
             else "no nodes available to schedule pods"
         )
         if condition_of(pod, "PodScheduled").get("message") != message:
-            said = condition("PodScheduled", False, "Unschedulable", message)
-            await self.view.set_status(POD, pod, {"phase": "Pending", "conditions": [said]})
+            conditions = [
+                *(
+                    one
+                    for one in (pod.get("status") or {}).get("conditions") or ()
+                    if one["type"] != "PodScheduled"
+                ),
+                condition("PodScheduled", False, "Unschedulable", message),
+            ]
+            await self.view.set_status(POD, pod, {"phase": "Pending", "conditions": conditions})
 
     async def _bind(self, pod: Json, node: Json) -> None:
         metadata = pod["metadata"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import cast
@@ -41,6 +42,18 @@ async def template_with(client: AgentClient, parked: int) -> TemplateInfo:
         if template.parked == parked:
             return template
         await asyncio.sleep(0.005)
+
+
+async def settled_descriptors() -> int:
+    """How many this process has open, once that stays the same: a spare slot is made 0.2 s after
+    the last one was taken, and the end of a fork is on its way for a moment."""
+    count, since = 0, time.monotonic()
+    while time.monotonic() < since + 0.6:
+        now = len(os.listdir("/proc/self/fd"))
+        if now != count:
+            count, since = now, time.monotonic()
+        await asyncio.sleep(0.02)
+    return count
 
 
 def groups(home: AgentHome) -> set[str]:
@@ -169,14 +182,12 @@ async def test_many_lives_leave_nothing_but_the_one_that_is_parked(
 ) -> None:
     await client.stop((await begin(client, home.launch())).id, grace_s=5)
     await template_with(client, 1)
-    before = len(os.listdir("/proc/self/fd"))
+    before = await settled_descriptors()
     for _ in range(5):
         info = await begin(client, home.launch())
         await client.stop(info.id, grace_s=5)
         template = await template_with(client, 1)
-    # the end of the last fork may still be on its way
-    while len(os.listdir("/proc/self/fd")) > before:
-        await asyncio.sleep(0.005)
+    assert await settled_descriptors() == before
     assert len(children(template)) == 1
     assert len([name for name in groups(home) if name.startswith("i-")]) == 0
 
