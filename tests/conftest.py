@@ -96,7 +96,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """A run in the background of a script inherits an ignored SIGINT, and so would every process
-    that a test interrupts."""
+    that a test interrupts. CPython before 3.11.5 may raise SystemError when pytest parses sources
+    for the report of a failure (python/cpython#106905), which ends the run."""
+    if sys.version_info < (3, 11, 5) and config.option.tbstyle == "auto":
+        config.option.tbstyle = "native"
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -66,8 +66,8 @@ class PodEnd(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
         self.transport.set_write_buffer_limits(BUFFER_BYTES)
-        # The loop adds its reader right after this callback, paused or not in CPython 3.11.2 (Debian 12):
-        # paused in the next iteration, before what its selector finds is read
+        # The loop adds its reader right after this callback, paused or not in CPython 3.11.2
+        # (Debian 12): paused in the next iteration, before what its selector finds is read
         asyncio.get_running_loop().call_soon(self._begin)
 
     def _begin(self) -> None:

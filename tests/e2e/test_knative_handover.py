@@ -160,13 +160,16 @@ def live(cluster: ClusterUnderTest, callers: Callers, *, killed_while: str) -> N
     # nothing but calls that were in the killed activator is lost
     assert (callers.lost <= CALLERS, callers.others) == (True, [])
     billed = wait_for(lambda: records(cluster, callers.ids), "all calls to be billed")
-    doubled = [call for call, number in billed.items() if number != 1]
-    assert not doubled, [r for r in cluster.platform.usage() if r["call"] in doubled]
+    rows = [r for r in cluster.platform.usage() if r["call"] in billed]
+    doubled = {call for call, number in billed.items() if number != 1}
+    attempts = Counter((str(r["call"]), r["attempt"]) for r in rows)
+    doubled |= {call for (call, _), number in attempts.items() if number != 1}
+    assert not doubled, [r for r in rows if r["call"] in doubled]
 
 
 def records(cluster: ClusterUnderTest, calls: list[str]) -> Counter[str] | None:
-    """How many final records each of these calls has, once all have one: an attempt that is
-    repeated elsewhere has a record of its own."""
+    """How many final records each of these calls has, once all have one: an attempt whose pod was
+    lost or busy is repeated elsewhere, and has a record of its own."""
     rows = cluster.platform.usage()
     found = Counter(str(row["call"]) for row in rows if row["outcome"] not in ("lost", "busy"))
     return Counter({call: found[call] for call in calls}) if found.keys() >= set(calls) else None
