@@ -35,8 +35,9 @@ def make_base_tree(work: Path) -> Path:
     (local / "bin/python3").symlink_to(f"python{version}")
     library = local / f"lib/python{version}"
     shutil.copytree(sysconfig.get_path("stdlib"), library, ignore=_LEFT_OUT)
-    (library / "site-packages").mkdir()
-    (library / f"site-packages/{MODULE}.py").write_text("VALUE = 7\n")
+    for site in ("site-packages", "dist-packages"):  # the second where Debian built it
+        (library / site).mkdir()
+        (library / f"{site}/{MODULE}.py").write_text("VALUE = 7\n")
     return root
 
 
