@@ -138,6 +138,7 @@ def apply_layer(layer: bytes, root: Path) -> None:
     """Unpack a layer over those before it."""
     root.mkdir(parents=True, exist_ok=True, mode=0o755)
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(layer))) as archive:
+        archive.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)  # 3.11.4
         for member in archive:
             path = root / member.name
             if path.name == _OPAQUE:
@@ -148,7 +149,7 @@ def apply_layer(layer: bytes, root: Path) -> None:
             else:
                 if not path.is_dir() or path.is_symlink():
                     path.unlink(missing_ok=True)
-                archive.extract(member, root, filter="fully_trusted")
+                archive.extract(member, root)
 
 
 def _remove(path: Path) -> None:
