@@ -193,7 +193,10 @@ async def test_translating_what_is_just_within_the_bounds_holds_nobody_up(
 
     longest_s = await longest_hold_s(
         models.client.post(
-            models.url + path, content=body, headers={"authorization": f"Bearer {KEY}"}
+            models.url + path,
+            content=body,
+            headers={"authorization": f"Bearer {KEY}"},
+            timeout=50,
         )
     )
 
