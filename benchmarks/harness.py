@@ -120,7 +120,7 @@ class Report:
             f"== {self.title}",
             (
                 f"   {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, Linux "
-                f"{machine['kernel']}"
+                f"{machine['kernel']}, {machine['time'][:10]}"
             ),
         ]
         for name, unit, *numbers, note in cells:

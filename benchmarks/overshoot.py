@@ -36,7 +36,7 @@ def overshoot(report: Report, platform: stack.Stack, *, name: str, instances: in
         client.set_budget(str(AMOUNT), app=APP, period="day")
         answered = _spend(spender)
         spent = _settled(spender)
-    note = f"{answered[200]} calls answered, {answered[429]} told to wait, {answered[402]} refused"
+    note = f"{answered[200]} calls answered, {answered[429]} asked to wait, {answered[402]} refused"
     report.rows.append(
         Row.of(f"budget spent, {name}", "%", [float(100 * min(spent, AMOUNT) / AMOUNT)], note=note)
     )

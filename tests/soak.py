@@ -1,6 +1,6 @@
 """What `make test` leaves to `make test-all`: tests that take seconds and prove again what others
 prove sooner, at another point or in another combination, or what few changes can break. CI runs
-them all.
+as many as its time allows (`--soak-until`, `tests/tiers.py`).
 
 Whole files, and single tests of files; a name up to `[…` stands for the cases that begin so. The
 mark `soak` at a test says the same."""

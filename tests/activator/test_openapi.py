@@ -49,6 +49,14 @@ async def test_methods_that_are_not_described_are_405_and_name_those_that_are(ed
     assert edge.fleet.started == []
 
 
+def test_every_response_has_a_status_and_a_description() -> None:
+    for path, operations in described().items():
+        for operation in operations.values():
+            for status, response in operation["responses"].items():
+                assert re.fullmatch(r"[1-5](\d\d|XX)|default", status), f"{path} {status}"
+                assert "description" in response, f"{path} {status}"
+
+
 async def test_probes_need_no_key_and_are_described(edge: Edge) -> None:
     for path in ("/healthz", "/readyz"):
         operations = described()[path]

@@ -8,10 +8,12 @@ import pkgutil
 from typing import Any
 
 import pytest
+import yaml
 
 import tests.options
+from scripts.documentation import ROOT
 from tests.options import contract
-from tests.options.contract import BOTH, PROOFS, SOURCES, required
+from tests.options.contract import BOTH, PROOFS, ROOTS, SOURCES, required
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,3 +53,11 @@ def test_a_new_field_is_found_wherever_it_is_nested(monkeypatch: pytest.MonkeyPa
     )
     monkeypatch.setattr(contract, "ROOTS", (outer,))
     assert required() == {"Outer.name", "Inner.depth"}
+
+
+def test_platform_yaml_has_every_setting() -> None:
+    """The reference of settings is made from it."""
+    sections = list(map(set, yaml.safe_load((ROOT / "platform.yaml").read_text()).values()))
+    for settings in ROOTS:
+        if settings.__name__.endswith("Settings"):
+            assert {field.name for field in dataclasses.fields(settings)} in sections, settings

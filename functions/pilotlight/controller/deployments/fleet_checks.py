@@ -25,7 +25,7 @@ _SLEEP_LEVEL = EngineSpec.__dataclass_fields__["sleep_level"].default
 
 AUTO_BY_DEFAULT = False
 """Whether a function that says no window has "auto". Off while "auto" loses to another policy on a
-seed of benchmarks/autoscaler_seeds.py (docs/benchmarks.md)."""
+seed of benchmarks/autoscaler_seeds.py (docs/benchmarks/autoscalers.md)."""
 
 
 def settled(

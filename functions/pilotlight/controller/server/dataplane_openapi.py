@@ -158,10 +158,12 @@ def _function_paths() -> dict[str, dict[str, Any]]:
         "bind",
         "Bind a class to arguments: get the name of a function with instances of its own.",
         function,
-        json_response(
-            "the function's name",
-            {"type": "object", "properties": {"function": {"type": "string"}}},
-        ),
+        {
+            "200": json_response(
+                "the function's name",
+                {"type": "object", "properties": {"function": {"type": "string"}}},
+            )
+        },
         _BINDING,
     )
     address = "/v1/functions/{app}/{function}"
