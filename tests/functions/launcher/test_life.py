@@ -299,7 +299,7 @@ def test_sigterm_while_it_is_still_imported_ends_it_at_once(plain: Pod, tmp_path
     """The first process of a container would not get it without a handler."""
     slow = "import sys, time\nprint('importing', file=sys.stderr, flush=True)\ntime.sleep(60)\n"
     (tmp_path / "slow").mkdir()
-    (tmp_path / "slow" / "select.py").write_text(slow)  # which the launcher imports
+    (tmp_path / "slow" / "selectors.py").write_text(slow)  # which the launcher imports
     plain.variables["PYTHONPATH"] = f"{tmp_path / 'slow'}:{plain.variables['PYTHONPATH']}"
     plain.begin()
     plain.wait_said("importing")
