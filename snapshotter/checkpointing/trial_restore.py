@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pilotlight.core.background_tasks import cancel_all
 from snapshotter.criu import working_set
 from snapshotter.criu.lazy import PageRequest
 from snapshotter.linux import proc
@@ -119,7 +120,8 @@ class SnapshotValidator:
         work (a later failure only excludes that kind), SnapshotUnfit if it does not fit the GPUs.
 
         unasked: a background request, which yields to everything else. gpus: of the restored
-        copies, one after the other. charge: receives the CPU
+        copies, one after the other; without them, the working set is recorded beside the first
+        measurement if a caller waits. charge: receives the CPU
         time (ns) of each restored copy, after success or failure."""
         measured: dict[str, RestoreTiming] = {}
         ranges = b""
@@ -127,19 +129,29 @@ class SnapshotValidator:
         def phase() -> StartPhase:
             return StartPhase(is_background=unasked, gpus=gpus)
 
-        for way in self._ways:
-            try:
-                request = None
-                if way == "lazy":
-                    ranges = await self._record(spec, snapshot, phase=phase, charge=charge)
-                    request = PageRequest(working_set=ranges)
-                measured[way] = await self._measure(
-                    spec, snapshot, request=request, phase=phase, charge=charge, repeats=unasked
-                )
-            except ProofFailed as e:
-                if not measured:
-                    raise
-                _log.info("proof.way_unfit snapshot=%s way=%s error=%s", snapshot.id, way, e)
+        def record() -> asyncio.Task[bytes]:
+            recording = self._record(spec, snapshot, phase=phase, charge=charge)
+            return asyncio.create_task(recording, name=f"working set of {snapshot.id}")
+
+        beside = "lazy" in self._ways[1:] and not (unasked or gpus)
+        recorded = [record()] if beside else []
+        try:
+            for way in self._ways:
+                try:
+                    request = None
+                    if way == "lazy":
+                        recorded = recorded or [record()]
+                        ranges = await recorded[0]
+                        request = PageRequest(working_set=ranges)
+                    measured[way] = await self._measure(
+                        spec, snapshot, request=request, phase=phase, charge=charge, repeats=unasked
+                    )
+                except ProofFailed as e:
+                    if not measured:
+                        raise
+                    _log.info("proof.way_unfit snapshot=%s way=%s error=%s", snapshot.id, way, e)
+        finally:
+            await cancel_all(recorded)
         pages = min(measured, key=lambda way: measured[way].answer_ms)
         return ValidationResult(pages=pages, measured=measured, working_set=ranges)
 
