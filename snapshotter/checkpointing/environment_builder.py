@@ -227,6 +227,7 @@ class EnvironmentBuilder:
         for _ in range(_TRIES):
             if (order.ms_of(modules) or 0.0) < LEAST_MS:
                 return
+            await self._checkpoints.wait_idle(launch.revision)
             try:
                 snapshot = await self._checkpoints.make(
                     self._environments.launch_for(launch, modules), unasked=True

@@ -105,7 +105,7 @@ def _copy(pages: Path, kept: Iterable[tuple[int, PageRun]]) -> None:
             while left:
                 done = os.sendfile(target.fileno(), source.fileno(), offset, left)
                 offset, left = offset + done, left - done
-    new.replace(pages)
+    _rename(new, pages)
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -113,4 +113,11 @@ def _replace(path: Path, content: bytes) -> None:
     with new.open("xb") as f:
         os.fchmod(f.fileno(), 0o600)
         f.write(content)
-    new.replace(path)
+    _rename(new, path)
+
+
+def _rename(new: Path, path: Path) -> None:
+    """In two steps: ext4 writes a file to the disk when it replaces another one (ext4(5),
+    auto_da_alloc), 0.3 s for 250 MB, and no image needs that before it is published."""
+    path.unlink()
+    new.rename(path)

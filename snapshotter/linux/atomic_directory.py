@@ -76,6 +76,10 @@ class StagingDirectory:
     directory: Path
     lock: int
 
+    def flush(self) -> None:
+        """Begin early with what `publish` does: write to the disk what is there. Raises OSError."""
+        _flush(self.lock)
+
     def publish(self, final: Path) -> None:
         """Flush the file system, then rename the directory; an existing one of that name is kept.
         Raises OSError."""

@@ -21,8 +21,9 @@ from typing import Final
 BOOT: Final = ((10.0, 0.125),)
 """(seconds, fraction of its share) of a boot that a call or a deployment waits for: it makes
 progress even if calls use all CPUs."""
-BACKGROUND: Final = ((5.0, 0.0), (60.0, 0.25))
-"""The same for work without a waiting call: it holds memory and has deadlines."""
+BACKGROUND: Final = ((5.0, 0.0), (60.0, 0.0625))
+"""The same for work without a waiting call: it holds memory and has deadlines, and gets less than
+a boot with a waiting caller."""
 FORK: Final = (1.0, 0.125)
 """The same for the fork at the end of a COLD start."""
 NICENESS: Final = 19

@@ -12,6 +12,7 @@ from types import ModuleType
 
 from pilotlight.errors import InvalidInput, NotFound
 from pilotlight.packaging.app import App
+from pilotlight.packaging.deferred_imports import deferred_imports
 
 
 def load_app(reference: str) -> App:
@@ -88,7 +89,8 @@ def _import(name: str, root: Path, file: Path | None = None) -> ModuleType:
         return _import_file(name, file)
     if importlib.util.find_spec(name.partition(".")[0]) is None:
         raise NotFound(f"module {name!r} was not found in {root}")
-    module = importlib.import_module(name)
+    with deferred_imports(root):
+        module = importlib.import_module(name)
     if file is not None and Path(module.__file__ or "").resolve() != file:
         return _import_file(name, file)
     return module
@@ -100,5 +102,6 @@ def _import_file(name: str, file: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    with deferred_imports(file.parent):
+        spec.loader.exec_module(module)
     return module

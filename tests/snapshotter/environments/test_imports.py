@@ -191,6 +191,23 @@ async def test_a_module_that_changes_earlier_ones_is_opened(home: ImportHome) ->
         )
 
 
+async def test_functions_that_were_booted_by_import_tell_which_list_saves_most(
+    home: ImportHome,
+) -> None:
+    """Of a module that was opened for them, too, they report the imports that were made ahead."""
+    imports = "import registry; registry.resolve()"
+    async with serving(home) as client:
+        await begin(client, home.function("f-1@v1", imports))
+        await made(home, client)
+        await begin(client, home.function("f-2@v2", f"{imports}; import opened"))
+        assert (await settled(client))["snapshots"] == 2
+
+        for n in (3, 4, 5, 6):
+            info = await begin(client, home.function(f"f-{n}@v{n}", f"{imports}; import opened"))
+            assert info.start_kind is StartKind.IMPORT
+            assert info.phases_ms["import"] < 300
+
+
 async def test_a_module_that_starts_a_thread_is_left_out_by_name(home: ImportHome) -> None:
     async with serving(home) as client:
         await begin(client, home.function("f-1@v1", "import alpha, threads"))

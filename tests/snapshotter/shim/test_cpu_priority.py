@@ -231,3 +231,8 @@ def test_without_groups_a_session_is_nice_until_it_is_made_even() -> None:
         assert not autogroup.exists() or autogroup.read_text().endswith("nice 0\n")
         process.communicate(b"\n")
     cpu_priority.restore(process.pid)
+
+
+def test_background_work_has_less_than_a_boot_with_a_waiting_caller() -> None:
+    """However long both take, up to where either has its full share again."""
+    assert max(part for _, part in cpu_priority.BACKGROUND) < min(p for _, p in cpu_priority.BOOT)

@@ -252,7 +252,7 @@ class ImportRecorder:
         still that of before."""
         assert self._ahead is not None
         if self._current is not None:
-            self._current.add_part(name, ms, is_loaded=True)
+            self._current.add_part_made_ahead(name, ms)
         else:
             self.recorded.append((name, ms, ()))
         self._members.update(self._ahead.last_members)
@@ -280,10 +280,17 @@ class _Import:
         self._began = time.monotonic()
         self._parts: list[tuple[str, float]] = []
         self._has_all_parts = True
+        self._ahead, self._ahead_ms = 0, 0.0
 
     def took_ms(self) -> float:
-        """Since it began."""
-        return (time.monotonic() - self._began) * 1000
+        """Since it began, and what took its time before."""
+        return (time.monotonic() - self._began) * 1000 + self._ahead_ms
+
+    def add_part_made_ahead(self, name: str, ms: float) -> None:
+        """A module that was imported in its place. All of these are reported: without them the
+        order of this boot would not begin with the list of its environment snapshot."""
+        self._parts.append((name, ms))
+        self._ahead, self._ahead_ms = self._ahead + 1, self._ahead_ms + ms
 
     def add_part(self, name: str, ms: float, *, is_loaded: bool) -> None:
         """A module that it imports. A submodule of its own ends them: it cannot be imported without
@@ -296,9 +303,9 @@ class _Import:
     def worth_opening(self, ms: float) -> Parts:
         """Its parts, as far as they are worth being reported."""
         if ms < _OPENED_MS:
-            return ()
-        last = max((n for n, (_, took) in enumerate(self._parts) if took >= ms / 10), default=-1)
-        return tuple(self._parts[: last + 1])
+            return tuple(self._parts[: self._ahead])
+        large = [n for n, (_, took) in enumerate(self._parts) if took >= ms / 10]
+        return tuple(self._parts[: max([self._ahead, *(n + 1 for n in large)])])
 
 
 class _TimedLoader:
