@@ -32,8 +32,8 @@ from activator.call_stats.shipper import ControllerReceiver, StatsShipper
 from activator.calls.fallback import FallbackChain
 from activator.calls.runner import CallRunner
 from activator.control_plane.bindings import BindingsApi
+from activator.control_plane.function_storage import FunctionStorage
 from activator.control_plane.proxy import ControlPlaneProxy, ProxyLimits
-from activator.control_plane.volumes import FunctionVolumes
 from activator.coordination.peers import ActivatorPeers, peer_addresses, socket_of
 from activator.coordination.state import platform_id
 from activator.fairness.share_policy import share_of
@@ -574,7 +574,7 @@ class ActivatorApp:
         settings = self.settings
         self.sockets = InstanceSockets(
             CallsByFunctions(
-                self.gateway, max_depth=settings.max_call_depth, volumes=self._volumes()
+                self.gateway, max_depth=settings.max_call_depth, storage=self._storage()
             ),
             max_per_tenant=settings.max_connections_per_address,
             max_head_bytes=settings.max_header_bytes,
@@ -584,12 +584,14 @@ class ActivatorApp:
         if self.settings.agents_listen is not None and isinstance(self.fleet, KnativeFleet):
             self.loops.append(("calls of pods", self._pod_connections(self.fleet).run))
 
-    def _volumes(self) -> FunctionVolumes | None:
-        if isinstance(self.fleet, KnativeFleet):
-            return None
-        volumes = FunctionVolumes(self.site.controller, token=self.site.key.token)
-        self.closing.append(volumes.aclose)
-        return volumes
+    def _storage(self) -> FunctionStorage:
+        storage = FunctionStorage(
+            self.site.controller,
+            token=self.site.key.token,
+            mounts_volumes=not isinstance(self.fleet, KnativeFleet),
+        )
+        self.closing.append(storage.aclose)
+        return storage
 
     def _pod_connections(self, fleet: KnativeFleet) -> PodConnections:
         listen, credentials = self.settings.agents_listen, self.site.credentials

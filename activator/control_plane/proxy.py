@@ -35,12 +35,15 @@ from pilotlight.core.crypto import Sealer
 from pilotlight.core.dashboard import visitor_cookie
 from pilotlight.core.dashboard.dashboard_origin import DASHBOARD_PATH
 from pilotlight.core.transport.endpoint import Endpoint
+from pilotlight.spec.collection import CollectionKind
 
 PUBLIC_PREFIXES = ("/v1/", "/v2/", "/dashboard", "/docs", "/openapi.json", "/redoc")
 """Paths that may be forwarded. `/internal/` must never be among them."""
 _DOTS = frozenset({".", ".."})
 """Segments that a server would resolve after the check of the prefix."""
 _READING = ("GET", "HEAD")
+_VALUES = tuple(f"{kind.path}/" for kind in CollectionKind)
+"""Paths of dicts and queues, of which activators keep nothing."""
 _IDLE_S = 630.0
 """Read timeout of the controller: a followed log may be silent for ten minutes; then the client
 reconnects."""
@@ -154,7 +157,11 @@ class ControlPlaneProxy:
                     retry_after_s=2,
                 ) from e
             async with aclosing(response):
-                if request.verb not in _READING and response.is_success:
+                if (
+                    request.verb not in _READING
+                    and response.is_success
+                    and not path.startswith(_VALUES)
+                ):
                     await self._all_catch_up()
                 await relay(request, response, self._limits.unread_s)
 

@@ -8,8 +8,8 @@ running calls the request names its own (`HEADER_PARENT`); a call that does not 
 refused. When the calling attempt ends, so do the calls that its function waits for.
 
 Only calls are served: invoke, submit, the state and result of submitted calls, and the names of
-functions that are bound to arguments; and commits and reloads of volumes (`FunctionVolumes`), which
-need no running call."""
+functions that are bound to arguments; and volumes, dicts and queues (`FunctionStorage`), which need
+no running call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from activator.access.grants import parse_tenant_prefix
 from activator.balancing.instance import Instance
 from activator.calls.attempt import Attempt
-from activator.control_plane.volumes import FunctionVolumes, parse_volume_path
+from activator.control_plane.function_storage import FunctionStorage, parse_storage_path
 from activator.http.request import CALLING, Receive, Request, Scope, Send
 from activator.routing.api_keys import FunctionPrincipal
 from activator.routing.call_origin import CallingFunction, CallOrigin
@@ -81,12 +81,12 @@ class CallsByFunctions:
     """The ASGI application behind the sockets of instances."""
 
     def __init__(
-        self, gateway: Application, *, max_depth: int, volumes: FunctionVolumes | None = None
+        self, gateway: Application, *, max_depth: int, storage: FunctionStorage | None = None
     ) -> None:
-        """`max_depth`: most calls between the first function and the last one. `volumes`: None
-        where functions mount none."""
+        """`max_depth`: most calls between the first function and the last one. `storage`: None
+        where there is no controller."""
         self._gateway = gateway
-        self._volumes = volumes
+        self._storage = storage
         self._max_depth = max_depth
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,8 +95,10 @@ class CallsByFunctions:
         request = Request(scope, receive, send)
         try:
             caller = connection.caller
-            if parse_volume_path(request.path) is not None and request.verb == "POST":
-                await self._answer_volume(request, caller)
+            asked = parse_storage_path(request.path) if request.verb == "POST" else None
+            if asked is not None and self._storage is not None:
+                require_own(request, caller)
+                await self._storage.answer(request, caller, asked)
                 return
             verb = require_call_api(request)
             require_own(request, caller)
@@ -116,12 +118,6 @@ class CallsByFunctions:
             await self._gateway(scope, receive, send)
         else:
             await self._while_it_runs(attempt, connection, scope, receive, send)
-
-    async def _answer_volume(self, request: Request, caller: FunctionPrincipal) -> None:
-        require_own(request, caller)
-        if self._volumes is None:
-            raise errors.Forbidden("pods mount no volumes: deploy to a platform of one machine")
-        await self._volumes.answer(request, caller)
 
     async def _while_it_runs(
         self,

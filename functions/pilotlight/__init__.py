@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from pilotlight.sdk.llm import Engine
     from pilotlight.sdk.policies import Cron, Period, Retries, cached_answer, static_answer
     from pilotlight.sdk.secret import Secret
+    from pilotlight.sdk.storage.collections import Dict, Queue
     from pilotlight.sdk.storage.volume import Volume
     from pilotlight.sdk.storage.weights import Weights
     from pilotlight.sdk.unsupported import NotSupported
@@ -148,6 +149,7 @@ _WHERE = {
     "pilotlight.sdk.secret": ("Secret",),
     "pilotlight.sdk.unsupported": ("NotSupported",),
     "pilotlight.current_call.spans": ("span",),
+    "pilotlight.sdk.storage.collections": ("Dict", "Queue"),
     "pilotlight.sdk.storage.volume": ("Volume",),
     "pilotlight.sdk.storage.weights": ("Weights",),
 }
@@ -164,6 +166,7 @@ __all__ = [
     "Cron",
     "DeadlineExceeded",
     "Deployment",
+    "Dict",
     "Engine",
     "Fallback",
     "Forbidden",
@@ -180,6 +183,7 @@ __all__ = [
     "PilotlightError",
     "PilotlightWarning",
     "Profile",
+    "Queue",
     "RemoteError",
     "Retries",
     "RetryPolicy",

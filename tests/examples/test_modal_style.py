@@ -35,6 +35,17 @@ def test_a_volume_keeps_what_an_instance_wrote(platform: PlatformUnderTest) -> N
     assert "read: kept" in platform.cli("run", str(KINDS / "volume.py")).stdout
 
 
+def test_functions_and_callers_share_a_dict_and_a_queue(platform: PlatformUnderTest) -> None:
+    ran = platform.cli("run", str(KINDS / "dict_and_queue.py")).stdout.splitlines()
+    said = [
+        "measured: 3 3",
+        "lengths: [('one', 3), ('seven', 5), ('three', 5)] 0 True",
+        "stored once: False 3",
+        "left: 1 0",
+    ]
+    assert [line for line in ran if line in said] == said
+
+
 def test_web_applications_answer(platform: PlatformUnderTest) -> None:
     for name in ("endpoint_on_class", "endpoints", "wsgi"):
         platform.cli("deploy", str(KINDS / f"{name}.py"), "--no-wait")

@@ -59,6 +59,8 @@ _PANELS: dict[str, dict[str, str]] = {
         "image": "apps.image",
         "weights": "apps.weights",
         "volume": "apps.volume",
+        "dict": "apps.collection",
+        "queue": "apps.collection",
         "snapshot": "operations.snapshot",
         "template": "operations.snapshot",
         "storage": "tenants.storage",

@@ -1,6 +1,7 @@
 """The HTTP API of the platform as typed methods, for the SDK, the CLI and other programs.
 
-`Client` is synchronous and thread-safe; `AsyncClient` has only the methods for calls. Responses are
+`Client` is synchronous and thread-safe; `AsyncClient` has only the methods for calls, dicts and
+queues. Responses are
 JSON as documented by the controller (OpenAPI, `GET /openapi.json`); errors are those of
 `pilotlight.errors`. httpx is imported when the first client is created."""
 
@@ -23,6 +24,7 @@ from pilotlight.client.json_stream import (
 from pilotlight.client.resources.async_calls import AsyncCallResources
 from pilotlight.client.resources.billing import BillingResources
 from pilotlight.client.resources.budgets import BudgetResources
+from pilotlight.client.resources.collections import AsyncCollectionResources
 from pilotlight.client.resources.engines import EngineResources
 from pilotlight.client.resources.experiments import (
     FEEDBACK_PATH,
@@ -389,8 +391,8 @@ class Client(
         return dict(self._transport.request("POST", "/v1/storage:collect", json=body).json())
 
 
-class AsyncClient:
-    """An asynchronous client with the methods for calls, for one event loop.
+class AsyncClient(AsyncCollectionResources):
+    """An asynchronous client with the methods for calls, dicts and queues, for one event loop.
 
     Cancelling an awaited call closes its connection, which frees its slot immediately."""
 

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from fastapi import Depends, Header, Request
 
 from pilotlight.controller.billing.build_charges import BuildUsage
+from pilotlight.controller.collections.waiters import QueueWaiters
 from pilotlight.controller.database.change_notifier import ChangeNotifier
 from pilotlight.controller.database.store import Store, Write
 from pilotlight.controller.identity import access_control
@@ -52,7 +53,8 @@ class Context:
     one machine. `grants` seals launch documents for the node agent of this machine; None on a
     cluster, whose reconciler seals them. `builds`: usage and charges of image builds.
     `database_floor`: free disk space that tenants' changes must leave for the ledger. `threads`:
-    the threads that each tenant uses. `codes`: unused sign-in codes of the dashboard."""
+    the threads that each tenant uses. `codes`: unused sign-in codes of the dashboard. `waiters`:
+    requests that wait for a value of a queue."""
 
     config: ControllerConfig
     store: Store
@@ -74,11 +76,13 @@ class Context:
     codes: SignInCodes = field(default_factory=SignInCodes)
     collector: BlobCollector = field(init=False)
     volumes: VolumeService = field(init=False)
+    waiters: QueueWaiters = field(default_factory=QueueWaiters)
     grants: LaunchSigner | None = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "collector", BlobCollector(self.files, self.store))
         object.__setattr__(self, "volumes", self._volumes())
+        self.notifier.at_close.append(self.waiters.close)
         is_local = self.config.platform.fleet == "local"
         object.__setattr__(
             self, "grants", LaunchSigner(self.key.derived(KEY_LABEL)) if is_local else None

@@ -43,6 +43,7 @@ from pilotlight.controller.api.apps import (
 )
 from pilotlight.controller.api.artifacts import (
     blobs,
+    collections,
     container_images,
     images,
     snapshots,
@@ -60,6 +61,7 @@ from pilotlight.controller.api.internal import (
     scheduled_calls,
     warm_pods,
 )
+from pilotlight.controller.api.internal import collections as internal_collections
 from pilotlight.controller.api.internal import volumes as internal_volumes
 from pilotlight.controller.context import Context
 from pilotlight.controller.dashboard.pages import api_docs
@@ -77,6 +79,11 @@ from pilotlight.protocol import (
     DUE_PATH,
     HEADER_REQUEST_ID,
     new_call_id,
+)
+from pilotlight.spec.collection import (
+    INTERNAL_COLLECTIONS,
+    MAX_REQUEST_BYTES,
+    CollectionKind,
 )
 from pilotlight.spec.identifiers import Scope as ApiScope
 from pilotlight.validation.json_size import ValueCounter
@@ -100,6 +107,8 @@ base64. That is 43 MiB with the default `activator.max_body_bytes`; the limit su
 MiB. Other messages are batches of a few MB."""
 _STREAMED = ("/v1/blobs/", "/v1/volume-chunks/")
 """Paths whose bodies are streamed to disk and limited elsewhere."""
+_COLLECTIONS = tuple(f"{kind.path}/" for kind in CollectionKind)
+"""Paths with values, whose requests may have MAX_REQUEST_BYTES."""
 _INTERNAL = "/internal/"
 """Paths for the platform's own processes (the activator forwards none of them)."""
 _PAGES = "/dashboard"
@@ -156,6 +165,8 @@ _ROUTERS = (
     weights.router,
     volumes.router,
     internal_volumes.router,
+    collections.router,
+    internal_collections.router,
     billing.router,
     traffic.router,
     rollouts.router,
@@ -313,21 +324,26 @@ class _RequestMiddleware:
             return _limit_body(receive, MAX_UNKNOWN_BYTES)
         if not path.startswith(_INTERNAL):
             is_deploy = _DEPLOY.match(path) is not None
+            small = MAX_REQUEST_BYTES if path.startswith(_COLLECTIONS) else MAX_SMALL_BYTES
             bounded = _limit_body(
-                receive, MAX_UNKNOWN_BYTES, partial(self._limit_of_key, headers, is_deploy)
+                receive, MAX_UNKNOWN_BYTES, partial(self._limit_of_key, headers, is_deploy, small)
             )
             return _limit_values(bounded, MAX_DEPLOY_VALUES if is_deploy else MAX_VALUES)
         token = headers.get(HEADER_PLATFORM_TOKEN.encode(), b"")
         if hmac.compare_digest(token, self._context.key.token.encode()):
+            if path.startswith(INTERNAL_COLLECTIONS):  # the body is that of a function
+                return _limit_values(_limit_body(receive, MAX_REQUEST_BYTES), MAX_VALUES)
             return _limit_body(receive, MAX_CALLS_BYTES if path in _WITH_CALLS else MAX_BODY_BYTES)
         node_token = (self._context.node_key or self._context.key).node_token.encode()
         return _limit_body(
             receive, MAX_BODY_BYTES if hmac.compare_digest(token, node_token) else MAX_UNKNOWN_BYTES
         )
 
-    async def _limit_of_key(self, headers: Mapping[bytes, bytes], is_deploy: bool) -> int:
-        """Return the body limit for this key. Raises HTTPException, which the framework's body
-        reading lets through."""
+    async def _limit_of_key(
+        self, headers: Mapping[bytes, bytes], is_deploy: bool, small: int
+    ) -> int:
+        """Return the body limit for this key, `small` unless it deploys. Raises HTTPException,
+        which the framework's body reading lets through."""
         authorization = headers.get(b"authorization", b"").decode("latin-1")
 
         def authenticate() -> int:
@@ -336,7 +352,7 @@ class _RequestMiddleware:
                     sql, authorization=authorization, environment=None, now=self._context.clock()
                 )
             is_deployer = caller.scope.reaches(ApiScope.DEPLOY) and not caller.suspended
-            return MAX_BODY_BYTES if is_deploy and is_deployer else MAX_SMALL_BYTES
+            return MAX_BODY_BYTES if is_deploy and is_deployer else small
 
         try:
             return await self._context.threads.look_up(authenticate)

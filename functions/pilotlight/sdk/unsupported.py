@@ -19,12 +19,11 @@ class NotSupported(InvalidInput, AttributeError):
 _STORAGE = "pilotlight.Weights for model files, pilotlight.Volume for other data"
 _FROM = "Image.from_registry(…) with .apt_install(…), .pip_install(…), .run(…) and .copy(…)"
 _PUBLIC = "Image.from_registry(…) of a public image"
+_EPHEMERAL = "{0}.from_name(name, create_if_missing=True), and {0}.delete(name) at the end"
 _STEPS = "Image.python(…) with .pip_install(…), .apt_install(…) and .run(…)"
 _ENDPOINT = "the address of the platform, which f.get_web_url() returns"
 
 NOT_YET: Mapping[str, str] = {
-    "Dict": "a database or cache of your own",
-    "Queue": "a queue of your own, or f.spawn(…)",
     "Sandbox": "@app.function(network='none', max_instances=…)",
     "web_server": "@pilotlight.asgi_app(), or app.vllm(…) for a language model",
     "Image.from_dockerfile": _FROM,
@@ -94,6 +93,12 @@ NEVER: Mapping[str, str] = {
     "Image.…(volumes=…)": _STORAGE,
     "Image.…(secrets=…)": ".env(…) for what is not secret, a wheel in .copy(…) for the rest",
     "Secret.objects": "pilotlight secret list",
+    "Dict.objects": "pilotlight dict list",
+    "Dict.ephemeral": _EPHEMERAL.format("Dict"),
+    "Queue.iterate": "Queue.get(…) in a loop, which removes what it returns",
+    "Queue.objects": "pilotlight queue list",
+    "Queue.ephemeral": _EPHEMERAL.format("Queue"),
+    "partition_ttl=": "values stay until they are taken, or cleared",
     "Period(months=…)": 'Cron("0 0 1 * *")',
     "Period(years=…)": 'Cron("0 0 1 1 *")',
 }

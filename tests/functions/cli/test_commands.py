@@ -91,7 +91,7 @@ COMMANDS = [
     ),
     *("weights pin", "weights unpin", "weights delete"),
     *("volume list", "volume create", "volume ls", "volume put", "volume get", "volume rm"),
-    "volume delete",
+    *("volume delete", "dict list", "dict delete", "queue list", "queue delete"),
     *("environment create", "environment list", "environment delete"),
 ]
 seen: list[CommonOptions] = []

@@ -128,6 +128,8 @@ def test_every_option_is_refused_with_the_way_out(tmp_path: Path) -> None:
         build: Any = Image.python().add_local_dir if option == "ignore" else Image.python().run
         arguments = (tmp_path, "/data") if option == "ignore" else ("true",)
         refusals[name] = partial(build, *arguments, **{option: [1]})
+    queue: Any = pilotlight.Queue.from_name("q")
+    refusals["partition_ttl="] = partial(queue.put, 1, partition_ttl=60)
     period: Any = pilotlight.Period
     for unit in ("months", "years"):
         refusals[f"Period({unit}=…)"] = partial(period, **{unit: 1})

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from pilotlight.client.json_stream import Json, without_none
-from pilotlight.client.resources.volumes import VolumeResources
+from pilotlight.client.resources.collections import CollectionResources
 from pilotlight.client.transport import path_segment
 from pilotlight.errors import Conflict, NotFound
 
@@ -16,7 +16,7 @@ AUDIT_PAGE = 500
 """Entries per page: some hundred KiB."""
 
 
-class TenantResources(VolumeResources):
+class TenantResources(CollectionResources):
     """Methods of `pilotlight.client.client.Client` for access and limits."""
 
     # -- secrets -----------------------------------------------------------------------------------

@@ -1,11 +1,13 @@
 """Storage charges: one STORAGE record per tenant, kind and hour, if that kind has a price.
 
 Weights count once per tenant, regardless of their number of names, and chunks of volumes once in
-all its volumes; snapshots count if they are on the node and valid. A sample counts for its whole
+all its volumes, to which keys and values of dicts and queues are added; snapshots count if they are
+on the node and valid. A sample counts for its whole
 hour; an hour without a sample (the controller was down, the node did not answer) is not billed."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from decimal import Decimal
 
@@ -80,9 +82,12 @@ def _weights(sql: sa.Connection) -> dict[str, int]:
 
 
 def _volumes(sql: sa.Connection) -> dict[str, int]:
-    c = tables.volume_chunks.c
-    query = sa.select(c.tenant, sa.func.sum(c.size_bytes)).group_by(c.tenant)
-    return {tenant: int(size_bytes) for tenant, size_bytes in sql.execute(query)}
+    sizes: Counter[str] = Counter()
+    for table in (tables.volume_chunks, tables.collections):
+        query = sa.select(table.c.tenant, sa.func.sum(table.c.size_bytes))
+        found = sql.execute(query.group_by(table.c.tenant))
+        sizes += Counter({tenant: int(size_bytes) for tenant, size_bytes in found})
+    return sizes
 
 
 def _snapshots(found: Iterable[SnapshotInfo]) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 
 class ChangeNotifier:
@@ -10,12 +11,13 @@ class ChangeNotifier:
 
     Owner: the event loop that created it. `_event` is replaced on that loop only, so no lock is
     needed. A listener calls `next_change()` *before* it reads, so that it does not miss a
-    notification between its read and its wait."""
+    notification between its read and its wait. `at_close`: what else ends at `close`."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
         self.closed = False
+        self.at_close: list[Callable[[], None]] = []
 
     def __repr__(self) -> str:
         return f"<ChangeNotifier {'closed' if self.closed else 'open'}>"
@@ -29,6 +31,8 @@ class ChangeNotifier:
         """Wake all listeners for the last time: the process is shutting down."""
         self.closed = True
         self._wake()
+        for release in self.at_close:
+            release()
 
     def next_change(self) -> asyncio.Event:
         """Return the event that the next `ring` sets."""

@@ -300,7 +300,7 @@ def delete_environment(
             f"environment {name!r} still has apps ({', '.join(left)}): delete them first",
             apps=list(left),
         )
-    _require_no_volumes(write.sql, tenant=tenant, name=name)
+    _require_no_storage(write.sql, tenant=tenant, name=name)
     _delete_rows(write, tenant=tenant, name=name)
     audit_trail.record(
         write,
@@ -312,15 +312,19 @@ def delete_environment(
     )
 
 
-def _require_no_volumes(sql: sa.Connection, *, tenant: str, name: str) -> None:
-    volumes = tables.volumes
-    inside = (volumes.c.tenant == tenant) & (volumes.c.environment == name)
-    left = sql.execute(sa.select(volumes.c.name).where(inside).order_by(volumes.c.name).limit(5))
-    if names := left.scalars().all():
-        raise Conflict(
-            f"environment {name!r} still has volumes ({', '.join(names)}): delete them first",
-            volumes=list(names),
-        )
+def _require_no_storage(sql: sa.Connection, *, tenant: str, name: str) -> None:
+    """Raise Conflict while an environment has volumes, or dicts or queues."""
+    for what, table in (
+        ("volumes", tables.volumes),
+        ("dicts or queues", tables.collections),
+    ):
+        inside = (table.c.tenant == tenant) & (table.c.environment == name)
+        left = sql.execute(sa.select(table.c.name).where(inside).order_by(table.c.name).limit(5))
+        if names := left.scalars().all():
+            raise Conflict(
+                f"environment {name!r} still has {what} ({', '.join(names)}): delete them first",
+                left=list(names),
+            )
 
 
 def _delete_rows(write: Write, *, tenant: str, name: str) -> None:

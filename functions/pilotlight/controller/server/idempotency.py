@@ -8,8 +8,8 @@ returned to every repeat until TTL_S, marked by a header. The claim of a request
 a change is deleted, so that it can be repeated. When a tenant's responses take more than
 MAX_TENANT_BYTES, the oldest are deleted, and a repeat of those runs again.
 
-Uploads of blobs are identified by their content, and pages of the dashboard have their own
-protection: both ignore the header."""
+Uploads of blobs and chunks are identified by their content, and pages of the dashboard have their
+own protection: both ignore the header."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ DROPPED_AT_ONCE = 500
 RETRY_AFTER_S = 1.0
 _CHANGING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _KEPT_HEADERS = ("content-type", "location", "etag")
+_UPLOADS = ("/v1/blobs/", "/v1/volume-chunks/")
 _CLAIMED, _CHANGED = 0, 1
 """Values of the column `status` before a response: the request runs; it runs and has committed a
 change."""
@@ -324,7 +325,7 @@ def _span(write: Write) -> dict[str, float]:
 
 
 def _applies_to(path: str) -> bool:
-    return path.startswith(("/v1/", "/v2/")) and not path.startswith("/v1/blobs/")
+    return path.startswith(("/v1/", "/v2/")) and not path.startswith(_UPLOADS)
 
 
 def _hash(secret: str, scope: Scope, caller: Principal, body: bytes) -> str:

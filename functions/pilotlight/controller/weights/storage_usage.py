@@ -6,7 +6,7 @@ that has a blob or an image counts its full size**: the usage of one tenant does
 another, a deletion frees what was counted, and usage reveals nothing about other tenants. Within
 one tenant a blob counts once, however many revisions, images and names of weights refer to it. An
 upload counts from its first byte; an image counts once it is built. Chunks of volumes are each
-tenant's own, and count once in all its volumes."""
+tenant's own, and count once in all its volumes. Of dicts and queues keys and values count."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from pilotlight.spec.quotas import Plan
 
 HINT = (
     "See what counts: `pilotlight tenant show`, `weights list`, `image list`. Delete with "
-    "`pilotlight weights delete NAME`, `volume rm NAME PATH`, `image delete DIGEST`, `app prune "
-    "APP` or `app delete APP`; `storage collect` frees unreferenced data."
+    "`pilotlight weights delete NAME`, `volume rm NAME PATH`, `dict delete NAME`, `image delete "
+    "DIGEST`, `app prune APP` or `app delete APP`; `storage collect` frees unreferenced data."
 )
 PIN_HINT = (
     "See what is pinned: `pilotlight weights list`. Unpin with `pilotlight weights unpin NAME`."
@@ -39,11 +39,12 @@ class StorageUsage:
     blob_bytes: int
     image_bytes: int
     volume_bytes: int = 0
+    collection_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
         """The usage that `stored_bytes` of a plan limits."""
-        return self.blob_bytes + self.image_bytes + self.volume_bytes
+        return self.blob_bytes + self.image_bytes + self.volume_bytes + self.collection_bytes
 
 
 def usage_of_tenant(sql: sa.Connection, *, tenant: str) -> StorageUsage:
@@ -60,6 +61,7 @@ def usage_of_tenant(sql: sa.Connection, *, tenant: str) -> StorageUsage:
         blob_bytes=int(sql.execute(of_blobs).scalar_one()),
         image_bytes=int(sql.execute(of_images).scalar_one()),
         volume_bytes=volume_bytes(sql, tenant=tenant),
+        collection_bytes=collection_bytes(sql, tenant=tenant),
     )
 
 
@@ -69,6 +71,13 @@ def volume_bytes(sql: sa.Connection, *, tenant: str) -> int:
     chunks = tables.volume_chunks
     total = sa.select(sa.func.coalesce(sa.func.sum(chunks.c.size_bytes), 0))
     return int(sql.execute(total.where(chunks.c.tenant == tenant)).scalar_one())
+
+
+def collection_bytes(sql: sa.Connection, *, tenant: str) -> int:
+    """Size in bytes of the keys and values of the tenant's dicts and queues."""
+    table = tables.collections
+    total = sa.select(sa.func.coalesce(sa.func.sum(table.c.size_bytes), 0))
+    return int(sql.execute(total.where(table.c.tenant == tenant)).scalar_one())
 
 
 def pinned_bytes(sql: sa.Connection, *, tenant: str) -> int:
@@ -96,7 +105,8 @@ def require_room(
     if used + more_bytes > plan.stored_bytes:
         parts = (
             f"{now.blob_bytes} in blobs, {now.image_bytes} in images, {now.volume_bytes} in "
-            f"volumes, {coming_bytes} in running uploads"
+            f"volumes, {now.collection_bytes} in dicts and queues, {coming_bytes} in running "
+            f"uploads"
         )
         raise StorageQuotaExceeded(
             f"{more_bytes} more bytes do not fit: this tenant stores {used} bytes ({parts}), and "

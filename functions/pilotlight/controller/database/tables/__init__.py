@@ -20,6 +20,7 @@ from pilotlight.controller.database.tables.billing import (
     usage_days,
     usage_hours,
 )
+from pilotlight.controller.database.tables.collections import collection_values, collections
 from pilotlight.controller.database.tables.columns import metadata
 from pilotlight.controller.database.tables.registry import (
     adopted_platforms,
@@ -88,6 +89,8 @@ __all__ = [
     "budget_alerts",
     "budgets",
     "calls",
+    "collection_values",
+    "collections",
     "container_images",
     "deliveries",
     "deployments",

@@ -1,0 +1,486 @@
+"""`Dict` and `Queue`: values that functions and clients of an environment share, by name.
+
+Values are pickled here and unpickled here; the platform stores their bytes. Handles hold no
+connection: they may be module-level objects, arguments of functions, and parts of a snapshot."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import functools
+import queue
+import time
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+)
+from dataclasses import dataclass
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, TypeVar
+
+from pilotlight.client import pickling, sessions
+from pilotlight.client.client import LONG_POLL_S
+from pilotlight.client.json_stream import Json
+from pilotlight.errors import (
+    InvalidInput,
+    PilotlightError,
+    RemoteError,
+    StorageQuotaExceeded,
+    TooLarge,
+)
+from pilotlight.sdk.calls import poll_delays_s
+from pilotlight.sdk.sync_async import SyncAsyncMethod
+from pilotlight.sdk.unsupported import refuse, refuse_attributes
+from pilotlight.spec.collection import (
+    MAX_REQUEST_VALUES,
+    MAX_VALUE_BYTES,
+    CollectionKind,
+    decode_key,
+    encode_key,
+)
+from pilotlight.spec.identifiers import require_name
+
+P = ParamSpec("P")
+R = TypeVar("R")
+C = TypeVar("C", bound="_Collection")
+_FULL = ("queue_entries", "queue_bytes")
+"""Quotas of one queue, which taking values frees."""
+_MISSING = object()
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """A request about a collection; `is_repeatable`: it may be sent again when its connection was
+    lost."""
+
+    of: _Collection
+    body: Json
+    is_repeatable: bool = False
+
+
+Steps: TypeAlias = Generator[_Ask | float, Json, R]
+"""An operation without its input and output: yields requests, which it is sent the answers of, and
+pauses in seconds; returns the result."""
+
+
+class _Operation(Generic[P, R]):
+    """A method that is written as Steps, and read as a method that blocks, with `aio`."""
+
+    def __init__(self, steps: Callable[Concatenate[Any, P], Steps[R]]) -> None:
+        self._steps = steps
+        functools.update_wrapper(self, steps)  # type: ignore[arg-type]
+
+    def __get__(self, instance: object, owner: type) -> SyncAsyncMethod[P, R, Awaitable[R]]:
+        steps = self._steps
+
+        @functools.wraps(steps)
+        def blocking(*args: P.args, **kwargs: P.kwargs) -> R:
+            return _run(steps(instance, *args, **kwargs))
+
+        async def aio(*args: P.args, **kwargs: P.kwargs) -> R:
+            return await _run_aio(steps(instance, *args, **kwargs))
+
+        return SyncAsyncMethod(blocking, aio)
+
+
+def _run(steps: Steps[R]) -> R:
+    client = sessions.client()
+    try:
+        step = next(steps)
+        while True:
+            if isinstance(step, _Ask):
+                try:
+                    answer = client.operate_collection(
+                        step.of.kind, step.of.name, step.body, repeatable=step.is_repeatable
+                    )
+                except PilotlightError as e:
+                    step = steps.throw(e)
+                else:
+                    step = steps.send(answer)
+            else:
+                time.sleep(step)
+                step = next(steps)
+    except StopIteration as end:
+        result: R = end.value
+        return result
+
+
+async def _run_aio(steps: Steps[R]) -> R:
+    client = await sessions.async_client()
+    try:
+        step = next(steps)
+        while True:
+            if isinstance(step, _Ask):
+                try:
+                    answer = await client.operate_collection(
+                        step.of.kind, step.of.name, step.body, repeatable=step.is_repeatable
+                    )
+                except PilotlightError as e:
+                    step = steps.throw(e)
+                else:
+                    step = steps.send(answer)
+            else:
+                await asyncio.sleep(step)
+                step = next(steps)
+    except StopIteration as end:
+        result: R = end.value
+        return result
+
+
+class _Collection:
+    """What a Dict and a Queue have in common."""
+
+    kind: CollectionKind
+
+    def __init__(self, name: str, *, create_if_missing: bool = False) -> None:
+        self.name = require_name(self.kind, name, parameter="name")
+        self.create_if_missing = create_if_missing
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self.name, self.create_if_missing)
+
+    @classmethod
+    def from_name(cls, name: str, *, create_if_missing: bool = False, **options: Any) -> Self:
+        """Refer to one of the environment. `create_if_missing`: the first operation creates it.
+        Makes no request."""
+        refuse(options, f"{cls.__name__}.from_name")
+        return cls(name, create_if_missing=create_if_missing)
+
+    def _ask(self, op: str, *, repeatable: bool = False, **body: Any) -> _Ask:
+        return _Ask(self, {"op": op, "create": self.create_if_missing, **body}, repeatable)
+
+    def _dump(self, value: Any) -> str:
+        """A value as base64 of its pickle. Raises InvalidInput, TooLarge."""
+        data = pickling.dumps(value)
+        if len(data) > MAX_VALUE_BYTES:
+            raise TooLarge(
+                f"{self.kind} {self.name!r}: a value of {len(data)} bytes, pickled: at most "
+                f"{MAX_VALUE_BYTES} are allowed; keep larger ones in a pilotlight.Volume, and put "
+                f"their path here",
+                limit_bytes=MAX_VALUE_BYTES,
+            )
+        return base64.b64encode(data).decode()
+
+    def _load(self, text: str) -> Any:
+        """The value of base64 of a pickle, which code of the own tenant stored. Raises
+        RemoteError."""
+        try:
+            return pickling.loads(base64.b64decode(text))
+        except pickling.UnpicklingFailed as e:
+            raise RemoteError(
+                f"a value of {self.kind} {self.name!r} cannot be loaded in this process: {e}"
+            ) from e
+
+
+def _restored(kind: type[C], name: str, create_if_missing: bool) -> C:
+    return kind(name, create_if_missing=create_if_missing)
+
+
+def _deletion(kind: CollectionKind) -> SyncAsyncMethod[..., None, Awaitable[None]]:
+    def delete(name: str, **options: Any) -> None:
+        """Delete one, and its values. Raises NotFound."""
+        refuse(options, f"{kind.title()}.delete")
+        sessions.client().delete_collection(kind, name)
+
+    async def delete_aio(name: str, **options: Any) -> None:
+        refuse(options, f"{kind.title()}.delete")
+        await (await sessions.async_client()).delete_collection(kind, name)
+
+    return SyncAsyncMethod(delete, delete_aio)
+
+
+@refuse_attributes
+class Dict(_Collection):
+    """A dictionary of the environment, by name: `Dict.from_name("seen", create_if_missing=True)`.
+
+    A key is a str, int, float, bool, None, bytes, or a tuple of these; `1`, `1.0` and `True` are
+    three keys. A value is anything that can be pickled. Each operation is one transaction, and of
+    two writers of a key the last one wins. Methods have asynchronous forms, such as `await
+    d.get.aio(key)`.
+
+    Raises NotFound where there is no such dict, InvalidInput for a key, TooLarge for a value, and
+    StorageQuotaExceeded when it is full."""
+
+    kind = CollectionKind.DICT
+    delete = _deletion(CollectionKind.DICT)
+
+    @_Operation
+    def get(self, key: Any, default: Any = None) -> Steps[Any]:
+        """Return the value of a key, `default` where there is none."""
+        answer = yield self._ask("get", repeatable=True, keys=[encode_key(key)])
+        return self._load(answer["entries"][0]["value"]) if answer["entries"] else default
+
+    @_Operation
+    def contains(self, key: Any) -> Steps[bool]:
+        """Whether a key is there."""
+        answer = yield self._ask("get", repeatable=True, keys=[encode_key(key)])
+        return bool(answer["entries"])
+
+    @_Operation
+    def put(self, key: Any, value: Any, *, skip_if_exists: bool = False) -> Steps[bool]:
+        """Store a value. `skip_if_exists`: leave the key as it is if it is there. Returns whether
+        it was stored."""
+        entries = [{"key": encode_key(key), "value": self._dump(value)}]
+        answer = yield self._ask(
+            "put", repeatable=not skip_if_exists, entries=entries, skip_if_exists=skip_if_exists
+        )
+        return bool(answer["count"])
+
+    @_Operation
+    def update(self, other: Any = None, /, **kwargs: Any) -> Steps[None]:
+        """Store all values of a mapping, or of pairs, and of keywords. One transaction for 500 keys
+        or 1 MiB; more are several, in their order."""
+        given = {encode_key(key): value for key, value in {**dict(other or {}), **kwargs}.items()}
+        entries = ({"key": key, "value": self._dump(value)} for key, value in given.items())
+        for batch in _batches(entries, lambda entry: len(entry["value"])):
+            yield self._ask("put", repeatable=True, entries=batch)
+
+    @_Operation
+    def pop(self, key: Any, default: Any = _MISSING) -> Steps[Any]:
+        """Remove a key and return its value. Raises KeyError where there is none, and no
+        `default`."""
+        answer = yield self._ask("pop", key=encode_key(key))
+        if answer["entries"]:
+            return self._load(answer["entries"][0]["value"])
+        if default is _MISSING:
+            raise KeyError(key)
+        return default
+
+    @_Operation
+    def clear(self) -> Steps[None]:
+        """Remove all keys."""
+        yield self._ask("clear", repeatable=True)
+
+    @_Operation
+    def len(self) -> Steps[int]:
+        """Return the number of keys."""
+        answer = yield self._ask("count", repeatable=True)
+        return int(answer["count"])
+
+    @property
+    def keys(self) -> SyncAsyncMethod[[], Iterator[Any], AsyncIterator[Any]]:
+        """Iterate over the keys, in the order of their text, page by page."""
+        return self._iteration(lambda entry: decode_key(entry["key"]), values=False)
+
+    @property
+    def values(self) -> SyncAsyncMethod[[], Iterator[Any], AsyncIterator[Any]]:
+        """Iterate over the values, in the order of their keys."""
+        return self._iteration(lambda entry: self._load(entry["value"]), values=True)
+
+    @property
+    def items(
+        self,
+    ) -> SyncAsyncMethod[[], Iterator[tuple[Any, Any]], AsyncIterator[tuple[Any, Any]]]:
+        """Iterate over keys and values."""
+        return self._iteration(
+            lambda entry: (decode_key(entry["key"]), self._load(entry["value"])), values=True
+        )
+
+    def __getitem__(self, key: Any) -> Any:
+        value = self.get(key, _MISSING)
+        if value is _MISSING:
+            raise KeyError(key)
+        return value
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.put(key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        self.pop(key)
+
+    def __contains__(self, key: Any) -> bool:
+        return self.contains(key)
+
+    def __len__(self) -> int:
+        return self.len()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.keys()
+
+    def _iteration(
+        self, pick: Callable[[Json], R], *, values: bool
+    ) -> SyncAsyncMethod[[], Iterator[R], AsyncIterator[R]]:
+        def page(after: str) -> Steps[Json]:
+            return (yield self._ask("list", repeatable=True, after=after, values=values))
+
+        def blocking() -> Iterator[R]:
+            after: str | None = ""
+            while after is not None:
+                answer = _run(page(after))
+                yield from map(pick, answer["entries"])
+                after = answer["next"]
+
+        async def aio() -> AsyncIterator[R]:
+            after: str | None = ""
+            while after is not None:
+                answer = await _run_aio(page(after))
+                for entry in answer["entries"]:
+                    yield pick(entry)
+                after = answer["next"]
+
+        return SyncAsyncMethod(blocking, aio)
+
+
+@refuse_attributes
+class Queue(_Collection):
+    """A queue of the environment, by name: `Queue.from_name("jobs", create_if_missing=True)`. Its
+    partitions, named by a text of up to 256 bytes, are queues of their own.
+
+    A value that was put is stored. A value is given to one taker, at most once: if the answer is
+    lost on its way, so is the value. Methods have asynchronous forms, such as `await q.get.aio()`.
+
+    Raises NotFound where there is no such queue, TooLarge for a value, and StorageQuotaExceeded
+    when the tenant's storage is full."""
+
+    kind = CollectionKind.QUEUE
+    delete = _deletion(CollectionKind.QUEUE)
+
+    @_Operation
+    def put(
+        self,
+        /,
+        v: Any,
+        block: bool = True,
+        timeout: float | None = None,
+        *,
+        partition: str | None = None,
+        **options: Any,
+    ) -> Steps[None]:
+        """Append a value. `block`: while the queue is full, wait, at most `timeout` seconds. Raises
+        `queue.Full`."""
+        refuse(options, "Queue.put")
+        yield from self._put([v], block, timeout, partition)
+
+    @_Operation
+    def put_many(
+        self,
+        /,
+        vs: Iterable[Any],
+        block: bool = True,
+        timeout: float | None = None,
+        *,
+        partition: str | None = None,
+        **options: Any,
+    ) -> Steps[None]:
+        """Append values, as `put`. One transaction for 500 values or 1 MiB; more are several, in
+        their order."""
+        refuse(options, "Queue.put_many")
+        yield from self._put(vs, block, timeout, partition)
+
+    @_Operation
+    def get(
+        self,
+        block: bool = True,
+        timeout: float | None = None,
+        *,
+        partition: str | None = None,
+    ) -> Steps[Any]:
+        """Remove and return the first value. `block`: wait for one, at most `timeout` seconds, and
+        raise `queue.Empty`; otherwise return None where there is none."""
+        values = yield from self._get(1, block, timeout, partition)
+        return values[0] if values else None
+
+    @_Operation
+    def get_many(
+        self,
+        n_values: int,
+        block: bool = True,
+        timeout: float | None = None,
+        *,
+        partition: str | None = None,
+    ) -> Steps[list[Any]]:
+        """Remove and return the first values, at most `n_values`, as `get`: waits for one, and does
+        not wait for more."""
+        return (yield from self._get(n_values, block, timeout, partition))
+
+    @_Operation
+    def len(self, *, partition: str | None = None, total: bool = False) -> Steps[int]:
+        """Return the number of values in a partition, with `total` in all."""
+        answer = yield self._ask(
+            "count", repeatable=True, partition=_chosen(partition, total, "total")
+        )
+        return int(answer["count"])
+
+    @_Operation
+    def clear(self, *, partition: str | None = None, all: bool = False) -> Steps[None]:
+        """Remove the values of a partition, with `all` of all."""
+        yield self._ask("clear", repeatable=True, partition=_chosen(partition, all, "all"))
+
+    def _put(
+        self, values: Iterable[Any], block: bool, timeout: float | None, partition: str | None
+    ) -> Steps[None]:
+        deadline = _deadline(timeout)
+        for batch in _batches(map(self._dump, values), len):
+            for pause in poll_delays_s():
+                try:
+                    yield self._ask("put", values=batch, partition=partition or "")
+                    break
+                except StorageQuotaExceeded as e:
+                    if e.detail.get("quota") not in _FULL:
+                        raise
+                    left = deadline - time.monotonic()
+                    if not block or left <= 0:
+                        raise queue.Full(str(e)) from e
+                yield min(pause, left)
+
+    def _get(
+        self, number: int, block: bool, timeout: float | None, partition: str | None
+    ) -> Steps[list[Any]]:
+        if number < 1:
+            raise InvalidInput(f"n_values = {number}: must be at least 1", parameter="n_values")
+        deadline = _deadline(timeout)
+        for pause in poll_delays_s():
+            asked = time.monotonic()
+            wait_s = max(0.0, min(LONG_POLL_S, deadline - asked)) if block else 0.0
+            answer = yield self._take(number, partition, wait_s)
+            if answer["values"] or not block:
+                break
+            now = time.monotonic()
+            if now >= deadline:
+                raise queue.Empty(f"{self!r} had no value for {timeout:g} s")
+            # an answer without a wait: the platform holds no more requests of this tenant
+            yield max(0.0, min(pause, deadline - now) - (now - asked))
+        found = list(answer["values"])
+        while answer["values"] and len(found) < number:
+            try:
+                answer = yield self._take(number - len(found), partition, 0.0)
+            except PilotlightError:
+                break  # those that were taken are in this process alone
+            found += answer["values"]
+        return list(map(self._load, found))
+
+    def _take(self, number: int, partition: str | None, wait_s: float) -> _Ask:
+        number = min(number, MAX_REQUEST_VALUES)
+        return self._ask("get", number=number, partition=partition or "", wait_s=wait_s)
+
+
+def _batches(items: Iterable[R], size_of: Callable[[R], int]) -> Iterator[list[R]]:
+    """Items in batches for one request each: `size_of` is that of an item's base64."""
+    batch: list[R] = []
+    size = 0
+    for item in items:
+        if batch and (
+            len(batch) >= MAX_REQUEST_VALUES or size + size_of(item) > MAX_VALUE_BYTES * 4 // 3
+        ):
+            yield batch
+            batch, size = [], 0
+        batch.append(item)
+        size += size_of(item)
+    if batch:
+        yield batch
+
+
+def _chosen(partition: str | None, is_all: bool, option: str) -> str | None:
+    if is_all and partition is not None:
+        raise InvalidInput(f"give partition or {option}=True, not both", parameter=option)
+    return None if is_all else partition or ""
+
+
+def _deadline(timeout: float | None) -> float:
+    return float("inf") if timeout is None else time.monotonic() + timeout

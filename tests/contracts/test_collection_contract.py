@@ -1,0 +1,191 @@
+"""Values of dicts and queues, on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from pilotlight.controller.collections import collections
+from pilotlight.controller.collections.collections import Collection, CollectionScope
+from pilotlight.controller.database.store import Store, Write
+from pilotlight.controller.identity import tenants
+from pilotlight.controller.weights import storage_usage
+from pilotlight.errors import Conflict, NotFound, StorageQuotaExceeded
+from pilotlight.spec.collection import MAX_REQUEST_VALUES, CollectionKind
+from pilotlight.spec.quotas import Plan
+
+DICT, QUEUE = CollectionKind.DICT, CollectionKind.QUEUE
+
+
+@pytest.fixture(name="scope")
+def _scope(store: Store) -> CollectionScope:
+    with store.write() as write:
+        tenant = tenants.create(write, name="one", uid_base=20_000, actor="k").id
+    return CollectionScope(tenant=tenant, environment="main", kind=DICT, name="mine")
+
+
+def of_kind(scope: CollectionScope, kind: CollectionKind) -> CollectionScope:
+    return dataclasses.replace(scope, kind=kind)
+
+
+@pytest.fixture(name="write")
+def _write(store: Store, scope: CollectionScope) -> Iterator[Write]:
+    with store.write() as write:
+        yield write
+
+
+def now(write: Write, scope: CollectionScope) -> Collection:
+    return collections.find(write.sql, scope)
+
+
+def test_a_dict_keeps_bytes_by_key(write: Write, scope: CollectionScope) -> None:
+    made = collections.create(write, scope)
+    assert collections.create(write, scope) == made
+    given = {'"b"': b"\x00\xff", '"ü%_"': b"", '"a"': b"1"}
+    assert collections.put(write, made, Plan(), given) == 3
+    assert collections.put(write, made, Plan(), {'"a"': b"22", '"c"': b"3"}) == 2
+    skipped = {'"a"': b"other", '"d"': b"4"}
+    assert collections.put(write, made, Plan(), skipped, skip_if_exists=True) == 1
+    entries, is_more = collections.entries(write.sql, made)
+    assert dict(entries) == {**given, '"a"': b"22", '"c"': b"3", '"d"': b"4"}
+    assert not is_more
+    found, _ = collections.entries(write.sql, made, keys=['"a"', '"A"', '"none"'])
+    assert found == [('"a"', b"22")]
+    assert collections.keys(write.sql, made, after=entries[0][0]) == [k for k, _ in entries[1:]]
+    assert collections.pop(write, made, '"b"') == b"\x00\xff"
+    assert collections.pop(write, made, '"b"') is None
+    size = sum(len(key.encode()) + len(value) for key, value in entries) - 5
+    found_now = now(write, scope)
+    assert (found_now.entries, found_now.size_bytes) == (4, size)
+    usage = storage_usage.usage_of_tenant(write.sql, tenant=scope.tenant)
+    assert (usage.collection_bytes, usage.total_bytes) == (size, size)
+    assert collections.clear(write, made) == 4
+    assert now(write, scope).size_bytes == 0
+
+
+def test_pages_and_answers_have_bounds(
+    write: Write, scope: CollectionScope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = collections.create(write, scope)
+    for begin in range(0, 1200, MAX_REQUEST_VALUES):
+        given = {str(n): b"x" for n in range(begin, min(1200, begin + MAX_REQUEST_VALUES))}
+        collections.put(write, made, Plan(), given)
+    after, seen, is_more = "", [], True
+    while is_more:
+        entries, is_more = collections.entries(write.sql, made, after=after)
+        seen += [key for key, _ in entries]
+        after = entries[-1][0] if entries else after
+    assert sorted(seen) == sorted(str(n) for n in range(1200))
+    monkeypatch.setattr(collections, "MAX_ANSWER_BYTES", 10)
+    entries, is_more = collections.entries(write.sql, made)
+    assert (len(entries), is_more) == (3, True)  # keys count: 1, 1 and 2 bytes, and values of 1
+
+
+def test_a_queue_gives_values_in_their_order_by_partition(
+    write: Write, scope: CollectionScope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scope = of_kind(scope, QUEUE)
+    collections.create(write, scope)
+    collections.push(write, now(write, scope), Plan(), "", [b"1", b"2", b"3"])
+    collections.push(write, now(write, scope), Plan(), "other", [b"a"])
+    collections.push(write, now(write, scope), Plan(), "", [b"4"])
+    made = now(write, scope)
+    assert collections.take(write, made, "", 2) == [b"1", b"2"]
+    assert collections.count(write.sql, made, "") == 2
+    assert not collections.is_empty(write.sql, made, "other")
+    monkeypatch.setattr(collections, "MAX_ANSWER_BYTES", 0)
+    assert collections.take(write, made, "", 9) == [b"3"]  # one value always has room
+    assert collections.clear(write, made, "other") == 1
+    assert collections.take(write, made, "", 9) == [b"4"]
+    assert collections.take(write, made, "", 9) == []
+    assert (now(write, scope).entries, now(write, scope).size_bytes) == (0, 0)
+
+
+def test_what_does_not_fit_is_refused_by_name_and_nothing_is_stored(
+    store: Store, scope: CollectionScope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def store_two(plan: Plan) -> None:
+        with store.write() as write:
+            made = collections.create(write, scope)
+            collections.put(write, made, plan, {"k": b"12345", "l": b"6"})
+
+    def refused(quota: str, plan: Plan | None = None) -> None:
+        with pytest.raises(StorageQuotaExceeded, match=quota) as e:
+            store_two(plan or Plan())
+        assert e.value.detail["quota"] == quota
+        with store.read() as sql, pytest.raises(NotFound, match="no dict 'mine'"):
+            collections.find(sql, scope)
+
+    refused("stored_bytes", Plan(stored_bytes=7))
+    for name, quota in (
+        ("MAX_ENTRIES", "dict_entries"),
+        ("MAX_BYTES", "dict_bytes"),
+        ("MAX_TENANT_BYTES", "collection_bytes"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(collections, name, 1)
+            refused(quota)
+    monkeypatch.setattr(collections, "MAX_COLLECTIONS", 0)
+    with store.write() as write, pytest.raises(Conflict, match="the maximum"):
+        collections.create(write, scope)
+
+
+def test_empty_values_count_too(
+    write: Write, scope: CollectionScope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collections, "MAX_ENTRIES", 2)
+    made = collections.create(write, of_kind(scope, QUEUE))
+    with pytest.raises(StorageQuotaExceeded, match="queue_entries"):
+        collections.push(write, made, Plan(), "", [b"", b"", b""])
+
+
+def test_each_value_is_given_to_one_taker(store: Store, scope: CollectionScope) -> None:
+    scope = of_kind(scope, QUEUE)
+    values = [b"%d" % n for n in range(60)]
+    with store.write() as write:
+        collections.push(write, collections.create(write, scope), Plan(), "", values)
+    taken: list[bytes] = []
+
+    def take() -> None:
+        while True:
+            with store.write() as write:
+                found = collections.take(write, now(write, scope), "", 3)
+            if not found:
+                return
+            taken.extend(found)
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(taken, key=int) == values
+
+
+def test_tenants_and_environments_have_their_own(store: Store, scope: CollectionScope) -> None:
+    with store.write() as write:
+        other = tenants.create(write, name="two", uid_base=20_000, actor="k").id
+        tenants.create_environment(write, tenant=scope.tenant, name="staging", actor="k")
+        collections.put(write, collections.create(write, scope), Plan(), {"k": b"v"})
+    elsewhere = (
+        dataclasses.replace(scope, tenant=other),
+        dataclasses.replace(scope, environment="staging"),
+        of_kind(scope, QUEUE),
+    )
+    for place in elsewhere:
+        with store.write() as write:
+            assert collections.find_or_none(write.sql, place) is None
+            collections.create(write, place)
+            assert collections.entries(write.sql, now(write, place))[0] == []
+            assert len(collections.listing(write.sql, place)) == 1
+    staging = {"tenant": scope.tenant, "name": "staging", "actor": "k"}
+    with store.write() as write, pytest.raises(Conflict, match=r"dicts or queues \(mine\)"):
+        tenants.delete_environment(write, **staging)
+    with store.write() as write:
+        collections.delete(write, elsewhere[1])
+        tenants.delete_environment(write, **staging)
+        collections.delete(write, scope)
+        assert storage_usage.collection_bytes(write.sql, tenant=scope.tenant) == 0
