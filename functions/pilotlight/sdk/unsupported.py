@@ -26,7 +26,6 @@ NOT_YET: Mapping[str, str] = {
     "Dict": "a database or cache of your own",
     "Queue": "a queue of your own, or f.spawn(…)",
     "Sandbox": "@app.function(network='none', max_instances=…)",
-    "web_server": "@pilotlight.asgi_app(), or app.vllm(…) for a language model",
     "Image.from_dockerfile": _FROM,
 }
 """Names that will come, with what does the same until then."""
