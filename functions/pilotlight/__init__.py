@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         fastapi_endpoint,
         method,
         web_endpoint,
+        web_server,
         wsgi_app,
     )
     from pilotlight.sdk.function import Function
@@ -133,6 +134,7 @@ _WHERE = {
         "fastapi_endpoint",
         "method",
         "web_endpoint",
+        "web_server",
         "wsgi_app",
     ),
     "pilotlight.spec.policies": (
@@ -221,6 +223,7 @@ __all__ = [
     "span",
     "static_answer",
     "web_endpoint",
+    "web_server",
     "weights",
     "wsgi_app",
 ]

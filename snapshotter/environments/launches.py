@@ -25,6 +25,8 @@ def why_not(launch: LaunchSpec) -> str:
         return "the function has GPUs"
     if launch.engine is not None or launch.entry.get("engine") is not None:
         return "the function runs an engine"
+    if launch.entry.get("web_server") is not None:
+        return "the function starts a web server"
     if launch.uid is None:
         return "the function has no uid"
     return ""

@@ -8,9 +8,9 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
-ENGINE_DIED = 71
-"""Exit status of a worker whose engine crashed (EX_OSERR of sysexits.h;
-`pilotlight.worker.engine.engine_worker`)."""
+SERVER_DIED = 71
+"""Exit status of a worker whose server crashed (EX_OSERR of sysexits.h;
+`pilotlight.worker.engine.server_worker`)."""
 
 
 def reason(
@@ -19,12 +19,13 @@ def reason(
     requested: str | None,
     oom_kills: int,
     lost: bool = False,
-    engine: bool = False,
+    has_server: bool = False,
 ) -> str:
-    """`stopped`, `killed`, `out_of_memory`, `engine_died`, `template_lost`, `slot_lost` or
+    """`stopped`, `killed`, `out_of_memory`, `server_died`, `template_lost`, `slot_lost` or
     `exited`.
 
-    `requested`: the reason of an exit that was requested. `engine`: the worker runs an engine.
+    `requested`: the reason of an exit that was requested. `has_server`: the worker runs an engine
+    or a web server of user code.
     """
     if (
         requested == "stopped"
@@ -43,8 +44,8 @@ def reason(
         return "template_lost"
     if status is None:
         return "slot_lost"
-    if engine and os.WIFEXITED(status) and os.WEXITSTATUS(status) == ENGINE_DIED:
-        return "engine_died"
+    if has_server and os.WIFEXITED(status) and os.WEXITSTATUS(status) == SERVER_DIED:
+        return "server_died"
     return "killed" if os.WIFSIGNALED(status) else "exited"
 
 
@@ -57,8 +58,8 @@ def sentence(subject: str, word: str, status: int | None, *, memory_bytes: int) 
         )
     if word == "template_lost":
         return f"{subject}: its Template ended before the fork"
-    if word == "engine_died":
-        return f"{subject}: its engine exited; the last lines of its log show why"
+    if word == "server_died":
+        return f"{subject}: its server exited; the last lines of its log show why"
     if status is None:
         return f"{subject}: its slot was lost"
     if os.WIFSIGNALED(status):

@@ -90,8 +90,11 @@ class Instance:
         """CPU time that the instance itself has used; 0 if it was never started."""
         return max(0, self.cpu_ns() - self.info.cpu_from_ns) if self.group is not None else 0
 
-    def _is_engine(self) -> bool:
-        return self.occupied is not None and self.occupied.launch.entry.get("kind") == "engine"
+    def _runs_server(self) -> bool:
+        if self.occupied is None:
+            return False
+        entry = self.occupied.launch.entry
+        return entry.get("kind") == "engine" or entry.get("web_server") is not None
 
     def record_exit(self) -> str:
         """Record the exit of its process: set state and reason; returns the reason."""
@@ -103,7 +106,7 @@ class Instance:
             requested=self.requested_exit,
             oom_kills=self.oom_kills(),
             lost=how.lost,
-            engine=self._is_engine(),
+            has_server=self._runs_server(),
         )
         state = (
             InstanceState.STOPPED if word == "stopped" or how.status == 0 else InstanceState.FAILED

@@ -21,8 +21,8 @@ from examples.tiny_llama import make
 from pilotlight.spec.engines import EngineSpec
 from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec, Resources, WeightsSpec
 from pilotlight.worker.engine import arguments, reference_answer
-from pilotlight.worker.engine.client import EngineClient
-from pilotlight.worker.engine.process_tree import ProcessTree
+from pilotlight.worker.engine.client import ServerClient
+from pilotlight.worker.engine.process_tree import EngineProcess
 from tests.fakes.engine.environment import HERE
 
 START_S = 300.0
@@ -46,7 +46,7 @@ class Served:
     """A running engine and a client of it."""
 
     def __init__(self, path: str) -> None:
-        self.asker = EngineClient(path)
+        self.asker = ServerClient(path)
         self.client = httpx.Client(
             transport=httpx.HTTPTransport(uds=path), base_url="http://engine", timeout=60.0
         )
@@ -83,7 +83,7 @@ def serving(python: str, environ: Mapping[str, str], site: list[str]) -> Iterato
     directory = Path(tempfile.mkdtemp(prefix="pl"))
     model, path = make(directory / "model"), str(directory / "engine.sock")
     command = arguments.command(SPEC, python=python, weights={"m": str(model)}, socket=path)
-    tree = ProcessTree(
+    tree = EngineProcess(
         command,
         arguments.environment(SPEC, environ, site=site, chosen=()),
         directory=str(directory),

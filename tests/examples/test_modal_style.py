@@ -47,7 +47,7 @@ def test_functions_and_callers_share_a_dict_and_a_queue(platform: PlatformUnderT
 
 
 def test_web_applications_answer(platform: PlatformUnderTest) -> None:
-    for name in ("endpoint_on_class", "endpoints", "wsgi"):
+    for name in ("endpoint_on_class", "endpoints", "web_server", "wsgi"):
         platform.cli("deploy", str(KINDS / f"{name}.py"), "--no-wait")
 
     def ask(path: str, **options: Any) -> httpx.Response:
@@ -61,3 +61,6 @@ def test_web_applications_answer(platform: PlatformUnderTest) -> None:
     assert ask("style-endpoints/order", json={"item": "tea"}).json() == {"ordered": ["tea"]}
     assert ask("style-wsgi/site/").text == "Hello from Flask"
     assert ask("style-wsgi/site/echo", json={"a": 1}).json() == {"a": 1}
+    assert ask("style-web-server/files/").text == "Hello from a process"
+    assert ask("style-web-server/files/absent.html").status_code == 404
+    assert ask("style-web-server/files/", json={}).status_code == 501  # as the server says

@@ -280,7 +280,7 @@ async def test_an_engine_that_crashes_in_the_middle_of_a_stream_ends_its_instanc
     with pytest.raises((http.client.HTTPException, OSError)):
         await asyncio.to_thread(ask, instance.socket, "!crash", stream=False)
 
-    assert await gone == "engine_died"
+    assert await gone == "server_died"
     assert "the engine died" in (home.paths.home / "node/logs" / f"{instance.id}.log").read_text()
 
 

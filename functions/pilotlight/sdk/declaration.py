@@ -18,6 +18,7 @@ from pilotlight.sdk.schema import arguments_schema, returns_schema
 from pilotlight.spec.bound import is_bound
 from pilotlight.spec.function import FunctionKind, MethodSpec
 from pilotlight.spec.identifiers import require_name
+from pilotlight.spec.web_servers import WebServerSpec
 
 _MAIN = "__main__"
 
@@ -99,6 +100,18 @@ def members(kind: type) -> Iterator[tuple[str, Mapping[str, Any], Callable[..., 
         found = undecorated(inspect.getattr_static(kind, name, None))
         if inspect.isfunction(found) and (marks := metadata_of(found)):
             yield name, marks, found
+
+
+def web_server_of(raw: Any, member: str = "") -> WebServerSpec | None:
+    """The web server that a web application starts; None if it is another kind. `member`: as in a
+    declaration."""
+    if not inspect.isclass(raw):
+        mark = metadata_of(raw).get("asgi")
+    else:
+        web = {name: marks["asgi"] for name, marks, _ in members(raw) if "asgi" in marks}
+        mark = web.get(member) or next(iter(web.values()), None)
+    server = mark.get("web_server") if isinstance(mark, Mapping) else None
+    return None if server is None else WebServerSpec(**server)
 
 
 def is_entry(marks: Mapping[str, Any]) -> bool:

@@ -27,6 +27,7 @@ from pilotlight.sdk.declaration import (
     check_function,
     is_entry,
     members,
+    web_server_of,
 )
 from pilotlight.sdk.decorator_metadata import (
     METADATA_ATTRIBUTE,
@@ -51,12 +52,16 @@ from pilotlight.sdk.secret import Secret
 from pilotlight.sdk.storage.weights import Weights
 from pilotlight.sdk.unsupported import refuse
 from pilotlight.spec.engines import Task, TokenLimits
-from pilotlight.spec.function import FunctionKind
+from pilotlight.spec.function import Clocks, FunctionKind
 from pilotlight.spec.identifiers import require_name
+from pilotlight.spec.web_servers import WebServerSpec
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+
+_SHARE_OF_SERVER = 0.8
+"""Share of a start that a web server may take: the rest is for the worker and the imports."""
 
 
 class LocalEntrypoint(Generic[P, R]):
@@ -308,6 +313,7 @@ class DeclaredApp:
         name = check_declared_name(raw, settled.name)
         self._check_new(name, raw)
         image = settled.image if settled.has_image else self.image
+        server = web_server_of(raw, member) if kind is FunctionKind.ASGI else None
         declaration = Declaration(
             app=self.name,
             name=name,
@@ -320,14 +326,14 @@ class DeclaredApp:
             env={**self.env, **settled.env},
             resources=settled.resources,
             scaling=settled.scaling,
-            clocks=settled.clocks,
+            clocks=settled.clocks if server is None else _with_time_for(server, settled.clocks),
             snapshot=settled.snapshot,
             idempotent=settled.idempotent,
             description=settled.description or inspect.getdoc(raw) or "",
             access=settled.access,
             priority=settled.priority,
             tags={**self.tags, **settled.tags},
-            policies=settled.policies,
+            policies={**settled.policies, "web_server": server},
             member=member,
         )
         if is_deployed:
@@ -343,6 +349,14 @@ class DeclaredApp:
             f"{describe_target(raw)}; rename one, or pass name=",
             parameter="name",
         )
+
+
+def _with_time_for(server: WebServerSpec, clocks: Clocks) -> Clocks:
+    """Clocks whose startup timeout, where the function says none, has room for its server's."""
+    needed_s = server.startup_s / _SHARE_OF_SERVER
+    if clocks.startup_s != Clocks().startup_s or needed_s <= clocks.startup_s:
+        return clocks
+    return replace(clocks, startup_s=needed_s)
 
 
 def _check_has_defaults(raw: type) -> None:

@@ -1,5 +1,5 @@
 """Decorators that mark functions and classes: `enter, exit, method, concurrent, batched`, and of web
-applications `asgi_app, wsgi_app, fastapi_endpoint`.
+applications `asgi_app, wsgi_app, fastapi_endpoint, web_server`.
 
 `decorator_metadata` says what a mark is."""
 
@@ -14,6 +14,7 @@ from pilotlight.errors import InvalidInput
 from pilotlight.sdk.cls import MarkedMethod
 from pilotlight.sdk.decorator_metadata import (
     describe_target,
+    metadata_of,
     method_metadata,
     refuse_bare,
     set_metadata,
@@ -23,6 +24,7 @@ from pilotlight.sdk.decorator_metadata import (
 from pilotlight.sdk.function import Function
 from pilotlight.sdk.unsupported import is_unsupported, not_supported
 from pilotlight.spec.policies import BatchPolicy
+from pilotlight.spec.web_servers import WebServerSpec
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -263,6 +265,76 @@ def fastapi_endpoint(
         )
     endpoint = {"endpoint": {"method": method.upper(), "docs": bool(docs)}}
     return _web("fastapi_endpoint", func, example, modal_options, endpoint)
+
+
+def web_server(
+    port: int,
+    *,
+    startup_timeout: float = 5.0,
+    example: str | None = None,
+    **modal_options: Any,
+) -> Callable[[F], F]:
+    """Serve the HTTP server that this function starts, under `/fn/{app}/{function}/`.
+
+    The function runs once, before the snapshot. It starts the server with `subprocess.Popen(…)`,
+    or in a thread, and returns; the snapshot contains the server and all its processes.
+
+    Args:
+        port: where the server listens: at 127.0.0.1, ::1 or all addresses, 1024 to 65535.
+        startup_timeout: seconds from the call of the function until the server answers.
+        example: a path of the server, such as "/health": it is ready, and may be snapshotted, when
+            it answers this path with a status below 500. None: when it answers "/" with any
+            status.
+        modal_options: as for `asgi_app`."""
+    if isinstance(port, bool) or not isinstance(port, int):
+        given = describe_target(port) if callable(port) else repr(port)
+        raise InvalidInput(
+            f"@pilotlight.web_server({given}): the first argument must be the port, such as "
+            f"@pilotlight.web_server(8000)",
+            parameter="port",
+        )
+    if isinstance(startup_timeout, bool) or not isinstance(startup_timeout, int | float):
+        raise InvalidInput(
+            f"@pilotlight.web_server(startup_timeout={startup_timeout!r}): must be a number of "
+            f"seconds",
+            parameter="startup_timeout",
+        )
+    server = WebServerSpec(port=port, startup_s=float(startup_timeout), example=example)
+    details = {"web_server": dataclasses.asdict(server)}
+    mark = _web("web_server", None, example, modal_options, details)
+
+    def put(function: F) -> F:
+        _check_starts_server(undecorated(function))
+        return mark(function)
+
+    return put
+
+
+def _check_starts_server(function: Any) -> None:
+    """Raise InvalidInput unless a function can be called to start a server."""
+    if not inspect.isfunction(function):
+        return  # which the mark refuses
+    what = f"{describe_target(function)} is a @pilotlight.web_server()"
+    if (
+        inspect.iscoroutinefunction(function)
+        or inspect.isgeneratorfunction(function)
+        or inspect.isasyncgenfunction(function)
+    ):
+        raise InvalidInput(
+            f"{what} but a coroutine or a generator: write it with def, let it start the server "
+            f"with subprocess.Popen(…), and return"
+        )
+    if "batched" in metadata_of(function):
+        raise InvalidInput(f"{what} and @batched: only calls can be batched, remove one of them")
+    parameters = list(inspect.signature(function).parameters.values())
+    own = parameters[1:] if "." in function.__qualname__.rpartition("<locals>.")[2] else parameters
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    if needed := [p.name for p in own if p.default is p.empty and p.kind not in variable]:
+        raise InvalidInput(
+            f"{what} but takes {needed[0]}: nothing passes it an argument, requests go to the "
+            f"server that it starts",
+            parameter=needed[0],
+        )
 
 
 web_endpoint = fastapi_endpoint

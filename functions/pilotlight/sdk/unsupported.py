@@ -25,7 +25,6 @@ _ENDPOINT = "the address of the platform, which f.get_web_url() returns"
 
 NOT_YET: Mapping[str, str] = {
     "Sandbox": "@app.function(network='none', max_instances=…)",
-    "web_server": "@pilotlight.asgi_app(), or app.vllm(…) for a language model",
     "Image.from_dockerfile": _FROM,
 }
 """Names that will come, with what does the same until then."""

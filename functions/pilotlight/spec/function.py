@@ -36,6 +36,7 @@ from pilotlight.spec.policies import (
     parse_gate,
 )
 from pilotlight.spec.policies import require_in_range as _bound
+from pilotlight.spec.web_servers import WebServerSpec
 
 if typing.TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -72,7 +73,8 @@ instance."""
 
 class FunctionKind(enum.StrEnum):
     """The kind of a function. FUNCTION: one callable. CLASS: methods with shared state. ASGI: a web
-    application that the callable returns. ENGINE: a stock server."""
+    application that the callable returns, or the HTTP server that it starts
+    (`FunctionSpec.web_server`). ENGINE: a stock server."""
 
     FUNCTION = "function"
     CLASS = "class"
@@ -303,6 +305,8 @@ class FunctionSpec:
             {"accuracy": ">= 0.91"}.
         card: description of its model.
         engine: the server, for functions of kind ENGINE.
+        web_server: the HTTP server that the callable starts, for functions of kind ASGI; None = the
+            callable returns an application.
         limits: limits of tokens and streams, for a language model.
         rollout: how it replaces the previous revision.
         network: its network access.
@@ -344,6 +348,7 @@ class FunctionSpec:
     require: Mapping[str, str] = field(default_factory=dict)
     card: ModelCard = field(default_factory=ModelCard)
     engine: EngineSpec | None = None
+    web_server: WebServerSpec | None = None
     limits: TokenLimits | None = None
     rollout: RolloutTerms = field(default_factory=RolloutTerms)
     network: FunctionNetwork = FunctionNetwork.EGRESS
@@ -368,6 +373,7 @@ class FunctionSpec:
         for metric, text in self.require.items():
             parse_gate(metric, text)
         _check_engine(self)
+        _check_web_server(self)
         _check_volumes(self)
         _check_egress(self)
         _check_cors(self)
@@ -420,6 +426,24 @@ def _check_engine(spec: FunctionSpec) -> None:
                     f"{', '.join(sorted(known))}",
                     parameter="weights",
                 )
+
+
+def _check_web_server(spec: FunctionSpec) -> None:
+    if spec.web_server is None:
+        return
+    if spec.kind is not FunctionKind.ASGI:
+        raise InvalidInput(
+            f"web_server: function {spec.name!r} is of kind {spec.kind.value!r}: only functions of "
+            f"kind 'asgi' have one",
+            parameter="web_server",
+        )
+    if spec.web_server.startup_s > spec.clocks.startup_s:
+        raise InvalidInput(
+            f"web_server: startup_timeout = {spec.web_server.startup_s:g} s, but a start of "
+            f"{spec.name!r} may take {spec.clocks.startup_s:g} s in all: raise startup_timeout= of "
+            f"the function above that of its server",
+            parameter="startup_timeout",
+        )
 
 
 def _check_volumes(spec: FunctionSpec) -> None:

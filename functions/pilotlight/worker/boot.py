@@ -154,6 +154,10 @@ def main(launch_path: str, *, interpreter_ms: float, started: float) -> None:
             site=document["site"],
             boot_ms=interpreter_ms + (time.monotonic() - started) * 1000,
         )
+    if launch.spec.web_server is not None:
+        from pilotlight.worker.engine import web_server
+
+        web_server.run(launch, boot_ms=interpreter_ms + (time.monotonic() - started) * 1000)
     worker.run(launch, boot_ms=interpreter_ms + (time.monotonic() - started) * 1000)
 
 

@@ -64,7 +64,10 @@ WAITING = {
     "sandbox": "Sandbox is not supported yet",
 }
 """Kinds that do not run yet, with the error that says so."""
-OTHERS = ("dict_and_queue", "inference", "local_files", "lookup", "registry_image", "volume")
+OTHERS = (
+    *("dict_and_queue", "inference", "local_files", "lookup", "registry_image", "volume"),
+    "web_server",
+)
 
 
 @pytest.fixture(name="fake")

@@ -15,11 +15,18 @@ from pilotlight.controller.identity import tenants
 from pilotlight.controller.identity.tenant_plan import tenant_plan_of
 from pilotlight.controller.settings import FLEET, ControllerConfig, refused_plan
 from pilotlight.errors import InvalidInput
+from pilotlight.kubernetes.manifests.network_policies import WORKER_PORT
 from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.spec.engines import EngineSpec
 from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.quotas import Plan
+from pilotlight.spec.warm_shape import MAX_INSTANCES
 
+PORTS_OF_PODS = frozenset(
+    {8008, 8012, 8013, 8022, 8112, 9090, 9091, *range(WORKER_PORT, WORKER_PORT + MAX_INSTANCES)}
+)
+"""Ports of workers, and of Knative's queue-proxy (pkg/networking/constants.go), which share a pod's
+network with user code."""
 _SLEEP_LEVEL = EngineSpec.__dataclass_fields__["sleep_level"].default
 
 
@@ -80,6 +87,14 @@ def _check_spec(spec: FunctionSpec, settings: ClusterSettings) -> None:
             "pods mount no volumes",
             "Read models as weights, and keep other data in an object store; or deploy to a "
             "platform of one machine.",
+        )
+    if spec.web_server is not None and spec.web_server.port in PORTS_OF_PODS:
+        raise _refused(
+            spec,
+            "web_server",
+            spec.web_server.port,
+            "have pods, in which the platform and Knative listen at that port",
+            "Let the server listen at another port, such as 8000.",
         )
     if spec.scaling.waiting_cost is not None and settings.uses_kpa:
         raise _refused(

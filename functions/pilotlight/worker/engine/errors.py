@@ -1,20 +1,22 @@
-"""Errors of an engine. The names are user-facing: they are shown as the type of a failed start."""
+"""Errors of a server that a worker runs: an engine, or a web server of user code. The names are
+user-facing: they are shown as the type of a failed start."""
 
 from __future__ import annotations
 
 
-class EngineDied(Exception):
-    """Raised when a process of the engine's tree ended unexpectedly; the message has its status and
-    its last lines."""
+class ServerDied(Exception):
+    """Raised when a process of the server ended unexpectedly; the message has its status and its
+    last lines."""
 
 
-class EngineHung(Exception):
-    """Raised when the engine is running but does not answer within its time limit."""
+class ServerHung(Exception):
+    """Raised when the server is running but does not answer within its time limit."""
 
 
-class EngineRefused(Exception):
-    """Raised when the engine answers its warm-up with an error, which the message contains."""
+class ServerRefused(Exception):
+    """Raised when the server answers its warm-up with an error, which the message contains."""
 
 
 class WrongAnswer(Exception):
-    """Raised when the engine answers the known prompt differently than before the snapshot."""
+    """Raised when the server answers its known prompt or its example differently than before the
+    snapshot."""

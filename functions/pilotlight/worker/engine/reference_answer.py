@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pilotlight.spec.engines import EngineSpec, Task
-from pilotlight.worker.engine.client import EngineClient
+from pilotlight.worker.engine.client import ServerClient
 from pilotlight.worker.engine.errors import WrongAnswer
 
 PROMPT = (1, 2, 3, 5, 8, 13, 21, 34)
@@ -63,9 +63,9 @@ class KnownAnswer:
         return length > 0 and self.value[:length] == other.value[:length]
 
 
-def learn(engine: EngineSpec, name: str, asker: EngineClient, *, within_s: float) -> KnownAnswer:
+def learn(engine: EngineSpec, name: str, asker: ServerClient, *, within_s: float) -> KnownAnswer:
     """Warm up the engine, which serves the model as `name`, and record its answer. Raises
-    EngineHung, EngineRefused, OSError."""
+    ServerHung, ServerRefused, OSError."""
     for _ in range(_WARM):
         warm = ask(engine, name, asker, within_s=within_s)
     if engine.task is Task.GENERATE:
@@ -76,9 +76,9 @@ def learn(engine: EngineSpec, name: str, asker: EngineClient, *, within_s: float
 
 
 def ask(
-    engine: EngineSpec, name: str, asker: EngineClient, *, within_s: float, tokens: int = TOKENS
+    engine: EngineSpec, name: str, asker: ServerClient, *, within_s: float, tokens: int = TOKENS
 ) -> KnownAnswer:
-    """The engine's current answer, of at most `tokens`. Raises EngineHung, EngineRefused,
+    """The engine's current answer, of at most `tokens`. Raises ServerHung, ServerRefused,
     OSError."""
     if engine.task is Task.EMBED:
         body = asker.ask(

@@ -1,5 +1,5 @@
-"""The server of an engine's instance, which proxies each connection to the engine's own socket. It
-serves until SIGTERM, until the shim disconnects, or until a process of the engine dies."""
+"""The server of an instance that runs a server of its own, to whose socket it proxies each
+connection. It serves until SIGTERM, until the shim disconnects, or until that server dies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from typing import Any
 
 import uvloop
 
-from pilotlight.worker.engine.errors import EngineDied
+from pilotlight.worker.engine.client import Address
+from pilotlight.worker.engine.errors import ServerDied
+from pilotlight.worker.engine.one_request import OneRequest
 from pilotlight.worker.engine.process_tree import ExitWatcher
 from pilotlight.worker.engine.tcp_proxy import END_QUESTION, STATUS_QUESTION, ProxyPair, ProxySide
 from pilotlight.worker.http.listener import serve_listener
@@ -32,12 +34,23 @@ _IN_FLIGHT = re.compile(
 
 
 class SpliceServer:
-    """Server of an engine's instance. Owner: the worker's main thread; `wake` and `run` are called
+    """Server of such an instance. Owner: the worker's main thread; `wake` and `run` are called
     once."""
 
-    def __init__(self, path: str, standing: InstanceStatus | None = None) -> None:
-        """`path`: the engine's socket; `standing`: the status served at WORKER_STATUS."""
-        self._path = path
+    def __init__(
+        self,
+        address: Address,
+        standing: InstanceStatus | None = None,
+        *,
+        noun: str = "engine",
+        is_engine: bool = True,
+    ) -> None:
+        """`address`: of the server; `standing`: the status served at WORKER_STATUS; `noun`: what
+        messages call the server; `is_engine`: whether a connection carries any number of requests,
+        which the server counts, or one."""
+        self._address = address
+        self._noun = noun
+        self._is_engine = is_engine
         self._standing = standing or InstanceStatus()
         self._loop = uvloop.new_event_loop()
         asyncio.set_event_loop(self._loop)
@@ -55,12 +68,12 @@ class SpliceServer:
         self._loop.run_until_complete(self._wake(listener))
 
     def run(self, *, on_ready: Callable[[], None], shim: int, deaths: ExitWatcher) -> None:
-        """Serve; returns when drained. Raises EngineDied if a process of the engine ended.
+        """Serve; returns when drained. Raises ServerDied if the server ended.
 
         Args:
             on_ready: called once, when connections are accepted.
             shim: the control channel; when it closes, this process has no owner and drains.
-            deaths: readable when a process of the engine has ended.
+            deaths: readable when a process of the server has ended.
         """
         self._loop.run_until_complete(self._serve(on_ready, shim, deaths))
 
@@ -69,13 +82,24 @@ class SpliceServer:
         self._accepting = await serve_listener(self._loop, self._accept, listener, backlog=BACKLOG)
 
     def _accept(self) -> ProxySide:
-        pair = ProxyPair(self._path, self._loop, self._pairs.discard, self._answers)
+        pair = ProxyPair(
+            self._address,
+            self._loop,
+            self._pairs.discard,
+            self._answers,
+            edits=None if self._is_engine else OneRequest(),
+            on_refused=self._refused,
+        )
         self._pairs.add(pair)
         return pair.caller
 
     def _status(self) -> bytes:
-        """The status; a connection whose caller sent the most recent bytes is a running call."""
-        return self._standing.as_json(running=sum(pair.is_asking() for pair in self._pairs))
+        """The status; a connection whose caller sent the most recent bytes is a running call, as is
+        one that carries its only request."""
+        running = sum(
+            pair.is_asking() if self._is_engine else pair.last is not None for pair in self._pairs
+        )
+        return self._standing.as_json(running=running)
 
     def _end(self) -> bytes:
         self._ending.set()
@@ -91,24 +115,35 @@ class SpliceServer:
             await self._drain()
             self._loop.remove_reader(deaths.fileno())
         if self._dead:
-            raise EngineDied(f"the engine died: {', '.join(self._dead)} ended")
+            raise ServerDied(f"the {self._noun} died: {', '.join(self._dead)} ended")
+
+    def _refused(self) -> None:
+        self._dead = self._dead or ("its listener",)
+        self._ending.set()
 
     def _die(self, deaths: ExitWatcher) -> None:
-        """Close all connections after the engine died; pending bytes still go out."""
+        """Close all connections if the server died; pending bytes still go out."""
+        names = deaths.names()
+        if not names:
+            return
         self._loop.remove_reader(deaths.fileno())
-        self._dead = tuple(deaths.names())
+        self._dead = tuple(names)
         for pair in list(self._pairs):
             pair.close()
         self._ending.set()
 
     async def _drain(self) -> None:
-        """Stop accepting, then wait for in-flight requests. The bytes are not parsed: a connection
-        has a request in flight if its caller sent the most recent bytes, or has not read all of the
-        response. The other connections may be in the middle of a response; the engine's own count
-        of requests tells when none is."""
+        """Stop accepting, then wait for in-flight requests. A connection that carries one request
+        ends with it. Those of an engine are not parsed: a connection has a request in flight if its
+        caller sent the most recent bytes, or has not read all of the response. The other
+        connections may be in the middle of a response; the engine's own count of requests tells
+        when none is."""
         self._accepting.close()
         while self._pairs and not self._dead:
-            if (
+            if not self._is_engine:
+                if all(pair.last is None for pair in self._pairs):
+                    break
+            elif (
                 not any(pair.is_asking() or pair.is_behind() for pair in self._pairs)
                 and await self._is_idle()
             ):
@@ -127,7 +162,7 @@ class SpliceServer:
     async def _counts(self) -> list[float]:
         """Running and waiting requests as the engine reports them; empty if it does not."""
         try:
-            reader, writer = await asyncio.open_unix_connection(self._path)
+            reader, writer = await asyncio.open_unix_connection(str(self._address))
         except OSError:
             return []
         try:

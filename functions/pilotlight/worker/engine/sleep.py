@@ -7,7 +7,7 @@ Mode", RLHF weight updates). CPU engines have no sleep mode."""
 
 from __future__ import annotations
 
-from pilotlight.worker.engine.client import EngineClient
+from pilotlight.worker.engine.client import ServerClient
 
 SLEEP_S = 20.0
 """Level 2 only drops memory; before a snapshot the node agent waits at most 30 s until all
@@ -16,13 +16,13 @@ WAKE_S = 120.0
 """A pessimistic bound for reading 80 GB from the page cache."""
 
 
-def suspend_engine(asker: EngineClient, *, level: int) -> None:
-    """Release the GPU memory. Raises EngineHung, EngineRefused, OSError."""
+def suspend_engine(asker: ServerClient, *, level: int) -> None:
+    """Release the GPU memory. Raises ServerHung, ServerRefused, OSError."""
     asker.ask("POST", f"/sleep?level={level}", within_s=SLEEP_S)
 
 
-def resume_engine(asker: EngineClient, *, level: int) -> None:
-    """Allocate the GPU memory again, weights first. Raises EngineHung, EngineRefused, OSError."""
+def resume_engine(asker: ServerClient, *, level: int) -> None:
+    """Allocate the GPU memory again, weights first. Raises ServerHung, ServerRefused, OSError."""
     asker.ask("POST", "/wake_up?tags=weights", within_s=WAKE_S)
     if level == 2:
         asker.ask("POST", "/collective_rpc", {"method": "reload_weights"}, within_s=WAKE_S)

@@ -1,12 +1,13 @@
-"""Proxies bytes between a caller's connection and one to the engine, without parsing or buffering.
+"""Proxies bytes between a caller's connection and one to the server, without parsing or buffering.
 
-Each caller's connection has its own connection to the engine for its lifetime. The engine's bytes
-are forwarded at once. A side that reads slowly pauses reading from the other side, so at most two
-socket buffers and some pieces wait per direction. A caller's half-close is forwarded; when a side
-disconnects, the other is closed too, so the engine notices that its caller left and frees the
-request. Owner: one event loop.
+Each caller's connection has its own connection to the server for its lifetime, which carries any
+number of requests to an engine, and one to a web server of user code, whose heads are edited
+(`one_request`). The server's bytes are forwarded at once. A side that reads slowly pauses reading
+from the other side, so at most two socket buffers and some pieces wait per direction. A caller's
+half-close is forwarded; when a side disconnects, the other is closed too, so the server notices
+that its caller left and frees the request. Owner: one event loop.
 
-The worker answers requests about itself: a connection that begins with one never reaches the engine
+The worker answers requests about itself: a connection that begins with one never reaches the server
 (`ProxyCaller`)."""
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pilotlight.protocol import WORKER_END, WORKER_STATUS
+from pilotlight.worker.engine import one_request
+from pilotlight.worker.engine.client import Address
+from pilotlight.worker.engine.one_request import OneRequest
 
 STATUS_QUESTION = b"GET %s HTTP/1.1\r\n" % WORKER_STATUS.encode()
 END_QUESTION = b"POST %s HTTP/1.1\r\n" % WORKER_END.encode()
@@ -84,7 +88,8 @@ class ProxySide(asyncio.Protocol):
 
 
 class ProxyCaller(ProxySide):
-    """The caller's side, which checks whether the first bytes are a request to the worker."""
+    """The caller's side, which checks whether the first bytes are a request to the worker, and
+    edits the head of the only request of its connection."""
 
     def __init__(self, pair: ProxyPair, answers: Mapping[bytes, Callable[[], bytes]]) -> None:
         super().__init__(pair)
@@ -116,8 +121,31 @@ class ProxyCaller(ProxySide):
         return super().eof_received()
 
     def _go_on(self) -> None:
-        data, self._head = self._head or b"", None
+        data, edits = self._head or b"", self._pair.edits
+        if edits is not None and not self.has_ended:
+            end = data.find(one_request.END_OF_HEAD) + len(one_request.END_OF_HEAD)
+            if end >= len(one_request.END_OF_HEAD):
+                if refusal := one_request.refusal(data[:end]):
+                    self.transport.write(refusal)
+                    self._pair.close()
+                    return
+                data = edits.request(data[:end]) + data[end:]
+            elif len(data) <= one_request.MAX_HEAD_BYTES:
+                return  # the head is not complete
+        self._head = None
         super().data_received(data)
+
+
+class ProxyServer(ProxySide):
+    """The server's side, which edits the head of the only response of its connection."""
+
+    def data_received(self, data: bytes) -> None:
+        """Forward to the caller."""
+        edits = self._pair.edits
+        if edits is not None:
+            data = edits.response(data)
+        if data:
+            super().data_received(data)
 
 
 class ProxyPair:
@@ -131,21 +159,27 @@ class ProxyPair:
 
     def __init__(
         self,
-        path: str,
+        address: Address,
         loop: asyncio.AbstractEventLoop,
         on_gone: Callable[[ProxyPair], None],
         answers: Mapping[bytes, Callable[[], bytes]] = {},
+        *,
+        edits: OneRequest | None = None,
+        on_refused: Callable[[], None] = lambda: None,
     ) -> None:
         """`answers`: by the first line of a request to the worker, what returns the response's
-        body."""
-        self._path = path
+        body. `edits`: None: the connection carries any number of requests. `on_refused`: called
+        when nothing listens at the address."""
+        self._address = address
         self._loop = loop
         self._on_gone = on_gone
+        self._on_refused = on_refused
+        self.edits = edits
         self._connecting: asyncio.Task[None] | None = None
         self._open = 0
         self._early = b""
         self._is_joined = False
-        self.caller, self.engine = ProxyCaller(self, answers), ProxySide(self)
+        self.caller, self.engine = ProxyCaller(self, answers), ProxyServer(self)
         self.last: ProxySide | None = None
         self.moved_at = time.monotonic()
 
@@ -195,6 +229,8 @@ class ProxyPair:
             if half is self.caller:
                 other.transport.abort()
             else:
+                if exc is None and self.edits is not None:
+                    other.transport.write(self.edits.end())
                 other.transport.close()
         if self._open == 0:
             self._on_gone(self)
@@ -207,8 +243,13 @@ class ProxyPair:
 
     async def _connect(self) -> None:
         try:
-            await self._loop.create_unix_connection(lambda: self.engine, self._path)
-        except OSError:  # the engine died; its ExitWatcher ends this process
+            if isinstance(self._address, str):
+                await self._loop.create_unix_connection(lambda: self.engine, self._address)
+            else:
+                await self._loop.create_connection(lambda: self.engine, *self._address)
+        except OSError as e:
+            if isinstance(e, ConnectionRefusedError):
+                self._on_refused()
             self.close()
             return
         self.caller.join(self.engine)

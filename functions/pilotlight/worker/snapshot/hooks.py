@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 from pilotlight.current_call.context import CURRENT_CALL
 from pilotlight.worker.batching.runner import answer_alone
 from pilotlight.worker.process import tensor_memory
+from pilotlight.worker.user_code import user_errors
 from pilotlight.worker.user_code.current_call import example
 from pilotlight.worker.user_code.example_check import ExpectedAnswer
 from pilotlight.worker.user_code.source_locations import definition_of
@@ -95,6 +96,30 @@ async def run_after_wake(hooks: Sequence[Hook], *, each_s: float) -> None:
             value = hook()
             if inspect.isawaitable(value):
                 await _awaited(value, limit_s, hook)
+
+
+def run_all(hooks: Sequence[Hook], *, each_s: float, reports: bool = False) -> None:
+    """Run enter(snap=False) or exit hooks in an event loop of their own. `reports`: report what a
+    hook raises, and go on; otherwise it is raised."""
+    with asyncio.Runner() as runner:
+        for hook in hooks:
+            try:
+                runner.run(run_after_wake([hook], each_s=each_s))
+            except BaseException as e:  # user code may raise anything
+                if not reports:
+                    raise
+                user_errors.report(e)
+
+
+def run_limited(call: Callable[[], Any], *, within_s: float, message: str) -> None:
+    """Call user code. Raises what it raises, and HookTimedOut with `message` when its time is
+    up."""
+
+    def strike() -> NoReturn:
+        raise HookTimedOut(message)
+
+    with _alarm(max(0.001, within_s), strike):
+        call()
 
 
 def drop_caches() -> None:

@@ -11,13 +11,14 @@ def descendants(pid: int) -> list[int]:
     """All descendants of the process, parents first."""
     found, look = [], [pid]
     while look:
-        below = _children(look.pop())
+        below = children(look.pop())
         found += below
         look += below
     return found
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
+    """The children of the process, those that have ended and were not waited for included."""
     try:
         texts = []
         for task in os.listdir(f"/proc/{pid}/task"):

@@ -75,6 +75,7 @@ class Target:
     Attributes:
         web: the web application, for functions of that kind; None for others.
         web_example: requests the application's example; None without one.
+        server: starts the web server, for functions that have one; None for others.
     """
 
     methods: Mapping[str, Method]
@@ -83,6 +84,7 @@ class Target:
     exit: tuple[Hook, ...] = ()
     web: WebApplication | None = None
     web_example: Method | None = None
+    server: Hook | None = None
 
     @property
     def examples(self) -> Mapping[str, Method]:
@@ -101,6 +103,8 @@ def make_target(raw: Any, spec: FunctionSpec) -> Target:
     if not inspect.isclass(raw):
         if spec.kind is not FunctionKind.ASGI:
             return Target(methods={"": _method("", raw, spec)})
+        if spec.web_server is not None:
+            return Target(methods={}, server=raw)
         web = _application(raw)
         return Target(methods={}, web=web, web_example=_web_example(web, raw))
     if missing := missing_arguments(raw, spec.arguments):
@@ -109,7 +113,8 @@ def make_target(raw: Any, spec: FunctionSpec) -> Target:
     set_arguments(instance, spec.arguments)
     hooks = list(_marked(raw, instance))
     build = _endpoint_of(hooks, spec) if spec.kind is FunctionKind.ASGI else None
-    application = None if build is None else _application(build)
+    starts = spec.web_server is not None
+    application = None if build is None or starts else _application(build)
     return Target(
         methods={}
         if spec.kind is FunctionKind.ASGI
@@ -125,6 +130,7 @@ def make_target(raw: Any, spec: FunctionSpec) -> Target:
         exit=tuple(bound for marks, bound in hooks if marks.get("exit")),
         web=application,
         web_example=None if application is None else _web_example(application, build),
+        server=build if starts else None,
     )
 
 

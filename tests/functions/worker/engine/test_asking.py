@@ -7,7 +7,7 @@ import threading
 import time
 from pathlib import Path
 
-from pilotlight.worker.engine.client import EngineClient
+from pilotlight.worker.engine.client import ServerClient
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
 
@@ -29,7 +29,7 @@ def test_answer_is_returned_after_the_engine_closed_its_end(short_tmp: Path) -> 
         listener.listen()
         server = threading.Thread(target=serve)
         server.start()
-        assert EngineClient(str(short_tmp / "engine.sock")).ask("GET", "/", within_s=10) == {}
+        assert ServerClient(str(short_tmp / "engine.sock")).ask("GET", "/", within_s=10) == {}
         answered_at = time.monotonic()
         server.join()
     assert answered_at >= closed_at[0]

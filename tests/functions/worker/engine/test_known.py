@@ -14,9 +14,9 @@ import pytest
 
 from pilotlight.spec.engines import EngineSpec, Task
 from pilotlight.worker.engine import reference_answer, sleep
-from pilotlight.worker.engine.client import EngineClient
-from pilotlight.worker.engine.errors import EngineDied, EngineHung, EngineRefused, WrongAnswer
-from pilotlight.worker.engine.process_tree import ProcessTree
+from pilotlight.worker.engine.client import ServerClient
+from pilotlight.worker.engine.errors import ServerDied, ServerHung, ServerRefused, WrongAnswer
+from pilotlight.worker.engine.process_tree import EngineProcess
 from pilotlight.worker.engine.reference_answer import KnownAnswer
 from tests.fakes.engine.environment import HERE
 
@@ -28,8 +28,8 @@ ENGINE = EngineSpec(model="m", max_model_len=512)
 class Running:
     """A fake engine in a process of its own."""
 
-    tree: ProcessTree
-    asker: EngineClient
+    tree: EngineProcess
+    asker: ServerClient
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +46,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         "--uds",
         path,
     ]
-    tree = ProcessTree(
+    tree = EngineProcess(
         [*command, "--served-model-name", "assistant"], environment, directory=str(directory)
     )
-    asker = EngineClient(path)
+    asker = ServerClient(path)
     try:
         asker.wait_healthy(within_s=PATIENCE_S, demand_alive=tree.demand_alive)
         yield Running(tree, asker)
@@ -132,12 +132,12 @@ def test_a_short_model_that_embeds_is_asked_for_what_fits(running: Running) -> N
 
 
 def test_what_an_engine_refuses_is_told_in_its_words(running: Running) -> None:
-    with pytest.raises(EngineRefused, match=r"404.*does not exist"):
+    with pytest.raises(ServerRefused, match=r"404.*does not exist"):
         reference_answer.ask(ENGINE, "nobody", running.asker, within_s=PATIENCE_S)
 
 
 def test_an_engine_that_hangs_is_told_by_its_time(running: Running) -> None:
-    with pytest.raises(EngineHung, match=r"within 0\.2 s"):
+    with pytest.raises(ServerHung, match=r"within 0\.2 s"):
         running.asker.ask(
             "POST",
             "/v1/completions",
@@ -163,21 +163,21 @@ def test_sleep_and_wake_go_in_the_engines_order(running: Running) -> None:
 def test_an_engine_that_ends_before_it_is_healthy_is_told_with_its_last_words(
     tmp_path: Path,
 ) -> None:
-    tree = ProcessTree(
+    tree = EngineProcess(
         [sys.executable, "-c", "print('no such model'); raise SystemExit(3)"],
         os.environ,
         directory=str(tmp_path),
     )
-    asker = EngineClient(str(tmp_path / "nobody"))
+    asker = ServerClient(str(tmp_path / "nobody"))
 
-    with pytest.raises(EngineDied, match=r"exit status 3: no such model"):
+    with pytest.raises(ServerDied, match=r"exit status 3: no such model"):
         asker.wait_healthy(within_s=PATIENCE_S, demand_alive=tree.demand_alive)
     tree.end(1.0)
 
 
 def test_an_engine_that_is_not_healthy_in_time_is_told_so(tmp_path: Path) -> None:
-    asker = EngineClient(str(tmp_path / "nobody"))
-    with pytest.raises(EngineHung, match="startup_timeout"):
+    asker = ServerClient(str(tmp_path / "nobody"))
+    with pytest.raises(ServerHung, match="startup_timeout"):
         asker.wait_healthy(within_s=0.1, demand_alive=lambda: None)
 
 
@@ -186,7 +186,7 @@ def test_the_death_of_any_process_of_the_tree_is_noticed(tmp_path: Path) -> None
         "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', 'import time; "
         "time.sleep(600)'])"
     )
-    tree = ProcessTree([sys.executable, "-c", script], os.environ, directory=str(tmp_path))
+    tree = EngineProcess([sys.executable, "-c", script], os.environ, directory=str(tmp_path))
     while len(tree.names()) < 2:
         assert not tree.wait_end(0.01)
     with tree.watched() as deaths:
@@ -203,7 +203,7 @@ def test_no_process_outlives_the_tree_although_its_server_died_before(tmp_path: 
         "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', 'import time; "
         "time.sleep(600)'])"
     )
-    tree = ProcessTree([sys.executable, "-c", script], os.environ, directory=str(tmp_path))
+    tree = EngineProcess([sys.executable, "-c", script], os.environ, directory=str(tmp_path))
     while len(tree.names()) < 2:
         assert not tree.wait_end(0.01)
     core = os.pidfd_open(int(tree.names()[1].rpartition("(")[2].rstrip(")")))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.worker.engine.errors import EngineDied
+from pilotlight.worker.engine.errors import ServerDied
 from pilotlight.worker.engine.process_tree import ExitWatcher
 from pilotlight.worker.engine.server import SpliceServer
 
@@ -180,7 +180,7 @@ def test_of_an_engine_that_says_nothing_of_itself_streams_are_not_cut_between_tw
 
 def test_the_death_of_a_process_of_the_engine_ends_it_with_its_name(world: World) -> None:
     world.child.kill()
-    with pytest.raises(EngineDied, match=r"python.*ended"):
+    with pytest.raises(ServerDied, match=r"python.*ended"):
         world.run()
 
 
