@@ -1,6 +1,7 @@
 """Brings the memory of a lazily restored process tree from its image: first the working set, in
 whole ranges and while CRIU is still at work; pages that the process waits for, at once; the rest
-later, in the background.
+later, in the background. A page that was never written is filled with zeros, and when the process
+walks through such pages, so are more and more of those that follow.
 
 CRIU registers the private anonymous memory of each process with a userfaultfd(2) and sends it to
 `lazy-pages.socket` in its work directory, as it does for its own page daemon (criu/uffd.c): for
@@ -68,7 +69,7 @@ _MESSAGES_AT_ONCE = 64
 _STEP_BYTES = 64 * _PAGE
 """Copied between two looks for faults: some 0.1 ms."""
 _AROUND_BYTES = 16 * _PAGE
-"""What is brought around a page that the process waits for."""
+"""What is brought after a page that the process waits for, from around it."""
 _RETRY_S = 0.001
 """Pause before memory is tried again that CRIU has not registered yet, or that the process
 changes."""
@@ -219,13 +220,16 @@ class _Piece:
 
 @dataclass(eq=False, kw_only=True)
 class _Memory:
-    """One address space. `wanted`: the pieces of the working set that are to be brought."""
+    """One address space. `wanted`: the pieces of the working set that are to be brought. The last
+    zeros were `zeroed_bytes` before the address `zeroed_end`."""
 
     pid: int
     uffd: int
     image: _Image
     missing: MissingPages
     wanted: deque[_Piece] = field(default_factory=deque)
+    zeroed_bytes: int = 0
+    zeroed_end: int = 0
 
 
 class PageServer:
@@ -243,6 +247,7 @@ class PageServer:
         self._zeros_address = ctypes.addressof(ctypes.c_char.from_buffer(self._zeros))
         self._prepared = {pid: self._prepare(pid, ranges) for pid, ranges in working_set.items()}
         self._memories: dict[int, _Memory] = {}
+        self._around: deque[tuple[_Memory, int]] = deque()
         self._is_restored = False
         self._background_at = 0.0
         self._no_memory = 0
@@ -321,7 +326,9 @@ class PageServer:
             data = os.read(memory.uffd, _MESSAGES_AT_ONCE * _MESSAGE.size)
         except BlockingIOError:
             return
-        for event, *words in _MESSAGE.iter_unpack(data):
+        # what has moved or is gone comes first: a page is then filled where it belongs now
+        messages = sorted(_MESSAGE.iter_unpack(data), key=lambda one: one[0] == _PAGEFAULT)
+        for event, *words in messages:
             if memory.uffd not in self._memories:
                 return
             if event == _PAGEFAULT:
@@ -339,19 +346,41 @@ class PageServer:
         if self._is_restored and self._faults <= _MANY_FAULTS:
             self._background_at = time.monotonic() + _BACKGROUND_S
         is_recording = self._record >= 0 and self._faults <= MAX_RECORDED
-        is_empty = memory.missing.first_within(address, address + _PAGE) is None
+        found = memory.missing.first_within(address, address + _PAGE)
         if is_recording:
-            os.write(self._record, ACCESS.pack(memory.pid, address | (_EMPTY if is_empty else 0)))
-        if is_empty:
-            self._zero(memory, address, is_write=bool(flags & _FLAG_WRITE))
+            os.write(
+                self._record, ACCESS.pack(memory.pid, address | (_EMPTY if found is None else 0))
+            )
+        if found is None:
+            is_write = bool(flags & _FLAG_WRITE)
+            if is_recording or not is_write or not self._zero_ahead(memory, address):
+                self._zero(memory, address, is_write=is_write)
             return
-        start = address if is_recording else address & ~(_AROUND_BYTES - 1)
-        end = address + _PAGE if is_recording else start + _AROUND_BYTES
-        while (found := memory.missing.first_within(start, end)) is not None:
-            if not self._copy(memory, *found):
-                if memory.uffd in self._memories:
-                    self._wake(memory, address)
-                return
+        if not self._copy(memory, *found):
+            if memory.uffd in self._memories:
+                self._wake(memory, address)
+        elif not is_recording:
+            self._around.append((memory, address & ~(_AROUND_BYTES - 1)))
+
+    def _zero_ahead(self, memory: _Memory, address: int) -> bool:
+        """Fill this page and those that follow, if the process has reached it through the last
+        ones: twice as many each time, like a read-ahead. False: nothing was filled."""
+        is_next = address == memory.zeroed_end
+        length = min(2 * memory.zeroed_bytes, _STEP_BYTES) if is_next else _PAGE
+        found = memory.missing.first_within(address, address + length)
+        length = length if found is None else found[0] - address
+        memory.zeroed_bytes, memory.zeroed_end = _PAGE, address + _PAGE
+        while length > _PAGE:
+            try:
+                _uffd_copy(memory.uffd, address, self._zeros_address, length)
+            except _CopyFailed as e:
+                if e.copied:
+                    return True
+                length = length // (2 * _PAGE) * _PAGE  # of one mapping only
+            else:
+                memory.zeroed_bytes, memory.zeroed_end = length, address + length
+                return True
+        return False
 
     def _zero(self, memory: _Memory, address: int, *, is_write: bool) -> None:
         """A page that was never touched, or was discarded, or has arrived meanwhile."""
@@ -383,6 +412,13 @@ class PageServer:
         None: after the next event."""
         if self._record >= 0 and self._faults <= MAX_RECORDED:
             return None
+        if self._around:
+            memory, start = self._around.popleft()
+            for one in list(memory.missing.within(start, start + _AROUND_BYTES)):
+                is_gone = self._memories.get(memory.uffd) is not memory
+                if is_gone or not self._copy(memory, *one):
+                    break  # it comes with its first access, or later
+            return 0.0
         for memory in self._memories.values():
             if memory.wanted:
                 return self._bring_wanted(memory)

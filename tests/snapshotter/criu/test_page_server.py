@@ -189,6 +189,42 @@ wait()
     assert await outcome(bench, PageRequest()) == FINE, "and while the rest is brought"
 
 
+async def test_a_process_that_walks_through_empty_memory_finds_it_ahead_of_its_steps(
+    bench: Bench,
+) -> None:
+    """The pages between, which the dump has, are not covered by zeros."""
+    code = """
+import ctypes, mmap
+def area():
+    made = mmap.mmap(-1, SIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return made, ctypes.addressof(ctypes.c_char.from_buffer(made))
+def walk(made, pages):
+    for page in pages:
+        made[page * 4096] = 1
+def is_present(address):
+    with open("/proc/self/pagemap", "rb", buffering=0) as f:
+        return os.pread(f.fileno(), 8, address // 4096 * 8)[7] & 0x80
+SIZE = 1 << 20
+(empty, at), (mixed, _), (jumped, there) = area(), area(), area()
+walk(mixed, range(0, 256, 9))
+empty.madvise(15); mixed.madvise(15); jumped.madvise(15)  # MADV_NOHUGEPAGE
+wait()
+"""
+    deed = """
+walk(empty, range(40))
+walk(jumped, range(0, 80, 2))
+for page in range(256):
+    if page % 9:
+        walk(mixed, [page])
+ahead = is_present(at + 41 * 4096), is_present(there + 81 * 4096)
+zeros = not any(empty[40 * 4096:]) and empty[::4096] == b"\\1" * 40 + bytes(216)
+fine(ahead == (0x80, 0) and zeros and mixed[::4096] == b"\\1" * 256)
+"""
+    await bench.frozen(code + deed)
+    assert await outcome(bench, PageRequest()) == FINE
+    assert await outcome(bench, RECORDING) != FINE, "a record has every access"
+
+
 @pytest.mark.parametrize("name", ["pages-1.img", "lazy-*.map"])
 async def test_a_truncated_image_is_not_served(bench: Bench, name: str) -> None:
     """What names its size has found that before; a server that maps it finds it again."""
