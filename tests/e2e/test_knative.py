@@ -101,6 +101,17 @@ def test_from_zero_up_down_to_zero_and_up_again(cluster: ClusterUnderTest) -> No
 
 
 @pytest.mark.cluster
+def test_a_web_server_of_user_code_answers_in_its_pod(cluster: ClusterUnderTest) -> None:
+    platform = cluster.platform
+    platform.deploy("serving.py")
+    for path, status in (("", 200), ("/none", 404)):
+        url = f"{platform.url}/fn/serving/site{path}"
+        answer = httpx.get(url, headers=platform.headers, timeout=120)
+        assert answer.status_code == status
+        assert ("a page" in answer.text) == (status == 200)
+
+
+@pytest.mark.cluster
 def test_what_ran_is_billed_and_its_logs_are_read(cluster: ClusterUnderTest) -> None:
     platform = cluster.platform
     name = platform.result("podded/stays", {"seconds": 0.25})
