@@ -33,6 +33,10 @@ MAX_TENANT_BYTES = 1024 * 1024 * 1024
 """Keys and values of all collections of a tenant, whatever its plan allows."""
 MAX_ANSWER_BYTES = 2 * MAX_VALUE_BYTES
 """Values of one answer, unless the first one alone is larger."""
+CLEARED_AT_ONCE = 5000
+"""Values that one transaction clears, some tens of milliseconds."""
+CLEARED_BYTES = 16 * 1024 * 1024
+"""The same of large ones."""
 _COLLECTIONS, _VALUES = tables.collections, tables.collection_values
 
 
@@ -131,8 +135,19 @@ def delete(write: Write, scope: CollectionScope) -> None:
 
 
 def clear(write: Write, found: Collection, key: str | None = None) -> int:
-    """Remove the values of one key or partition, None: all; returns their number."""
-    return _removed(write, found, [] if key is None else [_VALUES.c.key == key])
+    """Remove values of one key or partition, None: of all, as many as one transaction may, so that
+    other tenants' need not wait long; returns their number, 0: none was left."""
+    where = [] if key is None else [_VALUES.c.key == key]
+    place = sa.tuple_(_VALUES.c.key, _VALUES.c.position)
+    query = sa.select(_VALUES.c.key, _VALUES.c.position, _VALUES.c.size_bytes)
+    query = query.where(_VALUES.c.collection == found.id, *where).order_by(
+        _VALUES.c.key, _VALUES.c.position
+    )
+    sized = write.sql.execute(query.limit(CLEARED_AT_ONCE)).all()
+    if not sized:
+        return 0
+    last = _fitting(sized, CLEARED_BYTES)[-1]
+    return _removed(write, found, [*where, place <= (last.key, last.position)])
 
 
 def is_empty(sql: sa.Connection, found: Collection, key: str) -> bool:
@@ -289,12 +304,12 @@ def _count(write: Write, found: Collection, more: int, more_bytes: int) -> None:
     write.sql.execute(sa.update(_COLLECTIONS).where(_is(found)).values(**values))
 
 
-def _fitting(sized: Sequence[Any]) -> Sequence[Any]:
+def _fitting(sized: Sequence[Any], max_bytes: int | None = None) -> Sequence[Any]:
     """The first rows, as many as an answer has room for by their `size_bytes`: at least one."""
-    total = 0
+    total, limit = 0, MAX_ANSWER_BYTES if max_bytes is None else max_bytes
     for number, row in enumerate(sized):
         total += row.size_bytes
-        if number and total > MAX_ANSWER_BYTES:
+        if number and total > limit:
             return sized[:number]
     return sized
 

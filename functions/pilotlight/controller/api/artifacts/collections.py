@@ -254,7 +254,7 @@ async def do_dict(context: Context, scope: CollectionScope, body: Any) -> DictAn
             entries = [] if value is None else [Entry(key=key, value=_encoded(value))]
             return DictAnswer(entries=entries)
         case DictClear():
-            return DictAnswer(count=await _write(context, scope, body, _cleared(None)))
+            return DictAnswer(count=await _clear(context, scope, body, None))
         case DictCount():
             return DictAnswer(count=await _read(context, scope, body, _counted(None)))
     return await _entries(context, scope, body)
@@ -277,7 +277,7 @@ async def do_queue(
             context.waiters.wake(_place(scope, partition), len(values))
             return QueueAnswer(count=len(values))
         case QueueClear():
-            return QueueAnswer(count=await _write(context, scope, body, _cleared(partition)))
+            return QueueAnswer(count=await _clear(context, scope, body, partition))
         case QueueCount():
             return QueueAnswer(count=await _read(context, scope, body, _counted(partition)))
     taken = await _take(context, scope, body, request)
@@ -359,7 +359,22 @@ async def _listed(context: Context, scope: CollectionScope) -> list[CollectionIn
     return [CollectionInfo.of(row) for row in rows]
 
 
+async def _clear(
+    context: Context, scope: CollectionScope, body: Operation, partition: str | None
+) -> int:
+    """Remove values in several transactions; returns how many."""
+    total = 0
+    while removed := await _write(
+        context, scope, body, lambda write, found, _: collections.clear(write, found, partition)
+    ):
+        total += removed
+        if total >= collections.MAX_ENTRIES:  # others put as fast
+            break
+    return total
+
+
 async def _deleted(context: Context, scope: CollectionScope) -> Response:
+    await _clear(context, scope, Operation(), None)
     await context.write(scope.tenant, partial(collections.delete, scope=scope))
     return Response(status_code=204)
 
@@ -397,10 +412,6 @@ async def _write(
         return change(write, found, plan)
 
     return await context.write(scope.tenant, run)
-
-
-def _cleared(partition: str | None) -> Callable[[Write, Collection, Plan], int]:
-    return lambda write, found, _: collections.clear(write, found, partition)
 
 
 def _counted(partition: str | None) -> Callable[[sa.Connection, Collection], int]:
