@@ -2,10 +2,11 @@
 PATH` in one.
 
 A file is the unit of distribution, because its tests share fixtures of module scope, among them
-whole platforms. Tests marked `vllm` share one group: two real engines at once do not fit into a
-small machine's memory. Soak tests of a file are a unit of their own and come last, beginning with
-another file for each commit: where they may begin until a certain time only (`--soak-until`,
-`tests/tiers.py`), other commits run the others. Everything else may run beside anything: platforms,
+whole platforms. The files with tests of the real vLLM are one unit: two engines at once do not fit
+into a small machine's memory. The soak tests of a file (`tests/soak.py`) are a unit of their own
+and come last, beginning with another file for each commit: where they may begin until a certain
+time only (`--soak-until`, `tests/tiers.py`), other commits run the others. Units are told by names
+of tests, because pytest-xdist 3.8 does not pass its groups on under pytest 9.2. Everything else may run beside anything: platforms,
 ports, databases and directories are each test's own."""
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
 
-from tests.soak import is_soak
+from tests.soak import is_listed
 
 LONGEST_FIRST = (
     "tests/e2e/test_snapshots.py",
@@ -42,12 +43,21 @@ last keeps one worker busy while the others have nothing to do. Everything else 
 of collection."""
 
 
+VLLM = (
+    "tests/activator/llm/openai/test_real_engine.py",
+    "tests/contracts/test_engine.py",
+    "tests/e2e/test_language_model.py",
+)
+
+
 class FileScheduling(LoadGroupScheduling):  # type: ignore[misc]  # no type information
-    """A worker takes one file, or one xdist group, at a time, in the order of collection."""
+    """A worker takes one unit at a time, in the order of collection."""
 
     def _split_scope(self, nodeid: str) -> str:
-        scope: str = super()._split_scope(nodeid)
-        return nodeid.split("::", 1)[0] if scope == nodeid else scope
+        file = nodeid.partition("::")[0]
+        if file in VLLM:
+            return "vllm"
+        return f"soak {file}" if is_listed(nodeid) else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FileScheduling | None:
@@ -60,22 +70,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FileSch
     return FileScheduling(config, log)
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In a worker: assign groups, and put what takes longest first."""
+    """In a worker: put what takes longest first, and soak tests last."""
     if not hasattr(config, "workerinput"):
         return
     soak: list[pytest.Item] = []
     others: list[pytest.Item] = []
     for item in items:
-        file = item.nodeid.partition("::")[0]
-        if item.get_closest_marker("vllm"):
-            item.add_marker(pytest.mark.xdist_group("vllm"))
-        elif is_soak(item):
-            item.add_marker(pytest.mark.xdist_group(f"soak {file}"))
-            soak.append(item)
-            continue
-        others.append(item)
+        (soak if is_listed(item.nodeid) else others).append(item)
     items[:] = [*sorted(others, key=_rank), *rotated(soak, config.getoption("soak_from"))]
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests import soak
+from tests import parallel, soak
 
 ROOT = Path(__file__).parent.parent
 
@@ -51,3 +54,52 @@ def test_every_file_that_is_left_out_is_there(file: str) -> None:
 )
 def test_what_is_left_out_is_told_by_file_name_and_case(nodeid: str, is_left_out: bool) -> None:
     assert soak.is_listed(nodeid) is is_left_out
+
+
+class Named:
+    """A test by its name alone."""
+
+    def __init__(self, nodeid: str) -> None:
+        self.nodeid = nodeid
+
+
+def test_soak_tests_begin_with_another_file_for_another_commit() -> None:
+    items = [Named(f"tests/test_{file}.py::test_{test}") for file in "abc" for test in "xy"]
+
+    firsts = set()
+    for commit in range(20):
+        order = [item.nodeid for item in parallel.rotated(items, str(commit))]  # type: ignore[arg-type]
+        assert sorted(order) == [item.nodeid for item in items]
+        assert all(a[:-1] == b[:-1] for a, b in zip(order[::2], order[1::2], strict=True))
+        firsts.add(order[0])
+
+    assert len(firsts) == 3
+
+
+@pytest.mark.slow
+def test_a_soak_test_that_comes_too_late_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n\n@pytest.mark.soak\ndef test_long(): pass\n\ndef test_short(): pass\n"
+    )
+    (tmp_path / "conftest.py").write_text("pytest_plugins = ['tests.tiers', 'tests.parallel']\n")
+    command = [sys.executable, "-m", "pytest", "-n", "1", "--dist", "loadgroup", "-q"]
+    ran = subprocess.run(
+        [*command, "-p", "no:cacheprovider", "--soak-until", "1", "."],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "1 passed, 1 skipped" in ran.stdout, ran.stdout + ran.stderr
+    assert "1 soak tests were left out" in ran.stdout
+
+
+def test_soak_tests_of_a_file_are_a_unit_of_their_own() -> None:
+    scheduler = parallel.FileScheduling.__new__(parallel.FileScheduling)
+    units = [
+        scheduler._split_scope(f"tests/e2e/test_cli.py::{name}")
+        for name in ("test_logs_of_one_call", "test_keys_secrets_and_environments")
+    ]
+    assert units == ["tests/e2e/test_cli.py", "soak tests/e2e/test_cli.py"]
+    assert {scheduler._split_scope(f"{file}::test_a[vllm]") for file in parallel.VLLM} == {"vllm"}
