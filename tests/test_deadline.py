@@ -41,7 +41,7 @@ def test_a_loop_that_is_always_busy_ends_and_the_next_test_runs(tmp_path: Path) 
     (tmp_path / "test_busy.py").write_text(BUSY)
     (tmp_path / "conftest.py").write_text(CONFTEST)
     command = [sys.executable, "-m", "pytest", "-n", "1", "-p", "no:cacheprovider", "-q"]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
     ran = subprocess.run(
         [*command, "-o", "timeout=5", "."],
         cwd=tmp_path,

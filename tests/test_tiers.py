@@ -86,7 +86,7 @@ def test_a_soak_test_that_comes_too_late_is_counted(tmp_path: Path) -> None:
     ran = subprocess.run(
         [*command, "-p", "no:cacheprovider", "--soak-until", "1", "."],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
         check=False,

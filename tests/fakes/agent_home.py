@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -282,3 +283,15 @@ async def begin(client: AgentClient, launch: LaunchSpec, **changes: Any) -> Inst
 async def ask(info: InstanceInfo, path: str) -> Any:
     """What an instance answers to a GET."""
     return await asyncio.to_thread(get, info.socket, path)
+
+
+async def settled_descriptors() -> int:
+    """How many this process has open, once that stays the same: a spare slot is made 0.2 s after
+    the last one was taken, and the end of a fork is on its way for a moment."""
+    count, since = 0, time.monotonic()
+    while time.monotonic() < since + 0.6:
+        now = len(os.listdir("/proc/self/fd"))
+        if now != count:
+            count, since = now, time.monotonic()
+        await asyncio.sleep(0.02)
+    return count

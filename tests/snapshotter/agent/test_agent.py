@@ -32,7 +32,7 @@ from snapshotter.types import (
     TenantShare,
     WeightsMount,
 )
-from tests.fakes.agent_home import MIB, AgentHome, ask, begin, instance_id
+from tests.fakes.agent_home import MIB, AgentHome, ask, begin, instance_id, settled_descriptors
 from tests.fakes.bundle import pack
 from tests.fakes.waiting import until
 
@@ -425,12 +425,12 @@ async def test_fifty_lives_leave_no_descriptor_no_zombie_no_directory(
     home: AgentHome, client: AgentClient
 ) -> None:
     await client.stop((await begin(client, home.launch())).id, grace_s=5)
-    before = len(os.listdir("/proc/self/fd"))
+    before = await settled_descriptors()
     for _ in range(10):
         infos = await asyncio.gather(*(begin(client, home.launch()) for _ in range(5)))
         await asyncio.gather(*(client.stop(i.id, grace_s=5) for i in infos))
 
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert await settled_descriptors() <= before
     assert sockets(home) == []
     [template] = await client.templates()
     shim = int(Path(f"/proc/{template.pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import cast
@@ -21,7 +20,14 @@ from snapshotter.slots.slot import Slot
 from snapshotter.starts.prefork_pool import PreforkPool
 from snapshotter.starts.templates import Template, Templates
 from snapshotter.types import RevisionKey, StartKind, TemplateInfo
-from tests.fakes.agent_home import MIB, AgentHome, ask, begin, instance_id
+from tests.fakes.agent_home import (
+    MIB,
+    AgentHome,
+    ask,
+    begin,
+    instance_id,
+    settled_descriptors,
+)
 
 
 @pytest.fixture(params=["namespaces", "plain"])
@@ -42,18 +48,6 @@ async def template_with(client: AgentClient, parked: int) -> TemplateInfo:
         if template.parked == parked:
             return template
         await asyncio.sleep(0.005)
-
-
-async def settled_descriptors() -> int:
-    """How many this process has open, once that stays the same: a spare slot is made 0.2 s after
-    the last one was taken, and the end of a fork is on its way for a moment."""
-    count, since = 0, time.monotonic()
-    while time.monotonic() < since + 0.6:
-        now = len(os.listdir("/proc/self/fd"))
-        if now != count:
-            count, since = now, time.monotonic()
-        await asyncio.sleep(0.02)
-    return count
 
 
 def groups(home: AgentHome) -> set[str]:
