@@ -202,10 +202,13 @@ async def test_functions_that_were_booted_by_import_tell_which_list_saves_most(
         await begin(client, home.function("f-2@v2", f"{imports}; import opened"))
         assert (await settled(client))["snapshots"] == 2
 
+        import_ms = []
         for n in (3, 4, 5, 6):
             info = await begin(client, home.function(f"f-{n}@v{n}", f"{imports}; import opened"))
             assert info.start_kind is StartKind.IMPORT
-            assert info.phases_ms["import"] < 300
+            import_ms.append(info.phases_ms["import"])
+        # with the shorter list 600 ms and more; a busy machine may delay one of them
+        assert sorted(import_ms)[2] < 300, import_ms
 
 
 async def test_a_module_that_starts_a_thread_is_left_out_by_name(home: ImportHome) -> None:
