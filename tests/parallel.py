@@ -48,6 +48,7 @@ VLLM = (
     "tests/contracts/test_engine.py",
     "tests/e2e/test_language_model.py",
 )
+"""Files that have tests of the real vLLM."""
 
 
 class FileScheduling(LoadGroupScheduling):  # type: ignore[misc]  # no type information

@@ -103,3 +103,12 @@ def test_soak_tests_of_a_file_are_a_unit_of_their_own() -> None:
     ]
     assert units == ["tests/e2e/test_cli.py", "soak tests/e2e/test_cli.py"]
     assert {scheduler._split_scope(f"{file}::test_a[vllm]") for file in parallel.VLLM} == {"vllm"}
+
+
+def test_every_file_with_the_real_vllm_is_in_its_unit() -> None:
+    marked = {
+        str(file.relative_to(ROOT))
+        for file in (ROOT / "tests").rglob("test_*.py")
+        if file != Path(__file__) and "mark.vllm" in file.read_text()
+    }
+    assert marked == set(parallel.VLLM)
