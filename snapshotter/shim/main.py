@@ -1,6 +1,9 @@
 """PID 1 of a slot: boots or restores the worker, reaps children, captures logs, reports events, and
 survives the agent.
 
+Without a connected agent it ends itself once `shim.sock` has been removed: no agent can find it
+again.
+
 One thread, one poll loop, standard library only. It holds all state that a restarted agent needs:
 the agent connects to `shim.sock`, requests `state`, and continues. Only the most recent agent
 connection is served.
@@ -40,6 +43,8 @@ from snapshotter.shim.quiescer import Quiescer
 from snapshotter.shim.worker import ShimWorker
 
 _Message = Mapping[str, Any]
+_ORPHAN_CHECK_S = 1.0
+"""How often a shim without an agent checks that its socket still has its name."""
 _WORKER_EVENTS = ("snapshot_point", "forked", "parked", "ready", "failed", "exited", "proved")
 """Events that a worker may send on its control channel."""
 
@@ -53,15 +58,18 @@ class Shim:
         *,
         slot: str,
         listener: socket.socket,
+        directory: int,
         log_directory: int,
         log_max_bytes: int,
         root: str,
         disk_floor_bytes: int = 0,
     ) -> None:
-        """`root`: directory of the slot's root (`mounts.prepare`); "": the slot has no
+        """`directory`: descriptor of the slot's directory, where `listener` is bound as
+        `shim.sock`. `root`: directory of the slot's root (`mounts.prepare`); "": the slot has no
         namespaces."""
         self._slot = slot
         self._listener = listener
+        self._directory = directory
         self._namespaced = bool(root)
         self._agent: Peer | None = None
         self._poller = Poller()
@@ -106,8 +114,23 @@ class Shim:
         self._listener.setblocking(False)
         self._poller.watch(self._listener.fileno(), lambda _: self._on_connection())
         while True:
-            self._poller.poll_once(self._shim_instances.poll_timeout_s())
+            has_agent = self._agent is not None and self._agent.is_open
+            timeout_s = self._shim_instances.poll_timeout_s()
+            if timeout_s is None and not has_agent:
+                timeout_s = _ORPHAN_CHECK_S
+            self._poller.poll_once(timeout_s)
             self._shim_instances.finish_overdue(time.monotonic())
+            if not has_agent and self._is_removed():
+                self._shutdown()
+
+    def _is_removed(self) -> bool:
+        """Whether the slot's socket has been removed, for example by an agent that did not wait for
+        this process any longer."""
+        try:
+            os.stat("shim.sock", dir_fd=self._directory, follow_symlinks=False)
+        except FileNotFoundError:
+            return True
+        return False
 
     @staticmethod
     def _catch_children() -> int:

@@ -98,6 +98,7 @@ def _become_shim(message: Mapping[str, Any], listener: int, report: int) -> None
         os.close(report)
         os.setsid()
         _redirect(f"{message['directory']}/shim.err")
+        directory = os.open(message["directory"], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         child.hold_groups(message["groups"])
         isolation.makes_huge_pages()
         root = ""
@@ -113,6 +114,7 @@ def _become_shim(message: Mapping[str, Any], listener: int, report: int) -> None
         shim = Shim(
             slot=message["slot"],
             listener=socket.socket(fileno=listener),
+            directory=directory,
             log_directory=os.open(message["logs"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC),
             log_max_bytes=message["log_max_bytes"],
             disk_floor_bytes=message["disk_floor_bytes"],

@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from pilotlight.core.rpc import grant_group_access
@@ -82,6 +82,7 @@ class SlotPool:
         self._watch: NftWatch | None = None
         self._restoring: asyncio.Task[None] | None = None
         self._is_removed = False
+        self._is_closed = False
 
     def __repr__(self) -> str:
         pid = self._spawner.pid if self._spawner else 0
@@ -195,7 +196,7 @@ class SlotPool:
             slot = await self._wait(
                 kind, asyncio.create_task(self._make(kind), name=f"slot, network {kind}")
             )
-        if not spares:
+        if not spares and not self._is_closed:
             self._needed[kind] = asyncio.Event()
             spare = self._make_spare(kind, self._needed[kind])
             spares.append(asyncio.create_task(spare, name=f"spare slot, network {kind}"))
@@ -216,24 +217,22 @@ class SlotPool:
             if not making.cancelled():
                 making.add_done_callback(slots.seen)
                 self._spares[kind].append(making)
+                if self._is_closed:
+                    await self._end_spares()
             raise
 
     async def aclose(self) -> None:
         """End the spare slots and the spawner, and undo the changes of slots' networks on the
         host."""
-        spares, self._spares = (
-            [spare for each in self._spares.values() for spare in each],
-            {kind: [] for kind in Network},
-        )
+        self._is_closed = True
         for needed in self._needed.values():
             needed.set()
-        for spare in spares:
-            with contextlib.suppress(Unsupported):
-                await (await spare).end()
-        if self._control is not None:
-            self._control.close()
-        if self._spawner is not None:
-            await asyncio.to_thread(self._spawner.wait)
+        await self._end_spares()
+        async with self._turn:  # a request in progress is answered, and its slot ended
+            if self._control is not None:
+                self._control.close()
+            if self._spawner is not None:
+                await asyncio.to_thread(self._spawner.wait)
         if self._watch is not None:
             self._watch.close()
         if self._restoring is not None:
@@ -241,6 +240,13 @@ class SlotPool:
         if self._networks:
             await slot_network.remove(self._networks)
             await slot_network.sweep()
+
+    async def _end_spares(self) -> None:
+        spares = [spare for each in self._spares.values() for spare in each]
+        self._spares = {kind: [] for kind in Network}
+        for spare in spares:
+            with contextlib.suppress(Unsupported):
+                await (await spare).end()
 
     async def adopt(self) -> list[Slot]:
         """Recover the slots of an earlier agent: live slots are connected and mirrored, dead ones
@@ -317,19 +323,33 @@ class SlotPool:
             listener.bind(str(directory / "shim.sock"))
             listener.listen(8)
             async with self._turn:
-                answer, fds = await asyncio.to_thread(self._request_slot, order, listener.fileno())
+                if self._is_closed:
+                    raise Unsupported("cannot make a slot: the node agent is ending")
+                answer, fds = await self._request(order, listener.fileno())
         if not fds:
             raise Unsupported(
                 f"cannot make a slot: {answer.get('error', 'the spawner has exited')}"
             )
-        if kind is Network.OWN:
-            try:
+        try:
+            if kind is Network.OWN:
                 await self._connect(fds[0], directory)
-            except BaseException:
-                proc.send_signal(fds[0], signal.SIGKILL)
-                os.close(fds[0])
-                raise
-        return Slot(slot_id, directory, slots.connect(directory / "shim.sock"), fds[0])
+            return Slot(slot_id, directory, slots.connect(directory / "shim.sock"), fds[0])
+        except BaseException:
+            _kill(fds)
+            raise
+
+    async def _request(
+        self, order: dict[str, object], listener: int
+    ) -> tuple[dict[str, object], list[int]]:
+        """Wait for the spawner's answer. If the caller is cancelled, the shim is killed once it is
+        there: nothing else knows of it."""
+        request = asyncio.ensure_future(asyncio.to_thread(self._request_slot, order, listener))
+        try:
+            return await asyncio.shield(request)
+        except asyncio.CancelledError:
+            with contextlib.suppress(asyncio.CancelledError):
+                _kill((await request)[1])
+            raise
 
     def _request_slot(
         self, order: dict[str, object], listener: int
@@ -368,6 +388,13 @@ class SlotPool:
             self._spawner.kill()
             self._spawner.wait()
             self._spawner = None
+
+
+def _kill(shim: Sequence[int]) -> None:
+    """Kill the shim of an answer, and close its pidfd."""
+    for pidfd in shim:
+        proc.send_signal(pidfd, signal.SIGKILL)
+        os.close(pidfd)
 
 
 def _last_line(file: Path) -> str:

@@ -1,15 +1,19 @@
-"""Slots that are made ahead: whoever leaves while it waits for one leaves it to the next."""
+"""Slots that are made ahead: whoever leaves while it waits for one leaves it to the next. No shim
+runs on that no agent can find."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import select
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from snapshotter.errors import Unsupported
 from snapshotter.linux import proc
 from snapshotter.linux.slot_network import Network
 from snapshotter.slots.pool import SlotPool
@@ -58,6 +62,87 @@ async def test_a_slot_that_is_being_made_for_a_caller_who_leaves_is_kept(
     assert {second.id} == made
     for slot in (first, second):
         await slot.end()
+
+
+NAMESPACED = [
+    False,
+    pytest.param(True, marks=pytest.mark.skipif(os.geteuid() != 0, reason="needs root")),
+]
+
+
+@pytest.mark.parametrize("is_namespaced", NAMESPACED)
+async def test_a_shim_ends_once_its_socket_is_removed_and_no_agent_is_connected(
+    short_tmp: Path, is_namespaced: bool
+) -> None:
+    slot_pool = SlotPool(short_tmp / "slots", short_tmp, log_max_bytes=1, namespaced=is_namespaced)
+    await slot_pool.open()
+    kept, removed = await slot_pool.acquire(), await slot_pool.acquire()
+    shims = [os.pidfd_open(slot.shim_pid) for slot in (kept, removed) if await slot.adopt() is None]
+    for slot in (kept, removed):
+        slot.close()
+    shutil.rmtree(removed.directory)
+    async with asyncio.timeout(20):
+        await proc.wait_readable(shims[1])
+    assert not has_exited(shims[0]), "its socket is there: the next agent finds it"
+    await kept.end()
+    async with asyncio.timeout(20):
+        await proc.wait_readable(shims[0])
+    for shim in shims:
+        os.close(shim)
+    await slot_pool.aclose()
+
+
+class Recorded(SlotPool):
+    """Records a pidfd of every shim that the spawner made."""
+
+    def _request_slot(
+        self, order: dict[str, object], listener: int
+    ) -> tuple[dict[str, object], list[int]]:
+        answer, fds = super()._request_slot(order, listener)
+        self.shims = [*getattr(self, "shims", []), *map(os.dup, fds)]
+        return answer, fds
+
+
+async def test_a_shim_whose_agent_ends_meanwhile_is_killed(short_tmp: Path) -> None:
+    slot_pool = Recorded(short_tmp / "slots", short_tmp, log_max_bytes=1, namespaced=False)
+    await slot_pool.open()
+    making = asyncio.create_task(slot_pool._make(Network.HOST))
+    while len([*(short_tmp / "slots").iterdir()]) < 2:
+        await asyncio.sleep(0)
+    making.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await making
+    assert len(slot_pool.shims) == 2
+    async with asyncio.timeout(5):
+        await proc.wait_readable(slot_pool.shims[1])
+    await slot_pool.aclose()
+    for shim in slot_pool.shims:
+        os.close(shim)
+
+
+async def test_a_caller_who_leaves_while_the_pool_closes_leaves_no_slot(short_tmp: Path) -> None:
+    slot_pool = Recorded(short_tmp / "slots", short_tmp, log_max_bytes=1, namespaced=False)
+    await slot_pool.open()
+    first = await slot_pool.acquire()
+    leaving = asyncio.create_task(slot_pool.acquire())
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(slot_pool.aclose())
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    await first.end()
+    await closing
+    with pytest.raises(Unsupported, match="the node agent is ending"):
+        await slot_pool.acquire()
+    async with asyncio.timeout(5):
+        for shim in slot_pool.shims:
+            await proc.wait_readable(shim)
+            os.close(shim)
+    assert [*(short_tmp / "slots").iterdir()] == []
+
+
+def has_exited(pidfd: int) -> bool:
+    return bool(select.select([pidfd], [], [], 0)[0])
 
 
 class Refused(SlotPool):
