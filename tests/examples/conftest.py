@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.harness import PlatformUnderTest, platform_up
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def platform() -> Iterator[PlatformUnderTest]:
     """One platform for all examples."""
     with platform_up() as running:
