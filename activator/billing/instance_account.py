@@ -26,9 +26,9 @@ from activator.billing.usage_pricing import (
 )
 from activator.quotas.token_reservation import TokenReservation
 from pilotlight.spec.pricing import (
-    BUSY,
     FREE_START,
     GPU_STATES,
+    NOT_RUN,
     ONE_CORE,
     Footprint,
     GpuState,
@@ -301,11 +301,7 @@ class InstanceAccount:
         exec_ms = (at_ns - ticket.at_ns) // 1_000_000 if at_ns > ticket.at_ns else 0
         if not ticket.is_billed:
             return Charge(exec_ms, billed_ns, "0", 0)
-        picos = (
-            template.picos(billed_ns, tokens_in, tokens_out)
-            if outcome != BUSY
-            else template.idle_picos(billed_ns)
-        )
+        picos = 0 if outcome in NOT_RUN else template.picos(billed_ns, tokens_in, tokens_out)
         cost = cost_text(picos)
         record = template.record(
             id=ticket.id,

@@ -116,13 +116,6 @@ class UsageTemplate:
         amount = self._per_ns * billed_ns + self._per_request
         if tokens_in or tokens_out:
             amount += self._per_token_in * tokens_in + self._per_token_out * tokens_out
-        return self._rounded(amount)
-
-    def idle_picos(self, billed_ns: int) -> int:
-        """Price of an attempt in which nothing ran (`pricing.BUSY`): only its time."""
-        return self._rounded(self._per_ns * billed_ns)
-
-    def _rounded(self, amount: int) -> int:
         pico, rest = divmod(amount, self._unit)
         if rest > self._half or (rest == self._half and pico & 1 and self._unit > 1):
             pico += 1

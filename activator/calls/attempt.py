@@ -29,7 +29,7 @@ from activator.worker_client.connection import (
     WorkerResponse,
 )
 from pilotlight import errors
-from pilotlight.spec.pricing import BUSY
+from pilotlight.spec.pricing import BUSY, NOT_RUN, UNSENT
 
 LIVELY = 20
 """An engine that produced output in the last twentieth of its call's time counts as still
@@ -41,7 +41,7 @@ MAX_BORROWINGS = 8
 """Most attempts to borrow: a function has a few budgets above it, each may need to be borrowed
 from, and other calls may use the borrowed amount first."""
 _WARM: Final = WARM.value
-_UNJUDGED: Final = (CANCELLED, BUSY)
+_UNJUDGED: Final = NOT_RUN | {CANCELLED}
 """Outcomes that say nothing about the function."""
 
 
@@ -416,5 +416,7 @@ def status_of(error: BaseException) -> int:
 
 def outcome_of(error: BaseException) -> str:
     """Return the outcome for the record of an attempt that failed with `error`."""
+    if isinstance(error, WorkerConnectionLost) and not error.sent:
+        return UNSENT
     is_left = isinstance(error, asyncio.CancelledError | errors.ClientClosedRequest)
     return CANCELLED if is_left else "error"

@@ -74,6 +74,7 @@ class Call:
         received_ns: when it was admitted.
         attempt: number of the attempt, from 1, among those that took a slot.
         retries: number of attempts by the function's own retry policy.
+        is_repeated: whether the platform has repeated an attempt whose worker was lost.
         trace: its position in a trace; None = an own, unrequested trace.
         past: earlier attempts.
         degraded: the variant or fallback that answers, for `pilotlight-degraded`; "" for the
@@ -86,6 +87,7 @@ class Call:
 
     attempt = 1
     retries = 0
+    is_repeated = False
     trace: Trace | None = None
     past: tuple[AttemptRecord, ...] = ()
     degraded = ""

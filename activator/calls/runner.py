@@ -259,8 +259,7 @@ class CallRunner:
             try:
                 attempt = await self._forward(call, reservation)
             except WorkerConnectionLost as e:
-                await self._require_retryable(call, reservation, e)
-                await call.admission.count_retry()
+                await self.require_retryable(call, reservation, e)
                 continue
             if not attempt.answer.is_busy:
                 return attempt
@@ -302,8 +301,7 @@ class CallRunner:
     async def _begin_after_crash(
         self, call: Call, reservation: Reservation, gone: WorkerConnectionLost
     ) -> Attempt:
-        await self._require_retryable(call, reservation, gone)
-        await call.admission.count_retry()  # not after "busy", because nothing ran
+        await self.require_retryable(call, reservation, gone)
         return await self._begin(call)
 
     async def _forward(self, call: Call, reservation: Reservation) -> Attempt:
@@ -315,15 +313,18 @@ class CallRunner:
             raise
         return attempt
 
-    async def _require_retryable(
+    async def require_retryable(
         self, call: Call, reservation: Reservation, gone: WorkerConnectionLost
     ) -> None:
-        """Return when the call may be retried; raise WorkerCrashed otherwise."""
+        """Return when the call may be sent again, as a request of its quotas where it was sent
+        before. Raises WorkerCrashed otherwise; OverQuota, Unavailable."""
         instance = reservation.instance
-        may_retry = call.attempt == 1 and (not gone.sent or call.target.spec.idempotent)
-        if may_retry:
+        if not call.is_repeated and (not gone.sent or call.target.spec.idempotent):
+            call.is_repeated = True
             call.attempt += 1
             reservation.throttler.drain(instance)
+            if gone.sent:  # otherwise nothing ran
+                await call.admission.count_retry()
             return
         raise await worker_crash_error(reservation) from gone
 

@@ -80,8 +80,8 @@ class HttpProxy:
     async def _run(
         self, request: Request, call: Call, entry: AccessGrant, body: _Body | None
     ) -> None:
-        """Relay a request, again to another instance where its worker was busy and the body was
-        kept. Raises Unavailable where it was not."""
+        """Relay a request, again to another instance where its worker did not get it or was busy,
+        and the body was kept. Raises Unavailable where it was not."""
         throttler, busy_since = self._runner.throttler_of(call.target), 0.0
         while True:
             reservation = await throttler.reserve(
@@ -89,12 +89,17 @@ class HttpProxy:
             )
             call.reserved(reservation)
             attempt = Attempt(call, reservation)
-            if await self._relay(_ProxyExchange(request, attempt, entry, body)):
-                return
-            busy_since = self._runner.requeue(attempt, busy_since)
+            try:
+                if await self._relay(_ProxyExchange(request, attempt, entry, body)):
+                    return
+                busy_since = self._runner.requeue(attempt, busy_since)
+            except WorkerConnectionLost as e:
+                if e.sent:
+                    raise
+                await self._runner.require_retryable(call, reservation, e)
             if body is not None and not body.rewind():
                 raise errors.Unavailable(
-                    f"the instance was busy, and a body of more than {MAX_RESENT_BYTES} bytes is "
+                    f"the instance did not take the request, and a body of more than {MAX_RESENT_BYTES} bytes is "
                     f"not kept to be sent to another: send the request again",
                     retry_after_s=1,
                 )
@@ -114,7 +119,8 @@ class HttpProxy:
 
     async def _relay(self, exchange: _ProxyExchange) -> bool:
         """Relay a request and its response. Returns False, with the attempt still open, where the
-        worker was busy and did not begin."""
+        worker was busy and did not begin. Raises WorkerConnectionLost where it was not sent, or the
+        response broke off; WorkerCrashed where there was none."""
         request, attempt = exchange.request, exchange.attempt
         try:
             async with attempt.limited("the request"):
@@ -127,7 +133,7 @@ class HttpProxy:
                 exchange.observe(self._metrics, self._tracer, status_of(e), completed=not is_cut)
                 if isinstance(e, errors.DeadlineExceeded):
                     raise WorkerConnectionLost(str(e), sent=True) from e
-            elif isinstance(e, WorkerConnectionLost):
+            elif isinstance(e, WorkerConnectionLost) and e.sent:
                 raise await worker_crash_error(attempt.reservation) from e
             raise
         exchange.observe(self._metrics, self._tracer, attempt.answer.status)

@@ -50,11 +50,11 @@ TOLERANCE: Final = 1e-6
 """Relative tolerance within which numbers are equal."""
 
 
-class _Busy(Exception):
-    """Raised when the shadow's instance still runs an abandoned call."""
+class _NotRun(Exception):
+    """Raised when the shadow's instance still runs an abandoned call, or cannot be sent one."""
 
 
-_NOT_MADE = (JournalFull, _Busy, CheckTooExpensive)
+_NOT_MADE = (JournalFull, _NotRun, CheckTooExpensive)
 """Errors of a copy that do not count against the revision."""
 
 
@@ -307,7 +307,7 @@ async def _run_attempt(call: Call, reservation: Reservation) -> tuple[int, bytes
     """Send a copy to its instance. Returns its status and response body, None for a stream, which
     is not read.
 
-    Raises PilotlightError, _Busy, WorkerConnectionLost."""
+    Raises PilotlightError, _NotRun, WorkerConnectionLost."""
     attempt = Attempt(call, reservation, is_shadow=True)
     try:
         check = call.target.check(call.method)
@@ -318,10 +318,12 @@ async def _run_attempt(call: Call, reservation: Reservation) -> tuple[int, bytes
         if isinstance(e, WorkerConnectionLost):
             reservation.throttler.drain(reservation.instance)
         attempt.fail(e, is_noted=False)
+        if isinstance(e, WorkerConnectionLost) and not e.sent:
+            raise _NotRun from e
         raise
     if answer.is_busy:
         attempt.refused_as_busy()
-        raise _Busy
+        raise _NotRun
     outcome = "ok" if answer.status < 400 or answer.body is None else "error"
     attempt.close(status=answer.status, outcome=outcome, bytes_out=len(answer.body or b""))
     return answer.status, answer.body

@@ -34,6 +34,7 @@ from activator.gateway.websocket_frames import WorkerSocket
 from activator.http.request import Receive, Request, Scope, Send, error_answer, header_list, subpath
 from activator.metrics.metrics import Metrics
 from activator.tracing.tracer import Tracer
+from activator.worker_client.connection import WorkerConnectionLost
 from activator.worker_client.address import configure_tcp, host_and_port, is_tcp
 from pilotlight import errors
 from pilotlight.protocol import HEADER_CALL, HEADER_ROOT_PATH
@@ -91,10 +92,15 @@ class WebSocketProxy:
                 )
                 self._runner.check(call)
                 throttler = self._runner.throttler_of(entry.target)
-                reservation = await _reserve_unless_left(
-                    throttler, receive, entry.target.spec.clocks.queue_s, call.caller.rank
-                )
-                await self._hold(scope, receive, send, reservation, call, bodies=bodies)
+                while True:
+                    reservation = await _reserve_unless_left(
+                        throttler, receive, entry.target.spec.clocks.queue_s, call.caller.rank
+                    )
+                    try:
+                        await self._hold(scope, receive, send, reservation, call, bodies=bodies)
+                        return
+                    except WorkerConnectionLost as e:
+                        await self._runner.require_retryable(call, reservation, e)
         except errors.PilotlightError as e:
             self._metrics.count_rejected(e, request.tenant, request.target, request.arm)
             await _deny(request, send, e)
@@ -182,7 +188,8 @@ async def _relay_frames(
     bodies: Bodies,
 ) -> None:
     """Relay frames until either side closes. Raises DeadlineExceeded, Forbidden (the function
-    refused), WorkerCrashed (it ended without a close frame)."""
+    refused), WorkerConnectionLost (there was no connection to it), WorkerCrashed (it ended without
+    a close frame)."""
     call = attempt.call
     execution_s = call.target.spec.clocks.execution_s
     ends_at = asyncio.get_running_loop().time() + execution_s
@@ -251,8 +258,8 @@ async def _connect(scope: Scope, reservation: Reservation, call: Call) -> Client
         return worker
     except InvalidHandshake as e:
         raise errors.Forbidden(f"the function refused the WebSocket: {e}") from e
-    except OSError as e:
-        raise await worker_crash_error(reservation) from e
+    except OSError as e:  # of the connection: what follows is the handshake's
+        raise WorkerConnectionLost(f"cannot connect to the worker: {e!r}", sent=False) from e
 
 
 async def _from_worker(worker: ClientConnection, send: Send, count_bytes: CountBytes) -> bool:

@@ -16,7 +16,7 @@ from activator.fairness.queue_priority import QueuePriority
 from activator.quotas.admission import UNCOUNTED, Admission
 from pilotlight.spec.engines import FINISH_REASONS
 from pilotlight.spec.observations import LATENCY_BOUNDS
-from pilotlight.spec.pricing import BUSY
+from pilotlight.spec.pricing import NOT_RUN
 
 _ENGINE_WORDS = {"abort": "cancelled", "function_call": "tool_calls"}
 """Finish reasons of engines that have another name in FINISH_REASONS."""
@@ -173,7 +173,7 @@ class TokenReservation:
     # -- its end -----------------------------------------------------------------------------------
     def close(self, *, status: int, outcome: str) -> None:
         """Finalize the counts of an attempt that has ended and is about to be billed."""
-        if outcome == BUSY:
+        if outcome in NOT_RUN:
             self._reset()
         elif outcome == "cancelled":
             self.finish = self.finish or "cancelled"

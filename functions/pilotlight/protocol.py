@@ -331,7 +331,7 @@ class UsageRecord(JsonRecord):
             core.
         status: HTTP status of the call; 0 for spans.
         outcome: `ok`, `error`, `cancelled`, `lost` (its activator or instance died), `busy`
-            (nothing ran: retried elsewhere) or `span`.
+            or `unsent` (nothing ran, which costs nothing: retried elsewhere) or `span`.
         price_version, rate_per_s, cost: the price at that time; decimals as text.
         caller: id of the tenant that called another one's function; "" = the tenant itself. The
             function's owner pays.

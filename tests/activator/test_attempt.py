@@ -123,6 +123,7 @@ ENDINGS = {
     "busy": lambda a: a.close(status=503, outcome="busy", bytes_out=0),
     "disconnect": lambda a: a.fail(asyncio.CancelledError()),
     "crash": lambda a: a.fail(WorkerConnectionLost("gone", sent=True)),
+    "unsent": lambda a: a.fail(WorkerConnectionLost("gone", sent=False)),
     "refused": lambda a: a.fail(errors.InvalidInput("too slow")),
     "overrun": lambda a: a._overrun(),
     "caller's deadline": lambda a: a._on_caller_deadline(),
@@ -154,6 +155,15 @@ def test_whatever_ends_it_in_whatever_order_it_ends_once(
     assert world.slots.drained == (is_stream and endings[0] == "overrun")
     assert world.attempt._timer is not None
     assert world.attempt._timer.cancelled() or world.attempt._timer.when() == 0 or is_stream
+
+
+@pytest.mark.parametrize("ending", ["busy", "unsent"])
+async def test_an_attempt_in_which_nothing_ran_says_nothing_about_the_function(ending: str) -> None:
+    world = World()
+    await world.begin(is_stream=False)
+    ENDINGS[ending](world.attempt)
+    assert [outcome for _, outcome in world.account.closed] == [ending]
+    assert world.slots.released == [Outcome.NEITHER]
 
 
 @pytest.mark.parametrize("failure", [JournalFull("full"), errors.OverBudget("spent")])

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -397,6 +398,16 @@ async def busy(_: WorkerRequest) -> WorkerAnswer:
     return WorkerAnswer(status=503, body=b"{}", outcome="busy")
 
 
+async def out_of_reach(_: WorkerRequest) -> WorkerAnswer:
+    """A pod's proxy that cannot connect to the pod's worker."""
+    return WorkerAnswer(
+        status=502,
+        body=b"dial tcp 127.0.0.1:8080: connect: connection refused",
+        outcome="",
+        headers=("x-content-type-options: nosniff",),
+    )
+
+
 async def fail(_: WorkerRequest) -> WorkerAnswer:
     """User code that raises."""
     return WorkerAnswer(status=500, body=b'{"error": null}', outcome="raised")
@@ -514,6 +525,14 @@ async def finds_its_worker_busy(case: Case) -> httpx.Response:
     return response
 
 
+async def cannot_be_sent(case: Case) -> httpx.Response:
+    case.worker.next = out_of_reach
+    instance = case.instance
+    response = await case.call()
+    await until(lambda: instance.id in [stopped for stopped, _ in case.edge.fleet.stopped])
+    return response
+
+
 async def finds_the_journal_full(case: Case) -> httpx.Response:
     journal = case.edge.books.journal
     open_call = journal.open_call
@@ -584,6 +603,7 @@ LEFT = Ending(is_left_before_the_response, 499, ((499, "cancelled"),), "cancelle
 LEFT_IN_THE_MIDDLE = replace(LEFT, run=is_left_in_the_response)
 LEFT_WAITING = replace(LEFT, run=is_left_while_it_waits, records=())
 BUSY = replace(OK, run=finds_its_worker_busy, records=((200, "ok"), (503, "busy")))
+UNSENT = replace(OK, run=cannot_be_sent, records=((200, "ok"), (502, "unsent")))
 JOURNAL_FULL = Ending(finds_the_journal_full, 503, (), "failed")
 DRAINED = replace(OK, run=is_on_a_drained_instance)
 RAISES = Ending(user_code_raises, 500, ((500, "error"),), "failed")
@@ -597,6 +617,7 @@ TABLE = (
     LEFT_IN_THE_MIDDLE,
     LEFT_WAITING,
     BUSY,
+    UNSENT,
     JOURNAL_FULL,
     DRAINED,
     OUT_OF_MEMORY,
@@ -612,6 +633,8 @@ def rows_of(entrance: Entrance) -> Iterator[Ending]:
             yield row
         elif row is BUSY:  # a copy is not sent again, and did not count
             yield replace(skipped, records=((503, "busy"),))
+        elif row is UNSENT:
+            yield replace(skipped, records=((502, "unsent"),))
         elif row is JOURNAL_FULL:
             yield skipped
         elif row is LEFT:  # only the end of the process cancels it
@@ -742,6 +765,20 @@ async def test_a_websocket_whose_worker_dies_is_closed_with_the_reason(edge: Edg
     assert closed.value.rcvd.code == 1011
     assert "the instance died during this call" in closed.value.rcvd.reason
     assert await case.ended() == Ended([(502, "error")], {"failed": 1}, [502])
+
+
+async def test_a_websocket_that_cannot_be_sent_goes_to_another_instance(edge: Edge) -> None:
+    async with chatting(edge) as (url, _):
+        case = await chatted(edge)
+        path = Path(edge.fleet.infos[case.instance.id].socket)
+        path.rename(path.with_suffix(".away"))
+        with pytest.raises(websockets.InvalidStatus):  # the other instance serves no WebSockets
+            async with connect(url, additional_headers={**HEADERS, **SAMPLED}, proxy=None):
+                raise AssertionError("it was accepted")
+        path.with_suffix(".away").rename(path)
+        assert await case.ended() == Ended(
+            [(403, "error"), (502, "unsent")], {"refused": 1}, [403]
+        )
 
 
 async def test_a_websocket_ends_once_whichever_side_closes_it(edge: Edge) -> None:

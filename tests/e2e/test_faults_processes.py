@@ -21,6 +21,7 @@ import pytest
 from pilotlight.cli.supervisor import local_platform
 from pilotlight.client import sessions
 from pilotlight.errors import StorageFull
+from pilotlight.spec.pricing import NOT_RUN
 from tests.e2e.harness import APPS, PlatformUnderTest, platform_up, wait_for
 from tests.e2e.load import Load
 
@@ -85,7 +86,7 @@ def check_books(
     wait_for(lambda: records().keys() >= known, "all records to be in the ledger")
     by_call = records()
     for call, status in answered.items():
-        final = [r for r in by_call[call] if r["outcome"] not in ("lost", "busy")]
+        final = [r for r in by_call[call] if r["outcome"] not in NOT_RUN | {"lost"}]
         assert [r["status"] for r in final if r["status"] == status] == [status], by_call[call]
         assert len({r["attempt"] for r in by_call[call]}) == len(by_call[call])
     ended = Counter(

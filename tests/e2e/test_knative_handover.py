@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import httpx
@@ -159,17 +160,17 @@ def live(cluster: ClusterUnderTest, callers: Callers, *, killed_while: str) -> N
     wait_for(lambda: states(cluster, "Active", "where") == {"False"}, "it to be inactive")
     # nothing but calls that were in the killed activator is lost
     assert (callers.lost <= CALLERS, callers.others) == (True, [])
-    billed = wait_for(lambda: records(cluster, callers.ids), "all calls to be billed")
-    rows = [r for r in cluster.platform.usage() if r["call"] in billed]
-    doubled = {call for call, number in billed.items() if number != 1}
-    attempts = Counter((str(r["call"]), r["attempt"]) for r in rows)
-    doubled |= {call for (call, _), number in attempts.items() if number != 1}
-    assert not doubled, [(r["id"], r["outcome"], r["cost"]) for r in rows if r["call"] in doubled]
+    rows = wait_for(lambda: records(cluster, callers.ids), "all calls to be billed")
+    charged = Counter(str(row["call"]) for row in rows if Decimal(row["cost"]))
+    numbered = Counter((row["call"], row["attempt"]) for row in rows)
+    wrong = {call for call in callers.ids if charged[call] != 1}
+    wrong |= {call for (call, _), number in numbered.items() if number != 1}
+    assert not wrong, [(r["id"], r["outcome"], r["cost"]) for r in rows if r["call"] in wrong]
 
 
-def records(cluster: ClusterUnderTest, calls: list[str]) -> Counter[str] | None:
-    """How often each of these calls was answered, by its records, once all have been: an attempt
-    whose pod was lost, busy or gone before the request was sent is repeated elsewhere, and has a
-    record of its own."""
-    found = Counter(str(row["call"]) for row in cluster.platform.usage() if row["outcome"] == "ok")
-    return Counter({call: found[call] for call in calls}) if found.keys() >= set(calls) else None
+def records(cluster: ClusterUnderTest, calls: list[str]) -> list[dict[str, Any]] | None:
+    """The records of these calls, once all have been answered by them: an attempt in which nothing
+    ran, because its pod was busy or gone before the request was sent, is repeated elsewhere, and
+    has a record of its own, without a cost."""
+    rows = [row for row in cluster.platform.usage() if row["call"] in calls]
+    return rows if {row["call"] for row in rows if row["outcome"] == "ok"} >= set(calls) else None

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 from pilotlight.protocol import UsageRecord
 from pilotlight.spec.pricing import (
-    BUSY,
+    NOT_RUN,
     Footprint,
     Rates,
     billable_ns,
@@ -31,7 +31,9 @@ def price_usage(record: UsageRecord, rates: Rates) -> Decimal:
         cpu=record.cpu, memory_bytes=record.memory_bytes, gpu=record.gpu, gpu_count=record.gpu_count
     )
     per_s = rate_per_s(footprint, rates) * kind_factor(record.kind, rates)
-    if record.kind != "CALL" or record.outcome == BUSY:
+    if record.outcome in NOT_RUN:
+        return Decimal(0)
+    if record.kind != "CALL":
         return price_duration(record.billed_ns, per_s)
     tokens = record.tokens_in * rates.token_in + record.tokens_out * rates.token_out
     return price_duration(billable_ns(record.billed_ns, rates), per_s, rates.request + tokens)

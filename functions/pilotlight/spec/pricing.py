@@ -18,9 +18,10 @@ _NS_PER_MS = 10**6
 COST_QUANTUM = Decimal("1e-12")
 """Costs are stored in picounits: a millisecond of a hundredth of a core costs some 1e-9, a thousand
 times more."""
-BUSY = "busy"
-"""Outcome of an attempt whose worker was still finishing another call: nothing ran, so no minimum
-and no request price is charged."""
+BUSY, UNSENT = "busy", "unsent"
+NOT_RUN = frozenset({BUSY, UNSENT})
+"""Outcomes of attempts in which nothing ran, because the worker was still finishing another call,
+or could not be sent the request: they cost nothing."""
 _EXACT_DIGITS = 100
 """More than the digits of rate (28) times nanoseconds (17), so that a price is rounded only once,
 at the end."""

@@ -20,10 +20,11 @@ from pilotlight.controller.billing.usage_aggregation import AT, CALL
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
 from pilotlight.spec.observations import latency_bucket
+from pilotlight.spec.pricing import NOT_RUN
 
 log = logging.getLogger(__name__)
 
-BUSY, LOST, WARM = "busy", "lost", "WARM"
+LOST, WARM = "lost", "WARM"
 FAILED = 500
 _Key = tuple[str, str, str]
 """(experiment, unit, arm)."""
@@ -39,15 +40,15 @@ class _Unit:
 
 
 def record_exposures(write: Write, rows: Sequence[LedgerRow]) -> None:
-    """Count new records of calls in experiments. An attempt that ran nothing (`busy`) does not
-    count, and a retried call counts each time.
+    """Count new records of calls in experiments. An attempt in which nothing ran (`NOT_RUN`)
+    does not count, and a retried call counts each time.
 
     A request without a unit (no such header) got an arm drawn for that request alone: it is no
     evidence about units, and is excluded."""
     calls = [
         row
         for row in rows
-        if row[AT["kind"]] == CALL and row[AT["outcome"]] != BUSY and row[AT["unit"]]
+        if row[AT["kind"]] == CALL and row[AT["outcome"]] not in NOT_RUN and row[AT["unit"]]
     ]
     revisions = _revisions(write.sql, {row[AT["experiment"]] for row in calls})
     units: dict[_Key, _Unit] = {}

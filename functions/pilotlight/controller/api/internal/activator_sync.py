@@ -25,6 +25,7 @@ from pilotlight.controller.weights import storage_usage
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import CALLS_PATH, CONTENT_JSON, FEED_PATH, USAGE_PATH, CallRecord
 from pilotlight.spec.function import from_json
+from pilotlight.spec.pricing import NOT_RUN
 
 MAX_WAIT_S = 60.0
 MAX_PAGE = 5000
@@ -83,7 +84,7 @@ def _ingest_usage(context: Context, body: bytes) -> UsageAccepted:
             {
                 (function_id, revision)
                 for function_id, revision, kind, outcome in map(_served, records)
-                if kind in _RAN and outcome != "busy"
+                if kind in _RAN and outcome not in NOT_RUN
             },
         )
     context.metrics.usage_records.inc(added.new)
