@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable
 
 from activator.knative.lazy_client import Access
-from activator.knative.pod_leases import ClaimsUnreachable, PodLeaseStore
-from activator.knative.pod_registry import OwnedPod, PodRegistry
+from activator.knative.pod_leases import ClaimsUnreachable
+from activator.knative.pod_registry import OwnedPod, PodClaims, PodRegistry
 from activator.knative.pod_watcher import Pod, PodWatcher
 from activator.knative.readiness_probe import ReadinessProbe
 from activator.knative.warm.source import WarmPodSource
@@ -115,27 +115,20 @@ class PodDeletion:
 
 
 class PodEnding:
-    """Ends workers once no call runs in them. Owner: the event loop.
-
-    Attributes:
-        restored: set once the claims of this activator from before its restart are known."""
+    """Ends workers once no call runs in them. Owner: the event loop."""
 
     def __init__(
         self,
         pods: PodWatcher,
         claimed: PodRegistry,
-        claims: PodLeaseStore,
+        claims: PodClaims,
         readiness: ReadinessProbe,
-        *,
-        on_unreachable: Callable[[ClaimsUnreachable], None],
     ) -> None:
         self._pods = pods
         self._claimed = claimed
         self._claims = claims
         self._readiness = readiness
-        self._on_unreachable = on_unreachable
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self.restored = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<PodEnding {len(self._tasks)} pods>"
@@ -169,13 +162,12 @@ class PodEnding:
         that has claimed the pod does it; of an unclaimed one the first to claim it, so that no
         other sends it a call."""
         await asyncio.sleep(RUNNING_S)  # a call that was sent has arrived by then
-        await self.restored.wait()
+        await self._claims.restored.wait()
         if pod not in self._claimed:
             try:
                 if await self._claims.claim(pod.key, f"end-{pod.uid}", [pod.life], pods=0) is None:
                     return
-            except ClaimsUnreachable as e:
-                self._on_unreachable(e)
+            except ClaimsUnreachable:
                 return
         try:
             # one that was deleted while it came up gets its address only now
