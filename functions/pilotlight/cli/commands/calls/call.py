@@ -84,12 +84,11 @@ Webhook = Annotated[
 IdempotencyKey = Annotated[
     str, typer.Option(help="Idempotency key: a repeat with the same key runs only once.")
 ]
-OnlyDead = Annotated[bool, typer.Option("--dead", help="With `call list`: only dead letters.")]
 InState = Annotated[
     str | None,
     typer.Option(
         help="With `call list`: only calls in this state: QUEUED, RUNNING, SUCCEEDED, FAILED, "
-        "CANCELLED or EXPIRED; DEAD: as --dead."
+        "CANCELLED or EXPIRED, or DEAD: dead letters."
     ),
 ]
 OfApp = Annotated[
@@ -122,7 +121,6 @@ def call(
     timeout: Timeout = None,
     webhook: Webhook = "",
     key: IdempotencyKey = "",
-    dead: OnlyDead = False,
     state: InState = None,
     app_name: OfApp = None,
     limit: Limit = 50,
@@ -142,9 +140,7 @@ def call(
                 _get(session, client, _id(arguments), wait=wait, raw=raw)
             return
         if target == "list":
-            call_list.list_calls(
-                session, client, app=app_name, state=call_list.DEAD if dead else state, limit=limit
-            )
+            call_list.list_calls(session, client, app=app_name, state=state, limit=limit)
             return
         if target == "redrive":
             call_list.redrive(
