@@ -17,15 +17,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from activator.balancing.fleet import Fleet
 from activator.balancing.instance import Instance
 from activator.routing.route_table import CallTarget
 from activator.worker_client.engine_sleep import EngineSleepMode
-from pilotlight.core.background_tasks import cancel_all
+from pilotlight.core.background_tasks import BackgroundTasks, cancel_all
 from snapshotter import errors as agent_errors
 from snapshotter.types import InstanceInfo, InstanceState
 
@@ -178,7 +178,7 @@ class SuspendedInstances:
         self._clock = clock
         self._suspended: dict[str, SuspendedInstance] = {}
         self._waking: dict[str, asyncio.Task[None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     def __repr__(self) -> str:
         return f"<SuspendedInstances {len(self._suspended)} asleep, {len(self._waking)} waking>"
@@ -206,7 +206,7 @@ class SuspendedInstances:
         suspended = self._suspended[instance.id] = SuspendedInstance(
             instance, self._clock() + target.spec.scaling.keep_asleep_s
         )
-        self._run(self._suspend(target, suspended), f"sleep {instance.id}")
+        self._tasks.run(self._suspend(target, suspended), f"sleep {instance.id}")
 
     def adopt(self, target: CallTarget, instance: Instance) -> None:
         """Adopt an instance that was suspended before this activator started."""
@@ -287,14 +287,10 @@ class SuspendedInstances:
         for suspended in self._suspended.values():
             suspended.instance.settle_gpus()
 
-    def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def aclose(self) -> None:
         """Cancel operations in progress; suspended instances stay on the node."""
-        await cancel_all([*self._tasks, *self._waking.values()])
+        await self._tasks.cancel()
+        await cancel_all(self._waking.values())
 
 
 def may_sleep(target: CallTarget, instance: Instance) -> bool:

@@ -18,9 +18,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from typing import Any
 
 from activator.knative import start_failure
 from activator.knative.forks.fork_loop import ForkLoop
@@ -39,6 +38,7 @@ from activator.knative.warm.unclaimed_pods import UnclaimedPods
 from activator.knative.warm.waiting_starts import Promotions, WaitingStart, WaitingStarts
 from activator.routing.route_table import CallTarget
 from activator.worker_client.address import tcp_address
+from pilotlight.core.background_tasks import BackgroundTasks
 from snapshotter import errors
 from snapshotter.types import (
     AgentEvent,
@@ -89,7 +89,7 @@ class KnativeFleet(PodFleetLimits):
         self.claims = PodClaims(claims, pods, self.claimed, on_lost=self._on_lost)
         self._lease_store = claims
         self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self.on_released: Callable[[Pod], None] = lambda _: None
         self.forks = promotions.forks if promotions is not None else PodForks()
         self.readiness = ReadinessProbe(
@@ -162,7 +162,7 @@ class KnativeFleet(PodFleetLimits):
             ) from e
         except BaseException:
             if (held := self.claimed.of_instance(instance_id)) is not None:
-                self._run(self._release(held.pod.life), f"give back {instance_id}")
+                self._tasks.run(self._release(held.pod.life), f"give back {instance_id}")
             raise
         finally:
             if not self.starts.are_waiting(target.key):
@@ -434,7 +434,7 @@ class KnativeFleet(PodFleetLimits):
             held.is_told = True
             reason = "deleted" if ending.reason == "exited" and pod.is_ending else ending.reason
             self._emit(held, "instance_gone", reason, ending.message)
-            self._run(self._release(pod.life), f"forget {held.instance}")
+            self._tasks.run(self._release(pod.life), f"forget {held.instance}")
         elif (
             not was_ready
             and not pod.is_ending
@@ -546,11 +546,6 @@ class KnativeFleet(PodFleetLimits):
         ready = [pod.life for pod in own if self.readiness.of(pod.life) is not None]
         return len(await self._lease_store.free(key, ready)) if ready else 0
 
-    def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def aclose(self) -> None:
         """Stop all requests. Claims remain: when this member leaves for good, its pods become
         free."""
@@ -560,7 +555,7 @@ class KnativeFleet(PodFleetLimits):
         if self.unclaimed is not None:
             await self.unclaimed.aclose()
         await self.starts.aclose()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.aclose()
         await self._deletion.aclose()
         if self._promotions is not None:
             await self._promotions.source.aclose()

@@ -15,7 +15,7 @@ from activator.knative.pod_registry import OwnedPod, PodClaims, PodRegistry
 from activator.knative.pod_watcher import Pod, PodWatcher
 from activator.knative.readiness_probe import ReadinessProbe
 from activator.knative.warm.source import WarmPodSource
-from pilotlight.core.background_tasks import cancel_all
+from pilotlight.core.background_tasks import BackgroundTasks, cancel_all
 from pilotlight.kubernetes.errors import ClusterError
 from pilotlight.kubernetes.kinds import POD
 
@@ -49,7 +49,7 @@ class PodDeletion:
         self._on_failed = on_failed
         self._replaced: set[str] = set()
         self._replacements: dict[str, deque[float]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     def __repr__(self) -> str:
         return f"<PodDeletion {len(self._replaced)} pods replaced>"
@@ -88,9 +88,7 @@ class PodDeletion:
             return
         recent.append(now)
         self._replaced.add(pod.uid)
-        task = asyncio.create_task(self._delete_ended(pod), name=f"replace {pod.name}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.run(self._delete_ended(pod), name=f"replace {pod.name}")
 
     async def _delete_ended(self, pod: Pod) -> None:
         log.warning("pod deleted, its worker ended pod=%s/%s", pod.namespace, pod.name)
@@ -111,7 +109,7 @@ class PodDeletion:
 
     async def aclose(self) -> None:
         """Wait for deletions in progress."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.aclose()
 
 
 class PodEnding:
