@@ -24,18 +24,20 @@ from pathlib import Path
 import uvicorn
 import uvloop
 
-from activator.app import ActivatorApp, ActivatorContext, load_context, own_socket
+from activator.app import ActivatorApp
 from activator.autoscaler.heartbeat import HeartbeatLoop
 from activator.balancing.throttler_stats import refuse_waiting
 from activator.billing.errors import JournalFull, JournalInUse
 from activator.billing.journal_drain import drain_journal
 from activator.billing.segments import require_unused
+from activator.context import ActivatorContext, load_context, own_socket
 from activator.coordination.identity import ANY, FROM_HOSTNAME, IdentityInvalid, identity_of
 from activator.coordination.state import SharedStateUnreachable
 from activator.gateway.gateway import Gateway
 from activator.gateway.websocket_frames import CallerSocket
 from activator.gateway.websocket_proxy import MAX_MESSAGE_BYTES
-from activator.http.server import ConnectionLimits
+from activator.http.connection_limits import ConnectionLimits
+from activator.http.server import ClientConnection
 from activator.knative.fleet import KnativeFleet
 from activator.process_user import leave_root
 from activator.quotas.unauthenticated_limit import SharedUnauthenticatedLimit
@@ -227,13 +229,13 @@ class Activator:
 
 
 def server_config(
-    gateway: Gateway, limits: ConnectionLimits, settings: ActivatorSettings
+    gateway: Gateway, limits: ConnectionLimits[ClientConnection], settings: ActivatorSettings
 ) -> uvicorn.Config:
     """Return how the gateway is served."""
     return uvicorn.Config(
         gateway,
         loop="none",
-        http=limits.protocol(),
+        http=ClientConnection.bound_to(limits),
         ws=CallerSocket,
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,  # one frame may expand to a thousand times its size

@@ -9,11 +9,10 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from activator import shared_stores
 from activator.access.grants import AccessCache
 from activator.access.resolver import RequestResolver
 from activator.arguments.checker import ArgumentChecker
@@ -27,14 +26,15 @@ from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.provisioner import InstanceProvisioner
 from activator.balancing.throttler import Throttler
 from activator.balancing.throttler_stats import calls_per_instance, desired_pods_hint
-from activator.billing.service import BillingService, ControllerLedger, SharedBudgets
+from activator.billing.service import BillingService, ControllerLedger
 from activator.call_stats.shipper import ControllerReceiver, StatsShipper
 from activator.calls.fallback import FallbackChain
 from activator.calls.runner import CallRunner
+from activator.context import ActivatorContext
 from activator.control_plane.bindings import BindingsApi
 from activator.control_plane.function_storage import FunctionStorage
 from activator.control_plane.proxy import ControlPlaneProxy, ProxyLimits
-from activator.coordination.peers import ActivatorPeers, peer_addresses, socket_of
+from activator.coordination.peers import ActivatorPeers, peer_addresses
 from activator.coordination.state import platform_id
 from activator.fairness.share_policy import share_of
 from activator.fairness.start_admission import StartAdmission
@@ -52,11 +52,10 @@ from activator.gateway.response_writer import CallObserver, ResponseWriter
 from activator.gateway.router import RequestRouter
 from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.http.bodies import Bodies
+from activator.http.connection_limits import ConnectionLimits
 from activator.http.dashboard_host import DashboardHost
-from activator.http.server import ConnectionLimits
+from activator.http.server import ClientConnection
 from activator.idempotency.middleware import Idempotency
-from activator.idempotency.process_store import ProcessIdempotency
-from activator.idempotency.store_protocol import IdempotencyStore
 from activator.knative.agent_addresses import AgentAddresses
 from activator.knative.app import FleetContext, cluster_parts
 from activator.knative.autoscaler.load_report import Statement
@@ -70,7 +69,6 @@ from activator.llm.openai.api import OpenAI
 from activator.metrics.metrics import Metrics
 from activator.open_inference.api import OpenInferenceApi
 from activator.quotas.process_store import ProcessQuotas
-from activator.quotas.store_protocol import QuotaStore
 from activator.quotas.unauthenticated_limit import (
     SharedUnauthenticatedLimit,
     UnauthenticatedRateLimiter,
@@ -81,57 +79,16 @@ from activator.routing.config_feed import ConfigWatcher
 from activator.routing.route_table import CallTarget, RouteTable
 from activator.settings import ActivatorSettings
 from activator.tracing.pipeline import TracePipeline
-from pilotlight.core.crypto import ActivatorKey, load_activator_key
 from pilotlight.core.dashboard.dashboard_origin import DashboardOrigin
-from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid
-from pilotlight.core.transport.endpoint import Endpoint, TlsCredentials, controller_endpoint
+from pilotlight.core.settings import SettingsInvalid
+from pilotlight.core.transport.endpoint import TlsCredentials
 from pilotlight.core.transport.listeners import open_tcp_listener, require_tls_or_loopback
 from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.pricing import PriceSettings
 
 if TYPE_CHECKING:
-    from activator.coordination.redis_state import RedisState
     from activator.knative.autoscaler.app import Autoscaler
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActivatorContext:
-    """Identity and location of an activator.
-
-    Attributes:
-        id: its name among the activators: `a-0`.
-        index: number of this activator on this machine, from 0.
-        home: directory of its journal and its copy of the routes.
-        key: the activators' key.
-        controller: address of the controller.
-        credentials: credentials for other machines; None = there are no other machines.
-    """
-
-    id: str
-    index: int
-    paths: Paths
-    home: Path
-    key: ActivatorKey
-    controller: Endpoint
-    credentials: TlsCredentials | None
-
-
-def load_context(paths: Paths, index: int, platform: PlatformSettings) -> ActivatorContext:
-    """Return the context of activator `index`, creating its directory. Raises SettingsInvalid."""
-    home = paths.home / "activator" / f"a-{index}"
-    home.mkdir(parents=True, exist_ok=True)
-    key = load_activator_key(platform, paths)
-    controller, credentials = controller_endpoint(platform, paths), TlsCredentials.of(platform)
-    return ActivatorContext(
-        id=f"a-{index}",
-        index=index,
-        paths=paths,
-        home=home,
-        key=key,
-        controller=controller,
-        credentials=credentials,
-    )
 
 
 class ActivatorApp:
@@ -205,7 +162,7 @@ class ActivatorApp:
         settings, site = self.settings, self.site
         self.table = RouteTable(prices.lists(), site.key.secrets)
         self.metrics.collect_tenants(self.table.tenant_names)
-        self.quotas = _quota_store(settings, site)
+        self.quotas = shared_stores.quota_store(settings, site)
         self.access = AccessCache(table=self.table, store=self.quotas, settings=settings)
         self.feed = ConfigWatcher(
             table=self.table,
@@ -230,7 +187,7 @@ class ActivatorApp:
             ledger=ControllerLedger(
                 controller=site.controller, token=site.key.token, activator=site.id
             ),
-            shared=_shared_budgets(settings, site),
+            shared=shared_stores.shared_budgets(settings, site),
             is_served_unbilled=settings.journal_full == "serve",
             observer=self.metrics,
         )
@@ -242,7 +199,7 @@ class ActivatorApp:
 
     def _make_shared(self) -> None:
         settings, site = self.settings, self.site
-        self.shared = shared = _shared_state(settings, site)
+        self.shared = shared = shared_stores.shared_state(settings, site)
         if shared is not None:
             self.health.needs(
                 lambda: (
@@ -466,7 +423,7 @@ class ActivatorApp:
 
     def _make_gateway(self) -> None:
         settings = self.settings
-        self.limits = ConnectionLimits(
+        self.limits = ConnectionLimits[ClientConnection](
             max_per_address=settings.max_connections_per_address,
             max_head_bytes=settings.max_header_bytes,
             head_timeout_s=settings.header_timeout_s,
@@ -478,7 +435,7 @@ class ActivatorApp:
             limit_bytes=settings.waiting_bytes, tenant_bytes=settings.tenant_waiting_bytes
         )
         self.idempotency = Idempotency(
-            _idempotency_store(settings, self.site),
+            shared_stores.idempotency_store(settings, self.site),
             resolver=resolver,
             ttl_s=settings.idempotency_ttl_s,
             body_timeout_s=settings.body_timeout_s,
@@ -624,64 +581,3 @@ def _listener(listen: str, site: ActivatorContext) -> tuple[socket.socket, TlsCr
         "activator.sibling_listen", listen, is_known=site.credentials is not None
     )
     return open_tcp_listener("activator.sibling_listen", listen), site.credentials
-
-
-def own_socket(settings: ActivatorSettings, site: ActivatorContext) -> Path | None:
-    """Return the socket at which the other activators of this machine reach this one; None where
-    there are none, or they are on other machines."""
-    is_alone = settings.activators == 1 or settings.redis_url is None
-    return (
-        None
-        if is_alone or settings.sibling_url is not None
-        else socket_of(site.paths.run, site.index)
-    )
-
-
-def _shared_state(settings: ActivatorSettings, site: ActivatorContext) -> RedisState | None:
-    """Return the shared state; None for a single activator."""
-    if settings.activators == 1 or settings.redis_url is None:
-        return None
-    from activator.coordination.redis_state import RedisState
-
-    return RedisState(settings.redis_url, platform=platform_id(site.key.token), member=site.id)
-
-
-def _quota_store(settings: ActivatorSettings, site: ActivatorContext) -> QuotaStore:
-    """Return the store that counts quotas. Redis need not be reachable yet:
-    `activator.without_redis` defines the behaviour until it is."""
-    if not settings.counts_in_redis or settings.redis_url is None:
-        return ProcessQuotas()
-    from activator.quotas.redis_store import RedisQuotas
-
-    return RedisQuotas(
-        settings.redis_url,
-        platform=platform_id(site.key.token),
-        member=site.id,
-        is_open=settings.is_open_without_redis,
-    )
-
-
-def _idempotency_store(settings: ActivatorSettings, site: ActivatorContext) -> IdempotencyStore:
-    """Return the store of answers to repeated requests: in the process for a single activator."""
-    if not settings.counts_in_redis or settings.redis_url is None:
-        return ProcessIdempotency(tenant_bytes=settings.idempotency_bytes)
-    from activator.idempotency.redis_store import RedisIdempotency
-
-    return RedisIdempotency(
-        settings.redis_url,
-        platform=platform_id(site.key.token),
-        sealer=site.key.replies,
-        tenant_bytes=settings.idempotency_bytes,
-        total_bytes=settings.idempotency_total_bytes,
-    )
-
-
-def _shared_budgets(settings: ActivatorSettings, site: ActivatorContext) -> SharedBudgets | None:
-    """Return the shared budget store; None where no other activator spends from the same
-    budgets."""
-    if not settings.counts_in_redis or settings.redis_url is None:
-        return None
-    from activator.billing.redis_money import RedisMoney
-
-    store = RedisMoney(settings.redis_url, platform=platform_id(site.key.token), member=site.id)
-    return SharedBudgets(store=store, is_open=settings.is_open_without_redis("budget"))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from activator.app import ActivatorContext
+from activator.context import ActivatorContext
 from activator.settings import ActivatorSettings
 from pilotlight.core.settings import PlatformSettings
 from snapshotter.linux.process_user import ProcessUser, take_file_back

@@ -32,7 +32,7 @@ LONGEST_FIRST = (
     "tests/cluster/test_fake_nodes.py",
     "tests/snapshotter/test_engine.py",
     "tests/snapshotter/agent/test_agent.py",
-    "tests/snapshotter/slots/test_weights_of_the_agent.py",
+    "tests/snapshotter/agent/test_weights.py",
     "tests/weight_cache/store/test_faults.py",
     "tests/e2e/",
     "tests/cluster/",

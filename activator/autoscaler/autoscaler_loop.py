@@ -30,6 +30,7 @@ from activator.resilience.breaker import State
 from activator.routing.route_table import CallTarget, RouteTable
 from activator.worker_client.engine_sleep import EngineSleepMode
 from pilotlight import errors
+from pilotlight.core.background_tasks import BackgroundTasks
 from pilotlight.core.backoff import Backoff
 from snapshotter import errors as agent_errors
 from snapshotter.types import (
@@ -113,7 +114,7 @@ class AutoscalerLoop:
         self._gate.serve(self._holdings)
         self._pauses = IdleHistograms()
         self.floors = ScheduledFloors(table)
-        self._drops: set[asyncio.Task[None]] = set()
+        self._drops = BackgroundTasks()
         self._sleep_mode = EngineSleepMode()
         self.reconciled = asyncio.Event()
         table.on_function = self.route_changed
@@ -294,9 +295,7 @@ class AutoscalerLoop:
             except agent_errors.SnapshotterError as e:
                 log.warning("template stays revision=%s error=%s", key, e)
 
-        task = asyncio.create_task(drop(), name=f"drop template {key}")
-        self._drops.add(task)
-        task.add_done_callback(self._drops.discard)
+        self._drops.run(drop(), name=f"drop template {key}")
 
     def _is_handled(self, instance_id: str) -> bool:
         """Whether a throttler has the instance, or is starting it."""
@@ -508,10 +507,8 @@ class AutoscalerLoop:
         for scaled in self.revisions.values():
             scaled.throttler.settle_idle()
         self._gate.close()
-        for task in self._drops:
-            task.cancel()
+        await self._drops.cancel()
         await asyncio.gather(*(scaled.throttler.aclose() for scaled in self.revisions.values()))
-        await asyncio.gather(*self._drops, return_exceptions=True)
 
 
 def _state_of(instance: Instance) -> str:

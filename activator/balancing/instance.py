@@ -44,7 +44,7 @@ class Instance:
         may_suspend: it is drained because it is not needed, and may be suspended instead of
             stopped.
         is_frozen: its processes are frozen or about to be: it takes calls once it is thawed
-            (`frozen_instances.FrozenInstances`).
+            (`idle_instances.FrozenInstances`).
         is_stuck: a call exceeded its execution clock in it, and may never end.
         is_gone: its process has ended or is being stopped.
         exit_reason: why it ended, once the agent reported it.

@@ -12,13 +12,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 
-from activator.balancing.frozen_instances import FrozenInstances
+from activator.balancing.idle_instances import FrozenInstances, SuspendedInstances, may_sleep
 from activator.balancing.instance import Instance, slots_of
 from activator.balancing.instance_lifecycle import InstanceLifecycle, StartObserver
 from activator.balancing.provisioner import InstanceProvisioner
 from activator.balancing.rebalancing import RebalanceState
 from activator.balancing.start_estimates import StartTimeEstimator
-from activator.balancing.suspended_instances import SuspendedInstances, may_sleep
 from activator.billing.cpu import PauseCpuMeter
 from activator.billing.instance_account import InstanceAccount
 from activator.coordination.state import InstanceDemand

@@ -9,7 +9,7 @@ import hashlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
-from activator.calls.response_headers import PASSED_ON
+from activator.calls.response import PASSED_ON
 from activator.worker_client.connection import WorkerResponse
 
 if TYPE_CHECKING:

@@ -24,7 +24,8 @@ from uvicorn.server import ServerState
 
 from activator.balancing.instance import Instance
 from activator.gateway.calls_by_functions import CallsByFunctions
-from activator.http.server import ClientConnection, ConnectionLimits
+from activator.http.connection_limits import ConnectionLimits
+from activator.http.server import ClientConnection
 from activator.routing.api_keys import FUNCTION_KEY, FunctionPrincipal
 from activator.routing.call_target import CallTarget
 from activator.worker_client.address import is_tcp
@@ -146,7 +147,7 @@ class InstanceSockets:
         head_timeout_s: float,
     ) -> None:
         """`max_per_tenant`: connections of all instances of one tenant."""
-        self.limits = ConnectionLimits(
+        self.limits = ConnectionLimits[ClientConnection](
             max_per_address=max_per_tenant,
             max_head_bytes=max_head_bytes,
             head_timeout_s=head_timeout_s,
@@ -154,7 +155,7 @@ class InstanceSockets:
         self._config = uvicorn.Config(
             calls,
             loop="none",
-            http=self.limits.protocol(FunctionConnection),
+            http=FunctionConnection.bound_to(self.limits),
             ws="none",
             lifespan="off",
             access_log=False,

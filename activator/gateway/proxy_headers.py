@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from activator.access.grants import AccessGrant
 from activator.calls.call import Call
-from activator.calls.response_headers import weights_timing
+from activator.calls.response import weights_timing
 from activator.http.payloads import Payload
 from activator.http.request import HOP_BY_HOP, Headers, Request, Scope, subpath, tenant_prefix
 from activator.routing.call_target import CallTarget

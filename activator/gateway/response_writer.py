@@ -15,8 +15,12 @@ from typing import Any, Final, Protocol
 
 from activator.calls.attempt_end import ResponseReader
 from activator.calls.call import AnsweredCall, Call
-from activator.calls.response_format import AS_WRITTEN, ResponseFormat
-from activator.calls.response_headers import complete_headers, streaming_headers
+from activator.calls.response import (
+    AS_WRITTEN,
+    ResponseFormat,
+    complete_headers,
+    streaming_headers,
+)
 from activator.http.request import Headers, Request, header_list
 from activator.http.sse import (
     SseResponse,

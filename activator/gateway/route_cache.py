@@ -14,7 +14,7 @@ from activator.access.grants import AccessGrant
 from activator.access.resolver import FUNCTIONS, TAG, RequestResolver
 from activator.calls.call import Call, priority_lines
 from activator.calls.caller import Caller
-from activator.calls.response_headers import forwarded_lines
+from activator.calls.response import forwarded_lines
 from activator.http.payloads import CONTENT_TYPE, GUARD_LINES, PICKLE, TRUSTED_LINE, payload_type
 from activator.http.request import MAX_ACCEPT_BYTES, Request
 from activator.http.server import KnownHead
@@ -86,7 +86,7 @@ class FastPathRoute:
         self, call: Call, answer: WorkerResponse, *, cost: str, exec_ms: float
     ) -> bytes:
         """Return the header lines of the response to a call that waited for nothing:
-        `response_headers.complete_headers`, and the content-length."""
+        `response.complete_headers`, and the content-length."""
         return self.response_template % (
             call.id.encode(),
             call.admission.head(),

@@ -15,7 +15,6 @@ not parsed at all."""
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Collection, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -28,12 +27,10 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from activator.http.compression import accepts_gzip
+from activator.http.connection_limits import ConnectionLimits
 from activator.http.peer_credentials import user_behind
 from activator.http.trusted_proxies import network_of
 
-SWEEP_S = 1.0
-"""Interval of the check for slow heads and idle connections: limits of 10 s and more need no finer
-clock, nor a timer for each request."""
 MAX_BARE_BYTES = 8 * 1024
 """Limit of the bytes between two pieces of a chunked body: trailers, which are ignored, and chunk
 extensions."""
@@ -103,70 +100,20 @@ class FastPathApplication(Protocol):
         ...
 
 
-class ConnectionLimits:
-    """Connection bookkeeping of one listening process. Owner: the event loop; all methods are
-    synchronous."""
+class _DefaultHeaders:
+    """The headers of all responses as lines. uvicorn rebuilds their list each second (the date);
+    the lines are cached per list."""
 
-    def __init__(self, *, max_per_address: int, max_head_bytes: int, head_timeout_s: float) -> None:
-        self.max_per_address = max_per_address
-        self.max_head_bytes = max_head_bytes
-        self.head_timeout_s = head_timeout_s
-        self.by_address: Counter[str] = Counter()
-        self.connections: set[ClientConnection] = set()
-        self.refused = 0
-        self._defaults: tuple[list[tuple[bytes, bytes]] | None, bytes] = None, b""
+    def __init__(self) -> None:
+        self._known: list[tuple[bytes, bytes]] | None = None
+        self._lines = b""
 
-    def __repr__(self) -> str:
-        return (
-            f"<ConnectionLimits {len(self.connections)} connections, {len(self.by_address)} "
-            f"addresses, {self.refused} refused>"
-        )
-
-    def protocol(self, base: type[ClientConnection] | None = None) -> type[HttpToolsProtocol]:
-        """A protocol class bound to these limits, for `uvicorn.Config(http=…)`; `base`: None =
-        ClientConnection."""
-        return type("BoundEdgeProtocol", (base or ClientConnection,), {"limits": self})
-
-    def default_lines(self, headers: list[tuple[bytes, bytes]]) -> bytes:
-        """Return the headers of all responses as lines. uvicorn rebuilds their list each second
-        (the date); the lines are cached per list."""
-        known, lines = self._defaults
-        if known is not headers:
-            lines = b"".join([b"%b: %b\r\n" % header for header in headers])
-            self._defaults = headers, lines
-        return lines
-
-    def close_slow(self, now: float) -> int:
-        """Close connections whose request head has been incomplete for too long; returns how
-        many."""
-        slow = [
-            c
-            for c in self.connections
-            if c.head_since is not None and now - c.head_since > self.head_timeout_s
-        ]
-        for connection in slow:
-            connection.refuse(b"408 Request Timeout", b"the request's head took too long\n")
-        return len(slow)
-
-    def close_idle(self, now: float) -> int:
-        """Close connections that have waited for another request longer than the keep-alive time;
-        returns how many."""
-        idle = [
-            c
-            for c in self.connections
-            if c.idle_since is not None and now - c.idle_since > c.timeout_keep_alive
-        ]
-        for connection in idle:
-            connection.timeout_keep_alive_handler()
-        return len(idle)
-
-    async def sweep(self) -> None:
-        """Run `close_slow` and `close_idle` each SWEEP_S, forever."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            self.close_slow(loop.time())
-            self.close_idle(loop.time())
+    def lines(self, headers: list[tuple[bytes, bytes]]) -> bytes:
+        """Return `headers` as lines."""
+        if self._known is not headers:
+            self._lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+            self._known = headers
+        return self._lines
 
 
 class _NoEvent:
@@ -223,7 +170,8 @@ class ClientConnection(HttpToolsProtocol):
     The gateway sets `on_gone` while it handles a request of this connection; it is called once if
     the peer disconnects."""
 
-    limits: ConnectionLimits
+    limits: ConnectionLimits[ClientConnection]
+    default_headers: _DefaultHeaders
     flow: _FlowControl
     cycle: Any  # uvicorn's, or that of a request that goes no way of ASGI
 
@@ -247,6 +195,12 @@ class ClientConnection(HttpToolsProtocol):
         self._is_parsed, self._is_declined = True, False
         self._read = b""
         self._parts: list[bytes] = []
+
+    @classmethod
+    def bound_to(cls, limits: ConnectionLimits[ClientConnection]) -> type[HttpToolsProtocol]:
+        """A protocol class with these limits, for `uvicorn.Config(http=…)`."""
+        attributes = {"limits": limits, "default_headers": _DefaultHeaders()}
+        return type(f"Bound{cls.__name__}", (cls,), attributes)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -623,7 +577,7 @@ class ClientConnection(HttpToolsProtocol):
         return True
 
     def _write_whole(self, status: int, head: bytes, body: bytes, *, keep_alive: bool) -> None:
-        defaults = self.limits.default_lines(self.server_state.default_headers)
+        defaults = self.default_headers.lines(self.server_state.default_headers)
         end = b"\r\n" if keep_alive else b"connection: close\r\n\r\n"
         self.transport.write(b"".join((STATUS_LINE[status], defaults, head, end, body)))
         if not keep_alive:

@@ -9,11 +9,12 @@ from functools import partial
 from activator.knative.activation_requests import ActivationRequests, Place
 from activator.knative.agent_addresses import AgentAddresses
 from activator.knative.deletion_cost import DeletionCosts
-from activator.knative.fleet import KnativeFleet, PodTargets
+from activator.knative.fleet import KnativeFleet
 from activator.knative.forks.pod_forks import PodForks
 from activator.knative.lazy_client import LazyCluster
 from activator.knative.node_gpus import NodeGpus
 from activator.knative.pod_leases import InMemoryPodLeases, PodLeaseStore
+from activator.knative.pod_registry import PodTargets
 from activator.knative.pod_watcher import Pod, PodWatcher
 from activator.knative.readiness_probe import PROXY_PORT, WORKER_PORT
 from activator.knative.scale_request import ReportedDemand, ScaleDemand, ScaleRequester

@@ -18,30 +18,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
-from typing import Any
 
 from activator.knative import start_failure
-from activator.knative.activation_requests import Whereabouts
 from activator.knative.forks.fork_loop import ForkLoop
 from activator.knative.forks.pod_forks import PodForks
 from activator.knative.lazy_client import Access
-from activator.knative.node_gpus import NodeGpus
 from activator.knative.pod_deletion import PodDeletion, PodEnding
 from activator.knative.pod_leases import ClaimsUnreachable, PodLeaseStore
-from activator.knative.pod_registry import OwnedPod, PodRegistry
-from activator.knative.pod_status import Blocker, WorkerExit
+from activator.knative.pod_registry import OwnedPod, PodClaims, PodRegistry, PodTargets
+from activator.knative.pod_status import WorkerExit
 from activator.knative.pod_watcher import Pod, PodWatcher
-from activator.knative.readiness_probe import WORKER_PORT, ReadinessListener, ReadinessProbe
+from activator.knative.readiness_probe import ReadinessListener, ReadinessProbe
 from activator.knative.scale_request import ScaleRequester
+from activator.knative.start_failure import StartChecks
 from activator.knative.unsupported import PodFleetLimits
 from activator.knative.warm.unclaimed_pods import UnclaimedPods
 from activator.knative.warm.waiting_starts import Promotions, WaitingStart, WaitingStarts
 from activator.routing.route_table import CallTarget
 from activator.worker_client.address import tcp_address
-from pilotlight.errors import Unavailable
+from pilotlight.core.background_tasks import BackgroundTasks
 from snapshotter import errors
 from snapshotter.types import (
     AgentEvent,
@@ -54,10 +51,6 @@ from snapshotter.types import (
 
 log = logging.getLogger(__name__)
 
-AWAY_RETRY_S = 5
-"""When to call again while no pod can be made."""
-BEAT_S = 1.0
-"""Interval between statements of our claims; a fifteenth of a membership."""
 LOOK_S = 0.25
 """While a start waits: interval between attempts at pods that were claimed by others. Changes of
 pods are events and not polled."""
@@ -67,21 +60,6 @@ is requested."""
 ADOPT_S = 10.0
 """After a restart: how long to wait for the cluster's state before it is reported as
 unavailable."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodTargets:
-    """Which target a pod belongs to (None: it has no route), where a target's pods are made, which
-    GPUs a pod has, and to which port calls go."""
-
-    target_of: Callable[[Pod], CallTarget | None]
-    whereabouts: Whereabouts
-    gpus: NodeGpus
-    port: int
-
-    def port_of(self, pod: Pod) -> int:
-        """Where the calls of a pod go. A promoted pod has no queue-proxy, whatever scales it."""
-        return WORKER_PORT if pod.is_promoted else self.port
 
 
 class KnativeFleet(PodFleetLimits):
@@ -102,19 +80,16 @@ class KnativeFleet(PodFleetLimits):
         """`grace_s`: see start_failure. `promotions`: None = the cluster has no warm pods."""
         self._cluster = cluster
         self.pods = pods
-        self._claims = claims
         self.scale_requester = summons
         self._targets = targets
         self._member = member
         self._promotions = promotions
         self.grace_s = grace_s
         self.claimed = PodRegistry()
-        self._crashes: dict[str, tuple[float, errors.StartFailed]] = {}
-        self._claimed_lives: set[str] = set()
-        self._served: set[str] = set()
+        self.claims = PodClaims(claims, pods, self.claimed, on_lost=self._on_lost)
+        self._lease_store = claims
         self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._are_claims_reachable = True
+        self._tasks = BackgroundTasks()
         self.on_released: Callable[[Pod], None] = lambda _: None
         self.forks = promotions.forks if promotions is not None else PodForks()
         self.readiness = ReadinessProbe(
@@ -137,8 +112,15 @@ class KnativeFleet(PodFleetLimits):
             else None
         )
         self.starts = WaitingStarts(pods, self.claimed, promotions, give_back=self._give_back)
-        self._ending = PodEnding(
-            pods, self.claimed, claims, self.readiness, on_unreachable=self._on_claims_unreachable
+        self._ending = PodEnding(pods, self.claimed, self.claims, self.readiness)
+        self._checks = StartChecks(
+            cluster,
+            pods,
+            self.claimed,
+            self.readiness,
+            targets=targets,
+            deletion=self._deletion,
+            grace_s=grace_s,
         )
         self._fork_loop = ForkLoop(
             pods,
@@ -173,14 +155,14 @@ class KnativeFleet(PodFleetLimits):
                     return await self._start(target, start)
         except TimeoutError as e:
             waited_s = time.monotonic() - began
-            stage = self._stage(target)
+            stage = self._checks.stage(target, said=self.scale_requester.status(target.key))
             raise errors.StartTimeout(
                 f"no pod was ready after {waited_s:.0f} s: {stage}",
                 {"phase": stage, "log_tail": []},
             ) from e
         except BaseException:
             if (held := self.claimed.of_instance(instance_id)) is not None:
-                self._run(self._release(held.pod.life), f"give back {instance_id}")
+                self._tasks.run(self._release(held.pod.life), f"give back {instance_id}")
             raise
         finally:
             if not self.starts.are_waiting(target.key):
@@ -189,7 +171,7 @@ class KnativeFleet(PodFleetLimits):
 
     async def _start(self, target: CallTarget, start: WaitingStart) -> InstanceInfo:
         while not self.pods.synced.is_set():
-            self._check_present()
+            self._checks.require_cluster()
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await self.pods.synced.wait()
@@ -206,7 +188,7 @@ class KnativeFleet(PodFleetLimits):
                 if not (start.has_requested or self.starts.is_promised(target.key, start)):
                     start.has_requested = True
                     await request.enter_async_context(self.scale_requester.requested(target))
-                self._check(target, began, others)
+                self._checks.require_possible(target, began, others)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_S):
                         await changed.wait()
@@ -254,13 +236,11 @@ class KnativeFleet(PodFleetLimits):
                 return None
             asked_at = time.monotonic()
             try:
-                life = await self._claims.claim(
+                life = await self.claims.claim(
                     target.key, instance_id, ready, pods=sum(pod.is_coming for pod in pods)
                 )
-            except ClaimsUnreachable as e:
-                self._on_claims_unreachable(e)
+            except ClaimsUnreachable:
                 return None
-            self._are_claims_reachable = True
             if life is None:
                 others |= set(ready)
                 for other in ready:
@@ -268,7 +248,7 @@ class KnativeFleet(PodFleetLimits):
                 return None
             found = self.pods.alive(life)
             if found is None or not found.is_usable:  # it ended during the claim
-                await self._claims.release(life)
+                await self.claims.release(life)
                 return None
             return self._register(
                 target, found, instance_id, began, asked_at, was_others=life in others
@@ -305,8 +285,7 @@ class KnativeFleet(PodFleetLimits):
         *,
         was_others: bool,
     ) -> InstanceInfo:
-        self.claimed.add(OwnedPod(pod, instance_id, {instance_id: self._targets.port_of(pod)}))
-        self._claimed_lives.add(pod.life)
+        self.claims.add(OwnedPod(pod, instance_id, {instance_id: self._targets.port_of(pod)}))
         self.pods.notify(target.key)  # the other starts may fork in it
         took_ms = self.starts.on_claimed(pod)
         now = time.monotonic()
@@ -326,59 +305,6 @@ class KnativeFleet(PodFleetLimits):
             instance_id,
             ready.start_kind,
             {**warm_ms, "pod": pod_ms, **ready.phases_ms, **claim_ms},
-        )
-
-    def _check(self, target: CallTarget, began: float, others: set[str]) -> None:
-        """Raises where waiting cannot help."""
-        crashed_at, crash = self._crashes.get(target.key, (-1.0, None))
-        if crash is not None and crashed_at >= began:
-            raise crash
-        pods = [
-            pod
-            for pod in self.pods.of(target.key)
-            if pod not in self.claimed and pod.life not in others
-        ]
-        for pod in pods:
-            if pod.uid in self._served and _keeps_ending(pod):
-                self._deletion.replace(pod)
-        pods = [pod for pod in pods if not self._deletion.is_replaced(pod)]
-        now = time.monotonic()
-        why = start_failure.of_pods(pods, grace_s=self.grace_s, now=now)
-        is_one_coming = any(pod.is_coming for pod in pods)
-        if not is_one_coming:
-            self._check_present()
-        if why is None and not is_one_coming:
-            why = start_failure.of_failure(
-                self.pods.failure(*self._targets.whereabouts(target)),
-                grace_s=self.grace_s,
-                now=now,
-            )
-        if why is not None:
-            raise why
-
-    def _check_present(self) -> None:
-        """Raises Unavailable while the API server is away for longer than the grace: until it is
-        back no pod is made."""
-        away_s = self._cluster.away_s
-        if away_s > self.grace_s:
-            raise Unavailable(
-                f"the cluster's API server has not answered for {away_s:.0f} s, and without it no "
-                "pod is made; pods that exist continue to serve",
-                retry_after_s=AWAY_RETRY_S,
-            )
-
-    def _stage(self, target: CallTarget) -> str:
-        if not self.pods.synced.is_set():
-            return "the cluster's API server does not answer"
-        pods = [pod for pod in self.pods.of(target.key) if pod not in self.claimed]
-        for pod in pods:
-            if pod.is_usable and not self._targets.gpus.is_known(target, pod):
-                return self._targets.gpus.describe(pod)
-        worker_said = next(
-            (error for pod in pods if (error := self.readiness.last_error(pod.life))), ""
-        )
-        return start_failure.stage(
-            pods, said=self.scale_requester.status(target.key), worker_said=worker_said
         )
 
     def _info(
@@ -453,7 +379,7 @@ class KnativeFleet(PodFleetLimits):
                     message="its pod was released",
                 )
                 self._events.put_nowait(gone)
-            await self._claims.release(life)
+            await self.claims.release(life)
 
     def _has_template(self, key: str) -> bool:
         """Whether instances of a revision can be forked in a pod that is claimed here."""
@@ -468,7 +394,7 @@ class KnativeFleet(PodFleetLimits):
             self._on_life_ended(before, ended or WorkerExit("deleted", "the pod was deleted"))
         if after is None:
             if before is not None:
-                self._served.discard(before.uid)
+                self._checks.forget(before)
                 self._deletion.forget(before)
             return
         if (
@@ -494,28 +420,28 @@ class KnativeFleet(PodFleetLimits):
         was_ready = (
             (pod.is_ready and not pod.is_promoted)
             or self.readiness.of(pod.life) is not None
-            or pod.life in self._claimed_lives
+            or self.claims.had(pod.life)
         )
-        self._claimed_lives.discard(pod.life)
+        self.claims.on_life_ended(pod)
         self.readiness.delete(pod.life)
         self.starts.on_ended(pod)
         held = self.claimed.get(pod.life)
         if (was_ready or held is not None) and ending.reason in start_failure.CRASHES:
-            self._served.add(pod.uid)
+            self._checks.on_crash_while_serving(pod)
             if held is not None:
                 self._deletion.replace(pod)
         if held is not None:
             held.is_told = True
             reason = "deleted" if ending.reason == "exited" and pod.is_ending else ending.reason
             self._emit(held, "instance_gone", reason, ending.message)
-            self._run(self._release(pod.life), f"forget {held.instance}")
+            self._tasks.run(self._release(pod.life), f"forget {held.instance}")
         elif (
             not was_ready
             and not pod.is_ending
             and not (pod.is_promoted and ending.code in start_failure.LAUNCHER_EXITS)
             and (crash := start_failure.of_crash(ending, pod.name)) is not None
         ):
-            self._crashes[pod.key] = (time.monotonic(), crash)
+            self._checks.on_crash(pod, crash)
             self.pods.notify(pod.key)
 
     def _emit(self, held: OwnedPod, kind: str, reason: str, message: str) -> None:
@@ -535,45 +461,13 @@ class KnativeFleet(PodFleetLimits):
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.pods.follow(self._cluster), name="pods")
             tasks.create_task(self._targets.gpus.follow(self._cluster), name="GPUs of nodes")
-            tasks.create_task(self._run_heartbeat(), name="claims")
+            tasks.create_task(self.claims.run(), name="claims")
             if self.unclaimed is not None:
                 tasks.create_task(self.unclaimed.run(), name="unclaimed pods")
                 tasks.create_task(self._fork_loop.run(), name="instances of promoted pods")
 
-    async def _run_heartbeat(self) -> None:
-        while True:
-            await asyncio.sleep(BEAT_S)
-            await self.state()
-
-    async def state(self) -> None:
-        """State our claims once. Pods that others claimed meanwhile get no more calls here. Does
-        nothing before our claims are restored: that would release them."""
-        if not self._ending.restored.is_set():
-            return
-        try:
-            lost = await self._claims.state()
-        except ClaimsUnreachable as e:
-            self._on_claims_unreachable(e)
-            return
-        self._are_claims_reachable = True
-        for life in lost:
-            held = self.claimed.get(life)
-            if held is None:
-                continue
-            held.is_lost = True
-            if not held.is_told:
-                held.is_told = True
-                log.warning(
-                    "another activator claimed our pod instance=%s pod=%s",
-                    held.instance,
-                    held.pod.name,
-                )
-                self._emit(held, "instance_stopping", "lost", "another activator owns its pod")
-
-    def _on_claims_unreachable(self, error: ClaimsUnreachable) -> None:
-        if self._are_claims_reachable:
-            log.warning("pods cannot be claimed; claimed pods continue to serve error=%s", error)
-        self._are_claims_reachable = False
+    def _on_lost(self, held: OwnedPod) -> None:
+        self._emit(held, "instance_stopping", "lost", "another activator owns its pod")
 
     # -- state -------------------------------------------------------------------------------------
     async def adopt(self) -> list[InstanceInfo]:
@@ -586,8 +480,8 @@ class KnativeFleet(PodFleetLimits):
             raise errors.AgentUnavailable(
                 "the cluster's API server does not answer: its pods are unknown"
             ) from e
-        if not self._ending.restored.is_set():
-            await self._restore_claims()
+        if not self.claims.restored.is_set():
+            await self.claims.restore(port_of=self._targets.port_of, adopt=self.forks.adopt)
         infos = []
         for held in self.claimed:
             target = self._targets.target_of(held.pod)
@@ -611,27 +505,6 @@ class KnativeFleet(PodFleetLimits):
                 async with asyncio.timeout(ADOPT_S):
                     await self._targets.gpus.synced.wait()
         return self._targets.gpus.is_known(target, pod)
-
-    async def _restore_claims(self) -> None:
-        """Restore the claims of this member from before its restart."""
-        try:
-            claims = await self._claims.mine()
-        except ClaimsUnreachable as e:
-            raise errors.AgentUnavailable(str(e)) from e
-        self._ending.restored.set()
-        for claim in claims:
-            if self.claimed.get(claim.life) is not None:
-                continue  # already claimed by a start
-            pod = self.pods.alive(claim.life)
-            if pod is None or not pod.is_usable:
-                await self._claims.release(claim.life)
-            else:
-                instance = InstanceId(claim.instance)
-                held = OwnedPod(pod, instance, {instance: self._targets.port_of(pod)})
-                self.claimed.add(held)
-                await self.forks.adopt(held)
-                self.claimed.add(held)  # with all its instances
-                self._claimed_lives.add(claim.life)
 
     def max_instances_of(self, key: str) -> int | None:
         """See Fleet: the autoscaler of the cluster decides how many pods there are."""
@@ -671,12 +544,7 @@ class KnativeFleet(PodFleetLimits):
         for pod in own:
             self.readiness.probe(pod)
         ready = [pod.life for pod in own if self.readiness.of(pod.life) is not None]
-        return len(await self._claims.free(key, ready)) if ready else 0
-
-    def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        return len(await self._lease_store.free(key, ready)) if ready else 0
 
     async def aclose(self) -> None:
         """Stop all requests. Claims remain: when this member leaves for good, its pods become
@@ -687,13 +555,8 @@ class KnativeFleet(PodFleetLimits):
         if self.unclaimed is not None:
             await self.unclaimed.aclose()
         await self.starts.aclose()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.aclose()
         await self._deletion.aclose()
         if self._promotions is not None:
             await self._promotions.source.aclose()
-        await self._claims.aclose()
-
-
-def _keeps_ending(pod: Pod) -> bool:
-    """Whether the kubelet pauses before it restarts the pod's worker."""
-    return pod.obstacle is not None and pod.obstacle.bar is Blocker.CRASH
+        await self._lease_store.aclose()

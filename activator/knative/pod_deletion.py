@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Callable
 
 from activator.knative.lazy_client import Access
-from activator.knative.pod_leases import ClaimsUnreachable, PodLeaseStore
-from activator.knative.pod_registry import OwnedPod, PodRegistry
+from activator.knative.pod_leases import ClaimsUnreachable
+from activator.knative.pod_registry import OwnedPod, PodClaims, PodRegistry
 from activator.knative.pod_watcher import Pod, PodWatcher
 from activator.knative.readiness_probe import ReadinessProbe
 from activator.knative.warm.source import WarmPodSource
-from pilotlight.core.background_tasks import cancel_all
+from pilotlight.core.background_tasks import BackgroundTasks, cancel_all
 from pilotlight.kubernetes.errors import ClusterError
 from pilotlight.kubernetes.kinds import POD
 
@@ -49,7 +49,7 @@ class PodDeletion:
         self._on_failed = on_failed
         self._replaced: set[str] = set()
         self._replacements: dict[str, deque[float]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     def __repr__(self) -> str:
         return f"<PodDeletion {len(self._replaced)} pods replaced>"
@@ -88,9 +88,7 @@ class PodDeletion:
             return
         recent.append(now)
         self._replaced.add(pod.uid)
-        task = asyncio.create_task(self._delete_ended(pod), name=f"replace {pod.name}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.run(self._delete_ended(pod), name=f"replace {pod.name}")
 
     async def _delete_ended(self, pod: Pod) -> None:
         log.warning("pod deleted, its worker ended pod=%s/%s", pod.namespace, pod.name)
@@ -111,31 +109,24 @@ class PodDeletion:
 
     async def aclose(self) -> None:
         """Wait for deletions in progress."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.aclose()
 
 
 class PodEnding:
-    """Ends workers once no call runs in them. Owner: the event loop.
-
-    Attributes:
-        restored: set once the claims of this activator from before its restart are known."""
+    """Ends workers once no call runs in them. Owner: the event loop."""
 
     def __init__(
         self,
         pods: PodWatcher,
         claimed: PodRegistry,
-        claims: PodLeaseStore,
+        claims: PodClaims,
         readiness: ReadinessProbe,
-        *,
-        on_unreachable: Callable[[ClaimsUnreachable], None],
     ) -> None:
         self._pods = pods
         self._claimed = claimed
         self._claims = claims
         self._readiness = readiness
-        self._on_unreachable = on_unreachable
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self.restored = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<PodEnding {len(self._tasks)} pods>"
@@ -169,13 +160,12 @@ class PodEnding:
         that has claimed the pod does it; of an unclaimed one the first to claim it, so that no
         other sends it a call."""
         await asyncio.sleep(RUNNING_S)  # a call that was sent has arrived by then
-        await self.restored.wait()
+        await self._claims.restored.wait()
         if pod not in self._claimed:
             try:
                 if await self._claims.claim(pod.key, f"end-{pod.uid}", [pod.life], pods=0) is None:
                     return
-            except ClaimsUnreachable as e:
-                self._on_unreachable(e)
+            except ClaimsUnreachable:
                 return
         try:
             # one that was deleted while it came up gets its address only now

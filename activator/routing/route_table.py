@@ -17,8 +17,7 @@ from typing import Any
 from activator.routing.api_keys import ANONYMOUS, ApiKeyIndex, Principal
 from activator.routing.call_target import CallTarget
 from activator.routing.model_catalog import Engines
-from activator.routing.tenant_secrets import TenantSecrets
-from activator.routing.tenants import Tenants
+from activator.routing.tenants import Tenants, TenantSecrets
 from activator.routing.traffic_split import (
     Cutovers,
     FunctionRouter,

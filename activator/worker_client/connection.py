@@ -62,7 +62,7 @@ class ResponseHead:
     Attributes:
         body_bytes: its content-length.
         forwarded: the header lines that callers get, once they were formatted
-            (`calls.response_headers.forwarded_lines`); until then b"".
+            (`calls.response.forwarded_lines`); until then b"".
     """
 
     __slots__ = ("body_bytes", "forwarded", "headers", "status")

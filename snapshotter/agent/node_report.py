@@ -26,7 +26,7 @@ from pilotlight.core.settings import SettingsInvalid
 from pilotlight.core.transport.controller_client import controller_client
 from pilotlight.core.transport.endpoint import Endpoint
 from snapshotter.cuda.memory import GpuMemory, GpuMemoryUnknown, MemoryReader
-from snapshotter.gpus.view import GpuUse
+from snapshotter.gpus.view import GpuUse, Models
 from snapshotter.types import (
     NODES_PATH,
     NodeGpu,
@@ -35,7 +35,6 @@ from snapshotter.types import (
     SnapshotOrders,
 )
 from weight_cache.errors import WeightCacheError
-from weight_cache.types import ModelInfo
 
 _log = logging.getLogger(__name__)
 EVERY_S = 10.0
@@ -47,12 +46,6 @@ at most 50 labels of weights and snapshots."""
 _POST_TIMEOUT_S = 5.0
 _TOKEN_LABEL = b"pilotlight platform token"
 _MEMINFO = Path("/proc/meminfo")
-
-
-class HotWeights(Protocol):
-    """The methods of `weight_cache.client.WeightCacheClient` that are used."""
-
-    async def models(self) -> list[ModelInfo]: ...
 
 
 class ReportedSnapshots(Protocol):
@@ -123,7 +116,7 @@ class Reporter:
         *,
         node: str,
         version: str,
-        weights: HotWeights,
+        weights: Models,
         snapshots: ReportedSnapshots,
         pods: Callable[[], NodePods],
         gpus: GpuReaders,

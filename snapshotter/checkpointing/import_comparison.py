@@ -44,7 +44,6 @@ class Boot:
     order: ImportOrder
     ended: str
     answers: Mapping[str, Any]
-    has_threads: bool
     environment: str | None
 
     @classmethod
@@ -56,7 +55,6 @@ class Boot:
             order=ImportOrder.of(point.imports),
             ended=str(point.imports.get("ended", "")),
             answers=point.answers,
-            has_threads=bool(point.threads),
             environment=occupied.environment,
         )
 

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from pilotlight.core.pid_file import boot_id
 from snapshotter.criu import messages, operations
 from snapshotter.criu.errors import CriuError, CriuFailed, CriuReason, CriuUnavailable
 from snapshotter.criu.processes import Criu
@@ -233,7 +234,7 @@ def _digest(path: Path) -> str:
 
 
 def _key(sha256: str, description: Path | None) -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    boot = boot_id()
     parts = (sha256, os.uname().release, boot, "" if description is None else _digest(description))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 

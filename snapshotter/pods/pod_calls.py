@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pilotlight.core.background_tasks import cancel_all
+from pilotlight.core.background_tasks import BackgroundTasks
 from pilotlight.core.transport.pod_calls import PodStatement
 from snapshotter.errors import Unsupported
 from snapshotter.pods.activator_search import WAY_OUT, ActivatorSearch, NotConnected
@@ -69,7 +69,7 @@ class PodCalls:
         self._tenants: dict[str, _Share] = {}
         self._opening = asyncio.Semaphore(OPENED_AT_ONCE)
         self._logged_at: dict[str, float] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     def __repr__(self) -> str:
         return (
@@ -104,9 +104,7 @@ class PodCalls:
             self._log_refusal(end, e.detail or str(e))
             end.refuse(e.status, str(e))
         else:
-            task = asyncio.create_task(self._connect(end, uid), name=f"calls of {uid}")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.run(self._connect(end, uid), name=f"calls of {uid}")
 
     def _count(self, end: PodEnd, uid: str) -> None:
         """Count a connection. Raises NotConnected for one too many."""
@@ -168,7 +166,7 @@ class PodCalls:
 
     async def aclose(self) -> None:
         """End all connections."""
-        await cancel_all(self._tasks)
+        await self._tasks.cancel()
         await self._search.aclose()
 
 

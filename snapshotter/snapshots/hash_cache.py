@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from pilotlight.core.pid_file import boot_id
 from snapshotter.snapshots import manifest
 from snapshotter.snapshots.manifest import FileMark, SnapshotInvalid
 
@@ -112,11 +113,6 @@ def hash_file(path: Path, *, follow: bool) -> tuple[str, os.stat_result]:
     if _stamp(before) != _stamp(after):
         raise SnapshotInvalid(f"{path} changed while it was being read")
     return total.hexdigest(), after
-
-
-def boot_id() -> str:
-    """The boot id of the running kernel. Source: random(4)."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _wait_out_tick(paths: Iterable[Path]) -> None:

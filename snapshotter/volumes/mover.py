@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pilotlight.core.openat2 import open_beneath
+from pilotlight.core.pid_file import boot_id
 from pilotlight.core.volumes.entries import CHUNK_BYTES, Entry, EntryInvalid, by_path
 from snapshotter.volumes import tree
 from snapshotter.volumes.tree import Stamp, StoreFailed, TreeRefused
@@ -80,11 +81,6 @@ class State:
         }
         target.write(json.dumps(body, separators=(",", ":")).encode())
         target.flush()
-
-
-def boot_id() -> str:
-    """Identifies the boot of this machine."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def main() -> int:

@@ -48,8 +48,9 @@ from activator.gateway.response_writer import CallObserver, ResponseWriter
 from activator.gateway.router import RequestRouter
 from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.http.bodies import Bodies
+from activator.http.connection_limits import ConnectionLimits
 from activator.http.dashboard_host import DashboardHost
-from activator.http.server import ConnectionLimits
+from activator.http.server import ClientConnection
 from activator.idempotency.middleware import Idempotency
 from activator.idempotency.process_store import ProcessIdempotency
 from activator.llm.engine_throttler import EngineThrottler
@@ -196,7 +197,7 @@ class Edge:
             metrics=self.metrics,
             tracer=self.tracer,
         )
-        self.limits = ConnectionLimits(
+        self.limits = ConnectionLimits[ClientConnection](
             max_per_address=settings.max_connections_per_address,
             max_head_bytes=settings.max_header_bytes,
             head_timeout_s=settings.header_timeout_s,

@@ -21,7 +21,7 @@ from pilotlight.core.object_store.errors import (
     ObjectStoreUnavailable,
 )
 from pilotlight.core.object_store.s3 import S3Store
-from tests.fakes.faulty_objects import Fault, FaultyObjects, Kind, faulty_objects
+from tests.fakes.faulty_objects import Fault, FaultyObjects, Kind, Pauses, faulty_objects
 from tests.fakes.s3_server import OTHER_VARIABLES
 
 CONTENT = bytes(range(256)) * 1024
@@ -39,13 +39,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyObjects]:
             monkeypatch.delenv(name, raising=False)
         running.objects["p/k"] = CONTENT
         yield running
-
-
-class Pauses(list[float]):
-    """Takes none, and remembers how long they would have been."""
-
-    async def __call__(self, seconds: float) -> None:
-        self.append(seconds)
 
 
 @pytest.fixture

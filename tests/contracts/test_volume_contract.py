@@ -6,8 +6,8 @@ import pytest
 
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.identity import tenants
+from pilotlight.controller.registry.app_ref import EnvironmentRef
 from pilotlight.controller.volumes import chunks, volumes
-from pilotlight.controller.volumes.volumes import VolumeScope
 from pilotlight.core.volumes.entries import Entry, EntryKind
 from pilotlight.errors import NotFound
 from pilotlight.spec.quotas import Plan
@@ -22,7 +22,7 @@ def file(path: str, *digests: str) -> Entry:
 def test_a_commit_changes_a_manifest_and_a_deleted_volume_has_none(store: Store) -> None:
     with store.write() as write:
         tenant = tenants.create(write, name="one", uid_base=20_000, actor="k").id
-        scope = VolumeScope(tenant=tenant, environment="main")
+        scope = EnvironmentRef(tenant=tenant, environment="main")
         made = volumes.create(write, scope, name="data")
         assert volumes.create(write, scope, name="data") == made
         put = [file("a/ü%", DIGEST), file("A/x"), file("b\\c")]

@@ -30,6 +30,7 @@ from pilotlight.cli.supervisor.supervisor import PROCESSES
 from snapshotter.linux.cgroups import Cgroups
 from tests.e2e.harness import PlatformUnderTest, platform_up, wait_for
 from tests.fakes.ports import free_port
+from tests.fakes.process_trees import is_running
 
 HELLO = str(Path(__file__).parents[2] / "examples/hello.py")
 STREAM = str(Path(__file__).parents[2] / "examples/stream.py")
@@ -437,15 +438,6 @@ def test_a_closed_terminal_stops_the_platform_in_order(short_tmp: Path) -> None:
     assert len(pids) == len(PROCESSES)
     assert not [one for one in pids if Path(f"/proc/{one}").exists()]
     assert not list((short_tmp / "r").glob("*.pid"))
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process of another parent has not ended; it may not be reaped yet."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
 def test_down_and_up_after_a_killed_supervisor() -> None:

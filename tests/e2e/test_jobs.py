@@ -159,7 +159,8 @@ def test_a_dead_letter_is_sent_again_with_its_attempts_counting_on(jobs: Platfor
     record = ended(jobs, call)
     assert (record["state"], record["attempt"]) == ("FAILED", 2)
     wait_for(
-        lambda: call in jobs.cli("call", "list", "--dead").stdout, "the dead letter to be listed"
+        lambda: call in jobs.cli("call", "list", "--state", "dead").stdout,
+        "the dead letter to be listed",
     )
     shown = jobs.cli("call", "get", call).stdout
     assert shown.startswith("FAILED · jobs/fourth_time · attempt 2 (dead letter) · ")

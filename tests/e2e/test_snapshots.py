@@ -4,9 +4,7 @@ comes back, and is the same one."""
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from pilotlight.protocol import HEADER_COST, HEADER_REQUEST_ID, HEADER_SERVER_TI
 from tests.conftest import RequireOrSkip
 from tests.e2e.frozen import ATTEMPTS, DEPLOYED_S, Frozen, environ, why_no_criu
 from tests.e2e.harness import APPS, PlatformUnderTest, platform_up, wait_for
+from tests.fakes.host_address import host_address
 
 pytestmark = [pytest.mark.e2e, pytest.mark.root, pytest.mark.timeout(DEPLOYED_S)]
 APP = str(APPS / "frozen.py")
@@ -343,45 +342,6 @@ def test_a_web_application_with_an_example_comes_back_built(frozen: Frozen) -> N
     assert (answer.headers[HEADER_START], body["restored"]) == ("RESTORE", True)
     assert body["age_s"] > asked_at - made["created_at"]
     assert get("/health").json() == {"state": "fine"}
-
-
-def test_a_restored_server_reaches_a_server_on_the_host(frozen: Frozen) -> None:
-    with greeting() as port:
-        assert (
-            frozen.restored("Listener.fetch", {"host": host_address(), "port": port})
-            == "hello from the host"
-        )
-
-
-@contextlib.contextmanager
-def greeting() -> Iterator[int]:
-    """A server on all of the host's addresses that greets once per connection."""
-    with socket.create_server(("0.0.0.0", 0)) as server:
-
-        def serve() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    connection, _ = server.accept()
-                    with connection:
-                        connection.sendall(b"hello from the host")
-
-        thread = threading.Thread(target=serve, name="greeting")
-        thread.start()
-        try:
-            yield server.getsockname()[1]
-        finally:
-            server.shutdown(socket.SHUT_RDWR)
-            thread.join()
-
-
-def host_address() -> str:
-    """An address of this machine that is not its loopback's."""
-    for _, name in socket.if_nameindex():
-        if name != "lo" and not name.startswith("pl"):
-            with socket.socket() as s, contextlib.suppress(OSError):
-                found = fcntl.ioctl(s, 0x8915, struct.pack("256s", name.encode()))  # SIOCGIFADDR
-                return socket.inet_ntoa(found[20:24])
-    pytest.skip("this machine has no address but its loopback's")
 
 
 # -- files -----------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from pilotlight.controller.billing import ledger
 from pilotlight.controller.context import Context
 from pilotlight.controller.database.change_notifier import ChangeNotifier
 from pilotlight.controller.database.store import Store
+from pilotlight.controller.registry.app_ref import EnvironmentRef
 from pilotlight.controller.server import bootstrap
 from pilotlight.controller.server.metrics import Metrics
 from pilotlight.controller.settings import ControllerConfig, ControllerSettings
@@ -368,7 +369,7 @@ def _name_models(made: Demo) -> None:
     made.cache.here |= set(made.cache.sizes)
     made.cache.in_memory |= {"c0" * 32, "9b" * 32}
     made.cache.pinned.add("9b" * 32)
-    holder = weight_names.WeightsScope(tenant=made.tenant, environment="main", actor="demo")
+    holder = EnvironmentRef(tenant=made.tenant, environment="main", actor="demo")
     with made.context.store.write() as write:
         for name, (manifest, size) in zip(
             ("minilm", "llama-3b", "whisper", "cross-encoder"),

@@ -323,3 +323,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _etag(content: bytes) -> str:
     return f'"{hashlib.md5(content, usedforsecurity=False).hexdigest()}"'
+
+
+class Pauses(list[float]):
+    """Takes none, and remembers how long they would have been."""
+
+    async def __call__(self, seconds: float) -> None:
+        self.append(seconds)

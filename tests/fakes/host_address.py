@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 
+import pytest
+
 
 def host_address() -> str:
-    """IPv4, and not the loopback's. Needs ip(8)."""
+    """IPv4, and neither the loopback's nor a slot's. Needs ip(8). Skips the test if there is
+    none."""
     links = json.loads(
         subprocess.run(["ip", "-4", "-j", "addr"], check=True, capture_output=True).stdout
     )
-    addresses = [a["local"] for link in links for a in link["addr_info"] if link["ifname"] != "lo"]
-    return str(addresses[0])
+    for link in links:
+        if link["ifname"] != "lo" and not link["ifname"].startswith("pl"):
+            for address in link["addr_info"]:
+                return str(address["local"])
+    pytest.skip("this machine has no address but its loopback's")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from pathlib import Path
 
 from snapshotter.linux import proc
 
@@ -18,3 +19,12 @@ def kill_tree(pid: int) -> None:
     for one in proc.stop_tree(pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(one, signal.SIGKILL)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process of another parent has not ended; it may not be reaped yet."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from activator.__main__ import Activator, _settings, listen, server_config
-from activator.app import ActivatorApp, _breaker_terms, load_context, own_socket
+from activator.app import ActivatorApp, _breaker_terms
 from activator.balancing.outlier_detection import record_outcome
 from activator.billing.errors import JournalFull
 from activator.billing.segment_log import SegmentLog
+from activator.context import load_context, own_socket
 from activator.http.trusted_proxies import TrustedProxies
 from activator.idempotency.process_store import ProcessIdempotency
 from activator.idempotency.store_protocol import Claim

@@ -14,7 +14,7 @@ from pilotlight.spec.function import FunctionSpec, from_json
 from pilotlight.worker.engine import arguments
 from snapshotter.errors import SnapshotterError
 from snapshotter.gpus.grants import GpuGrants
-from tests.activator.llm.asking import Door, chat, model
+from tests.activator.llm.asking import Crowd, Door, chat, model
 from tests.activator.llm.test_engine_slots import _turns, engine_of
 from tests.fakes.fake_nvml import L4, gpus, inventory_of
 from tests.fakes.fake_worker import FakeWorker, WorkerAnswer, WorkerRequest
@@ -113,16 +113,6 @@ def test_the_environment_is_the_nodes_or_an_image(fleet: str) -> None:
         assert pod(function(environment="vllm"))["containers"][0]["image"] == VLLM
         with pytest.raises(errors.InvalidInput, match="environment 'other'"):
             pod(function(environment="other"))
-
-
-class Crowd:
-    """So many calls wait."""
-
-    def __init__(self) -> None:
-        self.waiting = 0
-
-    def of(self, _: object) -> int:
-        return self.waiting
 
 
 @proves("TokenLimits.max_input_tokens", "TokenLimits.max_output_tokens")

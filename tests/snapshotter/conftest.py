@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from snapshotter.client import AgentClient
 from snapshotter.criu.processes import Criu
 from snapshotter.criu.self_test import SelfTest, self_test
 from snapshotter.snapshots import fetches
@@ -66,3 +67,10 @@ async def catalogue(tmp_path: Path) -> AsyncIterator[Catalog]:
     catalogue = Catalog(tmp_path / "snapshots", key=shapes.KEY, max_bytes=10_000_000)
     yield catalogue
     await catalogue.aclose()
+
+
+@pytest.fixture
+async def client(home: AgentHome) -> AsyncIterator[AgentClient]:
+    """Of an agent that makes snapshots."""
+    async with home.agent(snapshots=True), home.client() as client:
+        yield client

@@ -8,7 +8,7 @@ import http.client
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +60,6 @@ def home(short_tmp: Path, environment: Path) -> AgentHome:
     (home.paths.home / "engines").mkdir()
     (home.paths.home / "engines/vllm").symlink_to(environment)
     return home
-
-
-@pytest.fixture
-async def client(home: AgentHome) -> AsyncIterator[AgentClient]:
-    async with home.agent(snapshots=True), home.client() as client:
-        yield client
 
 
 GPU_MS = 400.0

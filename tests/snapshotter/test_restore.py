@@ -11,7 +11,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +56,6 @@ def _patient(request: pytest.FixtureRequest) -> None:
     """But where the end of that patience is what a test waits for."""
     if "hang" not in request.node.name:
         request.getfixturevalue("patient_restores")
-
-
-@pytest.fixture
-async def client(home: AgentHome) -> AsyncIterator[AgentClient]:
-    async with home.agent(snapshots=True), home.client() as client:
-        yield client
 
 
 async def from_disk(client: AgentClient, launch: LaunchSpec, **changes: Any) -> InstanceInfo:

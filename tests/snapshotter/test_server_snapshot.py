@@ -14,7 +14,7 @@ import subprocess
 import tarfile
 import textwrap
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from snapshotter.linux import host_network
 from snapshotter.linux.cgroups import Cgroups
 from snapshotter.types import InstanceInfo, LaunchSpec, SnapshotState, StartKind
 from tests.fakes.agent_home import MIB, AgentHome, get, instance_id
+from tests.fakes.host_address import host_address
 
 pytestmark = [
     pytest.mark.root,
@@ -107,12 +108,6 @@ def home(short_tmp: Path) -> AgentHome:
     return home
 
 
-@pytest.fixture
-async def client(home: AgentHome) -> AsyncIterator[AgentClient]:
-    async with home.agent(snapshots=True), home.client() as client:
-        yield client
-
-
 def site(home: AgentHome) -> LaunchSpec:
     bundle = bundled(home, SITE)
     spec = FunctionSpec(
@@ -162,35 +157,6 @@ def namespaces(info: InstanceInfo) -> dict[str, str]:
     }
 
 
-@contextlib.contextmanager
-def server_on_the_host() -> Iterator[int]:
-    """It says hello to everybody; its port."""
-    server = socket.create_server(("0.0.0.0", 0))
-
-    def serve() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                connection, _ = server.accept()
-                with connection:
-                    connection.sendall(b"hello from the host\n")
-
-    thread = threading.Thread(target=serve, name="server on the host")
-    thread.start()
-    try:
-        yield server.getsockname()[1]
-    finally:
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join()
-        server.close()
-
-
-def host_address() -> str:
-    """The address of this machine that others use; the connection is never made."""
-    with socket.socket(type=socket.SOCK_DGRAM) as probe:
-        probe.connect(("203.0.113.1", 9))
-        return str(probe.getsockname()[0])
-
-
 async def test_clones_of_a_server_each_go_on_where_its_first_call_ended(
     home: AgentHome, client: AgentClient
 ) -> None:
@@ -216,6 +182,27 @@ async def test_clones_of_a_server_each_go_on_where_its_first_call_ended(
     assert os.readlink("/proc/self/ns/net") not in {namespaces(clone)["net"] for clone in clones}
 
 
+@contextlib.contextmanager
+def host_server() -> Iterator[int]:
+    """A server on all of the host's addresses that greets once per connection; its port."""
+    with socket.create_server(("0.0.0.0", 0)) as server:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection:
+                        connection.sendall(b"hello from the host")
+
+        thread = threading.Thread(target=serve, name="server on the host")
+        thread.start()
+        try:
+            yield server.getsockname()[1]
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
 async def test_a_restored_server_reaches_a_server_on_the_host_where_it_is_allowed(
     home: AgentHome,
 ) -> None:
@@ -224,7 +211,7 @@ async def test_a_restored_server_reaches_a_server_on_the_host_where_it_is_allowe
         await client.checkpoint(launch)
         clone = await begin(client, launch)
         assert clone.start_kind is StartKind.RESTORE
-        with server_on_the_host() as port:
+        with host_server() as port:
             assert await ask(clone, f"/fetch/{host_address()}/{port}") == "hello from the host"
 
 

@@ -8,7 +8,6 @@ import http.client
 import socket
 import textwrap
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -69,12 +68,6 @@ def home(short_tmp: Path) -> AgentHome:
     home = AgentHome(short_tmp)
     home.runtime = dict(own_runtime())
     return home
-
-
-@pytest.fixture
-async def client(home: AgentHome) -> AsyncIterator[AgentClient]:
-    async with home.agent(snapshots=True), home.client() as client:
-        yield client
 
 
 def site(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.fakes.trees import remove_tree
 from tests.weight_cache.served import Cache, Node, node_with_client
 from weight_cache.client import WeightCacheClient
 
@@ -24,3 +27,11 @@ def node(served: tuple[Node, Cache, WeightCacheClient]) -> Node:
 @pytest.fixture
 def client(served: tuple[Node, Cache, WeightCacheClient]) -> WeightCacheClient:
     return served[2]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short: Unix sockets allow 107 bytes."""
+    made = Path(tempfile.mkdtemp(prefix="pl"))
+    yield made
+    remove_tree(made)

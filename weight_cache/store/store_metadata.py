@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pilotlight.core.durability import sync_directory
+from pilotlight.core.pid_file import boot_id
 from weight_cache.errors import ManifestInvalid
 from weight_cache.manifest import Manifest, parse
 from weight_cache.types import Lease
@@ -110,7 +111,7 @@ class StoreMetadata:
         """Write a lease for a restart of this process. Not flushed: a power failure ends its holder
         too."""
         note = self._temp()
-        note.write_text(json.dumps({**lease.to_json(), "boot": _boot_id()}))
+        note.write_text(json.dumps({**lease.to_json(), "boot": boot_id()}))
         note.rename(self._root / "leases" / lease.id)
 
     def remove_lease(self, lease_id: str) -> None:
@@ -128,15 +129,10 @@ class StoreMetadata:
             except (OSError, ValueError, KeyError, TypeError):
                 note.unlink(missing_ok=True)
                 continue
-            if boot == _boot_id():
+            if boot == boot_id():
                 yield lease
             else:
                 note.unlink(missing_ok=True)
-
-
-def _boot_id() -> str:
-    """The id of the current boot (random(4))."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _write_durably(path: Path, content: bytes) -> None:

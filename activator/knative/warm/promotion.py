@@ -31,6 +31,7 @@ from activator.resilience.breaker import Breaker, BreakerTerms, Outcome
 from activator.routing.route_table import CallTarget
 from activator.worker_client.address import tcp_address
 from activator.worker_client.connection import WorkerConnectionLost
+from pilotlight.core.background_tasks import BackgroundTasks
 from pilotlight.core.transport.controller_client import controller_client
 from pilotlight.core.transport.endpoint import Endpoint
 from pilotlight.protocol import POD_CONTROL_PORT, POD_PROMOTE, PODS_DELETE_PATH, PODS_PROMOTE_PATH
@@ -82,7 +83,7 @@ class WarmPods:
         self._breaker = Breaker(TERMS)
         self._asking = 0
         self._none_until: dict[str, float] = {}
-        self._deletions: set[asyncio.Task[bool]] = set()
+        self._deletions = BackgroundTasks()
 
     def __repr__(self) -> str:
         return f"<WarmPods {self._asking} asking, controller {self._breaker.state}>"
@@ -226,11 +227,9 @@ class WarmPods:
         return answer.status == 202
 
     def _delete_later(self, pod: PromotedPod, reason: str) -> None:
-        task = asyncio.create_task(
+        self._deletions.run(
             self._delete(pod.namespace, pod.name, pod.uid, reason), name=f"delete {pod.name}"
         )
-        self._deletions.add(task)
-        task.add_done_callback(self._deletions.discard)
 
     async def delete(self, pod: Pod, reason: str) -> bool:
         """Delete a promoted pod; False when the controller does not answer: then the pod is found
@@ -250,7 +249,7 @@ class WarmPods:
 
     async def aclose(self) -> None:
         """Wait for deletions in progress, and close the connections."""
-        await asyncio.gather(*self._deletions, return_exceptions=True)
+        await self._deletions.aclose()
         await self._client.aclose()
 
 

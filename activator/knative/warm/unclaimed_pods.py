@@ -20,7 +20,7 @@ from activator.knative.pod_watcher import Pod, PodWatcher
 from activator.knative.readiness_probe import ReadinessProbe
 from activator.knative.warm.source import WarmPodSource
 from activator.routing.route_table import CallTarget
-from pilotlight.core.background_tasks import cancel_all
+from pilotlight.core.background_tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class UnclaimedPods:
         self._target_of = target_of
         self.clock = clock
         self._free_since: dict[str, float] = {}
-        self._giving_up: set[asyncio.Task[None]] = set()
+        self._giving_up = BackgroundTasks()
 
     def __repr__(self) -> str:
         return f"<UnclaimedPods {len(self._free_since)}>"
@@ -136,9 +136,7 @@ class UnclaimedPods:
 
     def give_up_later(self, pod: Pod) -> None:
         """Delete a promoted pod that was released here, unless somebody claims it meanwhile."""
-        task = asyncio.create_task(self._give_up_later(pod), name=f"give up {pod.name}")
-        self._giving_up.add(task)
-        task.add_done_callback(self._giving_up.discard)
+        self._giving_up.run(self._give_up_later(pod), name=f"give up {pod.name}")
 
     async def _give_up_later(self, pod: Pod) -> None:
         await asyncio.sleep(RELEASED_S)
@@ -172,4 +170,4 @@ class UnclaimedPods:
 
     async def aclose(self) -> None:
         """Stop; a pod that was released is found by another activator."""
-        await cancel_all(self._giving_up)
+        await self._giving_up.cancel()

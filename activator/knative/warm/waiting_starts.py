@@ -36,6 +36,7 @@ from activator.knative.pod_registry import OwnedPod, PodRegistry
 from activator.knative.pod_watcher import Pod, PodWatcher
 from activator.knative.warm.source import PromotedPod, WarmPodSource
 from activator.routing.route_table import CallTarget
+from pilotlight.core.background_tasks import BackgroundTasks
 from snapshotter.types import InstanceId
 
 UNSEEN_S = 10.0
@@ -116,7 +117,7 @@ class WaitingStarts:
         self._of: dict[str, RevisionStarts] = {}
         self._promoted: dict[str, _Promoted] = {}
         self._late: dict[asyncio.Task[Any], str] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     def __repr__(self) -> str:
         return f"<WaitingStarts {len(self)}, {len(self._promoted)} promoted pods are coming>"
@@ -161,11 +162,9 @@ class WaitingStarts:
                 continue
             start.has_promoted = True
             waiting.promoting += 1
-            task = asyncio.create_task(
+            self._tasks.run(
                 self._promote(promotions, waiting, start), name=f"promote {start.instance}"
             )
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
 
     async def _promote(
         self, promotions: Promotions, waiting: RevisionStarts, start: WaitingStart
@@ -268,7 +267,7 @@ class WaitingStarts:
         """Finish promotions in progress, and give up late ones."""
         for task in self._late:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.aclose()
 
 
 def _unserved(waiting: RevisionStarts) -> int:

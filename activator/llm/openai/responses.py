@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 
 from activator.calls.call import AnsweredCall, Call, ResponseFilter
-from activator.calls.response_format import ResponseFormat, end_of
+from activator.calls.response import ResponseFormat, end_of
 from activator.llm.openai.errors import error_event
 from activator.llm.openai.parser import DONE, BodyParser, StreamParser, uncounted
 from activator.llm.openai.request import OpenAIRequest

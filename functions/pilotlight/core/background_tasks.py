@@ -19,7 +19,10 @@ class BackgroundTasks:
     def __repr__(self) -> str:
         return f"<BackgroundTasks {sorted(t.get_name() for t in self._tasks)}>"
 
-    def run(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def run(self, work: Coroutine[Any, Any, object], name: str) -> asyncio.Task[Any]:
         """Start `work` now."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
@@ -31,10 +34,14 @@ class BackgroundTasks:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
+    async def cancel(self) -> None:
+        """Cancel the tasks and wait until they have ended."""
+        await cancel_all(self._tasks)
+
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("errand.failed name=%s", task.get_name(), exc_info=error)
+            _log.error("background task failed name=%s", task.get_name(), exc_info=error)
 
 
 async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:

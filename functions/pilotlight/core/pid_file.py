@@ -1,9 +1,15 @@
 """Pid files that identify a process: its pid, and its start in clock ticks since boot (proc(5),
-`starttime`), because a pid is used again after its process has ended."""
+`starttime`), because a pid is used again after its process has ended. `boot_id` is for records that
+are valid until the next boot."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+
+def boot_id() -> str:
+    """Return the id of the running kernel's boot (random(4))."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def write(pid_file: Path, pid: int) -> None:

@@ -502,7 +502,7 @@ async def test_without_what_activators_share_nothing_is_claimed_and_what_is_ours
     second = await world.maker.up(target)
     starting = _started(world, fleet, target, 2)
     await world.woken.wait()
-    await fleet.state()
+    await fleet.claims.state()
     assert [info.id for info in await fleet.adopt()] == [first.id]
     assert not starting.done()
     claims.is_mute = False
@@ -525,7 +525,7 @@ async def test_a_pod_that_another_activator_took_gets_no_more_calls_and_is_not_t
     living.discard("a-0")  # it fell silent
     await world.start(two, target, 2)
     living.add("a-0")
-    await one.state()
+    await one.claims.state()
     event = await _event(one)
     assert (event.kind, event.subject, event.reason) == ("instance_stopping", mine.id, "lost")
     pod.running = 3
@@ -558,7 +558,7 @@ async def test_a_pod_that_another_takes_while_its_last_calls_are_waited_for_is_n
     living.discard("a-0")
     await world.start(two, target, 2)
     living.add("a-0")
-    await one.state()
+    await one.claims.state()
     await stopping
     stored = world.server.get("v1", "Pod", pod.name, pod.namespace)
     assert stored is not None
@@ -575,7 +575,7 @@ async def test_nothing_is_stated_before_what_was_ours_is_ours_again(world: World
 
     after = await world.fleet("a-0", InMemoryPodLeases(board, member="a-0"))
     await world.until(lambda: after.pods.of(target.key))
-    await after.state()
+    await after.claims.state()
 
     assert [(one.id, one.socket) for one in await after.adopt()] == [
         (info.id, f"tcp:{pod.ip}:8012")

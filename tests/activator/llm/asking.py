@@ -86,3 +86,13 @@ class Door:
 def chat(text: str = "hello there", **more: Any) -> dict[str, Any]:
     """A chat's body."""
     return {"model": "hello", "messages": [{"role": "user", "content": text}], **more}
+
+
+class Crowd:
+    """So many calls wait."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+
+    def of(self, _: object) -> int:
+        return self.waiting

@@ -14,19 +14,9 @@ from activator.quotas.process_store import ProcessQuotas
 from activator.quotas.token_reservation import TokenReservation
 from pilotlight import errors
 from pilotlight.spec.engines import Task
-from tests.activator.llm.asking import Door, chat, model
+from tests.activator.llm.asking import Crowd, Door, chat, model
 from tests.fakes.clock import ManualClock
 from tests.fakes.routes import TENANT, spec_of, target_of
-
-
-class Crowd:
-    """So many calls wait."""
-
-    def __init__(self) -> None:
-        self.waiting = 0
-
-    def of(self, _: object) -> int:
-        return self.waiting
 
 
 @pytest.fixture(name="crowd")

@@ -204,21 +204,16 @@ def test_a_wrong_argument_is_named(body: bytes, parameter: str, says: str) -> No
     assert wrong.value.detail["parameter"] == parameter
 
 
-@pytest.mark.parametrize("body", [b"{", b"\xff\xfe", b"1", b'"text"', b"[1,2,3]"])
-def test_a_body_that_cannot_be_arguments_is_invalid(body: bytes) -> None:
-    with pytest.raises(errors.InvalidInput):
-        target_of(spec_of()).check("").check(body)
-
-
 @pytest.mark.parametrize(
     "body",
     [
         pytest.param(b'{"x": %b1%b}' % (b"[" * 100_000, b"]" * 100_000), id="nested too deeply"),
         pytest.param(b'{"x": 1, "\\ud800": 1}', id="half a character as a name"),
         pytest.param(b'{"x": 1e999}', id="infinite"),
+        *(b"{", b"\xff\xfe", b"1", b'"text"', b"[1,2,3]"),
     ],
 )
-def test_strange_json_is_invalid_input_like_any_other(body: bytes) -> None:
+def test_a_body_that_cannot_be_arguments_is_invalid(body: bytes) -> None:
     with pytest.raises(errors.InvalidInput):
         target_of(spec_of()).check("").check(body)
 

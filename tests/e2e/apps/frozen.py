@@ -189,7 +189,7 @@ class Team:
 @small(max_instances=4, timeout=90)
 @pilotlight.concurrent(max_inputs=1)
 class Listener:
-    """Listens on a TCP port of its own, always the same one, and reaches out."""
+    """Listens on a TCP port of its own, always the same one."""
 
     @pilotlight.enter()
     def load(self) -> None:
@@ -211,11 +211,6 @@ class Listener:
         meet(met)
         with socket.create_connection(("127.0.0.1", 47114), timeout=30) as mine:
             return mine.recv(100).decode()
-
-    @pilotlight.method()
-    def fetch(self, host: str, port: int) -> str:
-        with socket.create_connection((host, port), timeout=30) as server:
-            return server.recv(100).decode()
 
 
 @small()

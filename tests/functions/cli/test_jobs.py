@@ -111,7 +111,7 @@ def test_a_receiver_that_cannot_be_reached_fails_the_test_and_says_why(shell: Sh
 def test_dead_letters_are_listed_and_sent_again_one_by_one_or_together(shell: Shell) -> None:
     for number, app in enumerate(("search", "search", "other")):
         shell.bury(f"req-{number}", app)
-    listed = shell.run("call", "list", "--dead")
+    listed = shell.run("call", "list", "--state", "dead")
     assert "DEAD" not in listed.stdout
     assert "FAILED" in listed.stdout
     assert "(dead letter)" in listed.stdout
@@ -121,7 +121,7 @@ def test_dead_letters_are_listed_and_sent_again_one_by_one_or_together(shell: Sh
     assert shell.json("call", "redrive", "--all", "--app", "search", "--yes") == {
         "calls": ["req-1"]
     }
-    assert [call["id"] for call in shell.json("call", "list", "--dead")] == ["req-2"]
+    assert [call["id"] for call in shell.json("call", "list", "--state", "dead")] == ["req-2"]
     assert [call["state"] for call in shell.json("call", "list", "--app", "search")] == [
         "QUEUED",
         "QUEUED",
@@ -134,10 +134,10 @@ def test_what_is_no_dead_letter_or_not_clear_is_said_with_the_next_step(shell: S
     assert "QUEUED" in shell.failed("call", "list", "--state", "dreaming")
     shell.bury()
     shell.good("call", "redrive", "req-1")
-    assert "call list --dead" in shell.failed("call", "redrive", "req-1")
+    assert "call list --state dead" in shell.failed("call", "redrive", "req-1")
 
 
 def test_all_dead_letters_are_not_sent_again_without_being_asked(shell: Shell) -> None:
     shell.bury()
     assert shell.run("call", "redrive", "--all").exit_code != 0
-    assert len(shell.json("call", "list", "--dead")) == 1
+    assert len(shell.json("call", "list", "--state", "dead")) == 1

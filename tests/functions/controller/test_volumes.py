@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotlight.controller import http_app
+from pilotlight.controller.registry.app_ref import EnvironmentRef
 from pilotlight.controller.volumes import chunks, volumes
-from pilotlight.controller.volumes.volumes import VolumeScope
 from pilotlight.controller.weights import storage_usage
 from pilotlight.core.disk_floor import DiskFloor
 from pilotlight.core.volumes.entries import CHUNK_BYTES, Entry, EntryInvalid, by_path
@@ -50,7 +50,7 @@ class Story:
 
     def __init__(self, controller: Controller, tenant: str, tmp_path: Path) -> None:
         self.controller, self.tenant = controller, tenant
-        self.scope = VolumeScope(tenant=tenant, environment=MAIN)
+        self.scope = EnvironmentRef(tenant=tenant, environment=MAIN)
         self._tmp_path = tmp_path
         self.nodes: list[VolumeNode] = []
         self.service = controller.context.volumes

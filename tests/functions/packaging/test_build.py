@@ -53,18 +53,6 @@ def _shop(tmp_path: Path) -> Iterator[Path]:
             del sys.modules[name]
 
 
-@pytest.fixture(name="client")
-def _client(platform: FakePlatform) -> Iterator[Client]:
-    with Client(platform.profile()) as client:
-        yield client
-
-
-@pytest.fixture(name="platform")
-def _platform() -> Iterator[FakePlatform]:
-    with FakePlatform() as platform:
-        yield platform
-
-
 def names_in(blob: object) -> list[str]:
     assert isinstance(blob, bytes)
     with tarfile.open(fileobj=io.BytesIO(blob)) as tar:

@@ -26,18 +26,6 @@ from weight_cache.manifest import CHUNK_BYTES, FileHash, parse
 from weight_cache.sources import SourceFile
 
 
-@pytest.fixture(name="platform")
-def _platform() -> Iterator[FakePlatform]:
-    with FakePlatform() as platform:
-        yield platform
-
-
-@pytest.fixture(name="client")
-def _client(platform: FakePlatform) -> Iterator[Client]:
-    with Client(platform.profile()) as client:
-        yield client
-
-
 @pytest.fixture(name="server")
 def _server() -> Iterator[WebFiles]:
     with WebFiles() as server:

@@ -72,16 +72,6 @@ def instance(shim: FakeShim) -> FakeInstance:
     return shim.start()
 
 
-@pytest.fixture
-def client(instance: FakeInstance) -> Iterator[httpx.Client]:
-    with httpx.Client(
-        transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS),
-        base_url="http://worker",
-        timeout=30,
-    ) as client:
-        yield client
-
-
 def test_the_application_sees_the_public_path(instance: FakeInstance, client: httpx.Client) -> None:
     headers = {HEADER_ROOT_PATH: "/fn/app/web", HEADER_CALL: "req-1"}
     response = client.put("/asgi/a%20b?q=1", headers=headers)

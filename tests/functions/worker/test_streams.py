@@ -108,16 +108,6 @@ def instance() -> Iterator[FakeInstance]:
         yield shim.start()
 
 
-@pytest.fixture
-def client(instance: FakeInstance) -> Iterator[httpx.Client]:
-    with httpx.Client(
-        transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS),
-        base_url="http://worker",
-        timeout=30,
-    ) as client:
-        yield client
-
-
 @pytest.mark.parametrize("method", ["count", "async_count"])
 def test_server_sent_events_are_one_for_each_item(client: httpx.Client, method: str) -> None:
     response = client.post(

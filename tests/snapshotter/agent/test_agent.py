@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,14 +34,6 @@ from snapshotter.types import (
 from tests.fakes.agent_home import MIB, AgentHome, ask, begin, instance_id, settled_descriptors
 from tests.fakes.bundle import pack
 from tests.fakes.waiting import until
-
-
-@pytest.fixture(params=["namespaces", "plain"])
-async def client(request: pytest.FixtureRequest, home: AgentHome) -> AsyncIterator[AgentClient]:
-    if request.param == "namespaces" and os.geteuid() != 0:
-        pytest.skip("needs root")
-    async with home.agent(namespaces=request.param == "namespaces"), home.client() as client:
-        yield client
 
 
 async def next_event(

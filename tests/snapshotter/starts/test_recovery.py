@@ -17,6 +17,7 @@ from snapshotter.linux.cgroups import Cgroups
 from snapshotter.starts.leftovers import end_leftovers
 from snapshotter.types import AgentEvent, InstanceInfo, LaunchSpec, StartKind
 from tests.fakes.agent_home import AgentHome, ask, instance_id
+from tests.fakes.process_trees import is_running
 
 MODES = [pytest.param((), id="as we are"), pytest.param(("--plain",), id="plain")]
 
@@ -217,11 +218,3 @@ async def test_what_a_killed_agent_left_is_ended_and_another_homes_is_not(
             assert (await end_leftovers(home.paths.run, grace_s=5.0)).is_empty
             await ask(running, "/print/alone")
             assert [i.id for i in await theirs.instances()] == [running.id]
-
-
-def is_running(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"

@@ -8,14 +8,11 @@ import base64
 import os
 import signal
 import sys
-import tempfile
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.ports import free_ports
-from tests.fakes.trees import remove_tree
 from weight_cache.client import WeightCacheClient
 from weight_cache.manifest import CHUNK_BYTES
 from weight_cache.peers import http1
@@ -95,14 +92,6 @@ class Daemon:
         if self.process is not None and self.process.returncode is None:
             self.process.send_signal(signal.SIGTERM)
             await self.process.wait()
-
-
-@pytest.fixture
-async def folder() -> AsyncIterator[Path]:
-    """Short: Unix sockets allow 107 bytes."""
-    made = Path(tempfile.mkdtemp(prefix="pl"))
-    yield made
-    remove_tree(made)
 
 
 def different_ports(count: int) -> list[int]:

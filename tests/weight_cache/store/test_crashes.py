@@ -6,22 +6,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.fakes.trees import remove_tree
-
 REPOSITORY = Path(__file__).parents[3]
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    made = Path(tempfile.mkdtemp(prefix="pl"))
-    yield made
-    remove_tree(made)
 
 
 @pytest.mark.slow

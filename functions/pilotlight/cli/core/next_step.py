@@ -68,8 +68,8 @@ _WHAT_TO_DO = {
 def names_in_arguments(
     parameters: Iterable[inspect.Parameter], values: Mapping[str, Any]
 ) -> dict[str, str]:
-    """The app and the function that a command's arguments name, by placeholder: those whose metavar
-    is one."""
+    """Return the app and the function that a command's arguments name: those whose metavar is a
+    placeholder of the advice (`APP`, `APP/FUNCTION`), which are the keys."""
     names: dict[str, str] = {}
     for parameter in parameters:
         value = values.get(parameter.name)
@@ -81,7 +81,8 @@ def names_in_arguments(
 
 
 def name_target(text: str, *, is_app: bool = False) -> dict[str, str]:
-    """The names in `app/function`, or with `is_app` also in `app`, by placeholder."""
+    """Return the names in `app/function`, or with `is_app` also in `app`, as
+    `names_in_arguments`."""
     app, slash, function = text.partition("@")[0].partition("/")
     function = function.partition(".")[0]
     if not app or not (slash or is_app):
@@ -91,8 +92,8 @@ def name_target(text: str, *, is_app: bool = False) -> dict[str, str]:
 
 def next_step(error: Exception, names: Mapping[str, str] | None = None) -> str:
     """The second line of an error report: the error's `hint`, else advice for its type, else how to
-    get a traceback. `names`: what the command is about, by placeholder; the error's own names take
-    precedence."""
+    get a traceback. `names`: what the command is about, as from `names_in_arguments`; the
+    error's own names take precedence."""
     if isinstance(error, PilotlightError):
         detail = error.detail
         known = {**(names or {}), **_names_in_error(error, names or {})}

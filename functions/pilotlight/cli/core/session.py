@@ -55,8 +55,8 @@ class Session:
     """One run of one command. Results go to stdout, everything else to stderr.
 
     Attributes:
-        names: the app and function that the command is about, by placeholder, for the advice in
-            errors (`pilotlight.cli.core.next_step`); commands that learn them later add them."""
+        names: the app and function that the command is about, for the advice in errors
+            (`pilotlight.cli.core.next_step`); commands that learn them later add them."""
 
     options: CommonOptions
     names: dict[str, str] = field(default_factory=dict)

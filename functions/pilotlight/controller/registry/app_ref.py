@@ -1,5 +1,5 @@
-"""Reference to an app with the actor and request of a change, and the SQL conditions of its
-rows."""
+"""References to an app, with the SQL conditions of its rows, and to an environment, both with the
+actor and request of a change."""
 
 from __future__ import annotations
 
@@ -56,3 +56,13 @@ class AppRef:
             table.c.environment == self.environment,
             table.c.app == self.app,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentRef:
+    """An environment of a tenant, and the key and request that change it, for the audit log."""
+
+    tenant: str
+    environment: str
+    actor: str = ""
+    request: str = ""

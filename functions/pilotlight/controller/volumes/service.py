@@ -18,10 +18,11 @@ from typing import Any, NoReturn, TypeVar
 import sqlalchemy as sa
 
 from pilotlight.controller.database.store import Store, Write
+from pilotlight.controller.registry.app_ref import EnvironmentRef
 from pilotlight.controller.server.node_backend import NodeBackend
 from pilotlight.controller.server.tenant_threads import TenantThreads
 from pilotlight.controller.volumes import chunks, volumes
-from pilotlight.controller.volumes.volumes import Volume, VolumeScope
+from pilotlight.controller.volumes.volumes import Volume
 from pilotlight.controller.weights import storage_usage
 from pilotlight.controller.weights.blob_upload import STORE_RETRY_S, store_errors
 from pilotlight.controller.weights.blobs import BlobStore
@@ -64,7 +65,7 @@ class VolumeService:
     def __repr__(self) -> str:
         return f"<VolumeService {self._files.objects!r}>"
 
-    async def commit_node(self, scope: VolumeScope, name: str) -> Mapping[str, Any]:
+    async def commit_node(self, scope: EnvironmentRef, name: str) -> Mapping[str, Any]:
         """Commit what functions wrote on the node. Raises NotFound, Conflict, StorageQuotaExceeded,
         StorageFull, Unavailable; then nothing was committed."""
         tenant = scope.tenant
@@ -94,7 +95,7 @@ class VolumeService:
             "uploaded_bytes": sum(sizes[digest] for digest in wanted),
         }
 
-    async def reload_node(self, scope: VolumeScope, name: str) -> Mapping[str, Any]:
+    async def reload_node(self, scope: EnvironmentRef, name: str) -> Mapping[str, Any]:
         """Bring the node's directory up to date. Raises NotFound, Conflict, StorageFull,
         Unavailable."""
         async with self._turn(scope.tenant):
@@ -106,7 +107,7 @@ class VolumeService:
 
     async def commit_client(
         self,
-        scope: VolumeScope,
+        scope: EnvironmentRef,
         name: str,
         *,
         put: list[Entry],
@@ -160,7 +161,7 @@ class VolumeService:
                 await self.write(tenant, partial(chunks.mark_stored, tenant=tenant, digests=wanted))
         return len(data)
 
-    async def delete(self, scope: VolumeScope, name: str) -> Volume:
+    async def delete(self, scope: EnvironmentRef, name: str) -> Volume:
         """Delete a volume, and the chunks that no other manifest refers to. Raises NotFound."""
         tenant = scope.tenant
 
@@ -205,7 +206,7 @@ class VolumeService:
 
         return sum([await self.collect(t, before=before) for t in await asyncio.to_thread(find)])
 
-    async def content(self, scope: VolumeScope, name: str, path: str) -> tuple[Entry, Any]:
+    async def content(self, scope: EnvironmentRef, name: str, path: str) -> tuple[Entry, Any]:
         """An entry of a file, and its content piece by piece. Raises InvalidInput, NotFound."""
 
         def look(sql: Any) -> Entry:

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from pilotlight.controller.database import audit_trail, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.identity.tenants import require_environment
+from pilotlight.controller.registry.app_ref import EnvironmentRef
 from pilotlight.core.volumes.entries import Entry, EntryInvalid, EntryKind, check_path
 from pilotlight.errors import Conflict, InvalidInput, NotFound, StorageQuotaExceeded
 from pilotlight.spec.identifiers import require_name
@@ -44,17 +45,6 @@ _VOLUMES, _ENTRIES = tables.volumes, tables.volume_entries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeScope:
-    """The environment of a tenant that an operation applies to; `actor` and `request` are for the
-    audit log."""
-
-    tenant: str
-    environment: str
-    actor: str = ""
-    request: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Volume:
     """A volume and its newest manifest's version, entries and size in bytes."""
 
@@ -69,7 +59,7 @@ class Volume:
     updated_at: float
 
 
-def create(write: Write, scope: VolumeScope, *, name: str) -> Volume:
+def create(write: Write, scope: EnvironmentRef, *, name: str) -> Volume:
     """Create an empty volume unless there is one of that name. Raises InvalidInput, NotFound,
     Conflict."""
     require_name("volume", name, parameter="name")
@@ -100,7 +90,7 @@ def create(write: Write, scope: VolumeScope, *, name: str) -> Volume:
     return made
 
 
-def delete(write: Write, scope: VolumeScope, *, name: str) -> Volume:
+def delete(write: Write, scope: EnvironmentRef, *, name: str) -> Volume:
     """Delete a volume and its manifest; functions that mount it keep their local files until they
     end. Raises NotFound."""
     found = find(write.sql, scope, name=name)
@@ -110,7 +100,7 @@ def delete(write: Write, scope: VolumeScope, *, name: str) -> Volume:
     return found
 
 
-def find(sql: sa.Connection, scope: VolumeScope, *, name: str) -> Volume:
+def find(sql: sa.Connection, scope: EnvironmentRef, *, name: str) -> Volume:
     """Return a volume of the environment. Raises NotFound."""
     found = _find(sql, scope, name)
     if found is None:
@@ -122,7 +112,7 @@ def find(sql: sa.Connection, scope: VolumeScope, *, name: str) -> Volume:
     return found
 
 
-def listing(sql: sa.Connection, scope: VolumeScope) -> list[Volume]:
+def listing(sql: sa.Connection, scope: EnvironmentRef) -> list[Volume]:
     """The environment's volumes, by name."""
     query = sa.select(_VOLUMES).where(
         _VOLUMES.c.tenant == scope.tenant, _VOLUMES.c.environment == scope.environment
@@ -132,7 +122,7 @@ def listing(sql: sa.Connection, scope: VolumeScope) -> list[Volume]:
 
 def names(sql: sa.Connection, *, tenant: str, environment: str) -> set[str]:
     """Names of the environment's volumes."""
-    scope = VolumeScope(tenant=tenant, environment=environment)
+    scope = EnvironmentRef(tenant=tenant, environment=environment)
     return {volume.name for volume in listing(sql, scope)}
 
 
@@ -233,7 +223,7 @@ def max_files(plan: Plan) -> int:
     return MAX_FILES if plan.volume_files is None else min(MAX_FILES, plan.volume_files)
 
 
-def record_commit(write: Write, scope: VolumeScope, name: str, version: int) -> None:
+def record_commit(write: Write, scope: EnvironmentRef, name: str, version: int) -> None:
     """Record a client's commit in the audit log."""
     _audit(write, scope, "volume.commit", name, after={"version": version})
 
@@ -357,7 +347,7 @@ def _below(volume: Volume, path: str) -> tuple[sa.ColumnElement[bool], ...]:
     return _ENTRIES.c.volume == volume.id, begins
 
 
-def _find(sql: sa.Connection, scope: VolumeScope, name: str) -> Volume | None:
+def _find(sql: sa.Connection, scope: EnvironmentRef, name: str) -> Volume | None:
     query = sa.select(_VOLUMES).where(
         _VOLUMES.c.tenant == scope.tenant,
         _VOLUMES.c.environment == scope.environment,
@@ -380,7 +370,7 @@ def _path(path: str) -> str:
 
 def _audit(
     write: Write,
-    scope: VolumeScope,
+    scope: EnvironmentRef,
     action: str,
     name: str,
     *,

@@ -64,32 +64,32 @@ class DeliveryQueue:
         return [self.describe(write.sql, one) for one in claimed]
 
     def settle(
-        self, write: Write, errand: ClaimedMessage, outcome: AttemptResult, *, chance: float
+        self, write: Write, claimed: ClaimedMessage, outcome: AttemptResult, *, chance: float
     ) -> bool:
         """Record the result of an attempt; return whether there will be another."""
         wait_s = delivery_retry.retry_in_s(
-            errand.of, now=write.now, chance=chance, asked_s=outcome.retry_after_s
+            claimed.of, now=write.now, chance=chance, asked_s=outcome.retry_after_s
         )
         if outcome.is_gone:
             wait_s = None
         delivery_retry.record_attempt(
-            write, self.table, errand.of, error=outcome.error, retry_in_s=wait_s
+            write, self.table, claimed.of, error=outcome.error, retry_in_s=wait_s
         )
         if outcome.is_gone:
-            self.on_gone(write, errand, outcome)
+            self.on_gone(write, claimed, outcome)
         return outcome.error is not None and wait_s is not None
 
 
-def _drop_webhook(write: Write, errand: ClaimedMessage, outcome: AttemptResult) -> None:
+def _drop_webhook(write: Write, claimed: ClaimedMessage, outcome: AttemptResult) -> None:
     """Remove a receiver that rejects further alerts from its budget."""
-    alert = errand.of
+    alert = claimed.of
     assert isinstance(alert, BudgetAlert)
-    if errand.url is not None:
+    if claimed.url is not None:
         budgets.drop_webhook(
             write,
             tenant=alert.tenant,
             budget_id=alert.budget,
-            url=errand.url,
+            url=claimed.url,
             actor=ACTOR,
             why=outcome.error or "",
         )

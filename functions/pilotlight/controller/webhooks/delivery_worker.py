@@ -117,16 +117,18 @@ class DeliveryWorker:
 
     async def run_once(self) -> int:
         """Make one attempt for each due message, at most AT_ONCE; return how many."""
-        errands = await anyio.to_thread.run_sync(self._claim)
+        batch = await anyio.to_thread.run_sync(self._claim)
         async with asyncio.TaskGroup() as group:
-            for errand in errands:
-                group.create_task(self._deliver(errand), name=f"{self._outbox.kind} {errand.of.id}")
-        return len(errands)
+            for claimed in batch:
+                group.create_task(
+                    self._deliver(claimed), name=f"{self._outbox.kind} {claimed.of.id}"
+                )
+        return len(batch)
 
-    async def _deliver(self, errand: ClaimedMessage) -> None:
-        outcome = await self._post(errand)
+    async def _deliver(self, claimed: ClaimedMessage) -> None:
+        outcome = await self._post(claimed)
         self._posted += 1
-        kind, one = self._outbox.kind, errand.of
+        kind, one = self._outbox.kind, claimed.of
         log.info(
             "event=%s_posted id=%s attempt=%d status=%s error=%r",
             kind,
@@ -135,15 +137,15 @@ class DeliveryWorker:
             outcome.status,
             outcome.error,
         )
-        await anyio.to_thread.run_sync(self._record, errand, outcome)
+        await anyio.to_thread.run_sync(self._record, claimed, outcome)
 
-    async def _post(self, errand: ClaimedMessage) -> AttemptResult:
-        if errand.message is None or errand.url is None or errand.sealed_secret is None:
+    async def _post(self, claimed: ClaimedMessage) -> AttemptResult:
+        if claimed.message is None or claimed.url is None or claimed.sealed_secret is None:
             return AttemptResult(error="the webhook was deleted", is_gone=True)
         try:
-            secret = self._key.webhooks.open(errand.sealed_secret)
+            secret = self._key.webhooks.open(claimed.sealed_secret)
             return await self._sender.post(
-                errand.message, url=errand.url, secret=secret, now=self._clock()
+                claimed.message, url=claimed.url, secret=secret, now=self._clock()
             )
         except (DecryptionFailed, ValueError) as e:
             # a key file or row that was replaced by hand must not block other messages
@@ -162,9 +164,9 @@ class DeliveryWorker:
         with self._store.write() as write:
             return self._outbox.claim(write, limit=AT_ONCE)
 
-    def _record(self, errand: ClaimedMessage, outcome: AttemptResult) -> None:
+    def _record(self, claimed: ClaimedMessage, outcome: AttemptResult) -> None:
         chance = self._chance()
         with self._store.write() as write:
-            is_retried = self._outbox.settle(write, errand, outcome, chance=chance)
+            is_retried = self._outbox.settle(write, claimed, outcome, chance=chance)
         end = "delivered" if outcome.error is None else "retried" if is_retried else "given-up"
         self._metrics.alerts.labels(end).inc()

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from pilotlight.controller.database import audit_trail, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.identity.tenants import require_environment
-from pilotlight.controller.registry.app_ref import AppRef
+from pilotlight.controller.registry.app_ref import AppRef, EnvironmentRef
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.identifiers import require_name
@@ -56,19 +56,8 @@ class NamedWeights:
         return cls(manifest=digest, size_bytes=manifest.size_bytes, files=len(manifest.files))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightsScope:
-    """The environment of one tenant that all operations apply to. `actor` and `request` are for
-    the audit log."""
-
-    tenant: str
-    environment: str
-    actor: str = ""
-    request: str = ""
-
-
 def put(
-    write: Write, holder: WeightsScope, *, name: str, model: NamedWeights, source: str
+    write: Write, holder: EnvironmentRef, *, name: str, model: NamedWeights, source: str
 ) -> str | None:
     """Set `name` to `model`. Returns the manifest that the name pinned before and does not pin now,
     if any. Raises InvalidInput, NotFound."""
@@ -94,7 +83,7 @@ def note_deployed(
 
     `is_bound`: the deploy's key is limited to this app, so names that another app's deploy set
     stay unchanged."""
-    holder = WeightsScope(
+    holder = EnvironmentRef(
         tenant=place.tenant, environment=place.environment, actor=place.actor, request=place.request
     )
     released: list[str] = []
@@ -114,7 +103,7 @@ def note_deployed(
     return released
 
 
-def delete(write: Write, holder: WeightsScope, *, name: str) -> str:
+def delete(write: Write, holder: EnvironmentRef, *, name: str) -> str:
     """Delete a name; returns the manifest that it referred to. Raises NotFound, or Conflict while
     it is pinned or in use."""
     row = find(write.sql, holder, name=name)
@@ -137,7 +126,7 @@ def delete(write: Write, holder: WeightsScope, *, name: str) -> str:
     return str(row["manifest"])
 
 
-def pin(write: Write, holder: WeightsScope, *, name: str, pinned: bool) -> str:
+def pin(write: Write, holder: EnvironmentRef, *, name: str, pinned: bool) -> str:
     """Set whether the node keeps the manifest of `name`; returns the manifest. Raises NotFound."""
     row = find(write.sql, holder, name=name)
     if row["is_pinned"] != pinned:
@@ -156,7 +145,7 @@ def pin(write: Write, holder: WeightsScope, *, name: str, pinned: bool) -> str:
     return str(row["manifest"])
 
 
-def listing(sql: sa.Connection, holder: WeightsScope) -> list[dict[str, Any]]:
+def listing(sql: sa.Connection, holder: EnvironmentRef) -> list[dict[str, Any]]:
     """The environment's weights, by name."""
     query = (
         sa.select(*(_TABLE.c[column] for column in _SHOWN))
@@ -166,7 +155,7 @@ def listing(sql: sa.Connection, holder: WeightsScope) -> list[dict[str, Any]]:
     return [dict(row) for row in sql.execute(query).mappings()]
 
 
-def find(sql: sa.Connection, holder: WeightsScope, *, name: str) -> dict[str, Any]:
+def find(sql: sa.Connection, holder: EnvironmentRef, *, name: str) -> dict[str, Any]:
     """One weights entry of the environment. Raises NotFound."""
     row = _find(sql, holder, name)
     if row is None:
@@ -178,7 +167,7 @@ def find(sql: sa.Connection, holder: WeightsScope, *, name: str) -> dict[str, An
     return {column: getattr(row, column) for column in _SHOWN}
 
 
-def functions_using(sql: sa.Connection, holder: WeightsScope, *, manifest: str) -> list[str]:
+def functions_using(sql: sa.Connection, holder: EnvironmentRef, *, manifest: str) -> list[str]:
     """Functions (`app/function`, sorted) of the environment with a revision in traffic that uses
     the manifest."""
     functions, traffic, revisions = tables.functions, tables.traffic, tables.revisions
@@ -238,7 +227,7 @@ def redact_source(source: str) -> str:
 
 def _upsert(
     write: Write,
-    holder: WeightsScope,
+    holder: EnvironmentRef,
     *,
     name: str,
     model: NamedWeights,
@@ -276,26 +265,26 @@ def _manifests(spec: str) -> set[str]:
     return {w["manifest"] for w in json.loads(spec)["weights"]}
 
 
-def record_node_request(write: Write, holder: WeightsScope, verb: str, name: str) -> None:
+def record_node_request(write: Write, holder: EnvironmentRef, verb: str, name: str) -> None:
     """Record in the audit log an operation on the node that changes no row."""
     _audit(write, holder, f"weights.{verb}", name)
 
 
-def _find(sql: sa.Connection, holder: WeightsScope, name: str) -> sa.Row[Any] | None:
+def _find(sql: sa.Connection, holder: EnvironmentRef, name: str) -> sa.Row[Any] | None:
     return sql.execute(sa.select(_TABLE).where(*_is(holder, name))).first()
 
 
-def _of(holder: WeightsScope) -> tuple[sa.ColumnElement[bool], ...]:
+def _of(holder: EnvironmentRef) -> tuple[sa.ColumnElement[bool], ...]:
     return (_TABLE.c.tenant == holder.tenant, _TABLE.c.environment == holder.environment)
 
 
-def _is(holder: WeightsScope, name: str) -> tuple[sa.ColumnElement[bool], ...]:
+def _is(holder: EnvironmentRef, name: str) -> tuple[sa.ColumnElement[bool], ...]:
     return (*_of(holder), _TABLE.c.name == name)
 
 
 def _audit(
     write: Write,
-    holder: WeightsScope,
+    holder: EnvironmentRef,
     action: str,
     name: str,
     *,

@@ -7,15 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.small_cluster import World, small_cluster
+from tests.fakes.small_cluster import World
 from tests.fakes.warm_pool import WarmPool
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    """An API server, and pods as the test makes them."""
-    async with small_cluster(tmp_path) as made:
-        yield made
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import pytest
 
 from pilotlight.core.object_store.errors import ObjectStoreError, ObjectStoreUnavailable
 from pilotlight.core.object_store.retries import FIRST_PAUSE_S, retry_unavailable
+from tests.fakes.faulty_objects import Pauses
 
 
 class Work:
@@ -20,11 +21,6 @@ class Work:
         if self.errors:
             raise self.errors.pop(0)
         return "answer"
-
-
-class Pauses(list[float]):
-    async def __call__(self, seconds: float) -> None:
-        self.append(seconds)
 
 
 def failures(number: int) -> list[ObjectStoreUnavailable]:

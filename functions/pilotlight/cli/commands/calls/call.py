@@ -44,6 +44,64 @@ if TYPE_CHECKING:
 
 _LOOK_S = 20.0
 
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="APP/FUNCTION",
+        help="app/function or app/Class.method; or one of `get`, `list`, `redrive`.",
+    ),
+]
+Arguments = Annotated[
+    str | None,
+    typer.Argument(
+        help="Arguments as JSON: an object by name, an array by position; - reads stdin. With "
+        "`get` and `redrive`: the call's id."
+    ),
+]
+NamedArguments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--arg",
+        "-a",
+        help="Argument as name=value; may be repeated. The value is JSON or text.",
+    ),
+]
+Raw = Annotated[bool, typer.Option("--raw", help="Write the response body unchanged.")]
+Stream = Annotated[
+    bool,
+    typer.Option(
+        "--stream", help="Print a generator's items as they arrive; also with `call get`."
+    ),
+]
+Submit = Annotated[bool, typer.Option("--submit", help="Do not wait: print the call's id.")]
+Wait = Annotated[
+    bool, typer.Option("--wait", help="With `call get`: wait until the call has ended.")
+]
+Timeout = Annotated[float | None, typer.Option(min=0.001, help="Total time to wait, in seconds.")]
+Webhook = Annotated[
+    str, typer.Option(help="With --submit: webhook to notify when the call ends, by name.")
+]
+IdempotencyKey = Annotated[
+    str, typer.Option(help="Idempotency key: a repeat with the same key runs only once.")
+]
+InState = Annotated[
+    str | None,
+    typer.Option(
+        help="With `call list`: only calls in this state: QUEUED, RUNNING, SUCCEEDED, FAILED, "
+        "CANCELLED or EXPIRED, or DEAD: dead letters."
+    ),
+]
+OfApp = Annotated[
+    str | None,
+    typer.Option(
+        "--app", help="With `call list` and `call redrive --all`: only calls of this app."
+    ),
+]
+Limit = Annotated[
+    int, typer.Option(min=1, max=1000, help="With `call list`: maximum number of calls.")
+]
+AllDead = Annotated[bool, typer.Option("--all", help="With `call redrive`: all dead letters.")]
+
 
 def register(root: typer.Typer) -> None:
     """Add the command."""
@@ -53,72 +111,20 @@ def register(root: typer.Typer) -> None:
 def call(
     session: Session,
     *,
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="APP/FUNCTION",
-            help="app/function or app/Class.method; or one of `get`, `list`, `redrive`.",
-        ),
-    ],
-    arguments: Annotated[
-        str | None,
-        typer.Argument(
-            help="Arguments as JSON: an object by name, an array by position; - reads stdin. With "
-            "`get` and `redrive`: the call's id."
-        ),
-    ] = None,
-    arg: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--arg",
-            "-a",
-            help="Argument as name=value; may be repeated. The value is JSON or text.",
-        ),
-    ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Write the response body unchanged.")] = False,
-    stream: Annotated[
-        bool,
-        typer.Option(
-            "--stream", help="Print a generator's items as they arrive; also with `call get`."
-        ),
-    ] = False,
-    submit: Annotated[
-        bool, typer.Option("--submit", help="Do not wait: print the call's id.")
-    ] = False,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="With `call get`: wait until the call has ended.")
-    ] = False,
-    timeout: Annotated[
-        float | None, typer.Option(min=0.001, help="Total time to wait, in seconds.")
-    ] = None,
-    webhook: Annotated[
-        str, typer.Option(help="With --submit: webhook to notify when the call ends, by name.")
-    ] = "",
-    key: Annotated[
-        str, typer.Option(help="Idempotency key: a repeat with the same key runs only once.")
-    ] = "",
-    dead: Annotated[
-        bool, typer.Option("--dead", help="With `call list`: only dead letters.")
-    ] = False,
-    state: Annotated[
-        str | None,
-        typer.Option(
-            help="With `call list`: only calls in this state: QUEUED, RUNNING, SUCCEEDED, FAILED, "
-            "CANCELLED or EXPIRED; DEAD: as --dead."
-        ),
-    ] = None,
-    app_name: Annotated[
-        str | None,
-        typer.Option(
-            "--app", help="With `call list` and `call redrive --all`: only calls of this app."
-        ),
-    ] = None,
-    limit: Annotated[
-        int, typer.Option(min=1, max=1000, help="With `call list`: maximum number of calls.")
-    ] = 50,
-    everything: Annotated[
-        bool, typer.Option("--all", help="With `call redrive`: all dead letters.")
-    ] = False,
+    target: Target,
+    arguments: Arguments = None,
+    arg: NamedArguments = None,
+    raw: Raw = False,
+    stream: Stream = False,
+    submit: Submit = False,
+    wait: Wait = False,
+    timeout: Timeout = None,
+    webhook: Webhook = "",
+    key: IdempotencyKey = "",
+    state: InState = None,
+    app_name: OfApp = None,
+    limit: Limit = 50,
+    everything: AllDead = False,
     yes: Yes = False,
 ) -> None:
     """Call a function, or manage submitted calls.
@@ -134,9 +140,7 @@ def call(
                 _get(session, client, _id(arguments), wait=wait, raw=raw)
             return
         if target == "list":
-            call_list.list_calls(
-                session, client, app=app_name, state=call_list.DEAD if dead else state, limit=limit
-            )
+            call_list.list_calls(session, client, app=app_name, state=state, limit=limit)
             return
         if target == "redrive":
             call_list.redrive(
@@ -145,9 +149,7 @@ def call(
             return
         app, function, method = parse_address(target)
         name = f"{function}.{method}" if method else function
-        given = call_arguments(arguments, arg or [])
-        if arg:
-            given = _fitted(client, target, given, arg)
+        given = _arguments(client, target, arguments, arg or [])
         extra = {
             name: value
             for name, value in ((HEADER_WEBHOOK, webhook), (HEADER_IDEMPOTENCY_KEY, key))
@@ -178,6 +180,12 @@ def call_arguments(text: str | None, words: list[str]) -> Any:
             hint="Write '{\"name\": value}' or '[value]', or use --arg.",
         )
     return value
+
+
+def _arguments(client: Client, target: str, text: str | None, words: list[str]) -> Any:
+    """As `call_arguments`; the values of --arg have the types that the function accepts."""
+    given = call_arguments(text, words)
+    return _fitted(client, target, given, words) if words else given
 
 
 def _fitted(

@@ -56,6 +56,54 @@ MAX_REQUESTS = 100_000
 _LATE_MS = 100.0
 """Delay of the generator itself (p99) above which it is reported."""
 
+Rate = Annotated[float, typer.Option("--rate", "-r", help="Requests to send per second.")]
+Duration = Annotated[str, typer.Option("--duration", "-d", help="Duration of the test.")]
+Arrivals = Annotated[str, typer.Option(help="Arrival process: poisson, even or bursty.")]
+Data = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Arguments of a function as JSON, or @FILE with one JSON value per line; may be "
+        "repeated. Each request uses a random one. Default: the function's example."
+    ),
+]
+PromptLength = Annotated[
+    str,
+    typer.Option(
+        help="Prompt length in tokens: 200, uniform:10,400, exponential:200, "
+        "lognormal:200,0.8 or pareto:50,1.5."
+    ),
+]
+OutputLength = Annotated[str, typer.Option(help="Output length in tokens, in the same syntax.")]
+SharedPrefix = Annotated[
+    int,
+    typer.Option(min=0, help="Number of leading tokens that the prompts of a group share."),
+]
+Groups = Annotated[int, typer.Option(min=1, help="Number of prompt groups.")]
+Chat = Annotated[
+    bool,
+    typer.Option("--chat", help="Send chats of words instead of prompts of token ids."),
+]
+Stream = Annotated[
+    bool | None,
+    typer.Option(
+        "--stream/--no-stream",
+        help="Request streamed responses. Default: for language models and generators.",
+    ),
+]
+Longest = Annotated[
+    int, typer.Option(min=2, help="Limit prompts and outputs to half of this, in tokens.")
+]
+RequestTimeout = Annotated[str, typer.Option(help="Timeout of one request.")]
+Seed = Annotated[
+    int,
+    typer.Option(help="Random seed: the same seed sends the same requests at the same times."),
+]
+Picture = Annotated[Path | None, typer.Option(help="Write the latency chart to this SVG file.")]
+Report = Annotated[
+    Path | None,
+    typer.Option(help="Write the report, including histograms, to this JSON file."),
+]
+
 
 def register(root: typer.Typer) -> None:
     """Add the command."""
@@ -66,61 +114,21 @@ def loadtest(
     session: Session,
     target: Target,
     *,
-    rate: Annotated[float, typer.Option("--rate", "-r", help="Requests to send per second.")] = 1.0,
-    duration: Annotated[
-        str, typer.Option("--duration", "-d", help="Duration of the test.")
-    ] = "30s",
-    arrivals: Annotated[
-        str, typer.Option(help="Arrival process: poisson, even or bursty.")
-    ] = "poisson",
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Arguments of a function as JSON, or @FILE with one JSON value per line; may be "
-            "repeated. Each request uses a random one. Default: the function's example."
-        ),
-    ] = None,
-    prompt: Annotated[
-        str,
-        typer.Option(
-            help="Prompt length in tokens: 200, uniform:10,400, exponential:200, "
-            "lognormal:200,0.8 or pareto:50,1.5."
-        ),
-    ] = "lognormal:200,0.6",
-    output: Annotated[
-        str, typer.Option(help="Output length in tokens, in the same syntax.")
-    ] = "lognormal:64,0.6",
-    shared_prefix: Annotated[
-        int,
-        typer.Option(min=0, help="Number of leading tokens that the prompts of a group share."),
-    ] = 0,
-    groups: Annotated[int, typer.Option(min=1, help="Number of prompt groups.")] = 1,
-    chat: Annotated[
-        bool,
-        typer.Option("--chat", help="Send chats of words instead of prompts of token ids."),
-    ] = False,
-    stream: Annotated[
-        bool | None,
-        typer.Option(
-            "--stream/--no-stream",
-            help="Request streamed responses. Default: for language models and generators.",
-        ),
-    ] = None,
-    longest: Annotated[
-        int, typer.Option(min=2, help="Limit prompts and outputs to half of this, in tokens.")
-    ] = 2048,
-    timeout: Annotated[str, typer.Option(help="Timeout of one request.")] = "120s",
-    seed: Annotated[
-        int,
-        typer.Option(help="Random seed: the same seed sends the same requests at the same times."),
-    ] = 0,
-    picture: Annotated[
-        Path | None, typer.Option(help="Write the latency chart to this SVG file.")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Write the report, including histograms, to this JSON file."),
-    ] = None,
+    rate: Rate = 1.0,
+    duration: Duration = "30s",
+    arrivals: Arrivals = "poisson",
+    data: Data = None,
+    prompt: PromptLength = "lognormal:200,0.6",
+    output: OutputLength = "lognormal:64,0.6",
+    shared_prefix: SharedPrefix = 0,
+    groups: Groups = 1,
+    chat: Chat = False,
+    stream: Stream = None,
+    longest: Longest = 2048,
+    timeout: RequestTimeout = "120s",
+    seed: Seed = 0,
+    picture: Picture = None,
+    out: Report = None,
 ) -> None:
     """Send requests at fixed or random times, whether or not earlier ones are answered, and measure
     the responses.

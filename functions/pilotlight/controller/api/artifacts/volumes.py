@@ -14,8 +14,9 @@ from pilotlight.controller.api.schemas import Body
 from pilotlight.controller.context import REQUIRE_DISK_SPACE, Ctx, Deployer, RequestId
 from pilotlight.controller.identity.access_control import Principal
 from pilotlight.controller.lazy_routes import APIRouter
+from pilotlight.controller.registry.app_ref import EnvironmentRef
 from pilotlight.controller.volumes import volumes
-from pilotlight.controller.volumes.volumes import Volume, VolumeScope
+from pilotlight.controller.volumes.volumes import Volume
 from pilotlight.errors import Conflict
 
 router = APIRouter(prefix="/v1", tags=["volumes"])
@@ -190,7 +191,7 @@ async def put_chunk(context: Ctx, caller: Deployer, request: Request, digest: st
     return ChunkInfo(digest=digest, size_bytes=size)
 
 
-def _scope(caller: Principal, request: str = "") -> VolumeScope:
-    return VolumeScope(
+def _scope(caller: Principal, request: str = "") -> EnvironmentRef:
+    return EnvironmentRef(
         tenant=caller.tenant, environment=caller.environment, actor=caller.key, request=request
     )

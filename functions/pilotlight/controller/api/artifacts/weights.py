@@ -24,6 +24,7 @@ from pilotlight.controller.database.store import Write
 from pilotlight.controller.deployments import dependency_checks
 from pilotlight.controller.identity.access_control import Principal
 from pilotlight.controller.lazy_routes import APIRouter
+from pilotlight.controller.registry.app_ref import EnvironmentRef
 from pilotlight.controller.server.ndjson import NdjsonResponse
 from pilotlight.controller.weights import (
     blob_deletion,
@@ -33,7 +34,6 @@ from pilotlight.controller.weights import (
     weight_names,
 )
 from pilotlight.controller.weights.node_cache import ReportProgress
-from pilotlight.controller.weights.weight_names import WeightsScope
 from pilotlight.protocol import CONTENT_NDJSON
 from snapshotter.errors import SnapshotterError
 from weight_cache.manifest import Manifest
@@ -235,7 +235,7 @@ async def unpin_weights(context: Ctx, caller: Admin, request: RequestId, name: N
     return await _info(context, caller, name)
 
 
-async def _pin(context: Context, holder: WeightsScope, name: str, report: ReportProgress) -> None:
+async def _pin(context: Context, holder: EnvironmentRef, name: str, report: ReportProgress) -> None:
     # Write the row first, so that a concurrent sweep does not undo the cache's pin. If pinning
     # fails, the row is restored.
     was_pinned = (
@@ -257,7 +257,7 @@ async def _pin(context: Context, holder: WeightsScope, name: str, report: Report
         await node_cache.unpin_unused(context.cache, context.store, [manifest])
 
 
-def _check_pin(context: Context, sql: sa.Connection, holder: WeightsScope, name: str) -> None:
+def _check_pin(context: Context, sql: sa.Connection, holder: EnvironmentRef, name: str) -> None:
     row = weight_names.find(sql, holder, name=name)
     plan = storage_usage.plan_of(sql, context.config.plans, tenant=holder.tenant)
     size_bytes = row["size_bytes"]
@@ -266,13 +266,13 @@ def _check_pin(context: Context, sql: sa.Connection, holder: WeightsScope, name:
     )
 
 
-def _record_pin(context: Context, write: Write, holder: WeightsScope, name: str) -> str:
+def _record_pin(context: Context, write: Write, holder: EnvironmentRef, name: str) -> str:
     _check_pin(context, write.sql, holder, name)
     return weight_names.pin(write, holder, name=name, pinned=True)
 
 
-def _holder(caller: Principal, request: str = "") -> WeightsScope:
-    return WeightsScope(
+def _holder(caller: Principal, request: str = "") -> EnvironmentRef:
+    return EnvironmentRef(
         tenant=caller.tenant, environment=caller.environment, actor=caller.key, request=request
     )
 

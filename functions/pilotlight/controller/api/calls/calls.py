@@ -137,8 +137,8 @@ def redrive_call(
         sent, _ = dispatch_queue.redrive(write, filters, limit=1)
         if not sent:
             hint = (
-                f"List dead letters: `pilotlight call list --dead`. A call becomes {DEAD} when it "
-                f"fails on its last attempt."
+                f"List dead letters: `pilotlight call list --state dead`. A call becomes {DEAD} "
+                "when it fails on its last attempt."
             )
             raise Conflict(f"call {call} is not a dead letter of this environment", hint=hint)
         _record_audit(write, caller, call, None, request)

@@ -13,8 +13,8 @@ from fastapi.responses import StreamingResponse
 from pilotlight.controller.api.schemas import Body
 from pilotlight.controller.context import Ctx, require_node_token, require_platform_token
 from pilotlight.controller.lazy_routes import APIRouter
+from pilotlight.controller.registry.app_ref import EnvironmentRef
 from pilotlight.controller.volumes import volumes
-from pilotlight.controller.volumes.volumes import VolumeScope
 from snapshotter.volumes.heads import VOLUMES_PATH
 
 router = APIRouter(prefix=VOLUMES_PATH, include_in_schema=False)
@@ -31,7 +31,7 @@ class Head(Body):
 @router.get("/{tenant}/{environment}/{name}", dependencies=[Depends(require_node_token)])
 async def head(context: Ctx, tenant: str, environment: str, name: str) -> Head:
     """Return what a volume of that name is."""
-    scope = VolumeScope(tenant=tenant, environment=environment)
+    scope = EnvironmentRef(tenant=tenant, environment=environment)
     found = await context.read(tenant, partial(volumes.find, scope=scope, name=name))
     return Head(id=found.id, version=found.version)
 
@@ -39,7 +39,7 @@ async def head(context: Ctx, tenant: str, environment: str, name: str) -> Head:
 @router.get("/{tenant}/{environment}/{name}/manifest", dependencies=[Depends(require_node_token)])
 async def manifest(context: Ctx, tenant: str, environment: str, name: str) -> Response:
     """Return the newest manifest: `{"entries": […]}`."""
-    scope = VolumeScope(tenant=tenant, environment=environment)
+    scope = EnvironmentRef(tenant=tenant, environment=environment)
 
     def read(sql: Any) -> tuple[volumes.Volume, list[str]]:
         found = volumes.find(sql, scope, name=name)
@@ -67,6 +67,6 @@ async def change(
     context: Ctx, tenant: str, environment: str, name: str, verb: Literal["commit", "reload"]
 ) -> dict[str, Any]:
     """Commit or reload a volume on the node, for one of the functions of that environment."""
-    scope = VolumeScope(tenant=tenant, environment=environment)
+    scope = EnvironmentRef(tenant=tenant, environment=environment)
     work = context.volumes.commit_node if verb == "commit" else context.volumes.reload_node
     return dict(await work(scope, name))

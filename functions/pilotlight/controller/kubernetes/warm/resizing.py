@@ -8,15 +8,15 @@ grow for a minute."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from pilotlight.controller.kubernetes.warm.cache import PoolCache
 from pilotlight.controller.kubernetes.warm.sizes import PodSize, is_allocated, refusal, size_of
+from pilotlight.core.background_tasks import BackgroundTasks
 from pilotlight.kubernetes.errors import ClusterError, Forbidden, Invalid, KindMissing
 from pilotlight.kubernetes.errors import NotFound as Gone
 from pilotlight.kubernetes.kinds import POD
@@ -61,7 +61,7 @@ class PodResizer:
         self._clock = clock
         self._ways: dict[Way, _Pause] = {}
         self._nodes: dict[str, _Pause] = {}
-        self._running: set[asyncio.Task[None]] = set()
+        self._running = BackgroundTasks()
 
     def __repr__(self) -> str:
         return f"<PodResizer {len(self._running)} running, {self.trouble() or 'no trouble'}>"
@@ -116,22 +116,15 @@ class PodResizer:
     def shrink_later(self, pod: Object, size: PodSize) -> None:
         """Give a pod its size, while it starts. One that is not carried out costs its node the
         difference, until the pod ends."""
-        self._spawn(self._shrink(pod, size), name=f"shrink {pod['metadata']['name']}")
+        self._running.run(self._shrink(pod, size), name=f"shrink {pod['metadata']['name']}")
 
     async def aclose(self) -> None:
         """End the writes in progress."""
-        for task in self._running:
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await self._running.cancel()
 
     async def _shrink(self, pod: Object, size: PodSize) -> None:
         if await self._write(pod, size, "shrink"):
             self._on_outcome("shrunk")
-
-    def _spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
-        task = asyncio.create_task(work, name=name)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
 
     async def _write(self, pod: Object, size: PodSize, way: Way) -> bool:
         """Ask for the size; whether the API server accepted it."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -20,14 +19,6 @@ from weight_cache.errors import OriginUnavailable
 from weight_cache.types import Tier
 
 MOUNT = (WeightsMount(name="w", manifest="0" * 64),)
-
-
-@pytest.fixture(params=["namespaces", "plain"])
-async def client(request: pytest.FixtureRequest, home: AgentHome) -> AsyncIterator[AgentClient]:
-    if request.param == "namespaces" and os.geteuid() != 0:
-        pytest.skip("needs root")
-    async with home.agent(namespaces=request.param == "namespaces"), home.client() as client:
-        yield client
 
 
 async def test_each_start_says_where_its_weights_were(home: AgentHome, client: AgentClient) -> None:
