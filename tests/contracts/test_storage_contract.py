@@ -23,7 +23,7 @@ from pilotlight.controller.database.store import Store
 from pilotlight.controller.deployments import app_registry, dependency_checks
 from pilotlight.controller.identity import api_keys, tenants
 from pilotlight.controller.registry.app_ref import AppRef
-from pilotlight.controller.weights import blobs, storage_usage
+from pilotlight.controller.weights import blobs
 from pilotlight.controller.weights.blob_gc import BlobCollector, collect_garbage
 from pilotlight.controller.weights.blobs import BlobStore
 from pilotlight.core.object_store import DirectoryStore, blob_key
@@ -33,6 +33,7 @@ from pilotlight.spec.identifiers import Scope
 from pilotlight.spec.quotas import Plan
 from tests.fakes.databases import empty_sqlite
 from tests.fakes.killed_sweep import AFTER, BEFORE, NEVER
+from tests.fakes.stored_bytes import checked_usage
 from tests.functions.controller.parts import ManualClock, spec
 from tests.hypothesis_profiles import examples
 
@@ -104,7 +105,7 @@ class Platform:
 
     def stored(self, whose: int) -> int:
         with self.store.read() as sql:
-            return storage_usage.usage_of_tenant(sql, tenant=self.tenants[whose]).total_bytes
+            return checked_usage(sql, self.tenants[whose]).total_bytes
 
     def rows(self) -> dict[str, float | None]:
         """Digest → `deleting_at`."""

@@ -1,5 +1,6 @@
 """Storage usage of a tenant, and the limits of its plan. This module alone defines how storage is
-counted.
+counted: what stores or deletes calls `count` in its transaction, so that a check does not depend on
+how much is stored.
 
 Blobs and images are addressed by content, and two tenants may have the same ones. **Each tenant
 that has a blob or an image counts its full size**: the usage of one tenant does not depend on
@@ -34,50 +35,41 @@ PIN_HINT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageUsage:
-    """Storage usage of one tenant, in bytes."""
+    """Storage usage of one tenant, in bytes.
 
-    blob_bytes: int
-    image_bytes: int
-    volume_bytes: int = 0
-    collection_bytes: int = 0
+    Attributes:
+        total_bytes: what `stored_bytes` of a plan limits.
+        collection_bytes: the part of it in dicts and queues.
+    """
 
-    @property
-    def total_bytes(self) -> int:
-        """The usage that `stored_bytes` of a plan limits."""
-        return self.blob_bytes + self.image_bytes + self.volume_bytes + self.collection_bytes
+    total_bytes: int
+    collection_bytes: int
 
 
 def usage_of_tenant(sql: sa.Connection, *, tenant: str) -> StorageUsage:
     """Current storage usage of `tenant`."""
-    blobs, owners, images = tables.blobs, tables.blob_owners, tables.images
-    of_blobs = sa.select(sa.func.coalesce(sa.func.sum(blobs.c.size_bytes), 0))
-    of_blobs = of_blobs.join(owners, owners.c.digest == blobs.c.digest).where(
-        owners.c.tenant == tenant
-    )
-    of_images = sa.select(sa.func.coalesce(sa.func.sum(images.c.size_bytes), 0)).where(
-        images.c.tenant == tenant
-    )
-    return StorageUsage(
-        blob_bytes=int(sql.execute(of_blobs).scalar_one()),
-        image_bytes=int(sql.execute(of_images).scalar_one()),
-        volume_bytes=volume_bytes(sql, tenant=tenant),
-        collection_bytes=collection_bytes(sql, tenant=tenant),
-    )
+    return _usage(sql.execute(sa.select(*_USAGE).where(tables.tenants.c.id == tenant)))
 
 
-def volume_bytes(sql: sa.Connection, *, tenant: str) -> int:
-    """Size in bytes of the chunks of the tenant's volumes, each once, those included that are being
-    uploaded or deleted."""
-    chunks = tables.volume_chunks
-    total = sa.select(sa.func.coalesce(sa.func.sum(chunks.c.size_bytes), 0))
-    return int(sql.execute(total.where(chunks.c.tenant == tenant)).scalar_one())
+def count(
+    write: Write, *, tenant: str, more_bytes: int, in_collections: bool = False
+) -> StorageUsage:
+    """Count bytes in the transaction that stores them, or deletes them (below 0); returns the usage
+    with them. `in_collections`: they are values of dicts and queues."""
+    c = tables.tenants.c
+    values = {"stored_bytes": c.stored_bytes + more_bytes}
+    if in_collections:
+        values["collection_bytes"] = c.collection_bytes + more_bytes
+    change = sa.update(tables.tenants).where(c.id == tenant).values(**values)
+    return _usage(write.sql.execute(change.returning(*_USAGE)))
 
 
-def collection_bytes(sql: sa.Connection, *, tenant: str) -> int:
-    """Size in bytes of the keys and values of the tenant's dicts and queues."""
-    table = tables.collections
-    total = sa.select(sa.func.coalesce(sa.func.sum(table.c.size_bytes), 0))
-    return int(sql.execute(total.where(table.c.tenant == tenant)).scalar_one())
+_USAGE = (tables.tenants.c.stored_bytes, tables.tenants.c.collection_bytes)
+
+
+def _usage(rows: sa.CursorResult[tuple[int, int]]) -> StorageUsage:
+    total_bytes, collection_bytes = rows.one()
+    return StorageUsage(total_bytes=total_bytes, collection_bytes=collection_bytes)
 
 
 def pinned_bytes(sql: sa.Connection, *, tenant: str) -> int:
@@ -98,20 +90,21 @@ def require_room(
 ) -> None:
     """Raise StorageQuotaExceeded when `more_bytes` do not fit; `coming_bytes` belong to uploads in
     progress."""
-    if plan.stored_bytes is None:
-        return
-    now = usage_of_tenant(sql, tenant=tenant)
-    used = now.total_bytes + coming_bytes
-    if used + more_bytes > plan.stored_bytes:
-        parts = (
-            f"{now.blob_bytes} in blobs, {now.image_bytes} in images, {now.volume_bytes} in "
-            f"volumes, {now.collection_bytes} in dicts and queues, {coming_bytes} in running "
-            f"uploads"
-        )
+    if plan.stored_bytes is not None:
+        usage = usage_of_tenant(sql, tenant=tenant)
+        require_fitting(plan, usage, more_bytes=more_bytes, coming_bytes=coming_bytes)
+
+
+def require_fitting(
+    plan: Plan, usage: StorageUsage, *, more_bytes: int, coming_bytes: int = 0
+) -> None:
+    """Like `require_room`, for a tenant with this usage."""
+    used = usage.total_bytes + coming_bytes
+    if plan.stored_bytes is not None and used + more_bytes > plan.stored_bytes:
         raise StorageQuotaExceeded(
-            f"{more_bytes} more bytes do not fit: this tenant stores {used} bytes ({parts}), and "
-            f"its plan allows stored_bytes = "
-            f"{plan.stored_bytes}; nothing was stored",
+            f"{more_bytes} more bytes do not fit: this tenant stores {used} bytes "
+            f"({usage.collection_bytes} in dicts and queues, {coming_bytes} in running uploads), "
+            f"and its plan allows stored_bytes = {plan.stored_bytes}; nothing was stored",
             quota="stored_bytes",
             limit=plan.stored_bytes,
             used=used,

@@ -1,0 +1,22 @@
+"""What a tenant stores, summed over its rows: what `storage_usage` counts is compared with it."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from pilotlight.controller.database import tables
+from pilotlight.controller.weights import storage_usage
+from pilotlight.controller.weights.storage_usage import StorageUsage
+
+
+def checked_usage(sql: sa.Connection, tenant: str) -> StorageUsage:
+    """The usage as it is counted. Raises AssertionError where the sums differ."""
+    blobs, owners = tables.blobs, tables.blob_owners
+    owned = sa.select(blobs.c.size_bytes).join(owners, owners.c.digest == blobs.c.digest)
+    queries = [owned.where(owners.c.tenant == tenant)]
+    for table in (tables.images, tables.volume_chunks, tables.collections):
+        queries.append(sa.select(table.c.size_bytes).where(table.c.tenant == tenant))
+    parts = [sum(sql.execute(query).scalars()) for query in queries]
+    counted = storage_usage.usage_of_tenant(sql, tenant=tenant)
+    assert (counted.total_bytes, counted.collection_bytes) == (sum(parts), parts[-1])
+    return counted
