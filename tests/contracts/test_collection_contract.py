@@ -140,7 +140,7 @@ def test_what_does_not_fit_is_refused_by_name_and_nothing_is_stored(
 
 
 def test_a_put_under_an_id_is_stored_once_for_as_long_as_ids_are_known(
-    store: Store, clock: ManualClock, scope: CollectionScope
+    store: Store, clock: ManualClock, scope: CollectionScope, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scope = of_kind(scope, QUEUE)
 
@@ -161,6 +161,7 @@ def test_a_put_under_an_id_is_stored_once_for_as_long_as_ids_are_known(
     push("a")
     assert ids() == 2
     clock.now += collections.PUT_MEMORY_S + 1
+    monkeypatch.setattr(collections, "FORGET_EVERY", 1)
     push("a")
     assert ids() == 1
     with store.write() as write:
@@ -169,19 +170,21 @@ def test_a_put_under_an_id_is_stored_once_for_as_long_as_ids_are_known(
     assert ids() == 0
 
 
-def test_of_many_ids_each_put_forgets_some(
+def test_of_many_ids_puts_forget_more_than_they_add(
     store: Store, clock: ManualClock, scope: CollectionScope, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(collections, "FORGET_EVERY", 2)
     monkeypatch.setattr(collections, "FORGOTTEN_AT_ONCE", 3)
     left = []
     with store.write() as write:
-        made = collections.create(write, of_kind(scope, QUEUE))
-    for number in range(8):
+        collections.create(write, of_kind(scope, QUEUE))
+    for number in range(9):
         clock.now += collections.PUT_MEMORY_S * (number == 5) + 1
         with store.write() as write:
-            collections.push(write, made, Plan(), "", [], put_id=str(number))
+            made = now(write, of_kind(scope, QUEUE))
+            collections.push(write, made, Plan(), "", [b""], put_id=str(number))
             left.append(len(write.sql.execute(sa.select(tables.collection_puts)).all()))
-    assert left == [1, 2, 3, 4, 5, 3, 2, 3]
+    assert left == [1, 2, 3, 4, 5, 3, 4, 3, 4]
 
 
 def test_empty_values_count_too(

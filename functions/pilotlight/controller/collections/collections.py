@@ -40,8 +40,10 @@ CLEARED_BYTES = 16 * 1024 * 1024
 """The same of large ones."""
 PUT_MEMORY_S = 300.0
 """How long the id of a put is known: longer than a client tries again (60 s of waiting)."""
-FORGOTTEN_AT_ONCE = 20
-"""Ids of older puts that one put forgets, so that there are not more than were put in that time."""
+FORGET_EVERY = 16
+"""Values after which a put forgets ids of older puts, of all queues."""
+FORGOTTEN_AT_ONCE = 20 * FORGET_EVERY
+"""How many it forgets: more than were added meanwhile."""
 _COLLECTIONS, _VALUES = tables.collections, tables.collection_values
 _PUTS = tables.collection_puts
 
@@ -245,7 +247,7 @@ def push(
     """Append values to a partition of a queue. Raises StorageQuotaExceeded; then none was.
 
     `put_id`: of the caller's choice; a repeat within PUT_MEMORY_S appends nothing; "": none."""
-    if put_id and not _is_first(write, found, put_id):
+    if put_id and values and not _is_first(write, found, put_id, len(values)):
         return
     rows = [
         _row(found, partition, found.position + number, value)
@@ -257,11 +259,13 @@ def push(
         write.sql.execute(sa.insert(_VALUES), rows)
 
 
-def _is_first(write: Write, found: Collection, put_id: str) -> bool:
-    """Record a put, and forget old ones; returns False where it was recorded before."""
-    old = sa.select(_PUTS.c.collection, _PUTS.c.id).where(_PUTS.c.at < write.now - PUT_MEMORY_S)
-    old = old.order_by(_PUTS.c.at).limit(FORGOTTEN_AT_ONCE)
-    write.sql.execute(sa.delete(_PUTS).where(sa.tuple_(_PUTS.c.collection, _PUTS.c.id).in_(old)))
+def _is_first(write: Write, found: Collection, put_id: str, number: int) -> bool:
+    """Record a put of `number` values; returns False where it was recorded before."""
+    if found.position % FORGET_EVERY < number:
+        old = sa.select(_PUTS.c.collection, _PUTS.c.id).where(_PUTS.c.at < write.now - PUT_MEMORY_S)
+        old = old.order_by(_PUTS.c.at).limit(FORGOTTEN_AT_ONCE)
+        place = sa.tuple_(_PUTS.c.collection, _PUTS.c.id)
+        write.sql.execute(sa.delete(_PUTS).where(place.in_(old)))
     insert = write.insert(_PUTS).values(collection=found.id, id=put_id, at=write.now)
     made = write.sql.execute(insert.on_conflict_do_nothing().returning(_PUTS.c.id))
     return made.first() is not None
@@ -332,15 +336,21 @@ def _removed(write: Write, found: Collection, where: Iterable[sa.ColumnElement[b
 def _count(
     write: Write, found: Collection, more: int, more_bytes: int, positions: int = 0
 ) -> StorageUsage:
-    c = _COLLECTIONS.c
-    values = {
-        "entries": c.entries + more,
-        "size_bytes": c.size_bytes + more_bytes,
-        "position": c.position + positions,
-        "updated_at": write.now,
-    }
-    write.sql.execute(sa.update(_COLLECTIONS).where(_is(found)).values(**values))
+    values = {"more": more, "more_bytes": more_bytes, "positions": positions, "now": write.now}
+    write.sql.execute(_COUNT, {"of": found.id, **values})
     return _count_bytes(write, found, more_bytes)
+
+
+_COUNT = (
+    sa.update(_COLLECTIONS)
+    .where(_COLLECTIONS.c.id == sa.bindparam("of"))
+    .values(
+        entries=_COLLECTIONS.c.entries + sa.bindparam("more"),
+        size_bytes=_COLLECTIONS.c.size_bytes + sa.bindparam("more_bytes"),
+        position=_COLLECTIONS.c.position + sa.bindparam("positions"),
+        updated_at=sa.bindparam("now"),
+    )
+)
 
 
 def _count_bytes(write: Write, found: Collection, more_bytes: int) -> StorageUsage:
