@@ -27,9 +27,9 @@ AT_ONCE = 500
 VALUE = base64.b64encode(b"v" * 100).decode()
 Body = Callable[[int], Mapping[str, Any]]
 OPERATIONS: Mapping[str, tuple[str, Body]] = {
-    "Dict.put": ("dicts", lambda n: {"op": "put", "entries": [_entry(time.time_ns())]}),
+    "Dict.put": ("dicts", lambda _: {"op": "put", "entries": [_entry(time.time_ns())]}),
     "Dict.get": ("dicts", lambda n: {"op": "get", "keys": [f'"{n % FEW}"']}),
-    "Queue.put": ("queues", lambda n: {"op": "put", "values": [VALUE], "id": f"{time.time_ns()}"}),
+    "Queue.put": ("queues", lambda _: {"op": "put", "values": [VALUE], "id": f"{time.time_ns()}"}),
     "Queue.get": ("queues", lambda _: {"op": "get"}),
 }
 

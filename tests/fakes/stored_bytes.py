@@ -13,9 +13,11 @@ def checked_usage(sql: sa.Connection, tenant: str) -> StorageUsage:
     """The usage as it is counted. Raises AssertionError where the sums differ."""
     blobs, owners = tables.blobs, tables.blob_owners
     owned = sa.select(blobs.c.size_bytes).join(owners, owners.c.digest == blobs.c.digest)
-    queries = [owned.where(owners.c.tenant == tenant)]
-    for table in (tables.images, tables.volume_chunks, tables.collections):
-        queries.append(sa.select(table.c.size_bytes).where(table.c.tenant == tenant))
+    others = (tables.images, tables.volume_chunks, tables.collections)
+    queries = [
+        owned.where(owners.c.tenant == tenant),
+        *(sa.select(one.c.size_bytes).where(one.c.tenant == tenant) for one in others),
+    ]
     parts = [sum(sql.execute(query).scalars()) for query in queries]
     counted = storage_usage.usage_of_tenant(sql, tenant=tenant)
     assert (counted.total_bytes, counted.collection_bytes) == (sum(parts), parts[-1])

@@ -317,9 +317,7 @@ def _grow(
                 used=used,
                 hint="Remove values, or keep large ones in a volume.",
             )
-    before = StorageUsage(
-        total_bytes=usage.total_bytes - more_bytes, collection_bytes=of_tenant
-    )
+    before = StorageUsage(total_bytes=usage.total_bytes - more_bytes, collection_bytes=of_tenant)
     storage_usage.require_fitting(plan, before, more_bytes=more_bytes)
 
 
