@@ -74,7 +74,7 @@ _COUNT = (
 """Made once: a put to a dict takes as long to make such a statement as to execute it."""
 
 
-def _usage(rows: sa.CursorResult[tuple[int, int]]) -> StorageUsage:
+def _usage(rows: sa.CursorResult[int, int]) -> StorageUsage:
     total_bytes, collection_bytes = rows.one()
     return StorageUsage(total_bytes=total_bytes, collection_bytes=collection_bytes)
 
