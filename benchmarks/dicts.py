@@ -136,6 +136,8 @@ def _filled(store: Store, name: str, values: int, chunks: int) -> str:
                     collections.put(write, found, Plan(), entries)
                 else:
                     collections.push(write, found, Plan(), "", [VALUE for _ in some])
+                if first == 0:
+                    write.sql.execute(sa.text("ANALYZE"))  # as the autovacuum does
         rows = [
             {
                 "tenant": tenant,

@@ -1,12 +1,12 @@
-"""What a tenant stores, summed over its rows: what `storage_usage` counts is compared with it."""
+"""What a tenant stores, summed over its rows: the count is compared with it."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 
 from pilotlight.controller.database import tables
-from pilotlight.controller.weights import storage_usage
-from pilotlight.controller.weights.storage_usage import StorageUsage
+from pilotlight.controller.identity import stored_bytes
+from pilotlight.controller.identity.stored_bytes import StorageUsage
 
 
 def checked_usage(sql: sa.Connection, tenant: str) -> StorageUsage:
@@ -19,6 +19,6 @@ def checked_usage(sql: sa.Connection, tenant: str) -> StorageUsage:
         *(sa.select(one.c.size_bytes).where(one.c.tenant == tenant) for one in others),
     ]
     parts = [sum(sql.execute(query).scalars()) for query in queries]
-    counted = storage_usage.usage_of_tenant(sql, tenant=tenant)
+    counted = stored_bytes.usage_of_tenant(sql, tenant=tenant)
     assert (counted.total_bytes, counted.collection_bytes) == (sum(parts), parts[-1])
     return counted

@@ -15,9 +15,10 @@ import sqlalchemy as sa
 
 from pilotlight.controller.database import audit_trail, tables
 from pilotlight.controller.database.store import Write
+from pilotlight.controller.identity import stored_bytes
+from pilotlight.controller.identity.stored_bytes import StorageUsage
 from pilotlight.controller.identity.tenants import require_environment
 from pilotlight.controller.weights import storage_usage
-from pilotlight.controller.weights.storage_usage import StorageUsage
 from pilotlight.errors import Conflict, NotFound, StorageQuotaExceeded
 from pilotlight.spec.collection import MAX_REQUEST_VALUES, MAX_VALUE_BYTES, CollectionKind
 from pilotlight.spec.identifiers import require_name
@@ -352,7 +353,7 @@ _COUNT = (
 
 
 def _count_bytes(write: Write, found: Collection, more_bytes: int) -> StorageUsage:
-    return storage_usage.count(
+    return stored_bytes.count(
         write, tenant=found.tenant, more_bytes=more_bytes, in_collections=True
     )
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
-from pilotlight.controller.weights import storage_usage
+from pilotlight.controller.identity import stored_bytes
 from pilotlight.core import image_steps
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.spec.function import ImageSpec, canonical_json, to_json
@@ -22,7 +22,7 @@ def register(
     """Record a built image, its size, and the CPU time of its build (0: it existed already).
     Idempotent."""
     counted_bytes = recorded_bytes(write.sql, tenant=tenant, digest=digest) or 0
-    storage_usage.count(write, tenant=tenant, more_bytes=size_bytes - counted_bytes)
+    stored_bytes.count(write, tenant=tenant, more_bytes=size_bytes - counted_bytes)
     row = {
         "tenant": tenant,
         "digest": digest,
@@ -89,7 +89,7 @@ def delete(write: Write, *, tenant: str, digest: str) -> tuple[set[str], bool]:
             f"image {digest[:12]} is used by {', '.join(used[:10])}", functions=used[:100], hint=how
         )
     write.sql.execute(sa.delete(table).where(*mine))
-    storage_usage.count(write, tenant=tenant, more_bytes=-row.size_bytes)
+    stored_bytes.count(write, tenant=tenant, more_bytes=-row.size_bytes)
     pushed = tables.container_images
     write.sql.execute(sa.delete(pushed).where(pushed.c.tenant == tenant, pushed.c.digest == digest))
     left = write.sql.execute(

@@ -24,7 +24,7 @@ import sqlalchemy as sa
 
 from pilotlight.controller.database import audit_trail, tables
 from pilotlight.controller.database.store import Store, Write
-from pilotlight.controller.weights import storage_usage
+from pilotlight.controller.identity import stored_bytes
 from pilotlight.controller.weights.blob_upload import STORE_RETRY_S, store_errors
 from pilotlight.controller.weights.blobs import BlobStore
 from pilotlight.controller.weights.gc_roots import GcRoots, RevisionReferenceCache, find_roots
@@ -315,7 +315,7 @@ def _drop(write: Write, *, tenant: str, digests: set[str]) -> int:
         size = sa.select(sa.func.coalesce(sa.func.sum(table.c.size_bytes), 0))
         size = size.join(owners, owners.c.digest == table.c.digest).where(*theirs)
         freed = int(write.sql.execute(size).scalar_one())
-        storage_usage.count(write, tenant=tenant, more_bytes=-freed)
+        stored_bytes.count(write, tenant=tenant, more_bytes=-freed)
         write.sql.execute(sa.delete(owners).where(*theirs))
         without = ~sa.exists().where(owners.c.digest == table.c.digest)
         mark = (

@@ -24,6 +24,7 @@ import sqlalchemy as sa
 
 from pilotlight.controller.database import audit_trail, tables
 from pilotlight.controller.database.store import Store, Write
+from pilotlight.controller.identity import stored_bytes
 from pilotlight.controller.weights import storage_usage
 from pilotlight.controller.weights.blob_upload import BlobUpload, store_errors
 from pilotlight.controller.weights.storage_reservations import StorageReservations
@@ -359,7 +360,7 @@ def register(write: Write, *, tenant: str, digest: str, size_bytes: int) -> None
     table = tables.blob_owners
     theirs = (table.c.tenant == tenant, table.c.digest == digest)
     if write.sql.execute(sa.select(table.c.digest).where(*theirs)).first() is None:
-        storage_usage.count(write, tenant=tenant, more_bytes=size_bytes)
+        stored_bytes.count(write, tenant=tenant, more_bytes=size_bytes)
     owner = write.insert(table).values(
         tenant=tenant, digest=digest, created_at=write.now, used_at=write.now
     )
