@@ -23,7 +23,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from benchmarks.cpu import cpu_s
-from benchmarks.harness import Report, Row, options
+from benchmarks.harness import Report, Row, options, phase
 from benchmarks.stack import Stack, StackFailed, running
 from pilotlight.controller.collections import collections
 from pilotlight.controller.collections.collections import Collection, CollectionScope
@@ -32,12 +32,12 @@ from pilotlight.controller.database.store import Store, Write
 from pilotlight.controller.identity import tenants
 from pilotlight.controller.identity.tenant_plan import TenantPlan
 from pilotlight.controller.weights import storage_usage
-from pilotlight.spec.collection import MAX_REQUEST_VALUES, CollectionKind
+from pilotlight.spec.collection import CollectionKind
 from pilotlight.spec.quotas import BUILT_IN_PLANS, Plan
 from tests.fakes.databases import empty_postgres, empty_sqlite
 from tests.fakes.postgres_server import PostgresServer, programs
 
-CALLS, CALLERS = 300, 8
+CALLS, CALLERS = 200, 8
 FEW, MANY, CHUNKS = 10, 90_000, 100_000
 PLAN = "standard"
 VALUE = b"v" * 100
@@ -69,7 +69,7 @@ def main() -> None:
     given = options(__doc__ or "", name="benchmarks.dicts")
     calls = 50 if given.quick else CALLS
     report = Report(f"dicts and queues: {calls} operations")
-    with tempfile.TemporaryDirectory(prefix="pld", dir=Path.home()) as directory:
+    with tempfile.TemporaryDirectory(prefix="pld") as directory:
         url = empty_sqlite(Path(directory) / "controller.db")
         _measure(report, "SQLite", url, calls)
     with contextlib.ExitStack() as stack:
@@ -102,7 +102,8 @@ def _postgres() -> Iterator[str | None]:
 def _measure(report: Report, database: str, url: str, calls: int) -> None:
     store = Store(url, clock=time.time)
     for name, values, chunks in (("few", FEW, 0), ("many", MANY, CHUNKS)):
-        tenant = _filled(store, name, values, chunks)
+        with phase(f"{database}: fill {name}"):
+            tenant = _filled(store, name, values, chunks)
         for operation, (kind, change) in OPERATIONS.items():
             scope = CollectionScope(tenant=tenant, environment="main", kind=kind, name="d")
             began, used = time.perf_counter(), time.process_time()
@@ -120,24 +121,28 @@ def _measure(report: Report, database: str, url: str, calls: int) -> None:
 
 
 def _filled(store: Store, name: str, values: int, chunks: int) -> str:
-    """A tenant with so many values in a dict and in a queue, and chunks of volumes, recorded as a
-    commit does; its id."""
+    """A tenant with so many values in a dict and in a queue, and chunks of volumes; its id."""
     with store.write() as write:
         terms = TenantPlan(plan=PLAN)
         tenant = tenants.create(write, name=name, uid_base=20_000, actor="k", terms=terms).id
         for kind in CollectionKind:
             scope = CollectionScope(tenant=tenant, environment="main", kind=kind, name="d")
-            collections.create(write, scope)
-            for first in range(0, values, MAX_REQUEST_VALUES):
-                some = range(first, min(values, first + MAX_REQUEST_VALUES))
-                found = collections.find(write.sql, scope)
-                if kind is CollectionKind.DICT:
-                    entries = {f"{number}": VALUE for number in some}
-                    collections.put(write, found, Plan(), entries)
-                else:
-                    collections.push(write, found, Plan(), "", [VALUE for _ in some])
-                if first == 0:
-                    write.sql.execute(sa.text("ANALYZE"))  # as the autovacuum does
+            made = collections.create(write, scope)
+            is_dict = kind is CollectionKind.DICT
+            rows: list[dict[str, Any]] = [
+                {
+                    "collection": made.id,
+                    "key": str(number) if is_dict else "",
+                    "position": 0 if is_dict else number,
+                    "size_bytes": len(VALUE),
+                    "value": VALUE,
+                }
+                for number in range(1, values + 1)
+            ]
+            write.sql.execute(sa.insert(tables.collection_values), rows)
+            table = tables.collections
+            sums = {"entries": values, "size_bytes": values * len(VALUE), "position": values + 1}
+            write.sql.execute(sa.update(table).where(table.c.id == made.id).values(**sums))
         rows = [
             {
                 "tenant": tenant,
@@ -150,6 +155,7 @@ def _filled(store: Store, name: str, values: int, chunks: int) -> str:
         ]
         if rows:
             write.sql.execute(sa.insert(tables.volume_chunks), rows)
+        write.sql.execute(sa.text("ANALYZE"))  # as the autovacuum does
     return tenant
 
 

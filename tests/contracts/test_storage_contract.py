@@ -312,7 +312,7 @@ def test_an_upgrade_counts_what_is_stored(platform: Platform, store: Store) -> N
     scope = CollectionScope(tenant=one, environment="main", kind=CollectionKind.DICT, name="d")
     with store.write() as write:
         blobs.register(write, tenant=one, digest=digest_of(1), size_bytes=1)
-        images.register(write, tenant=one, spec=ImageSpec(), digest="i", size_bytes=2)
+        images.register(write, tenant=one, spec=ImageSpec(python="3.11"), digest="i", size_bytes=2)
         chunks.reserve(write, Plan(), tenant=one, sizes={"c": 4})
         collections.put(write, collections.create(write, scope), Plan(), {"k": b"1234567"})
         for change in (
@@ -327,7 +327,7 @@ def test_an_upgrade_counts_what_is_stored(platform: Platform, store: Store) -> N
         usage = checked_usage(write.sql, one)
         assert (usage.total_bytes, usage.collection_bytes) == (15, 8)
         assert checked_usage(write.sql, other).total_bytes == 0
-        images.register(write, tenant=one, spec=ImageSpec(), digest="i", size_bytes=16)
+        images.register(write, tenant=one, spec=ImageSpec(python="3.11"), digest="i", size_bytes=16)
         assert checked_usage(write.sql, one).total_bytes == 29
         images.delete(write, tenant=one, digest="i")
         collections.delete(write, scope)
