@@ -43,7 +43,9 @@ _DOTS = frozenset({".", ".."})
 """Segments that a server would resolve after the check of the prefix."""
 _READING = ("GET", "HEAD")
 _VALUES = tuple(f"{kind.path}/" for kind in CollectionKind)
-"""Paths of dicts and queues, of which activators keep nothing."""
+"""Paths of dicts and queues, of which activators keep nothing: each operation, whichever activator
+passes it on, is a transaction of the one controller's database, so that a value can be read through
+all of them once its put was answered. No operation changes the feed."""
 _IDLE_S = 630.0
 """Read timeout of the controller: a followed log may be silent for ten minutes; then the client
 reconnects."""

@@ -99,8 +99,9 @@ class HttpProxy:
                 await self._runner.require_retryable(call, reservation, e)
             if body is not None and not body.rewind():
                 raise errors.Unavailable(
-                    f"the instance did not take the request, and a body of more than {MAX_RESENT_BYTES} bytes is "
-                    f"not kept to be sent to another: send the request again",
+                    f"the instance did not take the request, and a body of more than "
+                    f"{MAX_RESENT_BYTES} bytes is not kept to be sent to another: send the request "
+                    f"again",
                     retry_after_s=1,
                 )
 

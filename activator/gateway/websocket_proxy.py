@@ -34,8 +34,8 @@ from activator.gateway.websocket_frames import WorkerSocket
 from activator.http.request import Receive, Request, Scope, Send, error_answer, header_list, subpath
 from activator.metrics.metrics import Metrics
 from activator.tracing.tracer import Tracer
-from activator.worker_client.connection import WorkerConnectionLost
 from activator.worker_client.address import configure_tcp, host_and_port, is_tcp
+from activator.worker_client.connection import WorkerConnectionLost
 from pilotlight import errors
 from pilotlight.protocol import HEADER_CALL, HEADER_ROOT_PATH
 

@@ -776,9 +776,7 @@ async def test_a_websocket_that_cannot_be_sent_goes_to_another_instance(edge: Ed
             async with connect(url, additional_headers={**HEADERS, **SAMPLED}, proxy=None):
                 raise AssertionError("it was accepted")
         path.with_suffix(".away").rename(path)
-        assert await case.ended() == Ended(
-            [(403, "error"), (502, "unsent")], {"refused": 1}, [403]
-        )
+        assert await case.ended() == Ended([(403, "error"), (502, "unsent")], {"refused": 1}, [403])
 
 
 async def test_a_websocket_ends_once_whichever_side_closes_it(edge: Edge) -> None:

@@ -7,15 +7,18 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+import sqlalchemy as sa
 
 from pilotlight.controller.collections import collections
 from pilotlight.controller.collections.collections import Collection, CollectionScope
+from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Store, Write
 from pilotlight.controller.identity import tenants
-from pilotlight.controller.weights import storage_usage
 from pilotlight.errors import Conflict, NotFound, StorageQuotaExceeded
 from pilotlight.spec.collection import MAX_REQUEST_VALUES, CollectionKind
 from pilotlight.spec.quotas import Plan
+from tests.fakes.stored_bytes import checked_usage
+from tests.functions.controller.parts import ManualClock
 
 DICT, QUEUE = CollectionKind.DICT, CollectionKind.QUEUE
 
@@ -62,7 +65,7 @@ def test_a_dict_keeps_bytes_by_key(
     size = sum(len(key.encode()) + len(value) for key, value in entries) - 5
     found_now = now(write, scope)
     assert (found_now.entries, found_now.size_bytes) == (4, size)
-    usage = storage_usage.usage_of_tenant(write.sql, tenant=scope.tenant)
+    usage = checked_usage(write.sql, scope.tenant)
     assert (usage.collection_bytes, usage.total_bytes) == (size, size)
     monkeypatch.setattr(collections, "CLEARED_AT_ONCE", 3)
     assert [collections.clear(write, made) for _ in range(3)] == [3, 1, 0]
@@ -136,6 +139,54 @@ def test_what_does_not_fit_is_refused_by_name_and_nothing_is_stored(
         collections.create(write, scope)
 
 
+def test_a_put_under_an_id_is_stored_once_for_as_long_as_ids_are_known(
+    store: Store, clock: ManualClock, scope: CollectionScope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scope = of_kind(scope, QUEUE)
+
+    def push(put_id: str) -> None:
+        with store.write() as write:
+            made = collections.create(write, scope)
+            collections.push(write, made, Plan(), "", [b"v", b"w"], put_id=put_id)
+
+    def ids() -> int:
+        with store.read() as sql:
+            return len(sql.execute(sa.select(tables.collection_puts)).all())
+
+    for put_id in ("a", "a", "b", "a", "", ""):
+        push(put_id)
+    with store.write() as write:
+        assert checked_usage(write.sql, scope.tenant).total_bytes == 8
+        assert collections.take(write, now(write, scope), "", 99) == [b"v", b"w"] * 4
+    push("a")
+    assert ids() == 2
+    clock.now += collections.PUT_MEMORY_S + 1
+    monkeypatch.setattr(collections, "FORGET_EVERY", 1)
+    push("a")
+    assert ids() == 1
+    with store.write() as write:
+        assert collections.count(write.sql, now(write, scope), "") == 2
+        collections.delete(write, scope)
+    assert ids() == 0
+
+
+def test_of_many_ids_puts_forget_more_than_they_add(
+    store: Store, clock: ManualClock, scope: CollectionScope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collections, "FORGET_EVERY", 2)
+    monkeypatch.setattr(collections, "FORGOTTEN_AT_ONCE", 3)
+    left = []
+    with store.write() as write:
+        collections.create(write, of_kind(scope, QUEUE))
+    for number in range(9):
+        clock.now += collections.PUT_MEMORY_S * (number == 5) + 1
+        with store.write() as write:
+            made = now(write, of_kind(scope, QUEUE))
+            collections.push(write, made, Plan(), "", [b""], put_id=str(number))
+            left.append(len(write.sql.execute(sa.select(tables.collection_puts)).all()))
+    assert left == [1, 2, 3, 4, 5, 3, 4, 3, 4]
+
+
 def test_empty_values_count_too(
     write: Write, scope: CollectionScope, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,4 +242,4 @@ def test_tenants_and_environments_have_their_own(store: Store, scope: Collection
         collections.delete(write, elsewhere[1])
         tenants.delete_environment(write, **staging)
         collections.delete(write, scope)
-        assert storage_usage.collection_bytes(write.sql, tenant=scope.tenant) == 0
+        assert checked_usage(write.sql, scope.tenant).total_bytes == 0

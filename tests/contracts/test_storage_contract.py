@@ -18,21 +18,27 @@ import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pilotlight.controller.collections import collections
+from pilotlight.controller.collections.collections import CollectionScope
 from pilotlight.controller.database import retention, tables
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.deployments import app_registry, dependency_checks
 from pilotlight.controller.identity import api_keys, tenants
+from pilotlight.controller.registry import images
 from pilotlight.controller.registry.app_ref import AppRef
-from pilotlight.controller.weights import blobs, storage_usage
+from pilotlight.controller.volumes import chunks
+from pilotlight.controller.weights import blobs
 from pilotlight.controller.weights.blob_gc import BlobCollector, collect_garbage
 from pilotlight.controller.weights.blobs import BlobStore
 from pilotlight.core.object_store import DirectoryStore, blob_key
 from pilotlight.errors import InvalidInput, StorageQuotaExceeded
-from pilotlight.spec.function import FunctionSpec, from_json
+from pilotlight.spec.collection import CollectionKind
+from pilotlight.spec.function import FunctionSpec, ImageSpec, from_json
 from pilotlight.spec.identifiers import Scope
 from pilotlight.spec.quotas import Plan
 from tests.fakes.databases import empty_sqlite
 from tests.fakes.killed_sweep import AFTER, BEFORE, NEVER
+from tests.fakes.stored_bytes import checked_usage
 from tests.functions.controller.parts import ManualClock, spec
 from tests.hypothesis_profiles import examples
 
@@ -104,7 +110,7 @@ class Platform:
 
     def stored(self, whose: int) -> int:
         with self.store.read() as sql:
-            return storage_usage.usage_of_tenant(sql, tenant=self.tenants[whose]).total_bytes
+            return checked_usage(sql, self.tenants[whose]).total_bytes
 
     def rows(self) -> dict[str, float | None]:
         """Digest → `deleting_at`."""
@@ -299,6 +305,33 @@ async def _play(steps: list[tuple[str, int, int]]) -> None:
                 assert {digest_of(n) for one in owned for n in one} == await platform.there()
         finally:
             store.close()
+
+
+def test_an_upgrade_counts_what_is_stored(platform: Platform, store: Store) -> None:
+    one, other = platform.tenants
+    scope = CollectionScope(tenant=one, environment="main", kind=CollectionKind.DICT, name="d")
+    with store.write() as write:
+        blobs.register(write, tenant=one, digest=digest_of(1), size_bytes=1)
+        images.register(write, tenant=one, spec=ImageSpec(python="3.11"), digest="i", size_bytes=2)
+        chunks.reserve(write, Plan(), tenant=one, sizes={"c": 4})
+        collections.put(write, collections.create(write, scope), Plan(), {"k": b"1234567"})
+        for change in (
+            "ALTER TABLE tenants DROP COLUMN stored_bytes",
+            "ALTER TABLE tenants DROP COLUMN collection_bytes",
+            "DROP TABLE collection_puts",
+            "UPDATE alembic_version SET version_num = '0021'",
+        ):
+            write.sql.execute(sa.text(change))
+    store.migrate()
+    with store.write() as write:
+        usage = checked_usage(write.sql, one)
+        assert (usage.total_bytes, usage.collection_bytes) == (15, 8)
+        assert checked_usage(write.sql, other).total_bytes == 0
+        images.register(write, tenant=one, spec=ImageSpec(python="3.11"), digest="i", size_bytes=16)
+        assert checked_usage(write.sql, one).total_bytes == 29
+        images.delete(write, tenant=one, digest="i")
+        collections.delete(write, scope)
+        assert checked_usage(write.sql, one).total_bytes == 5
 
 
 async def test_sweep_reads_each_spec_once(platform: Platform, store: Store) -> None:

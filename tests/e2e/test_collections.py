@@ -68,7 +68,7 @@ def test_a_killed_controller_loses_no_value_that_it_acknowledged(
         found = numbers.get_many(2 * NUMBERS)
         assert acknowledged <= set(found)
         assert acknowledged <= set(kept.keys())
-        assert len(found) <= NUMBERS + 1  # one put may have been sent again
+        assert len(found) == len(set(found))  # a put that was sent again is stored once
         pilotlight.Dict.delete("kept")
         pilotlight.Queue.delete("numbers")
     sessions.close()

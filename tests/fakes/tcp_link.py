@@ -28,6 +28,7 @@ class TcpLink:
         self._writers: set[asyncio.StreamWriter] = set()
         self._passes = asyncio.Event()
         self._passes.set()
+        self._is_answer_lost = False
         self.port = 0
 
     def mend(self) -> None:
@@ -44,6 +45,11 @@ class TcpLink:
         """Whether nothing passes, while connections stay and new ones are accepted."""
         change = self._passes.clear if holds else self._passes.set
         self._loop.call_soon_threadsafe(change)
+
+    def lose_answer(self) -> None:
+        """Reset the connection on which the server next says something, instead of passing that
+        on."""
+        self._is_answer_lost = True
 
     def close(self) -> None:
         """Cut, for good."""
@@ -74,14 +80,20 @@ class TcpLink:
             return
         self._writers |= {back, there}
         try:
-            await asyncio.gather(self._pipe(near, there), self._pipe(far, back))
+            await asyncio.gather(self._pipe(near, there), self._pipe(far, back, is_answer=True))
         finally:
             self._writers -= {back, there}
 
-    async def _pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pipe(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_answer: bool = False
+    ) -> None:
         with contextlib.suppress(OSError):
             while piece := await reader.read(_PIECE):
                 await self._passes.wait()
+                if is_answer and self._is_answer_lost:
+                    self._is_answer_lost = False
+                    writer.transport.abort()
+                    return
                 writer.write(piece)
                 await writer.drain()
         writer.close()

@@ -193,6 +193,23 @@ async def test_one_address_holds_no_more_connections_than_it_may(
     assert edge.limits.refused == 1
 
 
+async def test_changes_are_answered_once_activators_have_them_and_values_at_once(
+    edge: Edge, held: FakeWorker
+) -> None:
+    asked: list[str] = []
+
+    async def catch_up() -> None:
+        asked.append("one")
+
+    edge.control.catch_up = catch_up
+    paths = ("/v1/keys", "/v1/dicts/d", "/v1/queues/q", "/v1/dictionary", "/v1/environments")
+    counts = []
+    for path in paths:
+        assert (await edge.client.post(edge.url + path, headers=OWN)).status_code == 200
+        counts.append(len(asked))
+    assert counts == [1, 1, 1, 2, 3]
+
+
 async def test_a_share_is_given_back(edge: Edge, held: FakeWorker, senders: _Senders) -> None:
     leaving = _Senders(edge.url)
     await leaving.send(SHARE // 2, b"GET /dashboard HTTP/1.1\r\nhost: x\r\n\r\n")

@@ -99,6 +99,21 @@ async def test_what_is_too_large_or_unreadable_is_refused(controller: Controller
     assert [(row["name"], row["size_bytes"]) for row in listed] == [("q", 0)]
 
 
+async def test_no_operation_changes_what_activators_keep(controller: Controller) -> None:
+    """Which is why the answer to one waits for no activator (`activator.control_plane.proxy`)."""
+    http, before = controller.http, await controller.feed()
+    for op in ("count", "clear"):
+        assert (await do(http, "dicts/d", op)).status_code == 200
+    entry = {"key": '"k"', "value": encoded(b"v")}
+    assert (await do(http, "dicts/d", "put", entries=[entry])).status_code == 200
+    assert (await do(http, "dicts/d", "pop", key='"k"')).status_code == 200
+    assert (await put(http, "queues/q", b"1")).status_code == 200
+    assert (await do(http, "queues/q", "get")).json()["count"] == 1
+    for path in ("dicts/d", "queues/q"):
+        assert (await http.delete(f"/v1/{path}")).status_code == 204
+    assert await controller.feed() == before
+
+
 async def test_a_full_disk_takes_values_out_and_none_in(controller: Controller) -> None:
     await put(controller.http, "queues/q", b"1")
     full = DiskFloor(Path("/"), 2**60)

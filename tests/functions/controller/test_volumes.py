@@ -14,19 +14,21 @@ from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotlight.controller import http_app
+from pilotlight.controller.database import tables
 from pilotlight.controller.registry.app_ref import EnvironmentRef
 from pilotlight.controller.volumes import chunks, volumes
-from pilotlight.controller.weights import storage_usage
 from pilotlight.core.disk_floor import DiskFloor
 from pilotlight.core.volumes.entries import CHUNK_BYTES, Entry, EntryInvalid, by_path
 from pilotlight.errors import Conflict, NotFound, StorageFull, StorageQuotaExceeded, Unavailable
 from pilotlight.spec.quotas import UNLIMITED
 from snapshotter.errors import VolumeFailed
 from snapshotter.volumes.disk_guard import VolumeDiskGuard
+from tests.fakes.stored_bytes import checked_usage
 from tests.fakes.volume_node import HeadsOf, VolumeNode, serve_by, write
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import refused, spec
@@ -80,7 +82,10 @@ class Story:
     async def use(self) -> int:
         """What counts in `stored_bytes` for volumes."""
         with self.controller.context.store.read() as sql:
-            return storage_usage.volume_bytes(sql, tenant=self.tenant)
+            checked_usage(sql, self.tenant)
+            table = tables.volume_chunks
+            query = sa.select(table.c.size_bytes).where(table.c.tenant == self.tenant)
+            return sum(sql.execute(query).scalars())
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import given
@@ -30,6 +31,7 @@ from pilotlight.errors import (
 from pilotlight.profile import Profile
 from pilotlight.spec.collection import MAX_VALUE_BYTES, CollectionKind, decode_key, encode_key
 from tests.fakes.served_controller import ServedController
+from tests.fakes.tcp_link import TcpLink
 
 KEYS = st.recursive(
     st.none()
@@ -122,6 +124,27 @@ def test_a_queue_is_used_as_a_queue(q: pilotlight.Queue) -> None:
     assert q.len(total=True) == 1
     q.clear(all=True)
     assert q.len(total=True) == 0
+
+
+async def test_a_put_to_a_queue_whose_answer_is_lost_is_stored_once(
+    served: ServedController,
+) -> None:
+    where = urlsplit(served.url)
+    link = TcpLink(str(where.hostname), where.port or 0)
+    link.mend()
+    profile = Profile(url=f"http://127.0.0.1:{link.port}", api_key=served.key, environment="main")
+    try:
+        with sessions.use_profile(profile):
+            q = pilotlight.Queue.from_name("lossy", create_if_missing=True)
+            link.lose_answer()
+            q.put(1)
+            link.lose_answer()
+            await q.put_many.aio([2, 3])
+            q.put(2)
+            assert q.get_many(10) == [1, 2, 3, 2]
+    finally:
+        sessions.close()
+        link.close()
 
 
 async def test_each_method_has_an_asynchronous_form(

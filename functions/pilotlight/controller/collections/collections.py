@@ -15,6 +15,8 @@ import sqlalchemy as sa
 
 from pilotlight.controller.database import audit_trail, tables
 from pilotlight.controller.database.store import Write
+from pilotlight.controller.identity import stored_bytes
+from pilotlight.controller.identity.stored_bytes import StorageUsage
 from pilotlight.controller.identity.tenants import require_environment
 from pilotlight.controller.weights import storage_usage
 from pilotlight.errors import Conflict, NotFound, StorageQuotaExceeded
@@ -37,7 +39,14 @@ CLEARED_AT_ONCE = 5000
 """Values that one transaction clears, some tens of milliseconds."""
 CLEARED_BYTES = 16 * 1024 * 1024
 """The same of large ones."""
+PUT_MEMORY_S = 300.0
+"""How long the id of a put is known: longer than a client tries again (60 s of waiting)."""
+FORGET_EVERY = 16
+"""Values after which a put forgets ids of older puts, of all queues."""
+FORGOTTEN_AT_ONCE = 20 * FORGET_EVERY
+"""How many it forgets: more than were added meanwhile."""
 _COLLECTIONS, _VALUES = tables.collections, tables.collection_values
+_PUTS = tables.collection_puts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +139,8 @@ def delete(write: Write, scope: CollectionScope) -> None:
     """Delete a collection and its values. Raises NotFound."""
     found = find(write.sql, scope)
     write.sql.execute(sa.delete(_VALUES).where(_VALUES.c.collection == found.id))
+    write.sql.execute(sa.delete(_PUTS).where(_PUTS.c.collection == found.id))
+    _count_bytes(write, found, -found.size_bytes)
     write.sql.execute(sa.delete(_COLLECTIONS).where(_COLLECTIONS.c.id == found.id))
     _audit(write, scope, "delete", before={"size_bytes": found.size_bytes})
 
@@ -226,19 +237,39 @@ def pop(write: Write, found: Collection, key: str) -> bytes | None:
 
 
 def push(
-    write: Write, found: Collection, plan: Plan, partition: str, values: Sequence[bytes]
+    write: Write,
+    found: Collection,
+    plan: Plan,
+    partition: str,
+    values: Sequence[bytes],
+    *,
+    put_id: str = "",
 ) -> None:
-    """Append values to a partition of a queue. Raises StorageQuotaExceeded; then none was."""
+    """Append values to a partition of a queue. Raises StorageQuotaExceeded; then none was.
+
+    `put_id`: of the caller's choice; a repeat within PUT_MEMORY_S appends nothing; "": none."""
+    if put_id and values and not _is_first(write, found, put_id, len(values)):
+        return
     rows = [
         _row(found, partition, found.position + number, value)
         for number, value in enumerate(values)
     ]
     total = sum(row["size_bytes"] for row in rows)
-    _grow(write, found, plan, more=len(rows), more_bytes=total)
+    _grow(write, found, plan, more=len(rows), more_bytes=total, positions=len(rows))
     if rows:
         write.sql.execute(sa.insert(_VALUES), rows)
-        position = {"position": found.position + len(rows)}
-        write.sql.execute(sa.update(_COLLECTIONS).where(_is(found)).values(**position))
+
+
+def _is_first(write: Write, found: Collection, put_id: str, number: int) -> bool:
+    """Record a put of `number` values; returns False where it was recorded before."""
+    if found.position % FORGET_EVERY < number:
+        old = sa.select(_PUTS.c.collection, _PUTS.c.id).where(_PUTS.c.at < write.now - PUT_MEMORY_S)
+        old = old.order_by(_PUTS.c.at).limit(FORGOTTEN_AT_ONCE)
+        place = sa.tuple_(_PUTS.c.collection, _PUTS.c.id)
+        write.sql.execute(sa.delete(_PUTS).where(place.in_(old)))
+    insert = write.insert(_PUTS).values(collection=found.id, id=put_id, at=write.now)
+    made = write.sql.execute(insert.on_conflict_do_nothing().returning(_PUTS.c.id))
+    return made.first() is not None
 
 
 def take(write: Write, found: Collection, partition: str, number: int) -> list[bytes]:
@@ -255,33 +286,40 @@ def take(write: Write, found: Collection, partition: str, number: int) -> list[b
     return values
 
 
-def _grow(write: Write, found: Collection, plan: Plan, *, more: int, more_bytes: int) -> None:
+def _grow(
+    write: Write,
+    found: Collection,
+    plan: Plan,
+    *,
+    more: int,
+    more_bytes: int,
+    positions: int = 0,
+) -> None:
     """Count what is added. Raises StorageQuotaExceeded."""
-    mine = sa.select(sa.func.sum(_COLLECTIONS.c.size_bytes)).where(
-        _COLLECTIONS.c.tenant == found.tenant
+    usage = _count(write, found, more, more_bytes, positions)
+    if more <= 0 and more_bytes <= 0:
+        return
+    of_tenant = usage.collection_bytes - more_bytes
+    bounds = (
+        (f"{found.kind}_entries", "values", found.entries, more, MAX_ENTRIES),
+        (f"{found.kind}_bytes", "bytes", found.size_bytes, more_bytes, MAX_BYTES),
+        ("collection_bytes", "bytes", of_tenant, more_bytes, MAX_TENANT_BYTES),
     )
-    if more > 0 or more_bytes > 0:
-        of_tenant = int(write.sql.execute(mine).scalar_one() or 0)
-        bounds = (
-            (f"{found.kind}_entries", "values", found.entries, more, MAX_ENTRIES),
-            (f"{found.kind}_bytes", "bytes", found.size_bytes, more_bytes, MAX_BYTES),
-            ("collection_bytes", "bytes", of_tenant, more_bytes, MAX_TENANT_BYTES),
-        )
-        for quota, what, used, added, limit in bounds:
-            if used + added > limit:
-                whose = "all dicts and queues of this tenant have"
-                if quota != "collection_bytes":
-                    whose = f"{found.kind} {found.name!r} has"
-                raise StorageQuotaExceeded(
-                    f"{added} more {what} do not fit: {whose} {used} {what}, and at most {limit} "
-                    f"are allowed ({quota}); nothing was stored",
-                    quota=quota,
-                    limit=limit,
-                    used=used,
-                    hint="Remove values, or keep large ones in a volume.",
-                )
-        storage_usage.require_room(write.sql, plan, tenant=found.tenant, more_bytes=more_bytes)
-    _count(write, found, more, more_bytes)
+    for quota, what, used, added, limit in bounds:
+        if used + added > limit:
+            whose = "all dicts and queues of this tenant have"
+            if quota != "collection_bytes":
+                whose = f"{found.kind} {found.name!r} has"
+            raise StorageQuotaExceeded(
+                f"{added} more {what} do not fit: {whose} {used} {what}, and at most {limit} "
+                f"are allowed ({quota}); nothing was stored",
+                quota=quota,
+                limit=limit,
+                used=used,
+                hint="Remove values, or keep large ones in a volume.",
+            )
+    before = StorageUsage(total_bytes=usage.total_bytes - more_bytes, collection_bytes=of_tenant)
+    storage_usage.require_fitting(plan, before, more_bytes=more_bytes)
 
 
 def _removed(write: Write, found: Collection, where: Iterable[sa.ColumnElement[bool]]) -> int:
@@ -294,14 +332,30 @@ def _removed(write: Write, found: Collection, where: Iterable[sa.ColumnElement[b
     return int(number)
 
 
-def _count(write: Write, found: Collection, more: int, more_bytes: int) -> None:
-    c = _COLLECTIONS.c
-    values = {
-        "entries": c.entries + more,
-        "size_bytes": c.size_bytes + more_bytes,
-        "updated_at": write.now,
-    }
-    write.sql.execute(sa.update(_COLLECTIONS).where(_is(found)).values(**values))
+def _count(
+    write: Write, found: Collection, more: int, more_bytes: int, positions: int = 0
+) -> StorageUsage:
+    values = {"more": more, "more_bytes": more_bytes, "positions": positions, "now": write.now}
+    write.sql.execute(_COUNT, {"of": found.id, **values})
+    return _count_bytes(write, found, more_bytes)
+
+
+_COUNT = (
+    sa.update(_COLLECTIONS)
+    .where(_COLLECTIONS.c.id == sa.bindparam("of"))
+    .values(
+        entries=_COLLECTIONS.c.entries + sa.bindparam("more"),
+        size_bytes=_COLLECTIONS.c.size_bytes + sa.bindparam("more_bytes"),
+        position=_COLLECTIONS.c.position + sa.bindparam("positions"),
+        updated_at=sa.bindparam("now"),
+    )
+)
+
+
+def _count_bytes(write: Write, found: Collection, more_bytes: int) -> StorageUsage:
+    return stored_bytes.count(
+        write, tenant=found.tenant, more_bytes=more_bytes, in_collections=True
+    )
 
 
 def _fitting(sized: Sequence[Any], max_bytes: int | None = None) -> Sequence[Any]:

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
+from pilotlight.controller.identity import stored_bytes
 from pilotlight.core import image_steps
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.spec.function import ImageSpec, canonical_json, to_json
@@ -20,6 +21,8 @@ def register(
 ) -> None:
     """Record a built image, its size, and the CPU time of its build (0: it existed already).
     Idempotent."""
+    counted_bytes = recorded_bytes(write.sql, tenant=tenant, digest=digest) or 0
+    stored_bytes.count(write, tenant=tenant, more_bytes=size_bytes - counted_bytes)
     row = {
         "tenant": tenant,
         "digest": digest,
@@ -72,8 +75,8 @@ def delete(write: Write, *, tenant: str, digest: str) -> tuple[set[str], bool]:
     """
     table = tables.images
     mine = (table.c.tenant == tenant, table.c.digest == digest)
-    text = write.sql.execute(sa.select(table.c.spec).where(*mine)).scalar()
-    if text is None:
+    row = write.sql.execute(sa.select(table.c.spec, table.c.size_bytes).where(*mine)).first()
+    if row is None:
         raise NotFound(
             f"there is no image {digest}", hint="`pilotlight image list` shows all images."
         )
@@ -86,13 +89,14 @@ def delete(write: Write, *, tenant: str, digest: str) -> tuple[set[str], bool]:
             f"image {digest[:12]} is used by {', '.join(used[:10])}", functions=used[:100], hint=how
         )
     write.sql.execute(sa.delete(table).where(*mine))
+    stored_bytes.count(write, tenant=tenant, more_bytes=-row.size_bytes)
     pushed = tables.container_images
     write.sql.execute(sa.delete(pushed).where(pushed.c.tenant == tenant, pushed.c.digest == digest))
     left = write.sql.execute(
         sa.select(table.c.tenant).where(table.c.digest == digest).limit(1)
     ).first()
     return {
-        step["blob"] for step in json.loads(text)["steps"] if step.get("op") == "copy"
+        step["blob"] for step in json.loads(row.spec)["steps"] if step.get("op") == "copy"
     }, left is None
 
 

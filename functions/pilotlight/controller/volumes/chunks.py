@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
+from pilotlight.controller.identity import stored_bytes
 from pilotlight.controller.volumes import volumes
 from pilotlight.controller.weights import storage_usage
 from pilotlight.core.volumes.entries import Entry
@@ -42,6 +43,7 @@ def reserve(
         storage_usage.require_room(
             write.sql, plan, tenant=tenant, more_bytes=more, coming_bytes=coming_bytes
         )
+        stored_bytes.count(write, tenant=tenant, more_bytes=more)
     again = [digest for digest, (_, state) in rows.items() if state != STORED]
     for digest in new:
         values = {"size_bytes": sizes[digest], "state": PENDING, "used_at": write.now}
@@ -84,9 +86,9 @@ def mark_unused(
 def forget(write: Write, *, tenant: str, digests: Collection[str]) -> None:
     """Delete the rows of chunks whose objects were deleted."""
     for part in _parts(digests):
-        write.sql.execute(
-            sa.delete(_CHUNKS).where(*_are(tenant, part), _CHUNKS.c.state == DELETING)
-        )
+        gone = (*_are(tenant, part), _CHUNKS.c.state == DELETING)
+        sizes = write.sql.execute(sa.delete(_CHUNKS).where(*gone).returning(_CHUNKS.c.size_bytes))
+        stored_bytes.count(write, tenant=tenant, more_bytes=-sum(sizes.scalars()))
 
 
 def tenants(sql: sa.Connection) -> list[str]:

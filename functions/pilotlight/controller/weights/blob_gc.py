@@ -24,6 +24,7 @@ import sqlalchemy as sa
 
 from pilotlight.controller.database import audit_trail, tables
 from pilotlight.controller.database.store import Store, Write
+from pilotlight.controller.identity import stored_bytes
 from pilotlight.controller.weights.blob_upload import STORE_RETRY_S, store_errors
 from pilotlight.controller.weights.blobs import BlobStore
 from pilotlight.controller.weights.gc_roots import GcRoots, RevisionReferenceCache, find_roots
@@ -310,9 +311,12 @@ def _drop(write: Write, *, tenant: str, digests: set[str]) -> int:
     names, marked = sorted(digests), 0
     for begin in range(0, len(names), _AT_ONCE):
         part = names[begin : begin + _AT_ONCE]
-        write.sql.execute(
-            sa.delete(owners).where(owners.c.tenant == tenant, owners.c.digest.in_(part))
-        )
+        theirs = (owners.c.tenant == tenant, owners.c.digest.in_(part))
+        size = sa.select(sa.func.coalesce(sa.func.sum(table.c.size_bytes), 0))
+        size = size.join(owners, owners.c.digest == table.c.digest).where(*theirs)
+        freed = int(write.sql.execute(size).scalar_one())
+        stored_bytes.count(write, tenant=tenant, more_bytes=-freed)
+        write.sql.execute(sa.delete(owners).where(*theirs))
         without = ~sa.exists().where(owners.c.digest == table.c.digest)
         mark = (
             sa.update(table).where(table.c.digest.in_(part), without).values(deleting_at=write.now)

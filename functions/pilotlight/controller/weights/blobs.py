@@ -24,6 +24,7 @@ import sqlalchemy as sa
 
 from pilotlight.controller.database import audit_trail, tables
 from pilotlight.controller.database.store import Store, Write
+from pilotlight.controller.identity import stored_bytes
 from pilotlight.controller.weights import storage_usage
 from pilotlight.controller.weights.blob_upload import BlobUpload, store_errors
 from pilotlight.controller.weights.storage_reservations import StorageReservations
@@ -356,7 +357,11 @@ def register(write: Write, *, tenant: str, digest: str, size_bytes: int) -> None
     write.sql.execute(
         blob.on_conflict_do_update(index_elements=["digest"], set_={"deleting_at": None})
     )
-    owner = write.insert(tables.blob_owners).values(
+    table = tables.blob_owners
+    theirs = (table.c.tenant == tenant, table.c.digest == digest)
+    if write.sql.execute(sa.select(table.c.digest).where(*theirs)).first() is None:
+        stored_bytes.count(write, tenant=tenant, more_bytes=size_bytes)
+    owner = write.insert(table).values(
         tenant=tenant, digest=digest, created_at=write.now, used_at=write.now
     )
     write.sql.execute(

@@ -1,23 +1,16 @@
-"""Storage usage of a tenant, and the limits of its plan. This module alone defines how storage is
-counted.
-
-Blobs and images are addressed by content, and two tenants may have the same ones. **Each tenant
-that has a blob or an image counts its full size**: the usage of one tenant does not depend on
-another, a deletion frees what was counted, and usage reveals nothing about other tenants. Within
-one tenant a blob counts once, however many revisions, images and names of weights refer to it. An
-upload counts from its first byte; an image counts once it is built. Chunks of volumes are each
-tenant's own, and count once in all its volumes. Of dicts and queues keys and values count."""
+"""Limits of what a tenant's plan lets it store; `identity.stored_bytes` says what counts."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import sqlalchemy as sa
 
 from pilotlight.controller.database import retention, tables
 from pilotlight.controller.database.store import Write
+from pilotlight.controller.identity import stored_bytes
+from pilotlight.controller.identity.stored_bytes import StorageUsage
 from pilotlight.controller.identity.tenant_plan import tenant_plan_of
 from pilotlight.errors import StorageQuotaExceeded
 from pilotlight.spec.quotas import Plan
@@ -30,54 +23,6 @@ HINT = (
 PIN_HINT = (
     "See what is pinned: `pilotlight weights list`. Unpin with `pilotlight weights unpin NAME`."
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StorageUsage:
-    """Storage usage of one tenant, in bytes."""
-
-    blob_bytes: int
-    image_bytes: int
-    volume_bytes: int = 0
-    collection_bytes: int = 0
-
-    @property
-    def total_bytes(self) -> int:
-        """The usage that `stored_bytes` of a plan limits."""
-        return self.blob_bytes + self.image_bytes + self.volume_bytes + self.collection_bytes
-
-
-def usage_of_tenant(sql: sa.Connection, *, tenant: str) -> StorageUsage:
-    """Current storage usage of `tenant`."""
-    blobs, owners, images = tables.blobs, tables.blob_owners, tables.images
-    of_blobs = sa.select(sa.func.coalesce(sa.func.sum(blobs.c.size_bytes), 0))
-    of_blobs = of_blobs.join(owners, owners.c.digest == blobs.c.digest).where(
-        owners.c.tenant == tenant
-    )
-    of_images = sa.select(sa.func.coalesce(sa.func.sum(images.c.size_bytes), 0)).where(
-        images.c.tenant == tenant
-    )
-    return StorageUsage(
-        blob_bytes=int(sql.execute(of_blobs).scalar_one()),
-        image_bytes=int(sql.execute(of_images).scalar_one()),
-        volume_bytes=volume_bytes(sql, tenant=tenant),
-        collection_bytes=collection_bytes(sql, tenant=tenant),
-    )
-
-
-def volume_bytes(sql: sa.Connection, *, tenant: str) -> int:
-    """Size in bytes of the chunks of the tenant's volumes, each once, those included that are being
-    uploaded or deleted."""
-    chunks = tables.volume_chunks
-    total = sa.select(sa.func.coalesce(sa.func.sum(chunks.c.size_bytes), 0))
-    return int(sql.execute(total.where(chunks.c.tenant == tenant)).scalar_one())
-
-
-def collection_bytes(sql: sa.Connection, *, tenant: str) -> int:
-    """Size in bytes of the keys and values of the tenant's dicts and queues."""
-    table = tables.collections
-    total = sa.select(sa.func.coalesce(sa.func.sum(table.c.size_bytes), 0))
-    return int(sql.execute(total.where(table.c.tenant == tenant)).scalar_one())
 
 
 def pinned_bytes(sql: sa.Connection, *, tenant: str) -> int:
@@ -98,20 +43,21 @@ def require_room(
 ) -> None:
     """Raise StorageQuotaExceeded when `more_bytes` do not fit; `coming_bytes` belong to uploads in
     progress."""
-    if plan.stored_bytes is None:
-        return
-    now = usage_of_tenant(sql, tenant=tenant)
-    used = now.total_bytes + coming_bytes
-    if used + more_bytes > plan.stored_bytes:
-        parts = (
-            f"{now.blob_bytes} in blobs, {now.image_bytes} in images, {now.volume_bytes} in "
-            f"volumes, {now.collection_bytes} in dicts and queues, {coming_bytes} in running "
-            f"uploads"
-        )
+    if plan.stored_bytes is not None:
+        usage = stored_bytes.usage_of_tenant(sql, tenant=tenant)
+        require_fitting(plan, usage, more_bytes=more_bytes, coming_bytes=coming_bytes)
+
+
+def require_fitting(
+    plan: Plan, usage: StorageUsage, *, more_bytes: int, coming_bytes: int = 0
+) -> None:
+    """Like `require_room`, for a tenant with this usage."""
+    used = usage.total_bytes + coming_bytes
+    if plan.stored_bytes is not None and used + more_bytes > plan.stored_bytes:
         raise StorageQuotaExceeded(
-            f"{more_bytes} more bytes do not fit: this tenant stores {used} bytes ({parts}), and "
-            f"its plan allows stored_bytes = "
-            f"{plan.stored_bytes}; nothing was stored",
+            f"{more_bytes} more bytes do not fit: this tenant stores {used} bytes "
+            f"({usage.collection_bytes} in dicts and queues, {coming_bytes} in running uploads), "
+            f"and its plan allows stored_bytes = {plan.stored_bytes}; nothing was stored",
             quota="stored_bytes",
             limit=plan.stored_bytes,
             used=used,

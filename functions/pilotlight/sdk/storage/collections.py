@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import functools
+import os
 import queue
 import time
 from collections.abc import (
@@ -417,9 +418,11 @@ class Queue(_Collection):
     ) -> Steps[None]:
         deadline = _deadline(timeout)
         for batch in _batches(map(self._dump, values), len):
+            # with an id, it may be sent again when its connection was lost
+            put = {"values": batch, "partition": partition or "", "id": os.urandom(10).hex()}
             for pause in poll_delays_s():
                 try:
-                    yield self._ask("put", values=batch, partition=partition or "")
+                    yield self._ask("put", repeatable=True, **put)
                     break
                 except StorageQuotaExceeded as e:
                     if e.detail.get("quota") not in _FULL:

@@ -24,7 +24,7 @@ from pilotlight.controller.context import (
 )
 from pilotlight.controller.database import tables
 from pilotlight.controller.deployments import app_registry
-from pilotlight.controller.identity import api_keys, tenants
+from pilotlight.controller.identity import api_keys, stored_bytes, tenants
 from pilotlight.controller.identity.access_control import Principal
 from pilotlight.controller.identity.tenant_plan import TenantPlan, tenant_plan_of
 from pilotlight.controller.lazy_routes import APIRouter
@@ -243,7 +243,7 @@ def _own(context: Context, caller: Principal) -> tuple[dict[str, Any], dict[str,
         row = tenants.get(sql, tenant=caller.tenant)
         calls, token_count = sql.execute(query).one()
         stored = {
-            "stored_bytes": storage_usage.usage_of_tenant(sql, tenant=caller.tenant).total_bytes,
+            "stored_bytes": stored_bytes.usage_of_tenant(sql, tenant=caller.tenant).total_bytes,
             "pinned_bytes": storage_usage.pinned_bytes(sql, tenant=caller.tenant),
             "builds_at_once": context.files.gate.builds(caller.tenant),
             "functions": storage_usage.count_functions(sql, tenant=caller.tenant),

@@ -137,11 +137,13 @@ class DictAnswer(Body):
 
 
 class QueuePut(Operation):
-    """Append values, as base64, to a partition."""
+    """Append values, as base64, to a partition. `id`: of the caller's choice; a put to the queue
+    under the same one within 5 minutes, as after a lost connection, appends nothing. "": none."""
 
     op: Literal["put"]
     values: list[str] = Field(max_length=MAX_REQUEST_VALUES)
     partition: str = ""
+    id: str = Field(default="", max_length=64)
 
 
 class QueueGet(Operation):
@@ -271,7 +273,7 @@ async def do_queue(
             values = [_decoded(value) for value in body.values]
 
             def push(write: Write, found: Collection, plan: Plan) -> None:
-                collections.push(write, found, plan, partition or "", values)
+                collections.push(write, found, plan, partition or "", values, put_id=body.id)
 
             await _write(context, scope, body, push)
             context.waiters.wake(_place(scope, partition), len(values))

@@ -22,6 +22,7 @@ from pilotlight.controller.billing.forecast import Forecast
 from pilotlight.controller.dashboard import page_stats, running_instances
 from pilotlight.controller.dashboard.html import render
 from pilotlight.controller.dashboard.page_context import PageContext, PageRoute, Visitor
+from pilotlight.controller.identity import stored_bytes
 from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.weights import storage_usage
 from pilotlight.spec.pricing import COST_QUANTUM
@@ -100,7 +101,7 @@ def _load(sql: sa.Connection, visit: PageContext) -> _BudgetsData:
         busiest_per_s=max((sums.records for sums in hours.values()), default=0) / HOUR_S,
         tokens_per_min=max((sums.tokens for sums in hours.values()), default=0) / 60,
         storage={
-            "stored_bytes": storage_usage.usage_of_tenant(sql, tenant=tenant).total_bytes,
+            "stored_bytes": stored_bytes.usage_of_tenant(sql, tenant=tenant).total_bytes,
             "pinned_bytes": storage_usage.pinned_bytes(sql, tenant=tenant),
         },
         own=entitlements.own_quotas(sql, tenant=tenant, environment=environment),

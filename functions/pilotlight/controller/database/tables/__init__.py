@@ -20,7 +20,11 @@ from pilotlight.controller.database.tables.billing import (
     usage_days,
     usage_hours,
 )
-from pilotlight.controller.database.tables.collections import collection_values, collections
+from pilotlight.controller.database.tables.collections import (
+    collection_puts,
+    collection_values,
+    collections,
+)
 from pilotlight.controller.database.tables.columns import metadata
 from pilotlight.controller.database.tables.registry import (
     adopted_platforms,
@@ -89,6 +93,7 @@ __all__ = [
     "budget_alerts",
     "budgets",
     "calls",
+    "collection_puts",
     "collection_values",
     "collections",
     "container_images",

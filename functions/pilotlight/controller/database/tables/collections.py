@@ -34,3 +34,12 @@ collection_values = sa.Table(
     whole("size_bytes"),
     sa.Column("value", sa.LargeBinary, nullable=False),
 )
+
+collection_puts = sa.Table(
+    "collection_puts",
+    metadata,
+    text("collection", sa.ForeignKey("collections.id"), key=True),
+    text("id", key=True),
+    time("at"),
+    sa.Index("ix_collection_puts_at", "at"),
+)

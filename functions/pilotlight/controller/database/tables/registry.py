@@ -24,6 +24,8 @@ tenants = sa.Table(
     sa.Column("plan", sa.Text, nullable=False, server_default="enterprise"),
     sa.Column("overrides", sa.Text, nullable=False, server_default="{}"),
     time("suspended_at", null=True),
+    sa.Column("stored_bytes", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("collection_bytes", sa.BigInteger, nullable=False, server_default="0"),
 )
 
 environments = sa.Table(
