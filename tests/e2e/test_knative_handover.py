@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -49,7 +50,7 @@ class Callers:
         self.pods: Counter[str] = Counter()
         self.ids: list[str] = []
         self.others: list[str] = []
-        self.lost = 0
+        self.lost: list[str] = []
 
     def __repr__(self) -> str:
         return f"<Callers {dict(self.pods)} lost={self.lost} others={self.others}>"
@@ -79,8 +80,8 @@ class Callers:
             answer = client.post(url, json={"seconds": CALL_S})
         except httpx.ConnectError:  # it was not sent
             time.sleep(0.05)
-        except httpx.TransportError:
-            self.lost += 1
+        except httpx.TransportError as e:
+            self.lost.append(f"{datetime.now(UTC):%H:%M:%S.%f} {e!r}")
         else:
             if answer.status_code == 200:
                 self.pods[str(answer.json())] += 1
@@ -159,7 +160,7 @@ def live(cluster: ClusterUnderTest, callers: Callers, *, killed_while: str) -> N
     cluster.wait_zero("where")
     wait_for(lambda: states(cluster, "Active", "where") == {"False"}, "it to be inactive")
     # nothing but calls that were in the killed activator is lost
-    assert (callers.lost <= CALLERS, callers.others) == (True, [])
+    assert (len(callers.lost) <= CALLERS, callers.others) == (True, [])
     rows = wait_for(lambda: records(cluster, callers.ids), "all calls to be billed")
     charged = Counter(str(row["call"]) for row in rows if Decimal(row["cost"]))
     numbered = Counter((row["call"], row["attempt"]) for row in rows)
