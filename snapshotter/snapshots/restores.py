@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,10 @@ from snapshotter.linux import amx, proc
 from snapshotter.shim import cpu_priority, seqpacket
 from snapshotter.slots.manager import OccupiedSlot, SlotAllocator, SlotPreparation, StartPhase
 from snapshotter.slots.slot import BootFailed, SlotConnectionLost, SlotListener
+from snapshotter.snapshots import readahead
 from snapshotter.snapshots.components import SnapshotComponents
-from snapshotter.snapshots.readahead import ReadAhead
+from snapshotter.snapshots.mapped_files import BindMounts
+from snapshotter.snapshots.readahead import FileParts, ReadAhead
 from snapshotter.snapshots.stored import Snapshot
 from snapshotter.types import LaunchSpec
 
@@ -203,11 +206,18 @@ class Restores:
             lazy = None
         with _refused_devices(snapshot, occupied):
             devices.check_restore(record, target=target)
-        ahead = ReadAhead([snapshot.images])
+        ahead = _read_ahead(snapshot, preparation, lazy)
         try:
             with self._opened(snapshot, slot.directory) as (images, work, files, kdat):
-                await slot.prepare_restore({**preparation.plan.order, "op": "furnish"}, kdat, files)
+                order = {**preparation.plan.order, "op": "furnish"}
                 began = time.perf_counter()
+                furnish: Callable[[], Coroutine[Any, Any, None]] | None = functools.partial(
+                    slot.prepare_restore, order, kdat, files
+                )
+                if order.get("rootfs") and furnish is not None:
+                    # which CRIU is executed depends on the root
+                    await furnish()
+                    furnish = None
                 restored = await operations.restore(
                     slot,
                     criu=self._stock.criu,
@@ -219,6 +229,7 @@ class Restores:
                     lazy=lazy,
                     tcp=manifest.in_place,
                     deadline_s=deadline_s,
+                    prepare=furnish,
                 )
                 restored_at = time.perf_counter()
                 if restored.lazy is not None:
@@ -285,6 +296,23 @@ class Restores:
                 fds.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
                 stack.callback(os.close, fds[-1])
             yield fds[0], fds[1], fds[2], fds[3]
+
+
+def _read_ahead(
+    snapshot: Snapshot, preparation: SlotPreparation, lazy: PageRequest | None
+) -> ReadAhead:
+    """Read the parts of files that the process is known to use, then the image. Of the pages in the
+    image the page server reads the working set itself, and CRIU needs those that are not lazy."""
+    proof, order = snapshot.manifest.proof, preparation.plan.order
+    has_working_set = lazy is not None and bool(lazy.working_set)
+
+    def parts() -> FileParts:
+        binds = BindMounts.of(order["binds"], built_image=False, rootfs=order.get("rootfs", ""))
+        recorded = readahead.decode(proof.file_parts if proof else "")
+        found = {host: at for path, at in recorded.items() if (host := binds.host_path(path))}
+        return {**page_map.eager_parts(snapshot.images), **found} if has_working_set else found
+
+    return ReadAhead([] if has_working_set else [snapshot.images], parts)
 
 
 def _grant_tiles(shim_pid: int, pid: int) -> None:
