@@ -1,8 +1,9 @@
 """Restore of one snapshot into a fresh slot. The result is equivalent to a worker booted to its
 snapshot point.
 
-    slot (taken, leases, layout) → furnish → criu → tiles → devices → revive
-                 └ prefetch: the image is read ahead while CRIU starts ┘
+    slot (taken, leases, layout) → furnish ┐
+                 │           criu starts ┴→ criu → tiles → devices → revive
+                 └ files and the image are read ahead ┘
 
 The weight cache prefetches the weights while the slot holds them.
 
