@@ -87,9 +87,9 @@ async def restore(
 
     `stdio_keys`: the `stdout` and `stderr` of the dumped process (`pipe:[inode]`), to connect them
     to the slot's log pipes; None if the process had neither. `lazy`: memory comes while the process
-    runs, which needs maps of the images (`page_map`). `prepare`: what must be complete before CRIU
-    gets its request, and is done while CRIU and the page server start. After an error the caller
-    must end the slot: a partial tree may be left in it.
+    runs, which needs maps of the images (`page_map`). `prepare`: orders the slot to do what must be
+    complete before CRIU starts; no answer is awaited before the next order. After an error the
+    caller must end the slot: a partial tree may be left in it.
 
     Raises CriuFailed, CriuTimeout, CriuExited, errors of the slot, and what `prepare` raises.
     """
@@ -100,7 +100,7 @@ async def restore(
         "lazy_pages": lazy is not None,
         "notify_scripts": on_notify is not None,  # CRIU waits for an answer to each
     }
-    # their orders are sent while the one below waits for its answer
+    preparing = asyncio.create_task(prepare(), name="prepare a restore") if prepare else None
     serving = (
         asyncio.create_task(
             serve_pages(slot, lazy, images=images, work=work, cgroup=cgroup), name="page server"
@@ -108,8 +108,8 @@ async def restore(
         if lazy is not None
         else None
     )
-    preparing = asyncio.create_task(prepare(), name="prepare a restore") if prepare else None
     try:
+        await asyncio.sleep(0)  # their orders are sent before that for CRIU
         async with _criu(
             slot,
             "restore",
@@ -188,6 +188,8 @@ async def _criu(
         "--no-default-config",
         "--work-dir",
         processes.WORK,
+        # the contents of files are compared before a restore (`snapshots.mapped_files`)
+        *(("--file-validation", "filesize") if operation == "restore" else ()),
         "swrk",
         str(SOCKET_FD),
     ]

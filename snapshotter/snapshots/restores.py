@@ -1,8 +1,7 @@
 """Restore of one snapshot into a fresh slot. The result is equivalent to a worker booted to its
 snapshot point.
 
-    slot (taken, leases, layout) → furnish ┐
-                 │           criu starts ┴→ criu → tiles → devices → revive
+    slot (taken, leases, layout) → furnish → criu → tiles → devices → revive
                  └ files and the image are read ahead ┘
 
 The weight cache prefetches the weights while the slot holds them.
@@ -18,7 +17,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -212,13 +211,6 @@ class Restores:
             with self._opened(snapshot, slot.directory) as (images, work, files, kdat):
                 order = {**preparation.plan.order, "op": "furnish"}
                 began = time.perf_counter()
-                furnish: Callable[[], Coroutine[Any, Any, None]] | None = functools.partial(
-                    slot.prepare_restore, order, kdat, files
-                )
-                if order.get("rootfs") and furnish is not None:
-                    # which CRIU is executed depends on the root
-                    await furnish()
-                    furnish = None
                 restored = await operations.restore(
                     slot,
                     criu=self._stock.criu,
@@ -230,7 +222,7 @@ class Restores:
                     lazy=lazy,
                     tcp=manifest.in_place,
                     deadline_s=deadline_s,
-                    prepare=furnish,
+                    prepare=functools.partial(slot.prepare_restore, order, kdat, files),
                 )
                 restored_at = time.perf_counter()
                 if restored.lazy is not None:
