@@ -76,6 +76,9 @@ changes."""
 _BACKGROUND_S = 0.1
 """How long after the restore, the working set and the last fault the rest is brought: the first
 call needs the processors."""
+_BUSY_PAUSE_S, _BUSY_MOST_S = 0.01, 2.0
+"""How long the rest waits while others wait for a processor, such as further restores: 1 ms per MB
+of it would delay them; and how long in all, because a machine may be busy for hours."""
 _MANY_FAULTS = 512
 """After so many faults the rest is brought at once: the process uses much more than the working
 set."""
@@ -276,6 +279,8 @@ class PageServer:
         self._around: deque[tuple[_Memory, int]] = deque()
         self._is_restored = False
         self._background_at = 0.0
+        self._load = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
+        self._busy_s = 0.0
         self._no_memory = 0
         self._poll = select.poll()
 
@@ -460,6 +465,10 @@ class PageServer:
         left_s = self._background_at - time.monotonic()
         if left_s > 0:
             return left_s
+        if self._busy_s < _BUSY_MOST_S and self._faults <= _MANY_FAULTS:
+            if is_busy(os.pread(self._load, 128, 0), processors=os.cpu_count() or 1):
+                self._busy_s += _BUSY_PAUSE_S
+                return _BUSY_PAUSE_S
         for memory in list(self._memories.values()):
             found = memory.missing.first()
             if found is None:
@@ -528,6 +537,12 @@ class PageServer:
         elif code not in (errno.EAGAIN, errno.ENOENT):
             raise PagesLost(f"memory at {start:#x} cannot be filled: {os.strerror(code)}")
         return False
+
+
+def is_busy(loadavg: bytes, *, processors: int) -> bool:
+    """Whether more threads can run than there are processors, the caller included (proc(5),
+    loadavg: the fourth field)."""
+    return int(loadavg.split()[3].partition(b"/")[0]) > processors
 
 
 def _settle(memory: _Memory) -> None:

@@ -31,6 +31,7 @@ from snapshotter.cuda.gpu_mapping import DeviceRecord
 from snapshotter.errors import SnapshotUnknown, StartFailed
 from snapshotter.linux import amx, proc
 from snapshotter.shim import cpu_priority, seqpacket
+from snapshotter.shim.sandbox import mounts
 from snapshotter.slots.manager import OccupiedSlot, SlotAllocator, SlotPreparation, StartPhase
 from snapshotter.slots.slot import BootFailed, SlotConnectionLost, SlotListener
 from snapshotter.snapshots import readahead
@@ -302,7 +303,9 @@ def _read_ahead(
     def parts() -> FileParts:
         binds = BindMounts.of(order["binds"], built_image=False, rootfs=order.get("rootfs", ""))
         recorded = readahead.decode(proof.file_parts if proof else "")
-        found = {host: at for path, at in recorded.items() if (host := binds.host_path(path))}
+        # weights last: the first call reads them, after CRIU has opened everything else
+        order_of_use = sorted(recorded, key=lambda path: path.startswith(f"{mounts.ROOT}/weights/"))
+        found = {host: recorded[path] for path in order_of_use if (host := binds.host_path(path))}
         return {**page_map.eager_parts(snapshot.images), **found} if has_working_set else found
 
     return ReadAhead([] if has_working_set else [snapshot.images], parts)

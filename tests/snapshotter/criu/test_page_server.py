@@ -7,6 +7,8 @@ import asyncio
 import contextlib
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -326,6 +328,31 @@ async def test_what_criu_reads_itself_are_the_pages_that_are_not_lazy(bench: Ben
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(ValueError):
         page_map.eager_parts(images)
+
+
+@pytest.mark.parametrize("runnable, is_busy", [(1, False), (2, False), (3, True), (40, True)])
+def test_the_rest_waits_while_others_wait_for_a_processor(runnable: int, is_busy: bool) -> None:
+    loadavg = b"0.50 9.00 9.00 %d/123 4567\n" % runnable
+    assert page_server.is_busy(loadavg, processors=2) == is_busy
+
+
+@pytest.mark.slow("waits for busy processors as long as a page server does: 2 s")
+async def test_the_rest_comes_to_a_machine_that_stays_busy(bench: Bench) -> None:
+    await bench.frozen("kept = os.urandom(1 << 20) * 8\nwait()\nfine()")
+    spin = [sys.executable, "-c", "while True: pass"]
+    spinning = [subprocess.Popen(spin) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        async with bench.place() as place:
+            restored = await bench.restore(place, pages=PageRequest())
+            process = await place.watch(restored.pid)
+            assert restored.lazy is not None
+            assert await asyncio.wait_for(restored.lazy.exited, 30) == 0
+            await restored.lazy.kill()
+            process.kill()
+    finally:
+        for one in spinning:
+            one.kill()
+            one.wait()
 
 
 def test_an_image_that_is_not_understood_has_no_map(tmp_path: Path) -> None:
