@@ -462,13 +462,9 @@ class PageServer:
             _settle(memory)
         if not self._is_restored:
             return None
-        left_s = self._background_at - time.monotonic()
-        if left_s > 0:
-            return left_s
-        if self._busy_s < _BUSY_MOST_S and self._faults <= _MANY_FAULTS:
-            if is_busy(os.pread(self._load, 128, 0), processors=os.cpu_count() or 1):
-                self._busy_s += _BUSY_PAUSE_S
-                return _BUSY_PAUSE_S
+        wait_s = self._rest_waits_s()
+        if wait_s > 0:
+            return wait_s
         for memory in list(self._memories.values()):
             found = memory.missing.first()
             if found is None:
@@ -477,6 +473,17 @@ class PageServer:
             start, end, position = found
             until = min(end, start + _STEP_BYTES)
             return 0.0 if self._copy(memory, start, until, position) else _RETRY_S
+        return 0.0
+
+    def _rest_waits_s(self) -> float:
+        """After how many seconds to look again whether the rest may come; 0: now."""
+        left_s = self._background_at - time.monotonic()
+        if left_s > 0:
+            return left_s
+        may_wait = self._busy_s < _BUSY_MOST_S and self._faults <= _MANY_FAULTS
+        if may_wait and is_busy(os.pread(self._load, 128, 0), processors=os.cpu_count() or 1):
+            self._busy_s += _BUSY_PAUSE_S
+            return _BUSY_PAUSE_S
         return 0.0
 
     def _bring_wanted(self, memory: _Memory) -> float:

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -340,7 +339,9 @@ def test_the_rest_waits_while_others_wait_for_a_processor(runnable: int, is_busy
 async def test_the_rest_comes_to_a_machine_that_stays_busy(bench: Bench) -> None:
     await bench.frozen("kept = os.urandom(1 << 20) * 8\nwait()\nfine()")
     spin = [sys.executable, "-c", "while True: pass"]
-    spinning = [subprocess.Popen(spin) for _ in range(2 * (os.cpu_count() or 1))]
+    spinning = [
+        await asyncio.create_subprocess_exec(*spin) for _ in range(2 * (os.cpu_count() or 1))
+    ]
     try:
         async with bench.place() as place:
             restored = await bench.restore(place, pages=PageRequest())
@@ -352,7 +353,7 @@ async def test_the_rest_comes_to_a_machine_that_stays_busy(bench: Bench) -> None
     finally:
         for one in spinning:
             one.kill()
-            one.wait()
+            await one.wait()
 
 
 def test_an_image_that_is_not_understood_has_no_map(tmp_path: Path) -> None:
