@@ -77,7 +77,10 @@ async def test_a_shim_ends_once_its_socket_is_removed_and_no_agent_is_connected(
     slot_pool = SlotPool(short_tmp / "slots", short_tmp, log_max_bytes=1, namespaced=is_namespaced)
     await slot_pool.open()
     kept, removed = await slot_pool.acquire(), await slot_pool.acquire()
-    shims = [os.pidfd_open(slot.shim_pid) for slot in (kept, removed) if await slot.adopt() is None]
+    shims = []
+    for slot in (kept, removed):
+        await slot.adopt()
+        shims.append(os.pidfd_open(slot.shim_pid))
     for slot in (kept, removed):
         slot.close()
     shutil.rmtree(removed.directory)
