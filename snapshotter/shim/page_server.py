@@ -76,7 +76,7 @@ changes."""
 _BACKGROUND_S = 0.1
 """How long after the restore, the working set and the last fault the rest is brought: the first
 call needs the processors."""
-_BUSY_PAUSE_S, _BUSY_MOST_S = 0.01, 2.0
+_BUSY_PAUSE_S, _BUSY_MOST_S = 0.01, 1.0
 """How long the rest waits while others wait for a processor, such as further restores: 1 ms per MB
 of it would delay them; and how long in all, because a machine may be busy for hours."""
 _MANY_FAULTS = 512

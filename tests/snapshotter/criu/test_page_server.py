@@ -335,7 +335,9 @@ def test_the_rest_waits_while_others_wait_for_a_processor(runnable: int, is_busy
     assert page_server.is_busy(loadavg, processors=2) == is_busy
 
 
-@pytest.mark.slow("waits for busy processors as long as a page server does: 2 s")
+@pytest.mark.slow(
+    "starts programs that keep every processor busy, and waits for a page server beside them"
+)
 async def test_the_rest_comes_to_a_machine_that_stays_busy(bench: Bench) -> None:
     await bench.frozen("kept = os.urandom(1 << 20) * 8\nwait()\nfine()")
     spin = [sys.executable, "-c", "while True: pass"]
