@@ -36,6 +36,7 @@ from snapshotter.gpus.grants import GpuGrants
 from snapshotter.metrics import Metrics
 from snapshotter.slots.manager import StartPhase
 from snapshotter.slots.slot import SlotConnectionLost
+from snapshotter.snapshots import readahead
 from snapshotter.snapshots.components import SnapshotComponents
 from snapshotter.snapshots.manifest import Proof, SnapshotManifest
 from snapshotter.snapshots.restores import SnapshotUnfit
@@ -352,7 +353,8 @@ class Checkpoints:
             at=time.time(),
             answer_ms={way: measured.answer_ms for way, measured in verdict.measured.items()},
             restore_ms=verdict.chosen.restore_ms,
-            working_set=working_set.encode(verdict.working_set),
+            working_set=working_set.encode(verdict.recorded.working_set),
+            file_parts=readahead.encode(verdict.recorded.file_parts),
         )
         with self._selector.telling("replaced"):
             return await self._stock.catalogue.mark_proven(

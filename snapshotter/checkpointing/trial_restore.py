@@ -14,15 +14,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 from pilotlight.core.background_tasks import cancel_all
 from snapshotter.criu import working_set
 from snapshotter.criu.lazy import PageRequest
 from snapshotter.linux import proc
-from snapshotter.slots.manager import SlotAllocator, StartPhase
+from snapshotter.shim.sandbox import mounts
+from snapshotter.slots.manager import OccupiedSlot, SlotAllocator, StartPhase
 from snapshotter.slots.slot import BootFailed, SlotConnectionLost
+from snapshotter.snapshots import readahead
+from snapshotter.snapshots.readahead import FileParts
 from snapshotter.snapshots.restores import RESTORE_PHASES, RestoreFailed, Restores, SnapshotUnfit
 from snapshotter.snapshots.stored import Snapshot
 from snapshotter.starts.teardown import Teardown
@@ -32,6 +34,11 @@ _log = logging.getLogger(__name__)
 _STARVED_PART = 0.25
 _ATTEMPTS = 3
 """Attempts per kind of pages while CPU-starved, if no caller waits for the proof."""
+
+
+def _is_below_binds(path: str) -> bool:
+    """Whether an in-slot path is one of packages, code or weights."""
+    return path.startswith(f"{mounts.ROOT}/")
 
 
 def nobody_pays(cpu_ns: int) -> None:
@@ -71,12 +78,20 @@ class RestoreTiming:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """What a start and its first calls access: memory (`PageRequest.working_set`), and files."""
+
+    working_set: bytes = b""
+    file_parts: FileParts = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ValidationResult:
-    """The measurements for `eager` and `lazy`, the chosen one, and the working set of `lazy`."""
+    """The measurements for `eager` and `lazy`, the chosen one, and what `lazy` brings first."""
 
     pages: str
     measured: dict[str, RestoreTiming]
-    working_set: bytes = b""
+    recorded: Recorded = field(default_factory=Recorded)
 
     @property
     def chosen(self) -> RestoreTiming:
@@ -124,12 +139,12 @@ class SnapshotValidator:
         measurement if a caller waits. charge: receives the CPU
         time (ns) of each restored copy, after success or failure."""
         measured: dict[str, RestoreTiming] = {}
-        ranges = b""
+        found = Recorded()
 
         def phase() -> StartPhase:
             return StartPhase(is_background=unasked, gpus=gpus)
 
-        def record() -> asyncio.Task[bytes]:
+        def record() -> asyncio.Task[Recorded]:
             recording = self._record(spec, snapshot, phase=phase, charge=charge)
             return asyncio.create_task(recording, name=f"working set of {snapshot.id}")
 
@@ -141,8 +156,8 @@ class SnapshotValidator:
                     request = None
                     if way == "lazy":
                         recorded = recorded or [record()]
-                        ranges = await recorded[0]
-                        request = PageRequest(working_set=ranges)
+                        found = await recorded[0]
+                        request = PageRequest(working_set=found.working_set)
                     measured[way] = await self._measure(
                         spec, snapshot, request=request, phase=phase, charge=charge, repeats=unasked
                     )
@@ -153,7 +168,7 @@ class SnapshotValidator:
         finally:
             await cancel_all(recorded)
         pages = min(measured, key=lambda way: measured[way].answer_ms)
-        return ValidationResult(pages=pages, measured=measured, working_set=ranges)
+        return ValidationResult(pages=pages, measured=measured, recorded=found)
 
     async def _record(
         self,
@@ -162,17 +177,26 @@ class SnapshotValidator:
         *,
         phase: Callable[[], StartPhase],
         charge: Callable[[int], None],
-    ) -> bytes:
-        """The memory that the examples access."""
-        found: list[bytes] = []
+    ) -> Recorded:
+        """What the examples access, answered and then served."""
+        found: list[Recorded] = []
         request = PageRequest(record=True)
+
+        def look(occupied: OccupiedSlot) -> None:
+            parts = readahead.mapped_parts(
+                occupied.slot.worker_pid,
+                lambda path: path in snapshot.manifest.mapped or _is_below_binds(path),
+            )
+            ranges = working_set.recorded(occupied.slot.directory / "criu")
+            found.append(Recorded(working_set=ranges, file_parts=parts))
+
         await self._try(
             spec,
             snapshot,
             request=request,
             phase=phase,
             charge=charge,
-            look=lambda directory: found.append(working_set.recorded(directory)),
+            look=look,
         )
         return found[0]
 
@@ -205,9 +229,10 @@ class SnapshotValidator:
         request: PageRequest | None,
         phase: Callable[[], StartPhase],
         charge: Callable[[int], None],
-        look: Callable[[Path], None] | None = None,
+        look: Callable[[OccupiedSlot], None] | None = None,
     ) -> RestoreTiming:
-        """`look`: called with CRIU's work directory of the slot after the answers."""
+        """`look`: called in a thread with the slot after the answers, which are also served; the
+        worker is still there."""
         deadline_s = max(self._deadline_s, spec.startup_timeout_s)
         try:
             async with asyncio.timeout(deadline_s):
@@ -223,13 +248,15 @@ class SnapshotValidator:
                 )
                 try:
                     began = time.perf_counter()
-                    proved = await occupied.slot.check_examples(deadline_s)
+                    proved = await occupied.slot.check_examples(
+                        deadline_s, records=look is not None
+                    )
                     first_ms = proved.phases_ms.get(
                         "first_answer", (time.perf_counter() - began) * 1000
                     )
                     waited_ms = proc.waited_ns(occupied.slot.worker_pid) / 1e6
                     if look is not None:
-                        await asyncio.to_thread(look, occupied.slot.directory / "criu")
+                        await asyncio.to_thread(look, occupied)
                 finally:
                     charge(occupied.cpu_ns())
                     await asyncio.shield(

@@ -7,13 +7,15 @@ directory, so that published images stay unchanged."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pilotlight.core.background_tasks import cancel_all
 from snapshotter.criu import processes
 from snapshotter.criu.errors import CriuExited
 from snapshotter.criu.fd_numbers import SOCKET_FD
@@ -79,28 +81,35 @@ async def restore(
     tcp: bool = False,
     deadline_s: float,
     on_notify: Notify | None = None,
+    prepare: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> Restored:
     """Restore the images as a child of the slot's shim.
 
     `stdio_keys`: the `stdout` and `stderr` of the dumped process (`pipe:[inode]`), to connect them
     to the slot's log pipes; None if the process had neither. `lazy`: memory comes while the process
-    runs, which needs maps of the images (`page_map`). After an error the caller must end the slot:
-    a partial tree may be left in it.
+    runs, which needs maps of the images (`page_map`). `prepare`: orders the slot to do what must be
+    complete before CRIU starts; no answer is awaited before the next order. After an error the
+    caller must end the slot: a partial tree may be left in it.
 
-    Raises CriuFailed, CriuTimeout, CriuExited, and errors of the slot.
+    Raises CriuFailed, CriuTimeout, CriuExited, errors of the slot, and what `prepare` raises.
     """
-    server = (
-        await serve_pages(slot, lazy, images=images, work=work, cgroup=cgroup)
-        if lazy is not None
-        else None
-    )
     options = {
         **_common(deadline_s, tcp=tcp),
         "rst_sibling": True,
         "log_file": "restore.log",
-        "lazy_pages": server is not None,
+        "lazy_pages": lazy is not None,
+        "notify_scripts": on_notify is not None,  # CRIU waits for an answer to each
     }
+    preparing = asyncio.create_task(prepare(), name="prepare a restore") if prepare else None
+    serving = (
+        asyncio.create_task(
+            serve_pages(slot, lazy, images=images, work=work, cgroup=cgroup), name="page server"
+        )
+        if lazy is not None
+        else None
+    )
     try:
+        await asyncio.sleep(0)  # their orders are sent before that for CRIU
         async with _criu(
             slot,
             "restore",
@@ -112,6 +121,9 @@ async def restore(
             log="restore.log",
             stdio=stdio_keys is not None,
         ) as (run, swrk):
+            server = await serving if serving is not None else None
+            if preparing is not None:
+                await preparing
             options["inherit_fd"] = _inherited(stdio_keys or {}, run.stdio_fds)
             answer = await swrk.request(
                 "RESTORE", options, deadline_s=deadline_s, on_notify=on_notify
@@ -119,8 +131,11 @@ async def restore(
         if not answer.pid:
             raise CriuExited("restore", "its answer has no pid")
     except BaseException:
-        if server is not None:
-            await server.kill()
+        await cancel_all([preparing] if preparing is not None else [])
+        if serving is not None:
+            await asyncio.wait([serving])  # the shim answers at once, or is lost
+            if serving.exception() is None:
+                await serving.result().kill()
         raise
     return Restored(pid=answer.pid, lazy=server)
 
@@ -173,6 +188,8 @@ async def _criu(
         "--no-default-config",
         "--work-dir",
         processes.WORK,
+        # the contents of files are compared before a restore (`snapshots.mapped_files`)
+        *(("--file-validation", "filesize") if operation == "restore" else ()),
         "swrk",
         str(SOCKET_FD),
     ]

@@ -50,6 +50,23 @@ def are_complete(names: Collection[str]) -> bool:
     return all(page_server.MAP.format(pid=pid) in names for pid in pids)
 
 
+def eager_parts(images: Path) -> dict[str, list[tuple[int, int]]]:
+    """Pages file → (offset, length) of what CRIU itself reads of it in a lazy restore. Blocking;
+    raises OSError, and ValueError if a map is not whole, which the page server reports."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for path in images.glob(page_server.MAP.format(pid="*")):
+        number, ranges = page_server.read_map(path.read_bytes())
+        pages = images / f"pages-{number}.img"
+        parts, at = found.setdefault(str(pages), []), 0
+        for position, length in sorted((position, end - start) for start, end, position in ranges):
+            if position > at:
+                parts.append((at, position - at))
+            at = position + length
+        if (size := pages.stat().st_size) > at:
+            parts.append((at, size - at))
+    return found
+
+
 def _lazy_ranges(
     runs: Sequence[PageRun], mapped: Sequence[Mapping]
 ) -> Iterator[tuple[int, int, int]]:

@@ -76,6 +76,9 @@ changes."""
 _BACKGROUND_S = 0.1
 """How long after the restore, the working set and the last fault the rest is brought: the first
 call needs the processors."""
+_BUSY_PAUSE_S, _BUSY_MOST_S = 0.01, 1.0
+"""How long the rest waits while others wait for a processor, such as further restores: 1 ms per MB
+of it would delay them; and how long in all, because a machine may be busy for hours."""
 _MANY_FAULTS = 512
 """After so many faults the rest is brought at once: the process uses much more than the working
 set."""
@@ -167,16 +170,27 @@ def read_working_set(file: int) -> dict[int, _Ranges]:
     return found
 
 
+def read_map(data: bytes) -> tuple[int, list[tuple[int, int, int]]]:
+    """The number of the pages file, and (start, end, position) of each lazy range. Raises
+    ValueError if it is not whole."""
+    if len(data) < MAP_HEAD.size:
+        raise ValueError(f"it has {len(data)} bytes")
+    number, count = MAP_HEAD.unpack_from(data)
+    if len(data) != MAP_HEAD.size + count * MAP_RANGE.size:
+        raise ValueError(f"it has {len(data)} bytes")
+    return number, list(MAP_RANGE.iter_unpack(data[MAP_HEAD.size :]))
+
+
 class _Image:
     """The pages of one process in its image, mapped at `address` for the kernel to copy from."""
 
     def __init__(self, images: int, pid: int) -> None:
         with open(os.open(MAP.format(pid=pid), os.O_RDONLY, dir_fd=images), "rb") as f:
             data = f.read()
-        number, count = MAP_HEAD.unpack_from(data)
-        if len(data) != MAP_HEAD.size + count * MAP_RANGE.size:
-            raise PagesLost(f"the map of process {pid} is truncated: it has {len(data)} bytes")
-        ranges = list(MAP_RANGE.iter_unpack(data[MAP_HEAD.size :]))
+        try:
+            number, ranges = read_map(data)
+        except ValueError as e:
+            raise PagesLost(f"the map of process {pid} is truncated: {e}") from e
         self._fd = os.open(f"pages-{number}.img", os.O_RDONLY, dir_fd=images)
         size = os.fstat(self._fd).st_size
         if any(position + end - start > size for start, end, position in ranges):
@@ -200,8 +214,21 @@ class _Image:
         except OSError:  # EAGAIN, or the file system cannot tell
             return False
 
+    def map_in_all(self, parts: Iterable[tuple[int, int]]) -> None:
+        """`map_in` (position, length) of these; neighbours by one call, because a call costs as
+        much as mapping some 16 pages."""
+        at = until = 0
+        for position, length in sorted(parts):
+            if position > until + _AROUND_BYTES:
+                self.map_in(at, until - at)
+                at = position
+            until = max(until, position + length)
+        self.map_in(at, until - at)
+
     def map_in(self, position: int, length: int) -> None:
         """Have these bytes in this process. Raises PagesLost if they cannot be read."""
+        if not length:
+            return
         try:
             self._map.madvise(_POPULATE_READ, position, length)
         except OSError as e:
@@ -220,14 +247,16 @@ class _Piece:
 
 @dataclass(eq=False, kw_only=True)
 class _Memory:
-    """One address space. `wanted`: the pieces of the working set that are to be brought. The last
-    zeros were `zeroed_bytes` before the address `zeroed_end`."""
+    """One address space. `wanted`: the pieces of the working set that are to be brought; `brought`:
+    those that are there and that `missing` still has. The last zeros were `zeroed_bytes` before the
+    address `zeroed_end`."""
 
     pid: int
     uffd: int
     image: _Image
     missing: MissingPages
     wanted: deque[_Piece] = field(default_factory=deque)
+    brought: list[_Piece] = field(default_factory=list)
     zeroed_bytes: int = 0
     zeroed_end: int = 0
 
@@ -250,6 +279,8 @@ class PageServer:
         self._around: deque[tuple[_Memory, int]] = deque()
         self._is_restored = False
         self._background_at = 0.0
+        self._load = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
+        self._busy_s = 0.0
         self._no_memory = 0
         self._poll = select.poll()
 
@@ -270,21 +301,26 @@ class PageServer:
         """The image of a process, and the pieces of its working set, mapped in."""
         image = _Image(self._images, pid)
         pieces: deque[_Piece] = deque()
-        inside = [one for one in ranges if not one[0] & _EMPTY]
-        image.read_ahead(found for one in inside for found in image.missing.within(*one))
-        for start, end in ranges:
-            if start & _EMPTY:
-                source, found = self._zeros_address, [(start - _EMPTY, end, 0)]
-            else:
-                source, found = image.address, list(image.missing.within(start, end))
+        places = [
+            [(start - _EMPTY, end, 0)] if start & _EMPTY else list(image.missing.within(start, end))
+            for start, end in ranges
+        ]
+        in_image = [
+            one
+            for (start, _), found in zip(ranges, places, strict=True)
+            if not start & _EMPTY
+            for one in found
+        ]
+        image.read_ahead(in_image)
+        for (start, _), found in zip(ranges, places, strict=True):
+            source = self._zeros_address if start & _EMPTY else image.address
             for at, until, position in found:
                 for here in range(at, until, _STEP_BYTES):
                     length = min(_STEP_BYTES, until - here)
                     offset = position + here - at if source == image.address else 0
-                    if source == image.address:
-                        image.map_in(offset, length)
                     argument = _COPY.pack(here, source + offset, length, 0, 0)
                     pieces.append(_Piece(here, here + length, bytearray(argument)))
+        image.map_in_all((position, until - at) for at, until, position in in_image)
         return image, pieces
 
     # -- CRIU
@@ -326,6 +362,7 @@ class PageServer:
             data = os.read(memory.uffd, _MESSAGES_AT_ONCE * _MESSAGE.size)
         except BlockingIOError:
             return
+        _settle(memory)
         # what has moved or is gone comes first: a page is then filled where it belongs now
         messages = sorted(_MESSAGE.iter_unpack(data), key=lambda one: one[0] == _PAGEFAULT)
         for event, *words in messages:
@@ -335,7 +372,7 @@ class PageServer:
                 self._on_fault(memory, flags=words[0], address=words[1] & ~(_PAGE - 1))
             elif event == _FORK:
                 uffd, missing = words[0] & 0xFFFFFFFF, memory.missing.copy()
-                self._add(replace(memory, uffd=uffd, missing=missing, wanted=deque()))
+                self._add(replace(memory, uffd=uffd, missing=missing, wanted=deque(), brought=[]))
             elif event == _REMAP:
                 memory.missing.move(*words)
             elif event in (_REMOVE, _UNMAP):
@@ -422,11 +459,12 @@ class PageServer:
         for memory in self._memories.values():
             if memory.wanted:
                 return self._bring_wanted(memory)
+            _settle(memory)
         if not self._is_restored:
             return None
-        left_s = self._background_at - time.monotonic()
-        if left_s > 0:
-            return left_s
+        wait_s = self._rest_waits_s()
+        if wait_s > 0:
+            return wait_s
         for memory in list(self._memories.values()):
             found = memory.missing.first()
             if found is None:
@@ -435,6 +473,17 @@ class PageServer:
             start, end, position = found
             until = min(end, start + _STEP_BYTES)
             return 0.0 if self._copy(memory, start, until, position) else _RETRY_S
+        return 0.0
+
+    def _rest_waits_s(self) -> float:
+        """After how many seconds to look again whether the rest may come; 0: now."""
+        left_s = self._background_at - time.monotonic()
+        if left_s > 0:
+            return left_s
+        may_wait = self._busy_s < _BUSY_MOST_S and self._faults <= _MANY_FAULTS
+        if may_wait and is_busy(os.pread(self._load, 128, 0), processors=os.cpu_count() or 1):
+            self._busy_s += _BUSY_PAUSE_S
+            return _BUSY_PAUSE_S
         return 0.0
 
     def _bring_wanted(self, memory: _Memory) -> float:
@@ -453,7 +502,7 @@ class PageServer:
                     return _RETRY_S
                 self._bring_rest(memory, piece, max(0, copied))
             else:
-                memory.missing.remove(piece.start, piece.end)
+                memory.brought.append(piece)
             left -= piece.end - piece.start
             if memory.wanted:
                 memory.wanted.popleft()
@@ -495,6 +544,20 @@ class PageServer:
         elif code not in (errno.EAGAIN, errno.ENOENT):
             raise PagesLost(f"memory at {start:#x} cannot be filled: {os.strerror(code)}")
         return False
+
+
+def is_busy(loadavg: bytes, *, processors: int) -> bool:
+    """Whether more threads can run than there are processors, the caller included (proc(5),
+    loadavg: the fourth field)."""
+    return int(loadavg.split()[3].partition(b"/")[0]) > processors
+
+
+def _settle(memory: _Memory) -> None:
+    """Have what was brought no longer missing. Not with each piece: the process waits for the next
+    ones meanwhile."""
+    for piece in memory.brought:
+        memory.missing.remove(piece.start, piece.end)
+    memory.brought.clear()
 
 
 class _CopyFailed(OSError):

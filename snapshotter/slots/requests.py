@@ -169,10 +169,10 @@ class SlotRequests:
         return int(answer["host_pid"])
 
     async def check_examples(
-        self, deadline_s: float, answers: Mapping[str, Any]
+        self, deadline_s: float, answers: Mapping[str, Any], *, records: bool
     ) -> ExampleCheckResult:
         """Run the worker's examples. Raises BootFailed, SlotConnectionLost, TimeoutError."""
-        order = {"op": "prove", "answers": dict(answers)}
+        order = {"op": "prove", "answers": dict(answers), "records": records}
         return await self._proofs.wait("prove", lambda: self._send(order, []), deadline_s)
 
     # -- messages of the shim

@@ -293,13 +293,18 @@ class Slot:
         self.worker_pid = await self._requests.resume(pid, None, deadline_s)
 
     async def check_examples(
-        self, deadline_s: float, *, answers: Mapping[str, Any] | None = None
+        self,
+        deadline_s: float,
+        *,
+        answers: Mapping[str, Any] | None = None,
+        records: bool = False,
     ) -> ExampleCheckResult:
         """Run the worker's examples again; the worker exits afterwards. `answers`: of another
-        process, to compare with in place of its own. Raises BootFailed, SlotConnectionLost,
-        TimeoutError."""
+        process, to compare with in place of its own. `records`: the worker serves them as well,
+        and stays until the slot ends, so that the memory that it has used can be seen. Raises
+        BootFailed, SlotConnectionLost, TimeoutError."""
         self.worker = "proving"
-        return await self._requests.check_examples(deadline_s, answers or {})
+        return await self._requests.check_examples(deadline_s, answers or {}, records=records)
 
     async def end(self) -> None:
         """Kill everything in the slot, wait for its exit, remove its directory. A shim whose

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from snapshotter.criu import working_set
+from snapshotter.snapshots import readahead
 from snapshotter.snapshots.identity import Identity
 from snapshotter.types import RevisionKey
 
@@ -77,12 +78,14 @@ class Proof:
         answer_ms: from the request to the first answer, by kind of pages tried (`eager`, `lazy`).
         restore_ms: until the process ran, with the chosen kind.
         working_set: what a lazy restore brings first (`working_set.encode`); "": unknown.
+        file_parts: parts of files that it then uses (`readahead.encode`); "": unknown.
     """
 
     at: float
     answer_ms: Mapping[str, float]
     restore_ms: float
     working_set: str = ""
+    file_parts: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -91,6 +94,7 @@ class Proof:
             "answer_ms": dict(self.answer_ms),
             "restore_ms": self.restore_ms,
             "working_set": self.working_set,
+            "file_parts": self.file_parts,
         }
 
 
@@ -187,6 +191,7 @@ class SnapshotManifest:
         values["proof"] = None if body["proof"] is None else Proof(**body["proof"])
         if values["proof"] is not None:
             working_set.decode(values["proof"].working_set)
+            readahead.decode(values["proof"].file_parts)
         return cls(**values)
 
 

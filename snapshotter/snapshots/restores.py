@@ -2,7 +2,7 @@
 snapshot point.
 
     slot (taken, leases, layout) → furnish → criu → tiles → devices → revive
-                 └ prefetch: the image is read ahead while CRIU starts ┘
+                 └ files and the image are read ahead ┘
 
 The weight cache prefetches the weights while the slot holds them.
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import time
@@ -30,10 +31,13 @@ from snapshotter.cuda.gpu_mapping import DeviceRecord
 from snapshotter.errors import SnapshotUnknown, StartFailed
 from snapshotter.linux import amx, proc
 from snapshotter.shim import cpu_priority, seqpacket
+from snapshotter.shim.sandbox import mounts
 from snapshotter.slots.manager import OccupiedSlot, SlotAllocator, SlotPreparation, StartPhase
 from snapshotter.slots.slot import BootFailed, SlotConnectionLost, SlotListener
+from snapshotter.snapshots import readahead
 from snapshotter.snapshots.components import SnapshotComponents
-from snapshotter.snapshots.readahead import ReadAhead
+from snapshotter.snapshots.mapped_files import BindMounts
+from snapshotter.snapshots.readahead import FileParts, ReadAhead
 from snapshotter.snapshots.stored import Snapshot
 from snapshotter.types import LaunchSpec
 
@@ -203,10 +207,10 @@ class Restores:
             lazy = None
         with _refused_devices(snapshot, occupied):
             devices.check_restore(record, target=target)
-        ahead = ReadAhead([snapshot.images])
+        ahead = _read_ahead(snapshot, preparation, lazy)
         try:
             with self._opened(snapshot, slot.directory) as (images, work, files, kdat):
-                await slot.prepare_restore({**preparation.plan.order, "op": "furnish"}, kdat, files)
+                order = {**preparation.plan.order, "op": "furnish"}
                 began = time.perf_counter()
                 restored = await operations.restore(
                     slot,
@@ -219,6 +223,7 @@ class Restores:
                     lazy=lazy,
                     tcp=manifest.in_place,
                     deadline_s=deadline_s,
+                    prepare=functools.partial(slot.prepare_restore, order, kdat, files),
                 )
                 restored_at = time.perf_counter()
                 if restored.lazy is not None:
@@ -285,6 +290,25 @@ class Restores:
                 fds.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
                 stack.callback(os.close, fds[-1])
             yield fds[0], fds[1], fds[2], fds[3]
+
+
+def _read_ahead(
+    snapshot: Snapshot, preparation: SlotPreparation, lazy: PageRequest | None
+) -> ReadAhead:
+    """Read the parts of files that the process is known to use, then the image. Of the pages in the
+    image the page server reads the working set itself, and CRIU needs those that are not lazy."""
+    proof, order = snapshot.manifest.proof, preparation.plan.order
+    has_working_set = lazy is not None and bool(lazy.working_set)
+
+    def parts() -> FileParts:
+        binds = BindMounts.of(order["binds"], built_image=False, rootfs=order.get("rootfs", ""))
+        recorded = readahead.decode(proof.file_parts if proof else "")
+        # weights last: the first call reads them, after CRIU has opened everything else
+        order_of_use = sorted(recorded, key=lambda path: path.startswith(f"{mounts.ROOT}/weights/"))
+        found = {host: recorded[path] for path in order_of_use if (host := binds.host_path(path))}
+        return {**page_map.eager_parts(snapshot.images), **found} if has_working_set else found
+
+    return ReadAhead([] if has_working_set else [snapshot.images], parts)
 
 
 def _grant_tiles(shim_pid: int, pid: int) -> None:

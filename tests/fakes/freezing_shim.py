@@ -90,7 +90,9 @@ class FreezingShim(FakeShim):
         self.revive(frozen)
         return frozen
 
-    def prove(self) -> dict[str, Any]:
-        """Have the examples answered again; the process leaves after it."""
-        self.control.send(json.dumps({"op": "prove", "instance": "proof", "env": {}}).encode())
+    def prove(self, *, records: bool = False) -> dict[str, Any]:
+        """Have the examples answered again; the process leaves after it, or with `records` when
+        this shim hangs up."""
+        order = {"op": "prove", "instance": "proof", "env": {}, "records": records}
+        self.control.send(json.dumps(order).encode())
         return self.wait_event("proved", instance="proof")

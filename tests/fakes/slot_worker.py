@@ -76,7 +76,7 @@ def obey(control: socket.socket, launch: dict[str, Any]) -> None:
         if order["op"] == "serve":
             wake(control, launch, order, fds)
         if order["op"] == "prove":
-            prove(control, launch)
+            prove(control, launch, stays=order["records"])
         if order["op"] == "checkpoint_in_place":
             control = stand_still(control, launch, *fds)
             continue
@@ -169,7 +169,7 @@ def stand_still(
         return connection
 
 
-def prove(control: socket.socket, launch: dict[str, Any]) -> None:
+def prove(control: socket.socket, launch: dict[str, Any], *, stays: bool) -> None:
     if launch["entry"].get("proof") == "hang":
         signal.pause()
     error = (
@@ -186,6 +186,9 @@ def prove(control: socket.socket, launch: dict[str, Any]) -> None:
             "notes": [],
         },
     )
+    if stays:
+        control.settimeout(None)
+        control.recv(1)
     os._exit(0)
 
 

@@ -25,6 +25,7 @@ from snapshotter.criu import working_set
 from snapshotter.errors import AgentUnavailable, SnapshotRefused, StartFailed, Unsupported
 from snapshotter.linux import proc
 from snapshotter.linux.cgroups import Cgroups
+from snapshotter.snapshots import readahead
 from snapshotter.starts.template_boot import BEHIND_S
 from snapshotter.types import InstanceInfo, InstanceState, LaunchSpec, SnapshotState, StartKind
 from tests.fakes.agent_home import MIB, AgentHome, ask, begin
@@ -137,7 +138,9 @@ async def test_a_template_comes_back_behind_the_first_instance(
     launch = home.launch()
     made = await client.checkpoint(launch)
     manifest = home.paths.home / "node/snapshots" / made.id / "manifest.json"
-    assert working_set.decode(json.loads(manifest.read_text())["proof"]["working_set"])
+    proof = json.loads(manifest.read_text())["proof"]
+    assert working_set.decode(proof["working_set"])
+    assert any("libc.so" in path for path in readahead.decode(proof["file_parts"]))
     first = await from_disk(client, launch)
 
     while not await client.templates():

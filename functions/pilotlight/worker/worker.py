@@ -308,8 +308,8 @@ def _prove(worker: Worker, order: ShimOrder, started: float) -> NoReturn:
     """Answer the examples again, compare with the own answers or with those of the order, and exit.
     Uses one thread, as before the snapshot: several threads add numbers in another order.
 
-    Before them it does what an instance does before its first call, so that the memory that it
-    accesses is that of a start."""
+    Before them it does what an instance does before its first call, and with `order.records` it
+    also serves them, so that the memory that it accesses is that of a start and its first call."""
     gc.enable()
     worker.server.prepare()
     resume.reseed()
@@ -334,6 +334,8 @@ def _prove(worker: Worker, order: ShimOrder, started: float) -> NoReturn:
         ) as e:  # user code may raise anything; it is reported as data and ends the process
             user_errors.report(e)
             error = user_errors.as_data(e)
+    if order.records:
+        worker.server.serve_examples(worker.target.examples)
     output.finish()
     worker.control.send(
         {
@@ -345,6 +347,8 @@ def _prove(worker: Worker, order: ShimOrder, started: float) -> NoReturn:
             "phases_ms": answered,
         }
     )
+    if order.records:
+        worker.control.receive()
     os._exit(0)
 
 

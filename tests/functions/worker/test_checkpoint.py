@@ -412,3 +412,29 @@ def test_what_is_known_to_stand_in_the_way_is_told_without_standing_still() -> N
             "it does not fall asleep",
         )
         assert ours.recv(1) == b""
+
+
+RECORDED = """
+    import threading, pathlib, pilotlight
+
+    app = pilotlight.App("a")
+
+    @app.function(example=[1])
+    def f(n):
+        with open("where", "a") as f:
+            f.write(f"{n} in {threading.current_thread() is threading.main_thread()}\\n")
+        return n
+"""
+
+
+def test_a_worker_whose_memory_is_recorded_serves_its_examples_and_stays() -> None:
+    """A start and a call access memory that the answer of a proof alone does not: the call's
+    thread, the HTTP server."""
+    with FreezingShim({"app.py": RECORDED}, function_spec()) as shim:
+        shim.freeze(in_place=True)
+        (shim.work / "where").unlink()
+        assert shim.prove(records=True)["ok"]
+        assert (shim.work / "where").read_text() == "1 in True\n1 in False\n"
+        assert shim.process.poll() is None
+        shim.hang_up()
+        assert shim.wait_exit() == 0

@@ -15,9 +15,10 @@ import socket
 import sys
 import textwrap
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,6 +113,7 @@ class Bench:
         tcp: bool = False,
         pages: PageRequest | None = None,
         stdio_keys: Mapping[str, str] | None = None,
+        prepare: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> operations.Restored:
         return await operations.restore(
             place,
@@ -123,6 +125,7 @@ class Bench:
             tcp=tcp,
             lazy=pages,
             stdio_keys=stdio_keys,
+            prepare=prepare,
             deadline_s=DEADLINE_S,
         )
 

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +18,10 @@ from snapshotter.criu.errors import CriuError
 from snapshotter.criu.lazy import PageRequest
 from snapshotter.criu.processes import Criu
 from snapshotter.criu.self_test import SelfTest
+from snapshotter.criu.self_test_sandbox import Sandbox
 from snapshotter.linux import proc
 from snapshotter.shim import page_server
+from snapshotter.slots.replies import BootFailed, SlotConnectionLost
 from tests.snapshotter.criu.test_operations import FINE, Bench, ended
 
 pytestmark = pytest.mark.root
@@ -74,6 +77,18 @@ def are_present(pid: int, addresses: list[int]) -> bool:
             if not pagemap.read(8)[7] & 0x80:
                 return False
     return True
+
+
+async def all_ended(place: Sandbox) -> None:
+    """Wait until nothing but its first process is left in it."""
+    (first,) = children(place._process.pid)
+    async with asyncio.timeout(10):
+        while children(first):
+            await asyncio.sleep(0.01)
+
+
+def children(pid: int) -> list[int]:
+    return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 SUBJECT = """
@@ -260,6 +275,87 @@ async def test_a_server_that_is_killed_before_crius_end_fails_the_restore(bench:
         place.serve_pages = killed  # type: ignore[assignment,method-assign]
         with pytest.raises(CriuError):
             await bench.restore(place, pages=PageRequest())
+
+
+async def test_a_page_server_that_does_not_start_fails_the_restore(bench: Bench) -> None:
+    """CRIU was started at the same time; nothing of it stays."""
+    await bench.frozen("wait()\nfine()")
+    async with bench.place() as place:
+
+        async def lost(*_: object, **options: object) -> object:
+            for fd in options["fds"]:  # type: ignore[attr-defined]
+                os.close(fd)
+            raise SlotConnectionLost("CRIU could not be started: no more processes")
+
+        place.serve_pages = lost  # type: ignore[assignment,method-assign]
+        with pytest.raises(SlotConnectionLost):
+            await bench.restore(place, pages=PageRequest())
+        await all_ended(place)
+
+
+@pytest.mark.parametrize("ends", ["raises", "is cancelled"])
+async def test_what_a_restore_is_prepared_with_fails_it(bench: Bench, ends: str) -> None:
+    """CRIU and the page server run already, and end with it."""
+    await bench.frozen("wait()\nfine()")
+    async with bench.place() as place:
+        is_reached = asyncio.Event()
+
+        async def prepare() -> None:
+            is_reached.set()
+            if ends == "raises":
+                raise BootFailed("no space is left for the tree")
+            await asyncio.Event().wait()
+
+        restoring = asyncio.create_task(bench.restore(place, pages=PageRequest(), prepare=prepare))
+        await is_reached.wait()
+        if ends == "is cancelled":
+            await asyncio.sleep(0.05)
+            restoring.cancel()
+        with pytest.raises((BootFailed, asyncio.CancelledError)):
+            await restoring
+        await all_ended(place)
+
+
+async def test_what_criu_reads_itself_are_the_pages_that_are_not_lazy(bench: Bench) -> None:
+    await bench.frozen("kept = os.urandom(1 << 20)\nwait()\nfine()")
+    images = bench.folder / "images"
+    ((file, parts),) = page_map.eager_parts(images).items()
+    (path,) = images.glob("lazy-*.map")
+    _, lazy = page_server.read_map(path.read_bytes())
+    size = sum(length for _, length in parts) + sum(end - start for start, end, _ in lazy)
+    assert size == Path(file).stat().st_size
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(ValueError):
+        page_map.eager_parts(images)
+
+
+@pytest.mark.parametrize("runnable, is_busy", [(1, False), (2, False), (3, True), (40, True)])
+def test_the_rest_waits_while_others_wait_for_a_processor(runnable: int, is_busy: bool) -> None:
+    loadavg = b"0.50 9.00 9.00 %d/123 4567\n" % runnable
+    assert page_server.is_busy(loadavg, processors=2) == is_busy
+
+
+@pytest.mark.slow(
+    "starts programs that keep every processor busy, and waits for a page server beside them"
+)
+async def test_the_rest_comes_to_a_machine_that_stays_busy(bench: Bench) -> None:
+    await bench.frozen("kept = os.urandom(1 << 20) * 8\nwait()\nfine()")
+    spin = [sys.executable, "-c", "while True: pass"]
+    spinning = [
+        await asyncio.create_subprocess_exec(*spin) for _ in range(2 * (os.cpu_count() or 1))
+    ]
+    try:
+        async with bench.place() as place:
+            restored = await bench.restore(place, pages=PageRequest())
+            process = await place.watch(restored.pid)
+            assert restored.lazy is not None
+            assert await asyncio.wait_for(restored.lazy.exited, 30) == 0
+            await restored.lazy.kill()
+            process.kill()
+    finally:
+        for one in spinning:
+            one.kill()
+            await one.wait()
 
 
 def test_an_image_that_is_not_understood_has_no_map(tmp_path: Path) -> None:

@@ -212,3 +212,10 @@ def test_weights_by_reference_are_named_and_nothing_is_said_of_little() -> None:
         == 1
     )
     assert memory_report.describe(draft(), has_weights=True) == []
+
+
+def test_a_proof_with_invalid_parts_of_files_is_refused() -> None:
+    body = replace(full(), proof=proof()).to_json()
+    body["proof"] |= {"file_parts": base64.b64encode(b"nonsense").decode()}
+    with pytest.raises(SnapshotInvalid, match="parts of files"):
+        parse(sealed(body, KEY), KEY)

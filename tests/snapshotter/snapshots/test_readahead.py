@@ -4,11 +4,16 @@ can be stopped."""
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
+import mmap
 import os
+import zlib
 from pathlib import Path
 
 import pytest
 
+from snapshotter.snapshots import readahead
 from snapshotter.snapshots.readahead import ReadAhead
 from weight_cache.dram.page_cache import cached_bytes
 
@@ -61,3 +66,83 @@ async def test_what_is_stopped_is_not_brought(image: Path) -> None:
 async def test_what_is_missing_is_nobodys_business_here(tmp_path: Path) -> None:
     ReadAhead([tmp_path / "none", tmp_path])
     await finished()
+
+
+async def test_of_a_file_with_parts_only_those_are_brought(image: Path) -> None:
+    file, at, length = image / "pages-1.img", 8 << 20, 1 << 20
+    parts = {
+        str(image / "none"): [(0, 4096)],
+        str(image): [(0, 4096)],
+        str(file): [(at, length), (SIZE + 4096, 1 << 30)],  # behind the end there is nothing
+    }
+    ReadAhead([], lambda: parts)
+    await finished()
+    async with asyncio.timeout(20):
+        while cached(file, at, length) < length:
+            await asyncio.sleep(0.01)
+    assert shim_worker(image) < SIZE // 4
+
+
+async def test_without_the_parts_the_files_are_still_brought(image: Path) -> None:
+    def fails() -> readahead.FileParts:
+        raise ValueError("the map is not whole")
+
+    ReadAhead([image], fails)
+    await finished()
+    async with asyncio.timeout(20):
+        while shim_worker(image) < SIZE:
+            await asyncio.sleep(0.01)
+
+
+def cached(file: Path, at: int, length: int) -> int:
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        return cached_bytes(descriptor, at, length)
+    finally:
+        os.close(descriptor)
+
+
+def test_parts_of_a_process_are_what_it_has_used_of_a_file(tmp_path: Path) -> None:
+    file, page = tmp_path / "mapped", mmap.PAGESIZE
+    file.write_bytes(bytes(512 * page))
+    with file.open("r+b") as f, mmap.mmap(f.fileno(), 0, flags=mmap.MAP_PRIVATE) as used:
+        used.madvise(mmap.MADV_RANDOM)  # no pages around
+        used[300 * page] = 1  # a copy, which begins with the file's page
+        for number in (0, 1, 100):
+            assert used[number * page] == 0
+        found = readahead.mapped_parts(os.getpid(), lambda path: path == str(file))
+    (parts,) = found.values()
+    assert {
+        number for at, length in parts for number in range(at // page, (at + length) // page)
+    } >= {0, 1, 100, 300}
+    assert sum(length for _, length in parts) < 128 * page
+    assert readahead.mapped_parts(2**22 + 1, lambda _: True) == {}  # beyond every pid
+
+
+def test_parts_are_read_back_as_they_were_written() -> None:
+    parts = {"/usr/lib/a.so": [(0, 4096), (1 << 20, 8192)], "/usr/lib/b.so": [(4096, 1)]}
+    assert readahead.decode(readahead.encode(parts)) == parts
+    assert readahead.encode({}) == ""
+    assert readahead.decode("") == {}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [],
+        {"relative": [[0, 1]]},
+        {"/a": [[-4096, 4096]]},
+        {"/a": [[0, 0]]},
+        {"/a": [[0.5, 1]]},
+        {"/a": [[0]]},
+        {"/a": None},
+        {"/a": [[0, 1 << 40]]},
+        {"/a": [[n, 1] for n in range(1 << 15)]},
+    ],
+)
+def test_what_are_no_parts_is_refused(value: object) -> None:
+    text = base64.b64encode(zlib.compress(json.dumps(value).encode())).decode()
+    with pytest.raises(ValueError):
+        readahead.decode(text)
+    with pytest.raises(ValueError):
+        readahead.decode(text[:-8])

@@ -14,7 +14,8 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Callable
+import urllib.parse
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import uvloop
@@ -24,6 +25,7 @@ from uvicorn.server import ServerState
 from pilotlight.core.transport.calls_socket import INSTANCE_VARIABLE
 from pilotlight.errors import NotFound
 from pilotlight.protocol import (
+    CONTENT_JSON,
     WORKER_ASGI,
     WORKER_END,
     WORKER_HEALTH,
@@ -40,7 +42,7 @@ from pilotlight.worker.snapshot import hooks
 from pilotlight.worker.status import InstanceStatus
 from pilotlight.worker.user_code import serialization, user_errors
 from pilotlight.worker.user_code.asgi import WebApplication
-from pilotlight.worker.user_code.target import Target
+from pilotlight.worker.user_code.target import Method, Target
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveCallable, ASGISendCallable
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 BACKLOG = 2048
 """Connections that wait in the kernel during the start; the activator opens at most `max_inputs`
 plus a few."""
+_HEALTH = b"GET %s HTTP/1.1\r\nHost: worker\r\n\r\n" % WORKER_HEALTH.encode()
 
 
 class Server:
@@ -84,15 +87,28 @@ class Server:
             self._loop = None
             asyncio.set_event_loop(None)
 
-    async def _ask_ourselves(self) -> None:
+    def serve_examples(self, examples: Mapping[str, Method]) -> None:
+        """Send the examples of methods to this server, as calls; the answers are discarded. Call
+        `prepare` first."""
+        for name, method in examples.items():
+            if name in self._target.methods:
+                body = serialization.as_json(hooks.example_document(method.example))
+                path = WORKER_INVOKE + urllib.parse.quote(name, safe="")
+                request = (
+                    f"POST {path} HTTP/1.1\r\nHost: worker\r\nConnection: close\r\n"
+                    f"Content-Type: {CONTENT_JSON}\r\nContent-Length: {len(body)}\r\n\r\n"
+                )
+                self._running_loop.run_until_complete(self._ask_ourselves(request.encode() + body))
+
+    async def _ask_ourselves(self, request: bytes = _HEALTH) -> None:
+        """`request`: read the answer to its end where it says `Connection: close`."""
         ours, theirs = socket.socketpair()
         with ours:
             ours.setblocking(False)
             await self._running_loop.connect_accepted_socket(self._connection, theirs)
-            await self._running_loop.sock_sendall(
-                ours, b"GET %s HTTP/1.1\r\nHost: worker\r\n\r\n" % WORKER_HEALTH.encode()
-            )
-            await self._running_loop.sock_recv(ours, 65536)
+            await self._running_loop.sock_sendall(ours, request)
+            while await self._running_loop.sock_recv(ours, 65536) and request is not _HEALTH:
+                pass
         while self._state.connections:
             self._changed.clear()
             await self._changed.wait()

@@ -33,6 +33,8 @@ class ShimOrder:
         start: the part of the start before the order (`kind`, `phases_ms`), if the launcher sends
             it with the environment.
         answers: of `prove`: answers of another process to compare with, in place of the own ones.
+        records: of `prove`: the memory that a start and its first call access is recorded: serve
+            the examples as well, and stay until the shim disconnects.
     """
 
     op: str
@@ -41,6 +43,7 @@ class ShimOrder:
     descriptors: tuple[int, ...]
     start: Mapping[str, Any] = field(default_factory=dict)
     answers: Mapping[str, Any] = field(default_factory=dict)
+    records: bool = False
 
 
 class ShimChannel:
@@ -108,6 +111,7 @@ class ShimChannel:
                 env=env,
                 descriptors=tuple(descriptors),
                 answers=dict(body.get("answers", {})),
+                records=bool(body.get("records", False)),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             for descriptor in descriptors:

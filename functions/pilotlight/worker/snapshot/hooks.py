@@ -77,7 +77,7 @@ def warm_up(target: Target) -> dict[str, ExpectedAnswer]:
 async def answer_example(method: Method) -> Any:
     """Call the method with its example; returns its answer, a generator's items as a list."""
     CURRENT_CALL.set(example())
-    args, kwargs = method.binder.from_document(_document(method.example))
+    args, kwargs = method.binder.from_document(example_document(method.example))
     if method.batch is not None:
         return await answer_alone(method, args, kwargs)
     value = method.call(*args, **kwargs)
@@ -158,7 +158,8 @@ def _trim() -> None:
         trim(0)
 
 
-def _document(example: Any) -> Any:
+def example_document(example: Any) -> Any:
+    """An example as the JSON document that a caller would send."""
     return (
         list(example)
         if isinstance(example, tuple)
