@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from activator.balancing.instance import Instance
 from activator.calls.call import Call
 from pilotlight.protocol import CallRecord
 
@@ -37,6 +38,7 @@ class PendingCall:
         changed: set at the next change of `record`, and when more of its result has arrived.
         retry_until: wall clock after which it is not retried.
         call: the call, once it was begun.
+        instance: where its attempt runs, or ran; None before it.
         log: streamed output of its current or last attempt; None = none, or it has ended.
         size: bytes of its body, or of its result once it has ended.
     """
@@ -44,6 +46,7 @@ class PendingCall:
     __slots__ = (
         "call",
         "changed",
+        "instance",
         "is_uncounted",
         "log",
         "record",
@@ -60,7 +63,19 @@ class PendingCall:
         self.retry_until = record.expires_at
         self.is_uncounted = False
         self.call: Call | None = None
+        self.instance: Instance | None = None
         self.log: StreamBuffer | None = None
+
+    def opened(self, instance: Instance) -> None:
+        """Its attempt has opened its record (`Call.on_open`)."""
+        self.instance = instance
+        self.notify()
+
+    @property
+    def running_on(self) -> Instance | None:
+        """The instance on which its attempt runs; None where none does."""
+        instance = self.instance
+        return instance if instance is not None and self.record.id in instance.running else None
 
     def notify(self) -> None:
         """Wake the tasks that wait for `changed`."""

@@ -21,6 +21,7 @@ from activator.worker_client.connection import WorkerConnectionLost
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_PROBLEM, CallRecord, KeyRecord, problem
 from pilotlight.spec.identifiers import Scope
+from pilotlight.spec.sandboxes import LABEL
 
 CALLER_LABEL, PARENT_LABEL = "caller", "parent"
 """Labels of a call that a function submitted: `app/function`, and the id of its usage record."""
@@ -92,7 +93,11 @@ def queued(caller: Principal, call: Call, *, fingerprint: str, webhook: str) -> 
         submitted_at=call.started_at,
         revision=target.revision,
         expires_at=call.started_at + target.spec.clocks.result_ttl_s,
-        labels={**({"fingerprint": fingerprint} if fingerprint else {}), **_origin_labels(call)},
+        labels={
+            **({"fingerprint": fingerprint} if fingerprint else {}),
+            **({LABEL: "true"} if target.spec.sandbox else {}),
+            **_origin_labels(call),
+        },
         webhook=webhook,
     )
     return (
@@ -110,8 +115,9 @@ def _origin_labels(call: Call) -> dict[str, str]:
 
 def is_dead(record: CallRecord) -> bool:
     """Return whether an ended call becomes a dead letter: it failed, and not because of invalid
-    input."""
-    return record.state == "FAILED" and record.status not in (400, 415)
+    input. A sandbox does not: another one would have none of its files."""
+    is_sandbox = LABEL in record.labels
+    return record.state == "FAILED" and record.status not in (400, 415) and not is_sandbox
 
 
 def without_key(key_id: str, tenant: str) -> Principal:

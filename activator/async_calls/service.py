@@ -46,6 +46,7 @@ from activator.async_calls.records import (
 from activator.async_calls.result_shipper import ResultShipper
 from activator.async_calls.result_stream import FINAL
 from activator.async_calls.runner import AsyncCallRunner
+from activator.async_calls.sandboxes import SandboxesApi
 from activator.billing.service import BillingService
 from activator.calls.call import Call
 from activator.calls.caller import Caller
@@ -128,6 +129,9 @@ class AsyncCalls:
             heartbeat_s=settings.heartbeat_s,
         )
         self.answer = self.api.answer
+        self.sandboxes = SandboxesApi(
+            self.pending, siblings=remote.siblings, body_timeout_s=settings.body_timeout_s
+        )
 
     def __repr__(self) -> str:
         return f"<AsyncCalls {self.pending!r}, {len(self._stored)} not claimed>"
@@ -260,6 +264,7 @@ class AsyncCalls:
     # -- running -----------------------------------------------------------------------------------
     async def _run(self, held: PendingCall, call: Call) -> None:
         held.call = call
+        call.on_open = held.opened
         try:
             record = await self._attempts.run(held, call)
         finally:
@@ -349,6 +354,13 @@ class AsyncCalls:
             call = self._call(record, kept)
         except errors.PilotlightError as e:
             self._finish(held, failed(record, e))
+            return
+        if attempts > 0 and call.target.spec.sandbox:
+            restarted = errors.WorkerCrashed(
+                "the activator was restarted: the sandbox has ended, and its files with it",
+                reason="restarted",
+            )
+            self._finish(held, failed(record, restarted))
             return
         call.attempt = max(attempts, record.attempt) + 1
         # the attempt that our own shutdown interrupted does not count as a retry

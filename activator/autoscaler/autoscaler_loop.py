@@ -312,6 +312,7 @@ class AutoscalerLoop:
         target = self._target_of(info)
         if (
             target is None
+            or target.spec.sandbox  # its activator has gone, and its call with it
             or target.missing_price(info.gpus) is not None
             or (info.state is InstanceState.READY and await self._is_partially_asleep(target, info))
         ):

@@ -73,6 +73,7 @@ class Attempt(AnsweredCall):
     callees: set[Abortable] | None = None
     _is_blameless = False
     _is_closed = False
+    _is_last_of_instance = False
     _pending: asyncio.Future[WorkerResponse] | None = None
     _timer: asyncio.TimerHandle | None = None
 
@@ -130,7 +131,11 @@ class Attempt(AnsweredCall):
                 break
         else:
             self.record = self._open_record_nowait()
-        self.reservation.instance.running[self.call.id] = self
+        call, instance = self.call, self.reservation.instance
+        instance.running[call.id] = self
+        self._is_last_of_instance = call.target.spec.sandbox
+        if call.on_open is not None:
+            call.on_open(instance)
 
     def _open_record_nowait(self) -> OpenRecord:
         call, reservation = self.call, self.reservation
@@ -390,6 +395,10 @@ class Attempt(AnsweredCall):
         finally:  # a record that cannot be closed must not leak the slot
             if self.connection is not None:
                 instance.connections.release(self.connection, now_ns / 1e9)
+            if self._is_last_of_instance:
+                # a sandbox's slot is used once, and its code gets no time to clean up
+                instance.is_stuck = True
+                reservation.throttler.drain(instance)
             reservation.throttler.release(instance, reservation.ending)
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from activator.balancing.instance import WARM, Reservation
+from activator.balancing.instance import WARM, Instance, Reservation
 from activator.billing.usage_pricing import encode_optional_fields
 from activator.calls.caller import Caller
 from activator.calls.trace_context import MAX_ATTEMPTS, AttemptRecord, Trace
@@ -83,6 +83,8 @@ class Call:
         tokens: a language model's tokens, as far as they are known; None for other functions.
         affinity: hash of the prompt's beginning, which routes similar calls to one instance; None =
             none.
+        on_open: called with the instance of each attempt, once its record is open; None = no one
+            waits for it.
     """
 
     attempt = 1
@@ -98,6 +100,7 @@ class Call:
     weights = ""
     tokens: TokenReservation | None = None
     affinity: int | None = None
+    on_open: Callable[[Instance], None] | None = None
 
     def __init__(
         self,

@@ -34,6 +34,8 @@ from pilotlight.core.transport.endpoint import Endpoint, TlsCredentials
 log = logging.getLogger(__name__)
 
 PASSED_ON = b"pilotlight-passed-on"
+"""On a request that another activator forwards; on a 404, that it is the answer of what holds the
+call, so that no other activator is asked."""
 CALLING_FUNCTION = b"pilotlight-calling-function"
 """On a request that a function made, with the platform's token: the function, and the call in
 which it made it (`routing.call_origin.CallingFunction`)."""
@@ -123,17 +125,17 @@ class ActivatorPeers:
             if not self._of_tenants[tenant]:
                 del self._of_tenants[tenant]
 
-    async def forward(self, request: Request, tenant: str) -> bool:
-        """Forward a tenant's request without a body to each peer until one does not answer 404;
-        False when all did. Raises TooManyRequests."""
+    async def forward(self, request: Request, tenant: str, body: bytes | None = None) -> bool:
+        """Forward a tenant's request, with its body if it has one, to each peer until one does not
+        answer 404, or is the one that holds the call; False when none did. Raises TooManyRequests."""
         with self._share(tenant):
             for index in self._others():
                 try:
-                    response = await self._send(self._client(index, self._known), request, None)
+                    response = await self._send(self._client(index, self._known), request, body)
                 except httpx.HTTPError as e:
                     log.info("peer activator does not answer error=%r", e)
                     continue
-                if response.status_code == 404:
+                if response.status_code == 404 and PASSED_ON.decode() not in response.headers:
                     await response.aclose()
                     continue
                 async with aclosing(response):
@@ -185,7 +187,7 @@ class ActivatorPeers:
             log.info("peer activator may have stale routes error=%r", e)
 
     async def _send(
-        self, client: httpx.AsyncClient, request: Request, body: AsyncIterator[bytes] | None
+        self, client: httpx.AsyncClient, request: Request, body: AsyncIterator[bytes] | bytes | None
     ) -> httpx.Response:
         url = target_url(client, request, request.scope["raw_path"])
         skip = HOP_BY_HOP if body is not None else HOP_BY_HOP | {b"content-length"}

@@ -95,6 +95,8 @@ class CallsByFunctions:
         request = Request(scope, receive, send)
         try:
             caller = connection.caller
+            if connection.target.spec.sandbox:
+                raise errors.Forbidden(f"a sandbox calls nothing without a key: {WAY_OUT}")
             asked = parse_storage_path(request.path) if request.verb == "POST" else None
             if asked is not None and self._storage is not None:
                 require_own(request, caller)

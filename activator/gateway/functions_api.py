@@ -86,6 +86,10 @@ class FunctionsApi:
         """Handle `POST …:invoke`, of an engine by its own API."""
         if entry.target.spec.engine is not None:
             await self._openai.invoke(request, entry)
+        elif entry.target.spec.sandbox:
+            raise errors.InvalidInput(
+                "this function makes sandboxes: submit its call, whose id is the sandbox's"
+            )
         else:
             await self._pipeline.invoke(request, entry, method)
 

@@ -308,7 +308,11 @@ class RouteCache:
         self, resolved: CachedRoute, choice: RoutingDecision, *, has_choice: bool = True
     ) -> FastPathRoute | None:
         target = choice.target
-        if target.spec.engine is not None or target.spec.clocks.execution_s < MIN_CLOCK_S:
+        if (
+            target.spec.engine is not None
+            or target.spec.sandbox
+            or target.spec.clocks.execution_s < MIN_CLOCK_S
+        ):
             return None  # its tokens must be counted, or its clock is exact
         entry = self._access.entry(resolved.caller, target)
         if entry.quota_check is not None and not entry.quota_check.is_immediate:

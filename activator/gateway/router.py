@@ -20,6 +20,7 @@ from activator.http.request import Request
 from activator.llm.openai.api import OpenAI, is_one_model, is_openai_path
 from activator.open_inference.api import V1, OpenInferenceApi, is_model_path
 from pilotlight import errors
+from pilotlight.spec.sandboxes import SANDBOXES_PATH
 
 CALLS = "/v1/calls/"
 RAW_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -111,6 +112,10 @@ class RequestRouter:
             await self._functions.put_call(request, path[len(CALLS) :])
         elif path.startswith(CALLS):
             await self._calls.answer(request, self._resolver.reader(request), path[len(CALLS) :])
+        elif path.startswith(SANDBOXES_PATH):
+            await self._calls.sandboxes.answer(
+                request, self._resolver.reader(request), path[len(SANDBOXES_PATH) :]
+            )
         elif path in (HEALTH, READY):
             await self._health.answer(request)
         else:

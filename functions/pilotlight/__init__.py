@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pilotlight.packaging.app import App
     from pilotlight.packaging.deploy import deploy
     from pilotlight.packaging.progress_output import enable_output
+    from pilotlight.packaging.sandbox import Sandbox
     from pilotlight.profile import Profile
     from pilotlight.sdk.binding.parameters import parameter
     from pilotlight.sdk.calls import FunctionCall
@@ -148,6 +149,7 @@ _WHERE = {
     ),
     "pilotlight.sdk.binding.parameters": ("parameter",),
     "pilotlight.sdk.policies": ("Cron", "Period", "Retries", "cached_answer", "static_answer"),
+    "pilotlight.packaging.sandbox": ("Sandbox",),
     "pilotlight.sdk.secret": ("Secret",),
     "pilotlight.sdk.unsupported": ("NotSupported",),
     "pilotlight.current_call.spans": ("span",),
@@ -189,6 +191,7 @@ __all__ = [
     "RemoteError",
     "Retries",
     "RetryPolicy",
+    "Sandbox",
     "ScalingSchedule",
     "Schedule",
     "Secret",

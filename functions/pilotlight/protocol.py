@@ -81,6 +81,8 @@ WORKER_INVOKE = "/invoke/"
 pickle."""
 WORKER_ASGI = "/asgi"
 """Prefix under which an ASGI function's own paths are served; `root_path` is the public prefix."""
+WORKER_SANDBOX = "/sandbox"
+"""Prefix of the requests to a sandbox (`pilotlight.spec.sandboxes`)."""
 WORKER_HEALTH = "/health"
 WORKER_STATUS = "/pilotlight/health"
 """`GET` → `{"instance", "running", "start_kind", "phases_ms"}`, for every kind of function; used by

@@ -13,6 +13,7 @@ from tests.fakes.routes import route_of, spec_of
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 NAMES = {"app": "shop", "function": "hello", "call": "req-1", "path": "a/b", "version": "v1-abcdef"}
+NAMES |= {"sandbox": "req-2", "process": "7"}
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "", "content": {"application/problem+json": {}}}
 }

@@ -3,6 +3,8 @@ in one process, in `tests/functions/sdk`."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,20 @@ def test_functions_and_callers_share_a_dict_and_a_queue(platform: PlatformUnderT
         "left: 1 0",
     ]
     assert [line for line in ran if line in said] == said
+
+
+@pytest.mark.root
+def test_a_sandbox_runs_what_somebody_else_wrote(platform: PlatformUnderTest) -> None:
+    file = KINDS / "sandbox.py"
+    done = subprocess.run(
+        [sys.executable, str(file)],
+        env=platform.environ(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "said: 42\n"), done.stderr
 
 
 def test_web_applications_answer(platform: PlatformUnderTest) -> None:

@@ -93,7 +93,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, worker: FakeWorker) -> None:
         self._worker = worker
         self._parser = httptools.HttpRequestParser(self)
-        self._request = WorkerRequest()
+        self.request = WorkerRequest()
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
         self._writable = asyncio.Event()
@@ -129,21 +129,21 @@ class _Connection(asyncio.Protocol):
             self.abort()  # of a WebSocket: this worker has none
 
     def on_message_begin(self) -> None:
-        self._request = WorkerRequest()
+        self.request = WorkerRequest()
 
     def on_url(self, url: bytes) -> None:
-        self._request.path += url.decode()
+        self.request.path += url.decode()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._request.headers[name.decode().lower()] = value.decode("latin-1")
+        self.request.headers[name.decode().lower()] = value.decode("latin-1")
 
     def on_body(self, body: bytes) -> None:
-        self._request.body += body
+        self.request.body += body
 
     def on_message_complete(self) -> None:
-        self._request.method = self._parser.get_method().decode()
-        self._worker.requests.append(self._request)
-        self._task = asyncio.ensure_future(self._answer(self._request))
+        self.request.method = self._parser.get_method().decode()
+        self._worker.requests.append(self.request)
+        self._task = asyncio.ensure_future(self._answer(self.request))
 
     async def _answer(self, request: WorkerRequest) -> None:
         answer = await self._worker.behaviour(request)

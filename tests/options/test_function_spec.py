@@ -31,6 +31,7 @@ from pilotlight.spec.function import (
     from_json,
 )
 from pilotlight.spec.quotas import Plan
+from pilotlight.spec.sandboxes import ENTRY
 from pilotlight.worker.launch_file import Launch
 from pilotlight.worker.user_code.loader import load, set_script
 from pilotlight.worker.user_code.target import make_target
@@ -357,6 +358,18 @@ def test_volumes_are_mounted_on_one_machine_and_refused_on_a_cluster(fleet: str)
     (mount,) = launched(made, fleet).volumes
     assert (mount.name, mount.path) == ("data", "/mnt/data/")
     assert check_mount_path(mount.path) == "/mnt/data"
+
+
+@proves("FunctionSpec.sandbox")
+def test_a_sandbox_is_not_forked_on_one_machine_and_refused_on_a_cluster(fleet: str) -> None:
+    module, qualname = ENTRY
+    made = spec(module=module, qualname=qualname, sandbox=True)
+    if fleet == CLUSTER:
+        with pytest.raises(InvalidInput, match=r"sandbox = True: on a cluster .* no sandboxes"):
+            check_cluster([made], Plan(), SETTINGS)
+        return
+    assert launched(replace(made, sandbox=False), fleet).forkable
+    assert not launched(made, fleet).forkable
 
 
 @proves("ImageSpec.python", "ImageSpec.steps")

@@ -54,6 +54,7 @@ _PANELS: dict[str, dict[str, str]] = {
         "engine": "apps.engine",
         "instance": "operations.instance",
         "shell": "operations.instance",
+        "sandbox": "calls.sandbox",
     },
     "Images, models and snapshots": {
         "image": "apps.image",

@@ -1,7 +1,7 @@
 """The HTTP API of the platform as typed methods, for the SDK, the CLI and other programs.
 
-`Client` is synchronous and thread-safe; `AsyncClient` has only the methods for calls, dicts and
-queues. Responses are
+`Client` is synchronous and thread-safe; `AsyncClient` has only the methods for calls, dicts, queues
+and sandboxes. Responses are
 JSON as documented by the controller (OpenAPI, `GET /openapi.json`); errors are those of
 `pilotlight.errors`. httpx is imported when the first client is created."""
 
@@ -33,6 +33,7 @@ from pilotlight.client.resources.experiments import (
 )
 from pilotlight.client.resources.releases import DeployedFunction, Deployment, ReleaseResources
 from pilotlight.client.resources.rollouts import RolloutResources
+from pilotlight.client.resources.sandboxes import AsyncSandboxResources, SandboxResources
 from pilotlight.client.resources.slos import SloResources
 from pilotlight.client.resources.tenants import TenantResources
 from pilotlight.client.resources.traces import TraceResources
@@ -141,6 +142,7 @@ class Client(
     ExperimentResources,
     TraceResources,
     AsyncCallResources,
+    SandboxResources,
 ):
     """A synchronous client for one profile. Thread-safe. Close it, or use it as a context
     manager."""
@@ -391,8 +393,9 @@ class Client(
         return dict(self._transport.request("POST", "/v1/storage:collect", json=body).json())
 
 
-class AsyncClient(AsyncCollectionResources):
-    """An asynchronous client with the methods for calls, dicts and queues, for one event loop.
+class AsyncClient(AsyncCollectionResources, AsyncSandboxResources):
+    """An asynchronous client with the methods for calls, dicts, queues and sandboxes, for one event
+    loop.
 
     Cancelling an awaited call closes its connection, which frees its slot immediately."""
 

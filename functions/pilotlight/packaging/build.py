@@ -34,6 +34,7 @@ from pilotlight.sdk.declared_app import DeclaredApp
 from pilotlight.sdk.decorator_metadata import PilotlightWarning
 from pilotlight.sdk.image import Image
 from pilotlight.sdk.llm import EngineDeclaration
+from pilotlight.sdk.sandboxes.declaration import SandboxDeclaration
 from pilotlight.sdk.storage.weights import Weights
 from pilotlight.spec.function import FunctionSpec, ImageSpec, VolumeSpec, WeightsSpec
 
@@ -207,6 +208,16 @@ class _Builder:
         """Return the spec of one declaration, and collect what it refers to."""
         if isinstance(declaration, EngineDeclaration):
             return self._language_model(declaration)
+        if isinstance(declaration, SandboxDeclaration):
+            return FunctionSpec(
+                module=declaration.module,
+                qualname=declaration.qualname,
+                bundle=self._no_code(),
+                image=self._image(declaration.image) if declaration.image is not None else None,
+                resources=declaration.resources,
+                sandbox=True,
+                **self._common(declaration),
+            )
         source = find_source_tree(declaration)
         image = declaration.image
         return FunctionSpec(
@@ -234,16 +245,20 @@ class _Builder:
         )
         for note in completed.notes:
             warnings.warn(note, PilotlightWarning, stacklevel=2)
-        empty = pack_files({})
-        self.blobs[empty.digest] = empty.data
         return FunctionSpec(
-            bundle=empty.digest,
+            bundle=self._no_code(),
             image=self._image(declaration.image) if declaration.image is not None else None,
             resources=completed.resources,
             weights=weights,
             engine=completed.engine,
             **self._common(declaration),
         )
+
+    def _no_code(self) -> str:
+        """Return the digest of the bundle of a function without user code."""
+        empty = pack_files({})
+        self.blobs[empty.digest] = empty.data
+        return empty.digest
 
     def _common(self, declaration: Declaration) -> dict[str, Any]:
         return {

@@ -20,12 +20,15 @@ import os
 import re
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from pilotlight.core.oci import dockerfile
 from pilotlight.errors import InvalidInput, NotFound
+from pilotlight.sdk.decorator_metadata import PilotlightWarning
 from pilotlight.sdk.unsupported import not_supported, refuse_attributes
 from pilotlight.spec.function import ImageSpec
 
@@ -104,6 +107,47 @@ class Image:
             raise InvalidInput(f"from_registry: {e}", parameter="tag") from e
         version = "" if add_python is None else cls.python(add_python).python_version
         return cls(version, ({"op": "from", "image": name},))
+
+    @classmethod
+    def from_dockerfile(
+        cls,
+        path: str | os.PathLike[str] = "Dockerfile",
+        *,
+        context_dir: str | os.PathLike[str] | None = None,
+        add_python: str | None = None,
+        **unsupported: Any,
+    ) -> Image:
+        """Translate a Dockerfile of the plain kind into steps: FROM a public image, RUN, COPY, ENV
+        and WORKDIR, which applies to the file's own instructions; functions have their working
+        directory.
+
+        CMD, ENTRYPOINT, EXPOSE, HEALTHCHECK and LABEL are ignored with a warning; everything else
+        is refused with its line: ARG, ADD, several stages, users other than root, options,
+        patterns and variables. `context_dir`: what COPY copies from; by default the file's
+        directory. `add_python`: as of `from_registry`. Raises InvalidInput, NotFound."""
+        for option in unsupported:
+            raise InvalidInput(
+                f"from_dockerfile: {option} is not supported: add further steps with "
+                f".run_commands(…)",
+                parameter=option,
+            )
+        file = Path(path).expanduser()
+        try:
+            with file.open(encoding="utf-8") as f:
+                text = f.read(dockerfile.MAX_BYTES)
+        except OSError as e:
+            raise NotFound(f"from_dockerfile: {file}: {e.strerror or e}") from e
+        context = Path(context_dir).expanduser() if context_dir is not None else file.parent
+        try:
+            begin, *others = dockerfile.parse(text)
+            translation = _Translation(
+                cls.from_registry(begin.image(), add_python=add_python), context
+            )
+            for one in others:
+                translation.add(one)
+        except ValueError as e:
+            raise InvalidInput(f"from_dockerfile: {file}: {e}", parameter="path") from e
+        return translation.image
 
     def pip_install(
         self,
@@ -259,6 +303,65 @@ class Image:
         if isinstance(step, Mapping) and [] in (step.get("packages"), step.get("commands")):
             return self
         return Image(self.python_version, (*self.steps, step))
+
+
+class _Translation:
+    """The instructions of a Dockerfile so far, as an image."""
+
+    def __init__(self, image: Image, context: Path) -> None:
+        self.image = image
+        self._context = context
+        self._directory: PurePosixPath | None = None
+        self._directories: set[PurePosixPath] = set()
+
+    def add(self, one: dockerfile.Instruction) -> None:
+        """Add one instruction. Raises DockerfileRefused, InvalidInput, NotFound."""
+        if one.name in dockerfile.IGNORED:
+            text = f"line {one.line}: {one.name} has no effect: functions are no containers"
+            warnings.warn(text, PilotlightWarning, stacklevel=3)
+        elif one.name == "RUN":
+            there = self._directory
+            begin = "" if there is None else f"cd {shlex.quote(str(there))} || exit 1\n"
+            self.image = self.image.run(begin + one.command())
+        elif one.name == "ENV":
+            self.image = self.image.env(one.variables())
+        elif one.name == "WORKDIR":
+            self._enter(self._at(one, one.plain(one.value)))
+        elif one.name == "COPY":
+            self._copy(one)
+        elif one.value not in ("root", "0", "root:root", "0:0"):
+            raise one.refused(f"USER {one.value[:40]}", "no USER: functions have one of their own")
+
+    def _enter(self, directory: PurePosixPath) -> None:
+        self._directory = directory
+        self._directories.add(directory)
+        self.image = self.image.run(f"mkdir -p -- {shlex.quote(str(directory))}")
+
+    def _copy(self, one: dockerfile.Instruction) -> None:
+        sources, given = one.copies()
+        target = self._at(one, given)
+        into = len(sources) > 1 or given.endswith(("/", ".")) or target in self._directories
+        for name in sources:
+            path = self._context / name
+            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+                raise one.refused(f"{name[:80]!r}, outside of the context", "context_dir=")
+            if not path.exists():
+                raise NotFound(f"from_dockerfile: line {one.line}: {path} does not exist")
+            if path.is_dir() and (self._context / ".dockerignore").exists():
+                raise one.refused(".dockerignore", "COPY of the directories and files by name")
+            place = target / path.name if into and not path.is_dir() else target
+            self.image = self.image.copy(path, str(place))
+
+    def _at(self, one: dockerfile.Instruction, given: str) -> PurePosixPath:
+        """Where a path leads: below WORKDIR, unless it is absolute."""
+        path = PurePosixPath(given)
+        if not path.is_absolute():
+            if self._directory is None:
+                raise one.refused(f"the relative path {given[:80]!r} here", "WORKDIR before it")
+            path = self._directory / path
+        if path.parts[1:2] == ("root",):
+            raise one.refused("/root, the home of functions,", "another directory, such as /app")
+        return path
 
 
 def _refuse_options(method: str, options: Mapping[str, Any]) -> None:

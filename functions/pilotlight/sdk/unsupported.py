@@ -17,19 +17,13 @@ class NotSupported(InvalidInput, AttributeError):
 
 
 _STORAGE = "pilotlight.Weights for model files, pilotlight.Volume for other data"
-_FROM = "Image.from_registry(…) with .apt_install(…), .pip_install(…), .run(…) and .copy(…)"
 _PUBLIC = "Image.from_registry(…) of a public image"
 _EPHEMERAL = "{0}.from_name(name, create_if_missing=True), and {0}.delete(name) at the end"
+_SERVER = "@pilotlight.web_server(…)"
 _STEPS = "Image.python(…) with .pip_install(…), .apt_install(…) and .run(…)"
 _ENDPOINT = "the address of the platform, which f.get_web_url() returns"
 
-NOT_YET: Mapping[str, str] = {
-    "Sandbox": "@app.function(network='none', max_instances=…)",
-    "Image.from_dockerfile": _FROM,
-}
-"""Names that will come, with what does the same until then."""
-
-NEVER: Mapping[str, str] = {
+NOT_HERE: Mapping[str, str] = {
     "NetworkFileSystem": _STORAGE,
     "network_file_systems=": _STORAGE,
     "CloudBucketMount": "pilotlight.Weights('s3://…') to read, boto3 to write",
@@ -38,14 +32,14 @@ NEVER: Mapping[str, str] = {
     "gpu": 'gpu="H100" or gpu="H100:2", a string',
     "Proxy": "network= and egress=, and the operator's own proxy",
     "proxy=": "network= and egress=, and the operator's own proxy",
-    "Tunnel": "@pilotlight.web_server(…)",
-    "forward": "@pilotlight.web_server(…)",
+    "Tunnel": _SERVER,
+    "forward": _SERVER,
     "interact": "pilotlight instance logs, and f.local(…) for a debugger",
     "Environment": "pilotlight environment create, and -e",
     "Workspace": "pilotlight tenant",
     "billing": "pilotlight billing",
     "SchedulerPlacement": "the labels of nodes, which the operator sets",
-    "Server": "@pilotlight.web_server(…)",
+    "Server": _SERVER,
     "App.server": "@app.cls() with @pilotlight.web_server(…)",
     "SandboxSnapshot": "snapshots of functions, which are made without being asked for",
     "Probe": "objectives=pilotlight.Objectives(…)",
@@ -98,22 +92,33 @@ NEVER: Mapping[str, str] = {
     "Queue.objects": "pilotlight queue list",
     "Queue.ephemeral": _EPHEMERAL.format("Queue"),
     "partition_ttl=": "values stay until they are taken, or cleared",
+    "Sandbox.from_name": "Sandbox.from_id(…)",
+    "Sandbox.reload_volumes": "another sandbox: it begins with the newest commit",
+    "Sandbox.set_tags": "tags= of Sandbox.create, which are those of bills",
+    "Sandbox.snapshot_filesystem": "sandbox.open(…) to copy files out, an Image for what all need",
+    "Sandbox.tunnels": _SERVER,
+    "Sandbox.create(gpu=…)": "@app.function(gpu=…)",
+    "Sandbox.create(name=…)": "the sandbox's object_id",
+    "cidr_allowlist=": "block_network=True, or egress= for private networks",
+    "encrypted_ports=": _SERVER,
+    "h2_ports=": _SERVER,
+    "unencrypted_ports=": _SERVER,
+    "pty=": "pipes: stdin, stdout and stderr of the command",
     "Period(months=…)": 'Cron("0 0 1 * *")',
     "Period(years=…)": 'Cron("0 0 1 1 *")',
 }
-"""Names that will not come, with the way out."""
+"""Names that are not here, with the way out."""
 
 
 def is_unsupported(name: str) -> bool:
     """Whether the table has this name."""
-    return name in NOT_YET or name in NEVER
+    return name in NOT_HERE
 
 
 def not_supported(name: str) -> NotSupported:
     """Return the error for a name of the table."""
-    when = "is not supported yet" if name in NOT_YET else "is not supported"
-    way_out = NOT_YET.get(name) or NEVER[name]
-    return NotSupported(f"{name} {when}: use {way_out} (docs/from-modal.md)", parameter=name)
+    text = f"{name} is not supported: use {NOT_HERE[name]} (docs/from-modal.md)"
+    return NotSupported(text, parameter=name)
 
 
 class _Refused:
@@ -129,7 +134,7 @@ class _Refused:
 def refuse_attributes(kind: type[T]) -> type[T]:
     """Decorate a class of the SDK: using an attribute that the table has as `Class.attribute`
     raises NotSupported."""
-    for name in (*NOT_YET, *NEVER):
+    for name in NOT_HERE:
         owner, dot, attribute = name.partition(".")
         if dot and owner == kind.__name__ and attribute.isidentifier():
             setattr(kind, attribute, _Refused(name))

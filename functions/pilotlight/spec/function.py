@@ -18,6 +18,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from pilotlight.errors import InvalidInput
+from pilotlight.spec import sandboxes
 from pilotlight.spec.cors import check_origins
 from pilotlight.spec.engines import EngineSpec, TokenLimits
 from pilotlight.spec.identifiers import Priority, check_name, require_name
@@ -316,7 +317,9 @@ class FunctionSpec:
             (`pilotlight.spec.cors`).
         parameters: of a class: JSON Schema of what its objects are made with
             (`pilotlight.parameter`); None for none.
-        arguments: of a bound function (`pilotlight.spec.bound`): the values of all parameters."""
+        arguments: of a bound function (`pilotlight.spec.bound`): the values of all parameters.
+        sandbox: each call is a sandbox (`pilotlight.spec.sandboxes`), with an instance of its
+            own."""
 
     name: str
     kind: FunctionKind = FunctionKind.FUNCTION
@@ -356,6 +359,7 @@ class FunctionSpec:
     cors: tuple[str, ...] = ()
     parameters: Mapping[str, Any] | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    sandbox: bool = False
 
     def __post_init__(self) -> None:
         require_name("function", self.name, parameter="name")
@@ -378,6 +382,7 @@ class FunctionSpec:
         _check_egress(self)
         _check_cors(self)
         _check_parameters(self)
+        _check_sandbox(self)
         if not self.methods:
             raise InvalidInput(
                 f"function {self.name!r} has no methods: declare at least one callable",
@@ -443,6 +448,30 @@ def _check_web_server(spec: FunctionSpec) -> None:
             f"{spec.name!r} may take {spec.clocks.startup_s:g} s in all: raise startup_timeout= of "
             f"the function above that of its server",
             parameter="startup_timeout",
+        )
+
+
+def _check_sandbox(spec: FunctionSpec) -> None:
+    """A sandbox is for callers of its tenant, and for one of them at a time."""
+    if not spec.sandbox:
+        return
+    refused = {
+        "kind": spec.kind is not FunctionKind.FUNCTION,
+        "entry": (spec.module, spec.qualname) != sandboxes.ENTRY or spec.pickled is not None,
+        "access": bool(spec.access),
+        "idempotent": spec.idempotent,
+        "max_inputs": spec.scaling.max_inputs != 1,
+        "keep_asleep": spec.scaling.keep_asleep_s > 0,
+        "gpu": bool(spec.resources.gpu),
+        **{
+            name: bool(getattr(spec, name))
+            for name in ("retries", "schedules", "fallback", "variants", "arguments", "weights")
+        },
+    }
+    if found := [name for name, is_refused in refused.items() if is_refused]:
+        raise InvalidInput(
+            f"function {spec.name!r}: {found[0]} cannot be chosen for a sandbox: remove it",
+            parameter=found[0],
         )
 
 

@@ -33,10 +33,14 @@ from tests.fakes.routes import route_of, spec_of
 
 AUTHORIZED = {"authorization": f"Bearer {KEY}"}
 HELD_THERE = "req-there"
+NO_FILE = "none.txt"
 
 
 async def holds_one_call(request: WorkerRequest) -> WorkerAnswer:
     """The other activator: it knows HELD_THERE, takes every PUT, and nothing else."""
+    if NO_FILE in request.path:
+        held = f"{PASSED_ON.decode()}: 1"
+        return WorkerAnswer(status=404, body=b'{"errno": 2}', headers=(held,))
     if request.method == "PUT" or HELD_THERE in request.path:
         return WorkerAnswer(
             body=json.dumps(
@@ -61,10 +65,27 @@ async def _other(edge: Edge, short_tmp: Path) -> AsyncIterator[FakeWorker]:
     siblings = edge.calls.api.siblings = ActivatorPeers(
         peer_addresses(short_tmp, None, None), index=0, count=2
     )
+    edge.calls.sandboxes.siblings = siblings
     yield other
     await siblings.aclose()
     await controller.aclose()
     await other.die()
+
+
+async def test_a_sandbox_of_another_activator_is_asked_once_with_the_body(
+    edge: Edge, other: FakeWorker
+) -> None:
+    url = f"{edge.url}/v1/sandboxes/{HELD_THERE}/exec"
+    answer = await edge.client.post(url, json={"args": ["ls"]}, headers=AUTHORIZED)
+    assert json.loads(answer.json()["body"]) == {"args": ["ls"]}
+
+    url = f"{edge.url}/v1/sandboxes/{HELD_THERE}/files?path={NO_FILE}"
+    missing = await edge.client.get(url, headers=AUTHORIZED)
+    assert (missing.status_code, missing.json()) == (404, {"errno": 2}), "the sandbox's own answer"
+
+    url = f"{edge.url}/v1/sandboxes/req-gone/directory"
+    gone = await edge.client.get(url, headers=AUTHORIZED)
+    assert gone.status_code == 404 and "it has ended, or never was" in gone.text
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,7 @@ COMMANDS = [
     *("weights pin", "weights unpin", "weights delete"),
     *("volume list", "volume create", "volume ls", "volume put", "volume get", "volume rm"),
     *("volume delete", "dict list", "dict delete", "queue list", "queue delete"),
+    *("sandbox list", "sandbox exec", "sandbox terminate"),
     *("environment create", "environment list", "environment delete"),
 ]
 seen: list[CommonOptions] = []

@@ -18,7 +18,7 @@ from pilotlight.core.object_store import blob_key
 from pilotlight.protocol import CONTENT_PROBLEM, PROBLEM_BASE, CallRecord
 from snapshotter.errors import ImageBuildFailed, LogsBusy
 from tests.functions.controller.conftest import Controller
-from tests.functions.controller.parts import BUNDLE_DIGEST, instance, spec, usage
+from tests.functions.controller.parts import BUNDLE_DIGEST, instance, refused, spec, usage
 
 
 def problem_of(answer: httpx.Response, status: int, kind: str) -> dict[str, Any]:
@@ -280,6 +280,28 @@ async def test_a_deploy_answers_with_revisions_and_reaches_the_feed(
     kinds = [change["kind"] for change in page["changes"]]  # type: ignore[attr-defined]
     assert (page["reset"], sorted(kinds)) == (True, ["function", "function", "key", "tenant"])
     assert registry.get_sample_value("pilotlight_controller_deploys_total") == 1
+
+
+async def test_a_deploy_may_add_functions_to_an_app_and_keep_its_others(
+    controller: Controller,
+) -> None:
+    leased = {"functions": [spec("one"), spec("two")], "lease_s": 60}
+    assert (await controller.http.post("/v1/apps/search/deploy", json=leased)).status_code == 200
+    more = {"functions": [spec("three")], "keep_others": True}
+    assert (await controller.http.post("/v1/apps/search/deploy", json=more)).status_code == 200
+    app = (await controller.http.get("/v1/apps/search")).json()
+    assert [f["name"] for f in app["functions"]] == ["one", "three", "two"]
+    assert (app["version"], app["expires_at"] is not None) == (2, True)
+    both = {**more, "lease_s": 60}
+    assert "exclude" in refused(
+        await controller.http.post("/v1/apps/search/deploy", json=both), 400
+    )
+    assert (await controller.http.post("/v1/apps/search:stop")).status_code == 200
+    assert (await controller.http.post("/v1/apps/search/deploy", json=more)).status_code == 200
+    assert not (await controller.http.get("/v1/apps/search")).json()["stopped"]
+    await deploy(controller, spec("one"))
+    app = (await controller.http.get("/v1/apps/search")).json()
+    assert [f["name"] for f in app["functions"]] == ["one"]
 
 
 async def test_the_first_call_of_a_new_revision_ends_the_time_of_the_one_before(

@@ -5,10 +5,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pilotlight.controller.deployments.fleet_checks import check_cluster, settled
+from pilotlight.controller.deployments.fleet_checks import (
+    check_cluster,
+    check_sandboxes,
+    settled,
+)
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.core.settings import PlatformSettings, SettingsInvalid
 from pilotlight.errors import InvalidInput
@@ -17,6 +22,7 @@ from pilotlight.spec.engines import EngineSpec
 from pilotlight.spec.function import FunctionKind, Scaling, WeightsSpec
 from pilotlight.spec.identifiers import Isolation
 from pilotlight.spec.quotas import Plan
+from pilotlight.spec.sandboxes import ENTRY
 from tests.fakes.fed_platform import spec
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import refused
@@ -25,6 +31,9 @@ from tests.functions.controller.parts import spec as json_spec
 PLAN = Plan(name="standard")
 KPA, OURS = ClusterSettings(), ClusterSettings(autoscaler="pilotlight")
 RESERVED = ClusterSettings(reserved_priority_class="reserved")
+
+
+SANDBOX: dict[str, Any] = {"module": ENTRY[0], "qualname": ENTRY[1], "sandbox": True}
 
 
 def engine(**changes: object) -> EngineSpec:
@@ -45,6 +54,7 @@ def llm(**changes: object) -> object:
         (spec(scaling=Scaling(keep_asleep_s=30)), PLAN, KPA, "keep_asleep"),
         (spec(scaling=Scaling(waiting_cost=3.0)), PLAN, KPA, "waiting_cost"),
         (llm(sleep_level=1), PLAN, KPA, "sleep_level"),
+        (spec(**SANDBOX), PLAN, OURS, "sandbox"),
         (
             spec(),
             replace(PLAN, isolation=Isolation.DEDICATED),
@@ -73,6 +83,15 @@ def test_what_pods_can_do_is_not_refused() -> None:
     check_cluster([spec(scaling=Scaling(waiting_cost=3.0))], PLAN, OURS)
     check_cluster([spec(), llm()], replace(PLAN, isolation=Isolation.DEDICATED), KPA)  # type: ignore[list-item]
     check_cluster([spec()], replace(PLAN, isolation=Isolation.RESERVED), RESERVED)
+
+
+def test_a_sandbox_needs_a_platform_that_separates_slots() -> None:
+    sandbox = spec(**SANDBOX)
+    check_sandboxes([spec(), sandbox], uid=20_000)
+    check_sandboxes([spec()], uid=None)
+    with pytest.raises(InvalidInput, match="does not run as root") as caught:
+        check_sandboxes([spec(), sandbox], uid=None)
+    assert caught.value.detail["parameter"] == "sandbox"
 
 
 async def test_a_deploy_to_a_cluster_is_refused_and_one_to_this_machine_is_not(

@@ -17,10 +17,10 @@ from pilotlight.packaging.app import App
 from pilotlight.packaging.app_loader import load_app
 from pilotlight.packaging.build import build
 from pilotlight.sdk.image import Image
-from pilotlight.sdk.unsupported import NEVER, NOT_YET, NotSupported
+from pilotlight.sdk.unsupported import NOT_HERE, NotSupported
 from pilotlight.spec.function import FunctionKind
 from tests.fakes.fake_platform import FakePlatform
-from tests.functions.sdk.test_modal_style import OTHERS, SAID, WAITING, WEB
+from tests.functions.sdk.test_modal_style import OTHERS, SAID, WEB
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT = (ROOT / "docs/from-modal.md").read_text()
@@ -83,21 +83,20 @@ def test_the_document_names_every_option_that_is_accepted() -> None:
 
 def test_the_documents_table_is_what_is_refused() -> None:
     table = DOCUMENT.partition("## What is refused by name")[2]
-    said = dict(re.findall(r"^\| `(.+?)`(?: \(not yet\))? \| (.+) \|$", table, re.MULTILINE))
+    said = dict(re.findall(r"^\| `(.+?)` \| (.+) \|$", table, re.MULTILINE))
 
-    assert said == {**NOT_YET, **NEVER}
-    assert re.findall(r"`(.+?)` \(not yet\)", table) == list(NOT_YET)
+    assert said == NOT_HERE
 
 
-@pytest.mark.parametrize("name", [n for n in (*NOT_YET, *NEVER) if n.isidentifier()])
+@pytest.mark.parametrize("name", [n for n in NOT_HERE if n.isidentifier()])
 def test_a_name_of_the_module_is_refused_with_the_way_out(name: str) -> None:
     with pytest.raises(NotSupported, match=re.escape(f"{name} is not supported")) as raised:
         getattr(pilotlight, name)
-    assert {**NOT_YET, **NEVER}[name] in str(raised.value)
+    assert NOT_HERE[name] in str(raised.value)
     assert not hasattr(pilotlight, name)
 
 
-@pytest.mark.parametrize("name", [n for n in (*NOT_YET, *NEVER) if re.fullmatch(r"\w+\.\w+", n)])
+@pytest.mark.parametrize("name", [n for n in NOT_HERE if re.fullmatch(r"\w+\.\w+", n)])
 def test_an_attribute_is_refused_with_the_way_out(name: str) -> None:
     kind, _, attribute = name.partition(".")
     owner = pilotlight.Cls(app="a", name="b") if kind == "Cls" else getattr(pilotlight, kind)
@@ -109,6 +108,10 @@ def test_an_attribute_is_refused_with_the_way_out(name: str) -> None:
 OF_FUNCTIONS = ("network_file_systems=", "proxy=", "i6pn=", "restrict_modal_access=")
 OF_WEB = ("custom_domains=", "label=")
 OF_RUNS = ("detach=", "environment_name=", "client=")
+OF_SANDBOXES = (
+    *("Sandbox.create(gpu=…)", "Sandbox.create(name=…)"),
+    *("cidr_allowlist=", "encrypted_ports=", "h2_ports=", "unencrypted_ports="),
+)
 OF_IMAGES = re.compile(r"Image\.…\((\w+)=…\)")
 
 
@@ -123,18 +126,23 @@ def test_every_option_is_refused_with_the_way_out(tmp_path: Path) -> None:
         refusals[name] = partial(pilotlight.asgi_app, **{name[:-1]: "x"})
     for name in OF_RUNS:
         refusals[name] = partial(run, **{name[:-1]: "x"})
-    for name in filter(OF_IMAGES.fullmatch, NEVER):
+    for name in filter(OF_IMAGES.fullmatch, NOT_HERE):
         option = name.removeprefix("Image.…(").removesuffix("=…)")
         build: Any = Image.python().add_local_dir if option == "ignore" else Image.python().run
         arguments = (tmp_path, "/data") if option == "ignore" else ("true",)
         refusals[name] = partial(build, *arguments, **{option: [1]})
     queue: Any = pilotlight.Queue.from_name("q")
     refusals["partition_ttl="] = partial(queue.put, 1, partition_ttl=60)
+    create: Any = partial(pilotlight.Sandbox.create, app=app)
+    for name in OF_SANDBOXES:
+        option = name.removeprefix("Sandbox.create(").rstrip("=…)")
+        refusals[name] = partial(create, **{option: "x"})
+    refusals["pty="] = partial(pilotlight.Sandbox.from_id("req-1").exec, "ls", pty=True)
     period: Any = pilotlight.Period
     for unit in ("months", "years"):
         refusals[f"Period({unit}=…)"] = partial(period, **{unit: 1})
 
-    options = {n for n in (*NOT_YET, *NEVER) if not re.fullmatch(r"\w+(\.\w+)?", n)}
+    options = {n for n in NOT_HERE if not re.fullmatch(r"\w+(\.\w+)?", n)}
     assert set(refusals) == options
     for name, use in refusals.items():
         with pytest.raises(NotSupported, match=re.escape(name)):
@@ -150,7 +158,6 @@ def declared() -> None: ...
 
 def test_the_documents_kinds_are_the_files() -> None:
     table = DOCUMENT.partition("| kind |")[2].partition("\n\n")[0]
-    said = re.findall(r"^\| .+ \| `(.+)\.py` \| (yes|not yet) \|$", table, re.MULTILINE)
+    said = re.findall(r"^\| .+ \| `(.+)\.py` \| (yes) \|$", table, re.MULTILINE)
 
-    assert {name for name, runs in said if runs == "yes"} == {*SAID, *WEB, *OTHERS}
-    assert {name for name, runs in said if runs == "not yet"} == set(WAITING)
+    assert {name for name, _ in said} == {*SAID, *WEB, *OTHERS}

@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-import re
-import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,7 +21,6 @@ from pilotlight.client import sessions
 from pilotlight.packaging.app import App
 from pilotlight.packaging.app_loader import load_app
 from pilotlight.packaging.build import build
-from pilotlight.sdk.unsupported import NotSupported
 from tests.fakes.fake_platform import API_KEY, FakePlatform
 
 ROOT = Path(__file__).parents[3]
@@ -60,13 +57,9 @@ SAID = {
 }
 """What `main` prints, of the kinds that have one and need nothing but this process."""
 WEB = ("endpoints", "asgi", "wsgi")
-WAITING = {
-    "sandbox": "Sandbox is not supported yet",
-}
-"""Kinds that do not run yet, with the error that says so."""
 OTHERS = (
     *("dict_and_queue", "inference", "local_files", "lookup", "registry_image", "volume"),
-    "web_server",
+    *("sandbox", "web_server"),
 )
 
 
@@ -101,7 +94,7 @@ def test_all_kinds_are_here() -> None:
     files = {path.relative_to(KINDS).with_suffix("").as_posix() for path in KINDS.rglob("*.py")}
     parts = {"__init__", "several_files/__init__", "several_files/text"}
 
-    assert files - parts == {*SAID, *WEB, *WAITING, *OTHERS}
+    assert files - parts == {*SAID, *WEB, *OTHERS}
     assert len(files - parts) == 25
     assert len({*SAID, *WEB, *OTHERS}) >= 20
 
@@ -212,12 +205,6 @@ def test_an_image_begins_with_that_of_a_registry() -> None:
     (spec,) = build(kind("registry_image")).images.values()
     assert spec.steps[0] == {"op": "from", "image": "debian:trixie-slim"}
     assert spec.python == "3.11"
-
-
-@pytest.mark.parametrize("name", WAITING)
-def test_what_waits_says_so_by_name(name: str, fake: FakePlatform) -> None:
-    with pytest.raises(NotSupported, match=re.escape(WAITING[name])):
-        runpy.run_path(str(KINDS / f"{name}.py"), run_name="__main__")
 
 
 def test_only_the_import_names_pilotlight() -> None:

@@ -75,6 +75,7 @@ class ReleaseOptions(TypedDict, total=False):
     allow_breaking: bool
     override_freeze: bool
     lease_s: float | None
+    keep_others: bool
 
 
 class ReleaseResources(NodeResources):
@@ -99,6 +100,7 @@ class ReleaseResources(NodeResources):
         allow_breaking: bool = False,
         override_freeze: bool = False,
         lease_s: float | None = None,
+        keep_others: bool = False,
     ) -> Deployment:
         """Replace the functions of an app. Deploying identical specs creates no revision.
 
@@ -109,6 +111,7 @@ class ReleaseResources(NodeResources):
             no_traffic: leave the traffic unchanged.
             tag: tag by which the new revisions can be called.
             lease_s: delete the app after this time unless `renew_app` is called; None: keep it.
+            keep_others: add these functions to the app instead, which keeps its other ones.
 
         Raises Incompatible, GateFailed, ReleaseFrozen; nothing has changed then."""
         described = {
@@ -121,6 +124,7 @@ class ReleaseResources(NodeResources):
             "no_traffic": no_traffic,
             "allow_breaking": allow_breaking,
             "override_freeze": override_freeze,
+            "keep_others": keep_others,
         }
         wanted = {name: value for name, value in switches.items() if value}
         body = {

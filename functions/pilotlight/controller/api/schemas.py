@@ -128,6 +128,9 @@ class DeployRequest(Body):
     rollout: dict[str, Any] | None = Field(
         default=None, description="roll out step by step ({'steps': [5, 100], …}); null: at once"
     )
+    keep_others: bool = Field(
+        default=False, description="add the functions to the app, which keeps its other ones"
+    )
     no_traffic: bool = Field(
         default=False, description="create the revisions without changing the traffic"
     )

@@ -63,21 +63,27 @@ def deploy(
     labels: Mapping[str, str] | None = None,
     terms: ReleaseOptions = _AT_ONCE,
     lease_s: float | None = None,
+    keep_others: bool = False,
 ) -> Deployment:
     """Make the app consist of exactly `specs`, released according to `terms`, for as long as its
     lease is renewed (None: until it is deleted). The caller has checked their dependencies.
 
+    `keep_others`: add `specs` to the app, which keeps its other functions and its lease.
+
     Raises Incompatible, GateFailed, ReleaseFrozen, InvalidInput, without changing anything.
     """
     before = _current(write.sql, place)
-    version = app_history.next_version(write, place, stopped=False)
-    expires_at = None if lease_s is None else write.now + lease_s
-    write.sql.execute(
-        sa.update(tables.apps).where(*place.is_app()).values(lease_s=lease_s, expires_at=expires_at)
-    )
+    if keep_others:
+        version = continue_deployment(write, place)
+    else:
+        version = app_history.next_version(write, place, stopped=False)
+        expires_at = None if lease_s is None else write.now + lease_s
+        lease = {"lease_s": lease_s, "expires_at": expires_at}
+        write.sql.execute(sa.update(tables.apps).where(*place.is_app()).values(**lease))
     done = tuple(_deploy_function(write, place, spec, terms) for spec in specs)
     named = {spec.name for spec in specs}
-    gone = {n for n in set(before) - named if not any(is_bound_of(n, base) for base in named)}
+    others = set() if keep_others else set(before) - named
+    gone = {n for n in others if not any(is_bound_of(n, base) for base in named)}
     removed = _remove(write, place, names=gone)
     after = {d.function: d.revision for d in done}
     app_history.record_version(

@@ -56,6 +56,20 @@ def check_fleet(
         check_cluster(specs, plan, config.cluster)
 
 
+def check_sandboxes(specs: Sequence[FunctionSpec], *, uid: int | None) -> None:
+    """Raise InvalidInput for a sandbox where slots share the machine's processes and files. `uid`:
+    of the tenant; None where the platform does not run as root."""
+    for spec in specs:
+        if spec.sandbox and uid is None:
+            raise InvalidInput(
+                f"function {spec.name!r}: sandbox: the platform does not run as root, so a sandbox "
+                f"could not be kept from the machine's processes and files",
+                function=spec.name,
+                parameter="sandbox",
+                hint="Start the platform as root (docs/how-to/run-as-root.md).",
+            )
+
+
 def check_cluster(specs: Sequence[FunctionSpec], plan: Plan, settings: ClusterSettings) -> None:
     """Raise InvalidInput for the first option that has no effect in pods. `plan`: of the tenant
     that deploys."""
@@ -87,6 +101,14 @@ def _check_spec(spec: FunctionSpec, settings: ClusterSettings) -> None:
             "pods mount no volumes",
             "Read models as weights, and keep other data in an object store; or deploy to a "
             "platform of one machine.",
+        )
+    if spec.sandbox:
+        raise _refused(
+            spec,
+            "sandbox",
+            True,
+            "has no sandboxes",
+            "Use a platform of one machine for them.",
         )
     if spec.web_server is not None and spec.web_server.port in PORTS_OF_PODS:
         raise _refused(

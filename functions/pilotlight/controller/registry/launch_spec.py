@@ -63,7 +63,8 @@ def launch_spec(
         gpu_count=resources.gpu_count,
         gpu_memory_bytes=spec.engine.gpu_bytes if spec.engine is not None else 0,
         startup_timeout_s=spec.clocks.startup_s,
-        forkable=spec.snapshot,
+        # forks share their slot, and a sandbox has one for itself
+        forkable=spec.snapshot and not spec.sandbox,
         snapshot=spec.snapshot and snapshots,
         secret_variables=tuple(
             sorted({variable for secret in spec.secrets for variable in variables.get(secret, ())})

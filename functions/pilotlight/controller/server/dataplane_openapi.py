@@ -25,6 +25,7 @@ from pilotlight.controller.server.openapi_parts import (
     timeout,
     webhook,
 )
+from pilotlight.controller.server.sandbox_openapi import sandbox_paths
 from pilotlight.protocol import CONTENT_JSON, CONTENT_NDJSON, CONTENT_SSE, CallRecord
 from snapshotter.types import StartKind
 
@@ -114,7 +115,7 @@ def describe_dataplane(document: dict[str, Any], problems: dict[int | str, dict[
 
 
 def _paths() -> dict[str, dict[str, Any]]:
-    return {**_function_paths(), **_call_paths(), **_web_paths()}
+    return {**_function_paths(), **_call_paths(), **sandbox_paths(), **_web_paths()}
 
 
 def _function_paths() -> dict[str, dict[str, Any]]:

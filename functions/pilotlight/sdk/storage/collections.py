@@ -5,9 +5,7 @@ connection: they may be module-level objects, arguments of functions, and parts 
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import functools
 import os
 import queue
 import time
@@ -15,15 +13,14 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Generator,
     Iterable,
     Iterator,
 )
 from dataclasses import dataclass
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeVar
 
 from pilotlight.client import pickling, sessions
-from pilotlight.client.client import LONG_POLL_S
+from pilotlight.client.client import LONG_POLL_S, AsyncClient, Client
 from pilotlight.client.json_stream import Json
 from pilotlight.errors import (
     InvalidInput,
@@ -33,6 +30,7 @@ from pilotlight.errors import (
     TooLarge,
 )
 from pilotlight.sdk.calls import poll_delays_s
+from pilotlight.sdk.steps import Operation, Steps, run, run_aio
 from pilotlight.sdk.sync_async import SyncAsyncMethod
 from pilotlight.sdk.unsupported import refuse, refuse_attributes
 from pilotlight.spec.collection import (
@@ -44,7 +42,6 @@ from pilotlight.spec.collection import (
 )
 from pilotlight.spec.identifiers import require_name
 
-P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C", bound="_Collection")
 _FULL = ("queue_entries", "queue_bytes")
@@ -61,74 +58,15 @@ class _Ask:
     body: Json
     is_repeatable: bool = False
 
+    def send(self, client: Client) -> Json:
+        """Return its answer."""
+        of, repeatable = self.of, self.is_repeatable
+        return client.operate_collection(of.kind, of.name, self.body, repeatable=repeatable)
 
-Steps: TypeAlias = Generator[_Ask | float, Json, R]
-"""An operation without its input and output: yields requests, which it is sent the answers of, and
-pauses in seconds; returns the result."""
-
-
-class _Operation(Generic[P, R]):
-    """A method that is written as Steps, and read as a method that blocks, with `aio`."""
-
-    def __init__(self, steps: Callable[Concatenate[Any, P], Steps[R]]) -> None:
-        self._steps = steps
-        functools.update_wrapper(self, steps)  # type: ignore[arg-type]
-
-    def __get__(self, instance: object, owner: type) -> SyncAsyncMethod[P, R, Awaitable[R]]:
-        steps = self._steps
-
-        @functools.wraps(steps)
-        def blocking(*args: P.args, **kwargs: P.kwargs) -> R:
-            return _run(steps(instance, *args, **kwargs))
-
-        async def aio(*args: P.args, **kwargs: P.kwargs) -> R:
-            return await _run_aio(steps(instance, *args, **kwargs))
-
-        return SyncAsyncMethod(blocking, aio)
-
-
-def _run(steps: Steps[R]) -> R:
-    client = sessions.client()
-    try:
-        step = next(steps)
-        while True:
-            if isinstance(step, _Ask):
-                try:
-                    answer = client.operate_collection(
-                        step.of.kind, step.of.name, step.body, repeatable=step.is_repeatable
-                    )
-                except PilotlightError as e:
-                    step = steps.throw(e)
-                else:
-                    step = steps.send(answer)
-            else:
-                time.sleep(step)
-                step = next(steps)
-    except StopIteration as end:
-        result: R = end.value
-        return result
-
-
-async def _run_aio(steps: Steps[R]) -> R:
-    client = await sessions.async_client()
-    try:
-        step = next(steps)
-        while True:
-            if isinstance(step, _Ask):
-                try:
-                    answer = await client.operate_collection(
-                        step.of.kind, step.of.name, step.body, repeatable=step.is_repeatable
-                    )
-                except PilotlightError as e:
-                    step = steps.throw(e)
-                else:
-                    step = steps.send(answer)
-            else:
-                await asyncio.sleep(step)
-                step = next(steps)
-    except StopIteration as end:
-        result: R = end.value
-        return result
+    async def send_aio(self, client: AsyncClient) -> Json:
+        """Return its answer."""
+        of, repeatable = self.of, self.is_repeatable
+        return await client.operate_collection(of.kind, of.name, self.body, repeatable=repeatable)
 
 
 class _Collection:
@@ -211,19 +149,19 @@ class Dict(_Collection):
     kind = CollectionKind.DICT
     delete = _deletion(CollectionKind.DICT)
 
-    @_Operation
+    @Operation
     def get(self, key: Any, default: Any = None) -> Steps[Any]:
         """Return the value of a key, `default` where there is none."""
         answer = yield self._ask("get", repeatable=True, keys=[encode_key(key)])
         return self._load(answer["entries"][0]["value"]) if answer["entries"] else default
 
-    @_Operation
+    @Operation
     def contains(self, key: Any) -> Steps[bool]:
         """Whether a key is there."""
         answer = yield self._ask("get", repeatable=True, keys=[encode_key(key)])
         return bool(answer["entries"])
 
-    @_Operation
+    @Operation
     def put(self, key: Any, value: Any, *, skip_if_exists: bool = False) -> Steps[bool]:
         """Store a value. `skip_if_exists`: leave the key as it is if it is there. Returns whether
         it was stored."""
@@ -233,7 +171,7 @@ class Dict(_Collection):
         )
         return bool(answer["count"])
 
-    @_Operation
+    @Operation
     def update(self, other: Any = None, /, **kwargs: Any) -> Steps[None]:
         """Store all values of a mapping, or of pairs, and of keywords. One transaction for 500 keys
         or 1 MiB; more are several, in their order."""
@@ -242,7 +180,7 @@ class Dict(_Collection):
         for batch in _batches(entries, lambda entry: len(entry["value"])):
             yield self._ask("put", repeatable=True, entries=batch)
 
-    @_Operation
+    @Operation
     def pop(self, key: Any, default: Any = _MISSING) -> Steps[Any]:
         """Remove a key and return its value. Raises KeyError where there is none, and no
         `default`."""
@@ -253,12 +191,12 @@ class Dict(_Collection):
             raise KeyError(key)
         return default
 
-    @_Operation
+    @Operation
     def clear(self) -> Steps[None]:
         """Remove all keys."""
         yield self._ask("clear", repeatable=True)
 
-    @_Operation
+    @Operation
     def len(self) -> Steps[int]:
         """Return the number of keys."""
         answer = yield self._ask("count", repeatable=True)
@@ -308,19 +246,20 @@ class Dict(_Collection):
         self, pick: Callable[[Json], R], *, values: bool
     ) -> SyncAsyncMethod[[], Iterator[R], AsyncIterator[R]]:
         def page(after: str) -> Steps[Json]:
-            return (yield self._ask("list", repeatable=True, after=after, values=values))
+            answer: Json = yield self._ask("list", repeatable=True, after=after, values=values)
+            return answer
 
         def blocking() -> Iterator[R]:
             after: str | None = ""
             while after is not None:
-                answer = _run(page(after))
+                answer = run(page(after))
                 yield from map(pick, answer["entries"])
                 after = answer["next"]
 
         async def aio() -> AsyncIterator[R]:
             after: str | None = ""
             while after is not None:
-                answer = await _run_aio(page(after))
+                answer = await run_aio(page(after))
                 for entry in answer["entries"]:
                     yield pick(entry)
                 after = answer["next"]
@@ -342,7 +281,7 @@ class Queue(_Collection):
     kind = CollectionKind.QUEUE
     delete = _deletion(CollectionKind.QUEUE)
 
-    @_Operation
+    @Operation
     def put(
         self,
         /,
@@ -358,7 +297,7 @@ class Queue(_Collection):
         refuse(options, "Queue.put")
         yield from self._put([v], block, timeout, partition)
 
-    @_Operation
+    @Operation
     def put_many(
         self,
         /,
@@ -374,7 +313,7 @@ class Queue(_Collection):
         refuse(options, "Queue.put_many")
         yield from self._put(vs, block, timeout, partition)
 
-    @_Operation
+    @Operation
     def get(
         self,
         block: bool = True,
@@ -387,7 +326,7 @@ class Queue(_Collection):
         values = yield from self._get(1, block, timeout, partition)
         return values[0] if values else None
 
-    @_Operation
+    @Operation
     def get_many(
         self,
         n_values: int,
@@ -400,7 +339,7 @@ class Queue(_Collection):
         not wait for more."""
         return (yield from self._get(n_values, block, timeout, partition))
 
-    @_Operation
+    @Operation
     def len(self, *, partition: str | None = None, total: bool = False) -> Steps[int]:
         """Return the number of values in a partition, with `total` in all."""
         answer = yield self._ask(
@@ -408,7 +347,7 @@ class Queue(_Collection):
         )
         return int(answer["count"])
 
-    @_Operation
+    @Operation
     def clear(self, *, partition: str | None = None, all: bool = False) -> Steps[None]:
         """Remove the values of a partition, with `all` of all."""
         yield self._ask("clear", repeatable=True, partition=_chosen(partition, all, "all"))

@@ -15,7 +15,7 @@ import select
 import signal
 import socket
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import uvloop
@@ -30,6 +30,7 @@ from pilotlight.protocol import (
     WORKER_END,
     WORKER_HEALTH,
     WORKER_INVOKE,
+    WORKER_SANDBOX,
     WORKER_STATUS,
 )
 from pilotlight.spec.function import FunctionSpec
@@ -62,6 +63,13 @@ class Server:
         slow_s = (spec.objectives or Objectives()).warm_latency_s
         self._calls = Calls(target.methods, max_inputs=spec.scaling.max_inputs, slow_s=slow_s)
         self._web = target.web
+        self._sandbox: Callable[..., Awaitable[None]] | None = None
+        if spec.sandbox:
+            from pilotlight.worker.http.sandbox_requests import SandboxServer
+            from pilotlight.worker.sandbox import lifetime
+
+            self._sandbox = SandboxServer(lifetime.SANDBOX).answer
+            lifetime.SANDBOX.on_end = self._end
         startup_s = spec.clocks.startup_s
         self._hook_s = min(hooks.HOOK_S, startup_s) if spec.snapshot else startup_s
         self._application: WebApplication | None = None
@@ -75,6 +83,10 @@ class Server:
 
     def __repr__(self) -> str:
         return f"<Server connections={len(self._state.connections)} {self._calls!r}>"
+
+    def _end(self) -> None:
+        """Drain: the sandbox of this instance has ended."""
+        self._draining.set()
 
     def rehearse(self) -> None:
         """Create an event loop and send one request to this server before the snapshot, so that
@@ -212,6 +224,12 @@ class Server:
                 path == WORKER_ASGI or path.startswith(WORKER_ASGI + "/")
             ):
                 await self._application(scope, receive, send)
+            elif (
+                self._sandbox is not None
+                and path.startswith(WORKER_SANDBOX + "/")
+                and scope["type"] == "http"
+            ):
+                await self._sandbox(scope, receive, send)
             elif path == WORKER_HEALTH and scope["type"] == "http":
                 await self._answer_health(send)
             elif path == WORKER_STATUS and scope["type"] == "http":

@@ -14,6 +14,9 @@ from typing import Any, NoReturn
 import pytest
 
 from pilotlight.core.disk_floor import no_floor
+from pilotlight.packaging.archive import pack_files, pack_tree
+from pilotlight.sdk.image import Image
+from pilotlight.spec.function import to_json
 from snapshotter.criu.bundle import make_bundle
 from snapshotter.criu.processes import Criu
 from snapshotter.criu.self_test import SelfTest
@@ -109,6 +112,35 @@ async def test_a_worker_runs_in_it_by_its_own_python_and_is_restored(
             running = await shop.start(at)
             assert await shop.ask(at, running, "/read/etc/mine") == ("0\nyes\n/usr/local 7\n1777\n")
             await shop.stop(running, at.slot)
+
+
+@as_root
+@pytest.mark.root
+@pytest.mark.soak  # an image is pulled and built
+async def test_a_dockerfile_is_built(short_tmp: Path, pushed: str, wheels: Path) -> None:
+    (short_tmp / "data").mkdir()
+    (short_tmp / "data/two.txt").write_text("two")
+    (short_tmp / "one.txt").write_text("one ")
+    (short_tmp / "Dockerfile").write_text(
+        f"FROM {pushed}\nENV A='1 2'\nWORKDIR /app\nCOPY one.txt .\nCOPY data data/\n"
+        f"RUN cat one.txt data/two.txt > out && \\\n  echo $A >> out\nWORKDIR sub\nRUN pwd > where"
+    )
+    home = short_tmp / "home"
+
+    def pack(path: Path, name: str) -> str:
+        packed = pack_tree(path) if path.is_dir() else pack_files({name: path})
+        blob = home / "blobs" / packed.digest[:2] / packed.digest
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(packed.data)
+        return packed.digest
+
+    described_by_file = to_json(Image.from_dockerfile(short_tmp / "Dockerfile").spec(pack))
+    images = images_at(home, wheels)
+    layout = images.layout(await images.build(described_by_file, uid=UID, part=show), uid=UID)
+    assert layout.rootfs is not None
+    assert (layout.rootfs / "app/out").read_text() == "one two1 2\n"
+    assert (layout.rootfs / "app/sub/where").read_text() == "/app/sub\n"
+    assert layout.env["A"] == "1 2"
 
 
 @as_root

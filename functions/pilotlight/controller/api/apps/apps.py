@@ -106,6 +106,7 @@ def _deploy(
         tenants.require_environment(write.sql, tenant=caller.tenant, name=caller.environment)
         dependency_checks.check_access(write.sql, specs)
         fleet_checks.check_fleet(write.sql, context.config, tenant=caller.tenant, specs=specs)
+        fleet_checks.check_sandboxes(specs, uid=caller.uid)
         if any(spec.resources.gpu for spec in specs):
             dependency_checks.check_prices(
                 specs, price_lists.of_tenant(write.sql, context.config, caller.tenant)
@@ -139,6 +140,7 @@ def _deploy(
                 labels=body.labels,
                 terms=_terms(body),
                 lease_s=body.lease_s,
+                keep_others=body.keep_others,
             )
         return done, unpinned
 
@@ -146,6 +148,11 @@ def _deploy(
 
 
 def _terms(body: schemas.DeployRequest) -> ReleaseOptions:
+    if body.keep_others and body.lease_s is not None:
+        raise InvalidInput(
+            "keep_others and lease_s exclude each other: the app keeps its lease",
+            parameter="lease_s",
+        )
     if body.no_traffic and body.rollout is not None:
         text = "no_traffic and rollout exclude each other: set only one of them"
         raise InvalidInput(text, parameter="rollout")

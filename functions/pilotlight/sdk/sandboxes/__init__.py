@@ -1,0 +1,1 @@
+"""`Sandbox`: slots in which callers execute commands, with their processes and files."""

@@ -1,0 +1,242 @@
+"""Requests to sandboxes at the edge: which instance answers, for whom, and what follows its end."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from activator.async_calls.records import is_dead
+from activator.async_calls.sandboxes import methods_of
+from activator.coordination.peers import PASSED_ON
+from activator.settings import ActivatorSettings
+from pilotlight.errors import NotFound
+from pilotlight.protocol import CallRecord
+from pilotlight.spec.function import FunctionSpec, MethodSpec, Scaling
+from pilotlight.spec.sandboxes import ARGUMENTS, ENTRY, LABEL, MAX_BODY_BYTES
+from tests.activator.conftest import KEY, Edge
+from tests.activator.test_gateway import until
+from tests.fakes.calls import call_of
+from tests.fakes.fake_controller import FakeController
+from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
+from tests.fakes.routes import route_of, target_of
+
+OTHERS_KEY = "pl_other"
+
+
+def sandbox_spec(**more: Any) -> FunctionSpec:
+    module, qualname = ENTRY
+    return FunctionSpec(
+        name="sandbox-1",
+        module=module,
+        qualname=qualname,
+        bundle="b" * 64,
+        methods=(MethodSpec(schema=ARGUMENTS, parameters=tuple(ARGUMENTS["properties"])),),
+        scaling=Scaling(max_instances=4),
+        sandbox=True,
+        **more,
+    )
+
+
+async def worker(request: WorkerRequest) -> WorkerAnswer:
+    """Its call lasts; a request to the sandbox is answered with itself."""
+    if request.path.startswith("/invoke/"):
+        await asyncio.Event().wait()
+    body = f"{request.method} {request.path} {request.body.decode()}"
+    return WorkerAnswer(body=body.encode(), content_type="text/html")
+
+
+@pytest.fixture(name="serving")
+def _serving(edge: Edge) -> Edge:
+    edge.fleet.behaviour = worker
+    edge.add(route_of(sandbox_spec()))
+    return edge
+
+
+async def create(edge: Edge) -> str:
+    answer = await edge.call("shop/sandbox-1:submit", json={"timeout_s": 60})
+    assert answer.status_code == 202, answer.text
+    return str(answer.json()["id"])
+
+
+async def ask(
+    edge: Edge, sandbox: str, place: str, method: str = "GET", key: str = KEY, **more: Any
+) -> httpx.Response:
+    headers = {"authorization": f"Bearer {key}", **more.pop("encoding", {})}
+    url = f"{edge.url}/v1/sandboxes/{sandbox}/{place}"
+    return await edge.client.request(method, url, headers=headers, **more)
+
+
+async def test_a_request_goes_to_the_instance_of_its_sandbox_and_waits_for_it(
+    serving: Edge,
+) -> None:
+    one, two = await create(serving), await create(serving)
+    answers = [await ask(serving, each, "exec", "POST", content=b"{}") for each in (one, two)]
+    assert [answer.text for answer in answers] == ["POST /sandbox/exec {}"] * 2
+    assert {answer.headers["content-type"] for answer in answers} == {"application/octet-stream"}
+    served = [
+        [request.path for request in each.requests] for each in serving.fleet.workers.values()
+    ]
+    assert served == [["/invoke/", "/sandbox/exec"]] * 2
+    assert PASSED_ON.decode() not in answers[0].headers
+    headers = {"authorization": f"Bearer {KEY}", PASSED_ON.decode(): "1"}
+    url = f"{serving.url}/v1/sandboxes/{one}/processes/1"
+    assert PASSED_ON.decode() in (await serving.client.get(url, headers=headers)).headers
+    output = await ask(serving, one, "processes/3?stdout=5&wait_s=1")
+    assert output.text == "GET /sandbox/processes/3?stdout=5&wait_s=1 "
+
+
+async def test_only_who_may_read_its_call_reaches_a_sandbox(
+    serving: Edge, controller: FakeController
+) -> None:
+    serving.add_key(OTHERS_KEY, tenant="t-000000000002")
+    serving.add_key("pl_bound", app="another")
+    serving.add_key("pl_billing", scope="read-billing")
+    sandbox = await create(serving)
+    statuses = {}
+    for key in (KEY, OTHERS_KEY, "pl_bound", "pl_billing", "pl_wrong"):
+        statuses[key] = (await ask(serving, sandbox, "exec", "POST", key)).status_code
+    assert statuses == {
+        KEY: 200,
+        OTHERS_KEY: 404,
+        "pl_bound": 403,
+        "pl_billing": 403,
+        "pl_wrong": 401,
+    }
+
+
+async def test_an_instance_serves_one_sandbox_and_ends_with_it(
+    serving: Edge, controller: FakeController
+) -> None:
+    sandbox = await create(serving)
+    assert (await ask(serving, sandbox, "exec", "POST")).status_code == 200
+    (instance,) = serving.fleet.workers
+    cancelled = await serving.client.post(
+        f"{serving.url}/v1/calls/{sandbox}:cancel", headers={"authorization": f"Bearer {KEY}"}
+    )
+    assert cancelled.json()["state"] == "CANCELLED"
+    ended = await ask(serving, sandbox, "exec", "POST")
+    assert (ended.status_code, "has ended" in ended.text) == (404, True)
+    await until(lambda: [each for each, _ in serving.fleet.stopped] == [instance])
+    again = await create(serving)
+    assert (await ask(serving, again, "exec", "POST")).status_code == 200
+    assert instance not in serving.fleet.workers
+
+
+async def test_other_calls_are_no_sandboxes_and_sandboxes_are_not_invoked(
+    serving: Edge, controller: FakeController
+) -> None:
+    from tests.fakes.routes import spec_of
+
+    serving.add(route_of(spec_of("plain")))
+    plain = (await serving.call("shop/plain:submit", json={"x": 1})).json()["id"]
+    assert (await ask(serving, plain, "exec", "POST")).status_code == 404
+    invoked = await serving.call("shop/sandbox-1:invoke", json={})
+    assert (invoked.status_code, "submit its call" in invoked.text) == (400, True)
+
+
+async def test_a_large_body_is_refused_before_the_worker_gets_it(serving: Edge) -> None:
+    sandbox = await create(serving)
+    large = await ask(serving, sandbox, "files?path=a", "PUT", content=b"x" * (MAX_BODY_BYTES + 1))
+    assert large.status_code == 413
+
+
+async def test_a_broken_connection_is_no_invitation_to_execute_again(serving: Edge) -> None:
+    sandbox = await create(serving)
+    assert (await ask(serving, sandbox, "exec", "POST")).status_code == 200
+    (worker_of_it,) = serving.fleet.workers.values()
+
+    async def breaks(request: WorkerRequest) -> WorkerAnswer:
+        for connection in list(worker_of_it.connections):
+            if connection.request is request:
+                connection.abort()
+        return WorkerAnswer()
+
+    worker_of_it.behaviour = breaks
+    broken = await ask(serving, sandbox, "exec", "POST", content=b"{}")
+    assert (broken.status_code, "not known what it did" in broken.text) == (502, True)
+    encoded = await ask(
+        serving, sandbox, "files?path=a", "PUT", content=b"x", encoding={"content-encoding": "gzip"}
+    )
+    assert encoded.status_code == 415
+
+
+@pytest.mark.parametrize(
+    "place, methods",
+    [
+        ("exec", ("POST",)),
+        ("files", ("GET", "PUT", "DELETE")),
+        ("directory", ("GET", "POST")),
+        ("processes/7", ("GET",)),
+        ("processes/7/stdin", ("POST",)),
+        ("processes/7/kill", ("POST",)),
+    ],
+)
+def test_the_methods_of_a_place(place: str, methods: tuple[str, ...]) -> None:
+    assert methods_of(place) == methods
+
+
+@pytest.mark.parametrize("place", ["", "other", "processes", "processes/x", "exec/..", "exec "])
+def test_other_places_are_not_served(place: str) -> None:
+    with pytest.raises(NotFound):
+        methods_of(place)
+
+
+def test_a_sandbox_that_failed_is_no_dead_letter() -> None:
+    record = CallRecord(
+        id="req-1",
+        tenant="t",
+        environment="main",
+        app="a",
+        function="f",
+        method="",
+        state="FAILED",
+        sequence=1,
+        submitted_at=0.0,
+        status=500,
+    )
+    assert is_dead(record)
+    labelled = CallRecord.from_json({**record.to_json(), "labels": {LABEL: "true"}})
+    assert not is_dead(labelled)
+
+
+async def test_a_sandbox_of_a_dead_activator_is_not_begun_again(short_tmp: Path) -> None:
+    settings = ActivatorSettings()
+    first = Edge(short_tmp, settings, worker)
+    first.add(route_of(sandbox_spec()))
+    tasks = [asyncio.create_task(first.books.run())]
+    caller = first.table.authenticate(f"Bearer {KEY}".encode(), 0.0)
+    call = call_of(target_of(sandbox_spec()), b"{}", key_id=caller.key_id)
+    await first.calls.accept(caller, call, fingerprint="")
+    await until(lambda: any(w.requests for w in first.fleet.workers.values()))
+    await first.calls.aclose()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await _close(first)
+
+    controller = await FakeController(short_tmp / "controller.sock").start()
+    second = Edge(short_tmp, settings, worker)
+    second.add(route_of(sandbox_spec()))
+    async with asyncio.TaskGroup() as group:
+        books = group.create_task(second.books.run())
+        (shipping,) = second.calls.start(group)
+        await until(lambda: controller.calls.get("req-1", {}).get("state") == "FAILED")
+        for task in (books, shipping):
+            task.cancel()
+    await second.calls.aclose()
+    await _close(second)
+    await controller.aclose()
+    assert controller.calls["req-1"]["status"] == 502
+    assert not second.fleet.workers
+
+
+async def _close(edge: Edge) -> None:
+    await edge.scaler.aclose()
+    await edge.books.aclose()
+    await edge.client.aclose()
+    await edge.control.aclose()
+    await edge.fleet.aclose()
