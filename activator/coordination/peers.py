@@ -127,7 +127,9 @@ class ActivatorPeers:
 
     async def forward(self, request: Request, tenant: str, body: bytes | None = None) -> bool:
         """Forward a tenant's request, with its body if it has one, to each peer until one does not
-        answer 404, or is the one that holds the call; False when none did. Raises TooManyRequests."""
+        answer 404, or is the one that holds the call; False when none did.
+
+        Raises TooManyRequests."""
         with self._share(tenant):
             for index in self._others():
                 try:

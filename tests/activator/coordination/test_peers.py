@@ -85,7 +85,8 @@ async def test_a_sandbox_of_another_activator_is_asked_once_with_the_body(
 
     url = f"{edge.url}/v1/sandboxes/req-gone/directory"
     gone = await edge.client.get(url, headers=AUTHORIZED)
-    assert gone.status_code == 404 and "it has ended, or never was" in gone.text
+    assert gone.status_code == 404
+    assert "it has ended, or never was" in gone.text
 
 
 @pytest.mark.parametrize(
