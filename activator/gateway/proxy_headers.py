@@ -24,10 +24,10 @@ _UNDER = WORKER_ASGI.encode()
 _OURS = b"pilotlight-"
 """Prefix of headers between the activator and its workers; a caller's headers with it are dropped,
 so that it cannot forge them."""
+_REQUEST_ID = b"x-request-id"
 _NOT_FOR_WORKERS = _HOP_BY_HOP | {
     b"authorization",
     b"content-length",
-    b"x-request-id",
     b"traceparent",
     b"tracestate",
 }
@@ -37,7 +37,7 @@ _OURS_TO_SAY = frozenset(
     {
         b"date",
         b"server",
-        b"x-request-id",
+        _REQUEST_ID,
         HEADER_ARM.encode(),
         HEADER_RATE_LIMIT.encode(),
         HEADER_RATE_LIMIT_POLICY.encode(),
@@ -85,20 +85,24 @@ def declared_length(request: Request) -> int | None:
 
 def request_head(request: Request, call: Call, *, has_body: bool) -> bytes:
     """Return the head of the request to the worker. Its body has the length that the caller
-    declared, because WSGI applications read no other (PEP 3333), or is sent chunked."""
+    declared, because WSGI applications read no other (PEP 3333), or is sent chunked. Applications
+    get their caller's `x-request-id`, if any, and not the call's id in its place: there are
+    frameworks that answer 400 to one that is no UUID."""
     place = mount_path(request.scope, call.target).encode()
-    under = b"" if call.target.spec.engine is not None else _UNDER  # an engine's paths are its own
+    is_engine = call.target.spec.engine is not None
+    under = b"" if is_engine else _UNDER  # an engine's paths are its own
     lines = [b"%s %s%s HTTP/1.1" % (request.verb.encode(), under, subpath(request.scope))]
     lines += [
         b"%s: %s" % (name, value)
         for name, value in request.scope["headers"]
-        if _is_for_worker(name)
+        if _is_for_worker(name) and not (is_engine and name == _REQUEST_ID)
     ]
     lines += [
         b"pilotlight-call: " + request.id.encode(),
         b"pilotlight-root-path: " + place,
-        b"x-request-id: " + request.id.encode(),
     ]
+    if is_engine:
+        lines.append(_REQUEST_ID + b": " + request.id.encode())
     lines.append(
         b"pilotlight-deadline-s: %.3f" % call.remaining_s(call.target.spec.clocks.execution_s)
     )
@@ -123,7 +127,7 @@ def arm_of(call: Call) -> dict[str, str]:
 def answer_headers(request: Request, call: Call, headers: Headers) -> Headers:
     """Return the response headers: our own, and those that the function may set."""
     own: Headers = [
-        (b"x-request-id", request.id.encode()),
+        (_REQUEST_ID, request.id.encode()),
         (b"pilotlight-revision", call.target.revision.encode()),
         (b"pilotlight-start", call.start_kind.encode()),
         (

@@ -357,7 +357,24 @@ class ImageBuild:
         if status != 0:
             raise self._failed(
                 f"{self._title}: exited with status {status}{self._box.enclosure.complaint()}"
+                f"{self._missing_here(argv)}"
             )
+
+    def _missing_here(self, argv: Sequence[str]) -> str:
+        """Name the copied files that this command names and steps do not see: those at absolute
+        paths, where the image has no root file system of its own."""
+        copies = {step.target for step in self._plan.steps if step.op == "copy"}
+        named = sorted(
+            target
+            for target in copies
+            if PurePosixPath(target).is_absolute() and any(target in part for part in argv)
+        )
+        if not named or self._box.ids is not None:
+            return ""
+        return (
+            f"; what was copied to {', '.join(named)} is there in instances only: copy it to a "
+            f"relative path for steps, whose working directory has it"
+        )
 
     async def _command(self, *argv: str) -> int:
         return await self._box.run(argv, variables=self._variables, on_lines=self._tell)

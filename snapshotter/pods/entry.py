@@ -36,6 +36,7 @@ class Brought:
         binds: (path here, name below the slot's root), as in a slot.
         uid: the worker's.
         writable_bytes: size of its temporary file systems.
+        python: its interpreter in the tree.
         files: the snapshot's archive of files.
         kdat: CRIU's cache of kernel features; None: it tests the kernel again.
         address: of the worker's slot, which the pod gets on its loopback interface; "": none.
@@ -52,6 +53,7 @@ class Brought:
     binds: Sequence[tuple[str, str]]
     uid: int
     writable_bytes: int
+    python: str
     files: Path
     kdat: Path | None
     address: str = ""
@@ -113,6 +115,7 @@ def _send_in(connection: socket.socket, pod: int, brought: Brought, kit: CriuBun
             "binds": [*brought.binds, (str(kit.directory), kit.NAME)],
             "uid": brought.uid,
             "writable_bytes": brought.writable_bytes,
+            "python": brought.python,
             "groups": groups_of(host_pid(pod)),
             "address": brought.address,
             "restores": brought.restores,

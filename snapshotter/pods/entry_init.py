@@ -75,7 +75,7 @@ def _enter(message: Mapping[str, Any], fds: list[int]) -> list[int]:
         mounts.change_root(rootfs, directories=message["kept"])
     elif message["restores"]:
         mounts.cover(programs)
-    mounts.build(copies, uid=message["uid"], writable_bytes=message["writable_bytes"])
+    mounts.build(copies, **{name: message[name] for name in ("uid", "writable_bytes", "python")})
     tree.write_criu_kdat(kdat)
     workdir_archive.unpack(files)
     seqpacket.close_all([pod, kdat, files])

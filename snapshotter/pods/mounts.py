@@ -257,12 +257,12 @@ def enter(pidfd: int) -> None:
     _checked(_libc.setns(pidfd, NAMESPACES), "setns into the pod")
 
 
-def build(held: Sequence[tuple[int, str]], *, uid: int, writable_bytes: int) -> None:
+def build(held: Sequence[tuple[int, str]], *, uid: int, writable_bytes: int, python: str) -> None:
     """Build the tree of a slot (`snapshotter.shim.sandbox.mounts`) in a pod, with the paths that a
     restored worker expects. Raises OSError.
 
     `held`: (descriptor of `take`, name below the tree's root). `writable_bytes`: size of each of
-    its temporary file systems.
+    its temporary file systems. `python`: the interpreter in the tree.
     """
     demand_places()
     options = f"size={writable_bytes}"
@@ -274,6 +274,7 @@ def build(held: Sequence[tuple[int, str]], *, uid: int, writable_bytes: int) -> 
         os.mkdir(f"{mounts.ROOT}/{name}")
         os.chmod(f"{mounts.ROOT}/{name}", mode)
     os.chown(f"{mounts.ROOT}/work", uid, uid)
+    mounts.link_python(python)
     os.symlink(f"{mounts.ROOT}/tmp", "/run/lock")
     mount("tmpfs", "/dev/shm", "tmpfs", NOSUID | NODEV, f"{options},mode=1777")
     for shared in ("/tmp", "/var/tmp"):

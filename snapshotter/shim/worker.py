@@ -184,6 +184,7 @@ class ShimWorker:
             rootfs=message.get("rootfs", ""),
             volumes=message.get("volumes", ()),
             links=message.get("links", {}),
+            python=message.get("python", ""),
             **more,
         )
 

@@ -177,9 +177,11 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class _WorkerPaths:
-    """Paths as the worker sees them."""
+    """Paths as the worker sees them. `programs`: first directory of PATH, where `python` and
+    `python3` are this interpreter: Debian's has neither name, or other versions have."""
 
     python: Path
+    programs: Path
     site: list[Path]
     runtime: Path
     code: Path
@@ -193,6 +195,7 @@ def _in_namespaces(sources: Sources) -> _WorkerPaths:
     root, layout = Path(mounts.ROOT), sources.layout
     return _WorkerPaths(
         python=root / "python" / layout.python.relative_to(layout.prefix),
+        programs=Path(mounts.PROGRAMS),
         site=[root / "env" / str(i) for i in range(len(layout.site))],
         runtime=root / "runtime",
         code=root / "code",
@@ -206,6 +209,7 @@ def _in_namespaces(sources: Sources) -> _WorkerPaths:
 def _on_host(sources: Sources, directory: Path) -> _WorkerPaths:
     return _WorkerPaths(
         python=sources.layout.python,
+        programs=directory / "bin",
         site=list(sources.layout.site),
         runtime=directory / "runtime",
         code=sources.code,
@@ -258,6 +262,7 @@ def plan(
             str(paths.runtime / "pilotlight/worker/boot.py"),
             str(paths.launch_file),
         ],
+        "python": str(paths.python),
         "env": env,
         "work": str(paths.work),
         "uid": uid,
@@ -329,7 +334,7 @@ def _environment(
     namespaced: bool,
 ) -> dict[str, str]:
     env = {
-        "PATH": f"{paths.python.parent}:/usr/local/bin:/usr/bin:/bin",
+        "PATH": f"{paths.programs}:{paths.python.parent}:/usr/local/bin:/usr/bin:/bin",
         "LANG": "C.UTF-8",
         **layout.env,
         **launch.env,

@@ -24,6 +24,7 @@ from snapshotter.linux import proc
 from snapshotter.linux.cgroups import Cgroups, Group
 from snapshotter.linux.slot_network import Network
 from snapshotter.shim import cpu_priority
+from snapshotter.shim.sandbox import mounts
 from snapshotter.slots import exit_reason, launch_plan
 from snapshotter.slots import slot as slots
 from snapshotter.slots.boot_limiter import NO_SHARE, BootLimiter
@@ -596,8 +597,10 @@ class SlotAllocator:
         self.store_record(occupied)
         slots.write_json(slot.directory / "launch.json", plan.launch_file, mode=0o444)
         if not self._slot_pool.namespaced:
-            for name in ("work", "tmp", "runtime"):
+            for name in ("work", "tmp", "runtime", "bin"):
                 (slot.directory / name).mkdir(mode=0o700)
+            for name in mounts.PYTHONS:
+                (slot.directory / "bin" / name).symlink_to(plan.order["python"])
             for name, path in sources.runtime.items():
                 (slot.directory / "runtime" / name).symlink_to(path)
         return plan

@@ -284,6 +284,7 @@ NO_ENTRANCES = {
     "headers",
     "self._router.websocket": "frames; see the test of its head",
     "self._calls.answer": "questions about calls: nothing of the request reaches a worker",
+    "self._calls.sandboxes.answer": "commands and files: the worker reads JSON or keeps the bytes",
     "self._control.forward": "the controller's paths: no worker is asked",
     "self._health.answer": "health",
     "self._openai.describe": "GET of a model's description",

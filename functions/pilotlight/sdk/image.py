@@ -233,8 +233,9 @@ class Image:
 
         Files at relative paths, or below "/root", are in the working directory of later `run`
         steps, on `sys.path` in instances, and, up to 16 MiB together, in their working directory.
-        Others are at that absolute path. Raises InvalidInput for a path of the system, as
-        "/usr/x"."""
+        Others are at that absolute path: in instances, and in later `run` steps of images with a
+        root file system of their own (`apt_install`, `from_registry`). Raises InvalidInput for a
+        path of the system, as "/usr/x"."""
         from pilotlight.core.image_steps import check_copy_target
 
         path = Path(source).expanduser().absolute()
@@ -248,8 +249,7 @@ class Image:
         self, local_path: str | os.PathLike[str], remote_path: str, *, copy: bool = False
     ) -> Image:
         """Alias of `copy` for a file, for compatibility with Modal. A target that ends in '/' is a
-        directory. `copy=True` makes the file part of the image for later steps, as it always
-        is here."""
+        directory. The file is always part of the image, so `copy=True` changes nothing."""
         target = remote_path + Path(local_path).name if remote_path.endswith("/") else remote_path
         return self.copy(local_path, target)
 

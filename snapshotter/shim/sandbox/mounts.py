@@ -33,6 +33,9 @@ FIRST_PID = 1000
 """Pids of workers are above this number, so that those of an image never collide with the shim or
 with CRIU."""
 HOME = f"{ROOT}/work"
+PROGRAMS = f"{ROOT}/bin"
+PYTHONS = ("python", "python3")
+"""Names in PROGRAMS of the slot's interpreter."""
 DRIVER = f"{ROOT}/driver"
 """Libraries of the GPU driver, in the root file system of an image."""
 CONTROL = f"{ROOT}/control.sock"
@@ -121,11 +124,12 @@ def build(
     rootfs: str = "",
     volumes: Sequence[tuple[str, str]] = (),
     links: Mapping[str, str] | None = None,
+    python: str = "",
 ) -> None:
     """Mount the tree in the root `at`, and enter it. `binds`: (host path, path below ROOT);
     `devices`, `driver_files`: as in `root_directory.finish`; `rootfs`: of the image, "" = the
     host's; `volumes`: (host path, path in the slot), writable; `links`: names in the machine's root
-    → paths below ROOT that they lead to.
+    → paths below ROOT that they lead to; `python`: the interpreter in the slot, "" = none.
 
     Afterwards only the binds and the contents of `root_directory` are visible of the host; open
     descriptors remain valid. Raises OSError.
@@ -152,12 +156,21 @@ def build(
         os.mkdir(f"{own}/{name}")
         os.chmod(f"{own}/{name}", mode)
     os.chown(f"{own}/work", uid, uid)
+    if python:
+        link_python(python, at)
     os.symlink(f"{ROOT}/tmp", f"{at}{_RUN}/lock")
     for shared in _SHARED:
         mount(f"{own}/tmp", f"{at}{shared}", None, BIND)
     for source, path in volumes:
         _mount_volume(at, source, path)
     root_directory.enter(at)
+
+
+def link_python(python: str, at: str = "") -> None:
+    """Make the interpreter's names in PROGRAMS, below the root `at`. Raises OSError."""
+    os.mkdir(f"{at}{PROGRAMS}")
+    for name in PYTHONS:
+        os.symlink(python, f"{at}{PROGRAMS}/{name}")
 
 
 def _mount_volume(at: str, source: str, path: str) -> None:

@@ -65,6 +65,19 @@ async def test_a_worker_never_sees_the_key_nor_what_a_caller_says_in_our_name(
     assert "pilotlight-deadline-s: 300.000" in seen
 
 
+async def test_an_application_gets_the_request_id_of_its_caller_and_no_other(
+    edge: Edge, site: str
+) -> None:
+    plain = await edge.client.get(f"{site}/a", headers=HEADERS)
+    assert "x-request-id" not in plain.text
+    assert f"pilotlight-call: {plain.headers['x-request-id']}" in plain.text
+
+    own = "0b0d7b3e-34ef-4bb0-a2d4-3e1f6f2f8a3e"
+    named = await edge.client.get(f"{site}/a", headers={**HEADERS, "x-request-id": own})
+    assert f"x-request-id: {own}" in named.text
+    assert named.headers["x-request-id"] != own
+
+
 async def in_pieces() -> AsyncIterator[bytes]:
     yield b"he"
     yield b"llo"

@@ -86,6 +86,7 @@ async def test_a_billing_key_reads_money_and_quotas_and_nothing_else(
 ACTIVATORS = (
     "/v1/functions/{app}/{function}:",
     "/v1/calls",
+    "/v1/sandboxes",
     "/fn/",
     "/v1/models",
     "/v2",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -373,6 +374,16 @@ async def test_exec_runs_beside_the_instance(home: AgentHome, client: AgentClien
     assert {p["stream"]: p["text"] for p in parts[:-1]} == {"stdout": "t\n", "stderr": "oops\n"}
     with pytest.raises(InstanceUnknown):
         _ = [part async for part in client.exec(instance_id(), ["true"])]
+
+
+async def test_python_is_the_interpreter_of_the_function(
+    home: AgentHome, client: AgentClient
+) -> None:
+    """Debian's has no `python`."""
+    info = await begin(client, home.launch())
+    ask_both = "for name in python python3; do $name -c 'import sys; print(sys.version)'; done"
+    parts = [part async for part in client.exec(info.id, ["/bin/sh", "-c", ask_both])]
+    assert "".join(part.get("text", "") for part in parts) == f"{sys.version}\n" * 2
 
 
 async def test_usage_counts_memory_and_time(home: AgentHome, client: AgentClient) -> None:

@@ -599,10 +599,15 @@ async def test_image_is_measured_and_deleted(tmp_path: Path, images: Images) -> 
 
 @pytest.mark.slow
 async def test_failed_step_leaves_its_log_and_no_image(tmp_path: Path, images: Images) -> None:
-    broken = spec({"op": "run", "commands": ["echo about to fail; exit 7"]})
+    blob = put_tar(tmp_path, {"helper.py": b"said = 'copied'"})
+    command = "cat /data/helper.py; echo about to fail; exit 7"
+    broken = spec(
+        {"op": "copy", "blob": blob, "target": "/data"}, {"op": "run", "commands": [command]}
+    )
     with pytest.raises(
         ImageBuildFailed,
-        match="step 2 of 3 failed: run echo about to fail; exit 7: exited with status 7",
+        match=f"step 3 of 4 failed: run {command}: exited with status 7; what was copied to /data "
+        f"is there in instances only: copy it to a relative path",
     ) as caught:
         await images.build(broken, uid=None, part=Parts())
     assert "about to fail" in caught.value.detail["log_tail"]

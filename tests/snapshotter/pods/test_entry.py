@@ -80,7 +80,12 @@ async def brought(shop: Workshop, image: Image) -> Brought:
     _, order = await shop.take(image.spec)
     uid = image.spec.uid or 0
     return Brought(
-        binds=order["binds"], uid=uid, writable_bytes=64 * MIB, files=image.files, kdat=shop.kdat
+        binds=order["binds"],
+        uid=uid,
+        writable_bytes=64 * MIB,
+        python=order["python"],
+        files=image.files,
+        kdat=shop.kdat,
     )
 
 

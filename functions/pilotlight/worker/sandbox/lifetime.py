@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -145,8 +143,6 @@ class Sandbox:
         except OSError as e:
             raise InvalidInput(f"workdir = {workdir[:200]!r}: {e}", parameter="workdir") from e
         kept = {k: v for k, v in os.environ.items() if not k.startswith(_OURS)}
-        path = kept.get("PATH", os.defpath)
-        kept["PATH"] = f"{path}:{_python_directory()}" if shutil.which("python") is None else path
         # commands import what functions of the image import
         site = ":".join(entry for entry in sys.path if entry.startswith(f"{_SLOT}/env/"))
         if site:
@@ -186,15 +182,6 @@ async def run(
     return await SANDBOX.live(
         args, timeout_s=timeout_s, idle_timeout_s=idle_timeout_s, workdir=workdir, env=env or {}
     )
-
-
-def _python_directory() -> str:
-    """Make a directory with a `python` that is the interpreter of this process."""
-    directory = tempfile.mkdtemp(prefix="python-")
-    with open(os.path.join(directory, "python"), "w") as f:
-        f.write(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    os.chmod(f.name, 0o755)
-    return directory
 
 
 def _ended(reason: str, returncode: int, main: SandboxProcess | None = None) -> dict[str, Any]:
