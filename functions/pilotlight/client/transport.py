@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -221,6 +222,18 @@ def _async_client(profile: Profile) -> httpx.AsyncClient | AsyncSocketClient:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Accepted:
+    """Which responses are results: success, and these statuses; `is_read`: once their bodies are
+    complete."""
+
+    statuses: frozenset[int]
+    is_read: bool = False
+
+    def includes(self, response: httpx.Response) -> bool:
+        return response.is_success or response.status_code in self.statuses
+
+
 class Transport:
     """A synchronous HTTP client with a connection pool for one profile. Thread-safe, like the pool
     of httpx. Closed by its owner."""
@@ -243,13 +256,11 @@ class Transport:
         accept_status: frozenset[int] = frozenset(),
         **options: Any,
     ) -> httpx.Response:
-        """Send a request and return the response, fully read. Raises the PilotlightError of its
-        problem document, except for a status in `accept_status`."""
-        with self.stream(
-            method, path, repeatable=repeatable, accept_status=accept_status, **options
-        ) as response:
-            response.read()
-            return response
+        """Send a request and return the response, fully read: one that breaks off is as one that
+        never came. Raises the PilotlightError of its problem document, except for a status in
+        `accept_status`."""
+        accepted = _Accepted(accept_status, is_read=True)
+        return self._open(method, path, repeatable, accepted, options)
 
     @contextlib.contextmanager
     def stream(
@@ -263,37 +274,42 @@ class Transport:
     ) -> Iterator[httpx.Response]:
         """Send a request and yield the response once its headers have arrived. Raises like
         `request`."""
-        retries = _Retries(
-            self.profile, method, path, budget_s=self._budget_s, repeatable=repeatable
-        )
-        while True:
-            response, delay = self._attempt(method, path, retries, accept_status, options)
-            if response is not None:
-                break
-            time.sleep(delay)
+        response = self._open(method, path, repeatable, _Accepted(accept_status), options)
         try:
             yield response
         finally:
             response.close()
 
-    def _attempt(
+    def _open(
         self,
         method: str,
         path: str,
-        retries: _Retries,
-        accept_status: frozenset[int],
+        repeatable: bool | None,
+        accepted: _Accepted,
         options: dict[str, Any],
-    ) -> tuple[httpx.Response | None, float]:
-        try:
-            response = self._http.send(
-                self._http.build_request(method, path, **options), stream=True
-            )
-            if response.is_success or response.status_code in accept_status:
-                return response, 0.0
-            body = response.read()
-        except connection_errors() as e:
-            return None, retries.after_failure(e)
-        return None, retries.after_status(response.status_code, response.headers, body)
+    ) -> httpx.Response:
+        retries = _Retries(
+            self.profile, method, path, budget_s=self._budget_s, repeatable=repeatable
+        )
+        while True:
+            response: httpx.Response | None = None
+            try:
+                response = self._http.send(
+                    self._http.build_request(method, path, **options), stream=True
+                )
+                is_accepted = accepted.includes(response)
+                body = response.read() if accepted.is_read or not is_accepted else b""
+            except connection_errors() as e:
+                delay = retries.after_failure(e)
+            except BaseException:
+                if response is not None:
+                    response.close()  # interrupted
+                raise
+            else:
+                if is_accepted:
+                    return response
+                delay = retries.after_status(response.status_code, response.headers, body)
+            time.sleep(delay)
 
 
 class AsyncTransport:
@@ -319,11 +335,8 @@ class AsyncTransport:
     ) -> httpx.Response:
         """Asynchronous form of `Transport.request`. Cancelling it closes its connection, which
         frees the slot of the call."""
-        async with self.stream(
-            method, path, repeatable=repeatable, accept_status=accept_status, **options
-        ) as response:
-            await response.aread()
-            return response
+        accepted = _Accepted(accept_status, is_read=True)
+        return await self._open(method, path, repeatable, accepted, options)
 
     @contextlib.asynccontextmanager
     async def stream(
@@ -336,34 +349,39 @@ class AsyncTransport:
         **options: Any,
     ) -> AsyncIterator[httpx.Response]:
         """Asynchronous form of `Transport.stream`."""
-        retries = _Retries(
-            self.profile, method, path, budget_s=self._budget_s, repeatable=repeatable
-        )
-        while True:
-            response, delay = await self._attempt(method, path, retries, accept_status, options)
-            if response is not None:
-                break
-            await asyncio.sleep(delay)
+        response = await self._open(method, path, repeatable, _Accepted(accept_status), options)
         try:
             yield response
         finally:
             await response.aclose()
 
-    async def _attempt(
+    async def _open(
         self,
         method: str,
         path: str,
-        retries: _Retries,
-        accept_status: frozenset[int],
+        repeatable: bool | None,
+        accepted: _Accepted,
         options: dict[str, Any],
-    ) -> tuple[httpx.Response | None, float]:
-        try:
-            response = await self._http.send(
-                self._http.build_request(method, path, **options), stream=True
-            )
-            if response.is_success or response.status_code in accept_status:
-                return response, 0.0
-            body = await response.aread()
-        except connection_errors() as e:
-            return None, retries.after_failure(e)
-        return None, retries.after_status(response.status_code, response.headers, body)
+    ) -> httpx.Response:
+        retries = _Retries(
+            self.profile, method, path, budget_s=self._budget_s, repeatable=repeatable
+        )
+        while True:
+            response: httpx.Response | None = None
+            try:
+                response = await self._http.send(
+                    self._http.build_request(method, path, **options), stream=True
+                )
+                is_accepted = accepted.includes(response)
+                body = await response.aread() if accepted.is_read or not is_accepted else b""
+            except connection_errors() as e:
+                delay = retries.after_failure(e)
+            except BaseException:
+                if response is not None:
+                    await response.aclose()  # cancelled
+                raise
+            else:
+                if is_accepted:
+                    return response
+                delay = retries.after_status(response.status_code, response.headers, body)
+            await asyncio.sleep(delay)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import socket
+import threading
+from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 from pilotlight import errors
-from pilotlight.client.client import Client
+from pilotlight.client.client import AsyncClient, Client
 from pilotlight.client.errors import error_from_response
 from pilotlight.client.pickling import dumps
 from pilotlight.client.responses import PickleItemReader
 from pilotlight.client.transport import retry_delay_s
+from pilotlight.profile import Profile
 from pilotlight.protocol import problem
+from pilotlight.spec.collection import CollectionKind
 from tests.fakes.fake_platform import FakePlatform
 
 
@@ -50,6 +57,41 @@ def test_a_lost_connection_is_tried_again_where_that_is_harmless(platform: FakeP
     with Client(platform.profile()) as client:
         assert client.apps() == []
     assert platform.asked == ["GET /v1/apps"] * 3
+
+
+@pytest.fixture
+def breaking() -> Iterator[Profile]:
+    """A platform whose every other answer breaks off in its body."""
+    answer = b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 11\r\n\r\n{"apps":[]}'
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for length in itertools.cycle((-11, None)):
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(answer[:length])
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield Profile(url=f"http://127.0.0.1:{listener.getsockname()[1]}")
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join()
+
+
+async def test_an_answer_that_breaks_off_is_one_that_never_came(breaking: Profile) -> None:
+    with Client(breaking) as client:
+        assert client.apps() == [], "asked again, which is harmless"
+        with pytest.raises(errors.Unavailable, match="lost before the response arrived"):
+            client.operate_collection(CollectionKind.QUEUE, "q", {"op": "get"}, repeatable=False)
+    async with AsyncClient(breaking) as other:
+        ask = partial(other.operate_collection, CollectionKind.QUEUE, "q", {"op": "put"})
+        await ask(repeatable=True)
+        with pytest.raises(errors.Unavailable, match="lost before the response arrived"):
+            await ask(repeatable=False)
 
 
 def test_a_platform_that_is_not_there_is_named(platform: FakePlatform) -> None:
