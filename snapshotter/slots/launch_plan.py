@@ -340,6 +340,8 @@ def _environment(
         **launch.env,
         **THREADS_OFF,
     }
+    if str(paths.programs) not in env["PATH"].split(":"):  # an image's, or the function's own
+        env["PATH"] = f"{env['PATH']}:{paths.programs}"
     env.update(HOME=str(paths.work), TMPDIR=str(paths.temporary))
     if namespaced and any((layout.prefix / "lib").glob("libpython*.so*")):
         # The interpreter names its library by the prefix that it was built for, which does not

@@ -10,7 +10,7 @@ import signal
 import socket
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -110,6 +110,19 @@ def test_the_launch_environment_keeps_libraries_single_threaded_whatever_the_use
         "1",
         "/tmp",
     )
+
+
+def test_python_is_on_every_path_and_an_images_own_comes_first() -> None:
+    def path(launch: LaunchSpec) -> list[str]:
+        plan = launch_plan.plan(
+            launch, SOURCES, directory=Path("/run/s-1"), uid=None, namespaced=True, limits={}
+        )
+        assert plan.order["python"] == "/run/pilotlight/slot/python/bin/python3.11"
+        return str(plan.order["env"]["PATH"]).split(":")
+
+    assert path(LAUNCH)[0] == "/run/pilotlight/slot/bin"
+    own = path(replace(LAUNCH, env={"PATH": "/opt/own/bin:/bin"}))
+    assert own == ["/opt/own/bin", "/bin", "/run/pilotlight/slot/bin"]
 
 
 def test_rlimits_stand_in_for_absent_cgroups() -> None:
