@@ -5,10 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
+import ctypes
 import json
 import mmap
 import os
+import time
+import tracemalloc
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -117,6 +122,66 @@ def test_parts_of_a_process_are_what_it_has_used_of_a_file(tmp_path: Path) -> No
     } >= {0, 1, 100, 300}
     assert sum(length for _, length in parts) < 128 * page
     assert readahead.mapped_parts(2**22 + 1, lambda _: True) == {}  # beyond every pid
+
+
+@contextlib.contextmanager
+def huge_mapping(file: Path, size_bytes: int) -> Iterator[None]:
+    """A mapping of a file that ends long before it: Python's own refuses it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        address = libc.mmap(None, size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+        assert address != ctypes.c_void_p(-1).value, os.strerror(ctypes.get_errno())
+        try:
+            yield
+        finally:
+            libc.munmap(address, size_bytes)
+    finally:
+        os.close(descriptor)
+
+
+def test_the_address_space_of_a_process_costs_its_reader_little(tmp_path: Path) -> None:
+    file = tmp_path / "mapped"
+    file.write_bytes(bytes(mmap.PAGESIZE))
+    began = time.monotonic()
+    tracemalloc.start()
+    try:
+        with huge_mapping(file, 1 << 38):  # read at once, its pages would take 512 MiB here
+            assert readahead.mapped_parts(os.getpid(), lambda path: path == str(file)) == {}
+        with huge_mapping(file, 1 << 34):
+            readahead.mapped_parts(os.getpid(), lambda path: path == str(file))
+        assert tracemalloc.get_traced_memory()[1] < 16 * 1024**2
+    finally:
+        tracemalloc.stop()
+    assert time.monotonic() - began < 10
+
+
+def test_more_parts_than_are_worth_it_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readahead, "_MAX_RUNS", 2)
+    file, page = tmp_path / "mapped", mmap.PAGESIZE
+    file.write_bytes(bytes(512 * page))
+    with file.open("r+b") as f, mmap.mmap(f.fileno(), 0, flags=mmap.MAP_PRIVATE) as used:
+        used.madvise(mmap.MADV_RANDOM)
+        for number in (0, 100):
+            used[number * page] = 1
+        assert readahead.mapped_parts(os.getpid(), lambda path: path == str(file))
+        used[200 * page] = 1
+        assert readahead.mapped_parts(os.getpid(), lambda path: path == str(file)) == {}
+
+
+def test_a_name_that_is_no_text_is_one(tmp_path: Path) -> None:
+    file = tmp_path / os.fsdecode(b"\xff")
+    file.write_bytes(bytes(mmap.PAGESIZE))
+    with file.open("r+b") as f, mmap.mmap(f.fileno(), 0) as used:
+        used[0] = 1
+        found = readahead.mapped_parts(os.getpid(), lambda path: path == str(file))
+    assert list(found) == [str(file)]
+    assert readahead.decode(readahead.encode(found)) == found
 
 
 def test_parts_are_read_back_as_they_were_written() -> None:
