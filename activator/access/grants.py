@@ -10,7 +10,14 @@ from dataclasses import replace
 
 from activator.calls.caller import Caller
 from activator.fairness.queue_priority import QueuePriority
-from activator.http.payloads import CONTENT_TYPE, accepts_pickles, checked_type
+from activator.http.payloads import (
+    CONTENT_TYPE,
+    JSON,
+    PICKLE,
+    accepts_pickles,
+    checked_type,
+    payload_type,
+)
 from activator.http.trusted_proxies import network_of
 from activator.quotas.admission import Admission, admit
 from activator.quotas.rules import Rule, Rules, body_bytes_of, queue_bounds_of, token_bound_of
@@ -98,6 +105,12 @@ class AccessGrant:
     def content_type(self, headers: dict[bytes, bytes]) -> bytes:
         """Return the type of a call's body, `payloads.JSON` or `payloads.PICKLE`. Raises
         UnsupportedMediaType for a pickle that is not accepted here."""
+        if self.target.spec.sandbox and payload_type(headers.get(CONTENT_TYPE)) is PICKLE:
+            # its response would be opened as one, and its code is not the tenant's
+            raise errors.UnsupportedMediaType(
+                f"a sandbox is created with JSON: send its arguments as {JSON.decode()}",
+                parameter="content-type",
+            )
         return checked_type(headers.get(CONTENT_TYPE), accepts=self.accepts_pickle)
 
     def caller_of(self, headers: dict[bytes, bytes], origin: CallOrigin | None = None) -> Caller:

@@ -24,7 +24,14 @@ from activator.routing.api_keys import Principal
 from activator.worker_client.connection import WorkerConnectionLost, WorkerResponse
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_JSON, CONTENT_PROBLEM, WORKER_SANDBOX
-from pilotlight.spec.sandboxes import LABEL, MAX_BODY_BYTES, MAX_REQUESTS, QUEUE_S, WAIT_S
+from pilotlight.spec.sandboxes import (
+    LABEL,
+    MAX_ANSWER_BYTES,
+    MAX_BODY_BYTES,
+    MAX_REQUESTS,
+    QUEUE_S,
+    WAIT_S,
+)
 
 ANSWER_S = WAIT_S + 40.0
 """How long a worker may take to answer a request."""
@@ -62,6 +69,7 @@ class SandboxesApi:
         request.require_method(*methods_of(rest))
         if b"content-encoding" in request.headers:  # it may be forwarded as it is
             raise errors.UnsupportedMediaType("send the body without Content-Encoding")
+        request.tenant = caller.tenant  # in whose share of memory the body counts
         body = await request.raw_body(limit_bytes=MAX_BODY_BYTES, timeout_s=self._body_timeout_s)
         held = self._held.find_for(caller, call_id)
         if held is None or LABEL not in held.record.labels:
@@ -174,7 +182,11 @@ async def _pass_on(request: Request, answer: WorkerResponse) -> None:
         await request.respond(status, headers, answer.body)
         return
     await request.start(status, headers)
+    left = MAX_ANSWER_BYTES
     async for chunk in answer.chunks():
+        left -= len(chunk)
+        if left < 0:  # clients read an answer as a whole
+            raise WorkerConnectionLost("the answer is too long", sent=True)
         await request.chunk(chunk)
     await request.chunk(b"", more=False)
 

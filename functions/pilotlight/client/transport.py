@@ -190,8 +190,8 @@ def _refused(
 
 
 def path_segment(name: str) -> str:
-    """A name as one segment of a path."""
-    return quote(name, safe="")
+    """A name as one segment of a path. One of dots would lead to another path."""
+    return quote(name, safe="") if name.strip(".") else name.replace(".", "%2E")
 
 
 def _client(profile: Profile) -> httpx.Client | SocketClient:

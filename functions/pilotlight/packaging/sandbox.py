@@ -14,7 +14,7 @@ import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
-from pilotlight.client import sessions
+from pilotlight.client import sandbox_answers, sessions
 from pilotlight.client.responses import is_finished, parse_record_result
 from pilotlight.errors import ClientClosedRequest, DeadlineExceeded, InvalidInput, NotFound
 from pilotlight.protocol import CONTENT_JSON, HEADER_TIMEOUT, CallRecord
@@ -274,7 +274,8 @@ class Sandbox:
             "env": _environment(env),
         }
         answer = yield ask(self.id, "POST", "exec", json_body=body)
-        process = SandboxProcess(self.id, answer["process"], text=text)
+        number = sandbox_answers.number(answer, "process")
+        process = SandboxProcess(self.id, number, text=text)
         process.receive(answer)
         return process
 
@@ -288,7 +289,7 @@ class Sandbox:
         """Return the names in a directory, sorted. Raises OSError, for more than 10,000 too."""
         place = os.fspath(path)
         found = yield from asked(ask(self.id, "GET", "directory", path=place), place)
-        return tuple(found["entries"])
+        return sandbox_answers.entries(found)
 
     @Operation
     def mkdir(self, path: str | os.PathLike[str], parents: bool = False) -> Steps[None]:
@@ -355,8 +356,8 @@ class Sandbox:
             return "timeout"
         result = parse_record_result(record, pickles=False)
         self._main.finish(result)
-        self.returncode = int(result["returncode"])
-        return str(result["reason"])
+        self.returncode = self._main.returncode
+        return str(result.get("reason", ""))
 
 
 def _app_name(app: DeclaredApp | str | None) -> str | None:

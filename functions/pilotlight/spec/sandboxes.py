@@ -44,6 +44,8 @@ MAX_PROCESSES: Final = 64
 """Commands that run at once."""
 MAX_ENTRIES: Final = 10_000
 """Most entries of a listed directory."""
+MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
+"""Most bytes of an answer: MAX_ENTRIES names of 255 bytes, each written as six."""
 MAX_REQUESTS: Final = 128
 """Requests to one sandbox in progress."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,15 @@ from activator.async_calls.sandboxes import methods_of
 from activator.coordination.peers import PASSED_ON
 from activator.settings import ActivatorSettings
 from pilotlight.errors import NotFound
-from pilotlight.protocol import CallRecord
+from pilotlight.protocol import CONTENT_PICKLE, CallRecord
 from pilotlight.spec.function import FunctionSpec, MethodSpec, Scaling
-from pilotlight.spec.sandboxes import ARGUMENTS, ENTRY, LABEL, MAX_BODY_BYTES
+from pilotlight.spec.sandboxes import (
+    ARGUMENTS,
+    ENTRY,
+    LABEL,
+    MAX_ANSWER_BYTES,
+    MAX_BODY_BYTES,
+)
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import until
 from tests.fakes.calls import call_of
@@ -142,6 +149,56 @@ async def test_a_large_body_is_refused_before_the_worker_gets_it(serving: Edge) 
     sandbox = await create(serving)
     large = await ask(serving, sandbox, "files?path=a", "PUT", content=b"x" * (MAX_BODY_BYTES + 1))
     assert large.status_code == 413
+
+
+async def test_bodies_count_in_their_tenants_share_of_memory(serving: Edge) -> None:
+    sandbox = await create(serving)
+    assert (await ask(serving, sandbox, "exec", "POST")).status_code == 200
+    (worker_of_it,) = serving.fleet.workers.values()
+    goes_on = asyncio.Event()
+
+    async def waits(request: WorkerRequest) -> WorkerAnswer:
+        await goes_on.wait()
+        return WorkerAnswer(body=b"{}")
+
+    worker_of_it.behaviour = waits
+    asking = asyncio.create_task(
+        ask(serving, sandbox, "files?path=a", "PUT", content=b"x" * 100_000)
+    )
+    tenant = target_of(sandbox_spec()).tenant
+    await until(lambda: serving.gateway.bodies.bytes_of[tenant] == 100_000)
+    assert "" not in serving.gateway.bodies.bytes_of
+    goes_on.set()
+    assert (await asking).status_code == 200
+    await until(lambda: not serving.gateway.bodies.bytes_of)
+
+
+async def test_an_answer_without_end_is_cut(serving: Edge) -> None:
+    sandbox = await create(serving)
+    assert (await ask(serving, sandbox, "exec", "POST")).status_code == 200
+    (worker_of_it,) = serving.fleet.workers.values()
+    piece = b"x" * 65536
+
+    async def pieces(number: int) -> AsyncIterator[bytes]:
+        for _ in range(number):
+            yield piece
+
+    async def answers(request: WorkerRequest) -> WorkerAnswer:
+        number = MAX_ANSWER_BYTES // len(piece) + (16 if "long" in request.path else 0)
+        return WorkerAnswer(chunks=pieces(number))
+
+    worker_of_it.behaviour = answers
+    whole = await ask(serving, sandbox, "files?path=whole")
+    assert len(whole.content) == MAX_ANSWER_BYTES
+    with pytest.raises(httpx.RemoteProtocolError):
+        await ask(serving, sandbox, "files?path=long")
+
+
+async def test_a_sandbox_is_not_created_with_a_pickle(serving: Edge) -> None:
+    headers = {"authorization": f"Bearer {KEY}", "content-type": CONTENT_PICKLE}
+    url = f"{serving.url}/v1/functions/shop/sandbox-1:submit"
+    refused = await serving.client.post(url, headers=headers, content=b"x")
+    assert (refused.status_code, "JSON" in refused.text) == (415, True)
 
 
 async def test_a_broken_connection_is_no_invitation_to_execute_again(serving: Edge) -> None:

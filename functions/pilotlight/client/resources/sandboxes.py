@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,8 @@ class SandboxResources:
 
     def ask_sandbox(self, request: SandboxRequest) -> Any:
         """Return the answer of a sandbox: JSON, or bytes of a file. Raises NotFound once it has
-        ended."""
+        ended. Code in the sandbox may have written it: read it with
+        `pilotlight.client.sandbox_answers`."""
         return _answer(self._transport.request(**request.options()))
 
 
@@ -59,5 +61,9 @@ class AsyncSandboxResources:
 
 
 def _answer(response: httpx.Response) -> Any:
-    is_json = response.headers.get("content-type", "").startswith(CONTENT_JSON)
-    return response.json() if is_json else response.content
+    """JSON, or bytes; None for what is no JSON."""
+    if not response.headers.get("content-type", "").startswith(CONTENT_JSON):
+        return response.content
+    with contextlib.suppress(ValueError, RecursionError):
+        return response.json()
+    return None

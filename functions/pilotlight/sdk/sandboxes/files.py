@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
+from pilotlight.client import sandbox_answers
 from pilotlight.errors import InvalidInput, PilotlightError
 from pilotlight.sdk.sandboxes.requests import SandboxAsk, ask
 from pilotlight.sdk.steps import Operation, Steps, run
@@ -21,9 +23,9 @@ def asked(request: SandboxAsk, path: str) -> Steps[Any]:
         return (yield request)
     except PilotlightError as e:
         number = e.detail.get("errno")
-        if not number:
+        if not isinstance(number, int) or number not in errno.errorcode:
             raise
-        raise OSError(int(number), os.strerror(int(number)), path) from e
+        raise OSError(number, os.strerror(number), path) from e
 
 
 class SandboxFile:
@@ -68,14 +70,14 @@ class SandboxFile:
         """Open it. Raises OSError."""
         if self._kind == "r":
             found = yield from asked(self._ask("GET", "directory", stat=True), self._path)
-            if found["is_directory"]:
+            if sandbox_answers.flag(found, "is_directory"):
                 raise IsADirectoryError(21, os.strerror(21), self._path)
             return self
         truncate, exclusive = self._kind == "w" or None, self._kind == "x" or None
         end = yield from asked(
             self._ask("PUT", "files", truncate=truncate, exclusive=exclusive), self._path
         )
-        self._at = int(end["offset"])
+        self._at = sandbox_answers.number(end, "offset")
         return self
 
     @Operation
@@ -105,7 +107,7 @@ class SandboxFile:
             end = yield from asked(
                 self._ask("PUT", "files", content=piece, offset=offset), self._path
             )
-            self._at = int(end["offset"])
+            self._at = sandbox_answers.number(end, "offset")
         return len(data)
 
     @Operation
@@ -114,7 +116,7 @@ class SandboxFile:
         base = self._at if whence == 1 else 0
         if whence == 2:
             found = yield from asked(self._ask("GET", "directory", stat=True), self._path)
-            base = int(found["size_bytes"])
+            base = sandbox_answers.number(found, "size_bytes")
         self._at = max(0, base + offset)
         return self._at
 
@@ -136,7 +138,8 @@ class SandboxFile:
         while left is None or left > 0:
             wanted = FILE_PIECE_BYTES if left is None else min(left, FILE_PIECE_BYTES)
             request = self._ask("GET", "files", offset=self._at, limit=wanted)
-            piece = yield from asked(request, self._path)
+            answer = yield from asked(request, self._path)
+            piece = sandbox_answers.content(answer, wanted)
             if not piece:
                 break
             parts.append(piece)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+from pilotlight.client import sandbox_answers
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk.sandboxes.requests import ask
 from pilotlight.sdk.steps import Operation, Steps, run, run_aio
@@ -73,20 +73,23 @@ class SandboxProcess:
         )
         self.receive(answer)
 
-    def receive(self, answer: dict[str, Any]) -> None:
-        """Take an answer with output that follows the one before."""
-        for name, stream in (("stdout", self.stdout), ("stderr", self.stderr)):
-            stream.append(base64.b64decode(answer[name]))
-        self.returncode = answer["returncode"]
-        self._is_ended = bool(answer["is_ended"])
+    def receive(self, answer: Any) -> None:
+        """Take an answer with output that follows the one before. Raises WorkerCrashed for what is
+        none."""
+        output = sandbox_answers.process_output(answer)
+        self.stdout.append(output.stdout)
+        self.stderr.append(output.stderr)
+        self.returncode, self._is_ended = output.returncode, output.is_ended
 
-    def finish(self, result: dict[str, Any]) -> None:
-        """Take what a sandbox that ended with its command had left of its output."""
+    def finish(self, result: Any) -> None:
+        """Take what a sandbox that ended with its command had left of its output. Raises
+        WorkerCrashed for what is no result of one."""
         for name, stream in (("stdout", self.stdout), ("stderr", self.stderr)):
-            data = base64.b64decode(result.get(name, ""))
-            first = int(result.get(f"{name}_end", stream.end)) - len(data)
+            data, end = sandbox_answers.ended_output(result, name)
+            first = (stream.end if end is None else end) - len(data)
             stream.append(data[max(0, stream.end - first) :])
-        self.returncode, self._is_ended = int(result["returncode"]), True
+        self.returncode = sandbox_answers.number(result, "returncode")
+        self._is_ended = True
 
 
 class OutputReader:

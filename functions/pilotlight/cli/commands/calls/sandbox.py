@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import base64
+import codecs
 import json
 import sys
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -14,6 +15,8 @@ from pilotlight.cli.core.formatting import format_table, format_time
 from pilotlight.cli.core.session import Session
 from pilotlight.client.client import Client
 from pilotlight.client.resources.sandboxes import SandboxRequest
+from pilotlight.client.sandbox_answers import ProcessOutput, process_output
+from pilotlight.core.logging_config import escape_control_characters
 from pilotlight.spec.sandboxes import LABEL, WAIT_S
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="Id, as `list` shows it.")]
@@ -38,21 +41,40 @@ def list_(session: Session) -> None:
 
 def execute(session: Session, sandbox: Id, command: Command) -> None:
     """Execute a command in a sandbox, without standard input."""
-    output = {"stdout": b"", "stderr": b""}
+    output = {"stdout": bytearray(), "stderr": bytearray()}
+    streams = {"stdout": _Stream(sys.stdout), "stderr": _Stream(sys.stderr)}
 
-    def receive(piece: dict[str, Any]) -> None:
-        for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
-            data = base64.b64decode(piece[name])
-            output[name] += data
-            if not session.is_json:
-                stream.buffer.write(data)
-                stream.flush()
+    def receive(piece: ProcessOutput) -> None:
+        for name, data in (("stdout", piece.stdout), ("stderr", piece.stderr)):
+            if session.is_json:
+                output[name] += data
+            else:
+                streams[name].write(data)
 
     code = session.request(lambda client: _execute(client, sandbox, command, receive))
     if session.is_json:
         texts = {name: data.decode(errors="replace") for name, data in output.items()}
         session.show({"returncode": code, **texts}, lambda: "")
-    raise typer.Exit(code)
+    raise typer.Exit(code if code < 256 else 1)
+
+
+class _Stream:
+    """Writes output of a sandbox: to a terminal with control characters as escapes, because code
+    of others chose them; elsewhere as it is."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._is_terminal = stream.isatty()
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def write(self, data: bytes) -> None:
+        """Write a piece."""
+        if self._is_terminal:
+            text = self._decoder.decode(data)
+            self._stream.write(escape_control_characters(text, keep="\n\t"))
+        else:
+            self._stream.buffer.write(data)
+        self._stream.flush()
 
 
 def terminate(session: Session, sandbox: Id, yes: Yes = False) -> None:
@@ -77,24 +99,24 @@ def _running(client: Client) -> list[dict[str, Any]]:
     ]
 
 
-def _execute(client: Client, sandbox: str, command: list[str], receive: Any) -> int:
+def _execute(
+    client: Client, sandbox: str, command: list[str], receive: Callable[[ProcessOutput], None]
+) -> int:
     body = json.dumps({"args": command}).encode()
-    piece = client.ask_sandbox(
-        SandboxRequest(sandbox=sandbox, method="POST", path="exec", content=body)
-    )
-    ends = {"stdout": 0, "stderr": 0}
+    request = SandboxRequest(sandbox=sandbox, method="POST", path="exec", content=body)
+    stdout = stderr = 0
     while True:
+        piece = process_output(client.ask_sandbox(request))
         receive(piece)
-        if piece["is_ended"]:
-            return int(piece["returncode"])
-        for name in ends:
-            ends[name] += len(base64.b64decode(piece[name]))
-        query = {**{name: str(end) for name, end in ends.items()}, "wait_s": str(WAIT_S)}
-        path = f"processes/{piece['process']}"
-        piece = client.ask_sandbox(
-            SandboxRequest(
-                sandbox=sandbox, method="GET", path=path, query=query, is_repeatable=True
-            )
+        if piece.is_ended:
+            return piece.returncode or 0
+        stdout, stderr = stdout + len(piece.stdout), stderr + len(piece.stderr)
+        request = SandboxRequest(
+            sandbox=sandbox,
+            method="GET",
+            path=f"processes/{piece.process}",
+            query={"stdout": str(stdout), "stderr": str(stderr), "wait_s": str(WAIT_S)},
+            is_repeatable=True,
         )
 
 
