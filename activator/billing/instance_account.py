@@ -28,11 +28,11 @@ from activator.quotas.token_reservation import TokenReservation
 from pilotlight.spec.pricing import (
     FREE_START,
     GPU_STATES,
-    NOT_RUN,
     ONE_CORE,
     Footprint,
     GpuState,
     Rates,
+    is_free,
     kind_factor,
 )
 
@@ -301,7 +301,8 @@ class InstanceAccount:
         exec_ms = (at_ns - ticket.at_ns) // 1_000_000 if at_ns > ticket.at_ns else 0
         if not ticket.is_billed:
             return Charge(exec_ms, billed_ns, "0", 0)
-        picos = 0 if outcome in NOT_RUN else template.picos(billed_ns, tokens_in, tokens_out)
+        unpaid = is_free(outcome, exec_ms)
+        picos = 0 if unpaid else template.picos(billed_ns, tokens_in, tokens_out)
         cost = cost_text(picos)
         record = template.record(
             id=ticket.id,

@@ -173,18 +173,41 @@ def test_a_put_under_an_id_is_stored_once_for_as_long_as_ids_are_known(
 def test_of_many_ids_puts_forget_more_than_they_add(
     store: Store, clock: ManualClock, scope: CollectionScope, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collections, "FORGET_EVERY", 2)
     monkeypatch.setattr(collections, "FORGOTTEN_AT_ONCE", 3)
     left = []
     with store.write() as write:
         collections.create(write, of_kind(scope, QUEUE))
     for number in range(9):
         clock.now += collections.PUT_MEMORY_S * (number == 5) + 1
+        # every second one forgets
+        monkeypatch.setattr(collections, "FORGET_EVERY", 1 if number % 2 else 10**30)
         with store.write() as write:
             made = now(write, of_kind(scope, QUEUE))
             collections.push(write, made, Plan(), "", [b""], put_id=str(number))
             left.append(len(write.sql.execute(sa.select(tables.collection_puts)).all()))
     assert left == [1, 2, 3, 4, 5, 3, 4, 3, 4]
+
+
+def test_no_choice_of_puts_keeps_their_ids(
+    store: Store, clock: ManualClock, scope: CollectionScope
+) -> None:
+    """Puts with an id at the positions of a queue at which none forgot, and without one at the
+    others."""
+    queue = of_kind(scope, QUEUE)
+    with store.write() as write:
+        collections.create(write, queue)
+    most = 0
+    for number in range(600):
+        clock.now += collections.PUT_MEMORY_S + 1
+        with store.write() as write:
+            made = now(write, queue)
+            put_id = "" if made.position % collections.FORGET_EVERY == 0 else str(number)
+            collections.push(write, made, Plan(), "", [b""], put_id=put_id)
+            collections.take(write, made, "", 1)
+            most = len(write.sql.execute(sa.select(tables.collection_puts)).all())
+            if number > 40 and most < 5:
+                return  # they were forgotten: with a chance of 1e-15 they are not
+    raise AssertionError(f"{most} ids of puts are kept")
 
 
 def test_empty_values_count_too(

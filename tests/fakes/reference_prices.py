@@ -6,10 +6,10 @@ from decimal import Decimal
 
 from pilotlight.protocol import UsageRecord
 from pilotlight.spec.pricing import (
-    NOT_RUN,
     Footprint,
     Rates,
     billable_ns,
+    is_free,
     kind_factor,
     price_duration,
     rate_per_s,
@@ -31,7 +31,7 @@ def price_usage(record: UsageRecord, rates: Rates) -> Decimal:
         cpu=record.cpu, memory_bytes=record.memory_bytes, gpu=record.gpu, gpu_count=record.gpu_count
     )
     per_s = rate_per_s(footprint, rates) * kind_factor(record.kind, rates)
-    if record.outcome in NOT_RUN:
+    if is_free(record.outcome, record.exec_ms):
         return Decimal(0)
     if record.kind != "CALL":
         return price_duration(record.billed_ns, per_s)

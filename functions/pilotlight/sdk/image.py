@@ -347,10 +347,26 @@ class _Translation:
                 raise one.refused(f"{name[:80]!r}, outside of the context", "context_dir=")
             if not path.exists():
                 raise NotFound(f"from_dockerfile: line {one.line}: {path} does not exist")
+            self._require_inside(one, path)
             if path.is_dir() and (self._context / ".dockerignore").exists():
                 raise one.refused(".dockerignore", "COPY of the directories and files by name")
             place = target / path.name if into and not path.is_dir() else target
             self.image = self.image.copy(path, str(place))
+
+    def _require_inside(self, one: dockerfile.Instruction, path: Path) -> None:
+        """Refuse links by which files of this machine outside of the context would be copied."""
+        context = self._context.resolve()
+        below = (
+            Path(directory, name)
+            for directory, directories, files in os.walk(path)
+            for name in (*directories, *files)
+        )
+        for place in (path, *below):
+            if (place == path or place.is_symlink()) and place.exists():
+                if not place.resolve().is_relative_to(context):
+                    raise one.refused(
+                        f"{str(place)[:200]!r}, a link out of the context", "files in the context"
+                    )
 
     def _at(self, one: dockerfile.Instruction, given: str) -> PurePosixPath:
         """Where a path leads: below WORKDIR, unless it is absolute."""

@@ -21,10 +21,18 @@ times more."""
 BUSY, UNSENT = "busy", "unsent"
 NOT_RUN = frozenset({BUSY, UNSENT})
 """Outcomes of attempts in which nothing ran, because the worker was still finishing another call,
-or could not be sent the request: they cost nothing."""
+or could not be sent the request (`is_free`)."""
+BUSY_FREE_MS = 1000
+"""How long a worker may take to say that it is busy: it takes milliseconds."""
 _EXACT_DIGITS = 100
 """More than the digits of rate (28) times nanoseconds (17), so that a price is rounded only once,
 at the end."""
+
+
+def is_free(outcome: str, exec_ms: int) -> bool:
+    """Whether an attempt of this length costs nothing. That a worker was busy is the statement of
+    its tenant's code, which may have computed until then."""
+    return outcome == UNSENT or (outcome == BUSY and exec_ms <= BUSY_FREE_MS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

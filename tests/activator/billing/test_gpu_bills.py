@@ -159,6 +159,22 @@ def test_a_call_costs_what_its_granted_gpus_cost(bills: Bills, kind: str, count:
     }
 
 
+@pytest.mark.parametrize(
+    "outcome, seconds, cost",
+    [("busy", 0.9, "0"), ("busy", 5, "0.155"), ("unsent", 5, "0"), ("ok", 5, "0.155")],
+)
+def test_a_worker_that_computes_and_then_says_busy_pays(
+    bills: Bills, outcome: str, seconds: float, cost: str
+) -> None:
+    account = bills.account("A100")
+    ticket = bills.open(account, "c")
+    bills.pass_s(seconds)
+    account.close(ticket, status=503, outcome=outcome, now_ns=bills.now_ns, at_ns=bills.at_ns)
+    (record,) = [one for one in bills.records() if one.kind == "CALL"]
+    assert (record.outcome, Decimal(record.cost)) == (outcome, Decimal(cost))
+    assert price_usage(record, RATES) == Decimal(cost)
+
+
 def test_a_budget_reserves_the_dearest_kind_and_settles_the_granted_one(tmp_path: Path) -> None:
     budgets = Budgets(wall_ns=lambda: 1_000 * SECOND)
     budgets.apply("b-1", budget(amount="10"))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from activator.billing.usage_pricing import PICO, UsageTemplate, cost_text, to_picos
 from pilotlight.protocol import UsageRecord
-from pilotlight.spec.pricing import NOT_RUN, Footprint, Rates, price_duration
+from pilotlight.spec.pricing import Footprint, Rates, is_free, price_duration
 from tests.activator.billing_world import FOOTPRINT, RATES, subject, template
 from tests.fakes.reference_prices import price_usage
 
@@ -74,7 +74,7 @@ def test_every_record_can_be_priced_again_from_what_it_measured(
         subject(), footprint=Footprint(cpu=0.3, memory_bytes=1000**3), rates=rates, kind=kind
     )
     tokens_in, tokens_out = tokens if kind == "CALL" else (0, 0)
-    picos = 0 if outcome in NOT_RUN else made.picos(billed_ns, tokens_in, tokens_out)
+    picos = 0 if is_free(outcome, 0) else made.picos(billed_ns, tokens_in, tokens_out)
     record = made.record(
         id="c/1",
         call="c",

@@ -116,3 +116,24 @@ def test_files_that_are_missing_or_chosen_by_dockerignore(tmp_path: Path) -> Non
         image_of(tmp_path, "FROM debian\nCOPY data /a")
     with pytest.raises(InvalidInput, match="build_args is not supported"):
         pilotlight.Image.from_dockerfile(tmp_path / "Dockerfile", build_args={})
+
+
+def test_links_out_of_the_context_are_not_followed(tmp_path: Path) -> None:
+    context, outside = tmp_path / "context", tmp_path / "id_rsa"
+    context.mkdir()
+    outside.write_text("a key")
+    inner = context / "data"
+    inner.mkdir()
+    (inner / "inside").symlink_to("../one.txt")
+    (inner / "nowhere").symlink_to("/no/such/file")
+    text = "FROM debian\nCOPY data /data\nCOPY link /link"
+    (context / "link").symlink_to("one.txt")
+    assert image_of(context, text)
+    (context / "link").unlink()
+    (context / "link").symlink_to(outside)
+    with pytest.raises(InvalidInput, match="line 3: .*a link out of the context"):
+        image_of(context, text)
+    (inner / "deep").mkdir()
+    (inner / "deep" / "link").symlink_to(tmp_path)
+    with pytest.raises(InvalidInput, match="line 2: .*deep/link.*a link out of the context"):
+        image_of(context, text)

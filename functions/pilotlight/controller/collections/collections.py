@@ -42,7 +42,8 @@ CLEARED_BYTES = 16 * 1024 * 1024
 PUT_MEMORY_S = 300.0
 """How long the id of a put is known: longer than a client tries again (60 s of waiting)."""
 FORGET_EVERY = 16
-"""Values after which a put forgets ids of older puts, of all queues."""
+"""One of so many puts forgets ids of older puts, of all queues. Which one is drawn by chance, so
+that no caller can choose its puts such that none does."""
 FORGOTTEN_AT_ONCE = 20 * FORGET_EVERY
 """How many it forgets: more than were added meanwhile."""
 _COLLECTIONS, _VALUES = tables.collections, tables.collection_values
@@ -248,7 +249,7 @@ def push(
     """Append values to a partition of a queue. Raises StorageQuotaExceeded; then none was.
 
     `put_id`: of the caller's choice; a repeat within PUT_MEMORY_S appends nothing; "": none."""
-    if put_id and values and not _is_first(write, found, put_id, len(values)):
+    if put_id and values and not _is_first(write, found, put_id):
         return
     rows = [
         _row(found, partition, found.position + number, value)
@@ -260,9 +261,9 @@ def push(
         write.sql.execute(sa.insert(_VALUES), rows)
 
 
-def _is_first(write: Write, found: Collection, put_id: str, number: int) -> bool:
-    """Record a put of `number` values; returns False where it was recorded before."""
-    if found.position % FORGET_EVERY < number:
+def _is_first(write: Write, found: Collection, put_id: str) -> bool:
+    """Record a put; returns False where it was recorded before."""
+    if not secrets.randbelow(FORGET_EVERY):
         old = sa.select(_PUTS.c.collection, _PUTS.c.id).where(_PUTS.c.at < write.now - PUT_MEMORY_S)
         old = old.order_by(_PUTS.c.at).limit(FORGOTTEN_AT_ONCE)
         place = sa.tuple_(_PUTS.c.collection, _PUTS.c.id)
