@@ -32,7 +32,9 @@ import httpx
 import pytest
 import yaml
 
+import pilotlight
 from pilotlight import profile
+from pilotlight.client import sessions
 from pilotlight.packaging.app_loader import load_app, load_module
 from pilotlight.packaging.build import build
 from pilotlight.packaging.deploy import deploy
@@ -248,6 +250,8 @@ def walk(
             "attacker/walk", {"names": [a.name for a in wanted], "facts": facts}
         )
         assert rich.instance("holder")["id"] == facts["instance"], "the holder's instance is gone"
+        with rich.platform.client() as client:
+            assert client.call(facts["sandbox"]).state == "RUNNING", "the holder's sandbox is gone"
         return Walk(
             table=table,
             outcomes=outcomes,
@@ -274,6 +278,7 @@ def gather(
     ).json()["id"]
     wait_for(lambda: rich.platform.usage("call = ?", call), "the record of the call")
     poor.platform.result("attacker/walk", {"names": [], "facts": {}})
+    sandbox = _sandbox(rich)
     instance, own = rich.instance("holder"), poor.instance("attacker")
     with rich.platform.client() as client:
         manifest = client.get_weights("private").manifest
@@ -339,6 +344,7 @@ def gather(
         "api_key": poor.key["secret"],
         "own_secret": OWN_SECRET,
         "call": call,
+        **sandbox,
         "instance": instance["id"],
         "revision": instance["revision"],
         "bundle": held.bundle,
@@ -355,6 +361,23 @@ def gather(
         "core_in_directory": not Path("/proc/sys/kernel/core_pattern").read_text().startswith("|"),
         "kernel_log_restricted": Path("/proc/sys/kernel/dmesg_restrict").read_text().strip() != "0",
         "vsock": _makes_sockets(socket.AF_VSOCK),
+    }
+
+
+def _sandbox(tenant: Tenant) -> dict[str, str]:
+    """A sandbox of the tenant, and a dict and a queue of one name."""
+    with sessions.use_profile(tenant.platform.profile):
+        app = pilotlight.App.lookup("box", create_if_missing=True)
+        sandbox = pilotlight.Sandbox.create(app=app, timeout=3600)
+        assert sandbox.exec("true").wait() == 0
+        pilotlight.Dict.from_name("kept-values", create_if_missing=True)["key"] = MARKER
+        pilotlight.Queue.from_name("kept-values", create_if_missing=True).put(MARKER)
+    with tenant.platform.client() as client:
+        function = client.call(sandbox.object_id).function
+    return {
+        "sandbox": sandbox.object_id,
+        "sandbox_function": function,
+        "collection": "kept-values",
     }
 
 

@@ -72,3 +72,15 @@ def test_a_tcp_listener_is_served(short_tmp: Path) -> None:
                 server.close()
 
     assert asyncio.run(story()) == b"hello"
+
+
+async def test_commands_do_not_inherit_the_listener(short_tmp: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(short_tmp / "s.sock"))
+        listener.listen()
+        listener.set_inheritable(True)  # as one that the process was started with
+        server = await serve_listener(asyncio.get_running_loop(), Echo, listener, backlog=8)
+        try:
+            assert not listener.get_inheritable()
+        finally:
+            server.close()

@@ -21,6 +21,8 @@ async def serve_listener(
     Since Python 3.13 an event loop removes the path of a Unix socket when its server is closed, and
     calls stat(2) on it first. This is turned off: the node agent owns and removes the path, and a
     worker may have no access to it."""
+    # commands that this process starts would answer the instance's calls in its place
+    listener.set_inheritable(False)
     listener.setblocking(False)
     if listener.family != socket.AF_UNIX:
         return await loop.create_server(protocol_factory, sock=listener, backlog=backlog)
