@@ -20,6 +20,8 @@ from weight_cache.types import Tier
 BUSY_PAUSE_S = 0.02
 """How long an instance that answered "busy" gets no calls: it is finishing a call whose caller
 disconnected, mostly within milliseconds."""
+MAX_DOUBLINGS = 5
+"""The pause doubles so often: to 0.64 s."""
 
 
 class RunningAttempt(Protocol):
@@ -40,6 +42,7 @@ class Instance:
             name its function may call others (`calls_by_functions`).
         on_gone: called when it takes no more calls; it may be called more than once.
         idle_since: monotonic time since which nothing is in flight; meaningless otherwise.
+        busy_answers: answers "busy" in a row.
         is_draining: no new calls; stopped once idle.
         may_suspend: it is drained because it is not needed, and may be suspended instead of
             stopped.
@@ -58,6 +61,7 @@ class Instance:
         "_gone",
         "account",
         "blocked_until",
+        "busy_answers",
         "calls",
         "capacity",
         "connections",
@@ -91,6 +95,7 @@ class Instance:
         self.idle_since = now
         self.started_at = now
         self.blocked_until = 0.0
+        self.busy_answers = 0
         self.is_draining = False
         self.may_suspend = False
         self.is_frozen = False
@@ -125,8 +130,12 @@ class Instance:
         return self.in_flight < self.capacity and now >= self.blocked_until
 
     def block(self, now: float) -> None:
-        """Give it no calls for BUSY_PAUSE_S."""
-        self.blocked_until = now + BUSY_PAUSE_S
+        """Give it no calls for a pause, which doubles from BUSY_PAUSE_S on until it takes one: each
+        attempt has a record, which costs its tenant nothing."""
+        if now < self.blocked_until:
+            return
+        self.blocked_until = now + BUSY_PAUSE_S * 2 ** min(self.busy_answers, MAX_DOUBLINGS)
+        self.busy_answers += 1
 
     def settle_idle(self) -> None:
         """Record its idle time up to now for billing."""

@@ -378,6 +378,8 @@ class Attempt(AnsweredCall):
         now_ns = time.monotonic_ns()
         if self.dispatched_ns:
             self.exec_ms = (now_ns - self.dispatched_ns) / 1e6
+        if outcome not in NOT_RUN:
+            instance.busy_answers = 0
         if self.is_shadow or outcome in _UNJUDGED:
             reservation.ending = Outcome.NEITHER
         try:
