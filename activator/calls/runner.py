@@ -261,8 +261,8 @@ class CallRunner:
             except WorkerConnectionLost as e:
                 await self.require_retryable(call, reservation, e)
                 continue
-            if not attempt.answer.is_busy:
-                return attempt
+            if not attempt.answer.is_busy or call.target.spec.sandbox:
+                return attempt  # a sandbox's code would have its command executed again
             busy_since = self.requeue(attempt, busy_since)
 
     async def _begin_by_variant(self, call: Call, throttler: Throttler) -> Attempt | None:

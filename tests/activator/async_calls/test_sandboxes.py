@@ -201,6 +201,22 @@ async def test_a_sandbox_is_not_created_with_a_pickle(serving: Edge) -> None:
     assert (refused.status_code, "JSON" in refused.text) == (415, True)
 
 
+async def test_a_sandbox_that_says_it_was_busy_is_not_begun_again(serving: Edge) -> None:
+    began: list[str] = []
+
+    async def busy(request: WorkerRequest) -> WorkerAnswer:
+        began.append(request.path)
+        return WorkerAnswer(status=503, body=b"{}", outcome="busy")
+
+    serving.fleet.behaviour = busy
+    sandbox = await create(serving)
+    url = f"{serving.url}/v1/calls/{sandbox}?wait_s=5"
+    headers = {"authorization": f"Bearer {KEY}"}
+    record = (await serving.client.get(url, headers=headers)).json()
+    assert (record["state"], record["status"]) == ("FAILED", 503)
+    assert began == ["/invoke/"]
+
+
 async def test_a_broken_connection_is_no_invitation_to_execute_again(serving: Edge) -> None:
     sandbox = await create(serving)
     assert (await ask(serving, sandbox, "exec", "POST")).status_code == 200
