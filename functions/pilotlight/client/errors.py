@@ -12,6 +12,8 @@ from pilotlight.errors import FunctionRaised, PilotlightError, RemoteError
 from pilotlight.protocol import PROBLEM_BASE
 
 _STANDARD_MEMBERS = frozenset({"type", "title", "status", "detail", "instance"})
+_PARAMETERS = frozenset({"self", "message"})
+"""Of PilotlightError: members with these names are no details."""
 _LONGEST_TEXT = 300
 """Characters quoted from an error page that is not the platform's: enough to recognise a proxy,
 short enough for a terminal."""
@@ -46,7 +48,7 @@ def error_from_response(status: int, headers: Mapping[str, str], body: bytes) ->
     """Return the exception for a response with an error status and any body."""
     try:
         document = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict) or "type" not in document:
         return _foreign(status, headers, body)
@@ -56,13 +58,15 @@ def error_from_response(status: int, headers: Mapping[str, str], body: bytes) ->
 def error_from_problem(
     document: Mapping[str, Any], *, retry_after: float | None = None
 ) -> PilotlightError:
-    """Return the exception that a problem document describes. Its extension members become
-    `detail`."""
+    """Return the exception that a problem document describes, which a function of others may have
+    written. Its extension members become `detail`."""
     slug = str(document.get("type", "")).removeprefix(PROBLEM_BASE)
-    status = int(document.get("status", 500))
+    given = document.get("status", 500)
+    status = given if isinstance(given, int) else 500
     kind = _BY_TYPE.get(slug) or _BY_STATUS.get(status, PilotlightError)
     message = str(document.get("detail") or document.get("title") or slug)
-    extra = {str(k): v for k, v in document.items() if k not in _STANDARD_MEMBERS}
+    extra = {str(k): v for k, v in document.items() if k not in _STANDARD_MEMBERS | _PARAMETERS}
+    asked = extra.pop("retry_after_s", None)
     if "instance" in document:
         extra["request_id"] = document["instance"]
     error = document.get("error")
@@ -72,7 +76,9 @@ def error_from_problem(
             f"{error.get('message', message)}\n\n{error['traceback']}",
             **extra,
         )
-    wait = retry_after if retry_after is not None else extra.pop("retry_after_s", None)
+    wait = retry_after
+    if wait is None and isinstance(asked, int | float):
+        wait = asked
     return kind(message, retry_after_s=wait, **extra)
 
 

@@ -356,17 +356,17 @@ class _Translation:
     def _require_inside(self, one: dockerfile.Instruction, path: Path) -> None:
         """Refuse links by which files of this machine outside of the context would be copied."""
         context = self._context.resolve()
-        below = (
+        links = (
             Path(directory, name)
             for directory, directories, files in os.walk(path)
             for name in (*directories, *files)
+            if os.path.islink(os.path.join(directory, name))
         )
-        for place in (path, *below):
-            if (place == path or place.is_symlink()) and place.exists():
-                if not place.resolve().is_relative_to(context):
-                    raise one.refused(
-                        f"{str(place)[:200]!r}, a link out of the context", "files in the context"
-                    )
+        for place in (path, *links):
+            if place.exists() and not place.resolve().is_relative_to(context):
+                raise one.refused(
+                    f"{str(place)[:200]!r}, a link out of the context", "files in the context"
+                )
 
     def _at(self, one: dockerfile.Instruction, given: str) -> PurePosixPath:
         """Where a path leads: below WORKDIR, unless it is absolute."""

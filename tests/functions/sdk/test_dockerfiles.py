@@ -131,9 +131,9 @@ def test_links_out_of_the_context_are_not_followed(tmp_path: Path) -> None:
     assert image_of(context, text)
     (context / "link").unlink()
     (context / "link").symlink_to(outside)
-    with pytest.raises(InvalidInput, match="line 3: .*a link out of the context"):
+    with pytest.raises(InvalidInput, match=r"line 3: .*a link out of the context"):
         image_of(context, text)
     (inner / "deep").mkdir()
     (inner / "deep" / "link").symlink_to(tmp_path)
-    with pytest.raises(InvalidInput, match="line 2: .*deep/link.*a link out of the context"):
+    with pytest.raises(InvalidInput, match=r"line 2: .*deep/link.*a link out of the context"):
         image_of(context, text)

@@ -17,9 +17,10 @@ from pilotlight.cli.commands.calls.sandbox import execute
 from pilotlight.cli.core.session import CommonOptions, Session
 from pilotlight.client import sessions
 from pilotlight.client.client import Client
+from pilotlight.client.errors import error_from_response
 from pilotlight.client.sandbox_answers import process_output
 from pilotlight.client.transport import path_segment
-from pilotlight.errors import WorkerCrashed
+from pilotlight.errors import PilotlightError, WorkerCrashed
 from pilotlight.profile import Profile
 from pilotlight.sdk.sandboxes.process import SandboxProcess
 
@@ -49,7 +50,8 @@ class Hostile:
                 self.end_headers()
                 self.wfile.write(body)
 
-            do_POST = do_PUT = do_GET
+            def do_POST(self) -> None:
+                self.do_GET()
 
             def log_message(self, format: str, *args: object) -> None:
                 """Keep the test's output short."""
@@ -167,6 +169,24 @@ def test_an_error_number_that_is_none_is_no_os_error(number: Any) -> None:
     next(steps)
     with pytest.raises(NotFound):
         steps.throw(NotFound("no", errno=number))
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"message": "x", "self": "y", "retry_after_s": "soon"},
+        {"status": "many"},
+        {"status": {}},
+        {"type": ["x"]},
+        {"error": {"traceback": "t"}, "message": "x"},
+    ],
+)
+def test_a_problem_that_is_none_is_still_an_error_of_the_platform(members: dict[str, Any]) -> None:
+    document = {"type": "invalid-input", "status": 400, "detail": "said", **members}
+    for headers in ({}, {"retry-after": "1"}):
+        error = error_from_response(400, headers, json.dumps(document).encode())
+        assert "said" in str(error)
+    assert isinstance(error_from_response(400, {}, b"[" * 100_000), PilotlightError)
 
 
 class _Terminal:
