@@ -38,7 +38,8 @@ _MAX_TEXT_BYTES = 1024 * 1024
 _MAX_PARTS = 16_384
 _MAX_PARTS_BYTES = 1024**3
 _MAX_PAGES = 8 * 1024**2
-"""Most pages of the mappings that are looked at: with 4 KiB 32 GiB, some 0.1 s."""
+"""Most pages of the mappings that are looked at, with 4 KiB 32 GiB, some 0.1 s; those that do not
+fit, such as large weights, are left out."""
 _MAX_RUNS = 8 * _MAX_PARTS
 """Most parts before those with small gaps are joined."""
 _PAGES_AT_ONCE = 128 * 1024
@@ -145,7 +146,7 @@ def _looks_resident(fd: int, offset: int, length: int) -> bool:
 def mapped_parts(pid: int, is_wanted: Callable[[str], bool]) -> dict[str, list[tuple[int, int]]]:
     """The parts of files that process `pid` has mapped in or has copies of (proc(5), maps and
     pagemap), by the paths that it sees; of those that `is_wanted`. Empty if it has exited, and
-    where there are more than are worth it.
+    where there are more parts than are worth it.
 
     The process chooses how many mappings it has, how long they are and what their files are called:
     `_MAX_PAGES` and `_MAX_RUNS` bound what this reads and keeps."""
@@ -161,9 +162,9 @@ def mapped_parts(pid: int, is_wanted: Callable[[str], bool]) -> dict[str, list[t
                 if not path or not is_wanted(path[0]):
                     continue
                 start, end = (int(address, 16) // mmap.PAGESIZE for address in addresses.split("-"))
+                if pages + end - start > _MAX_PAGES:
+                    continue
                 pages += end - start
-                if pages > _MAX_PAGES:
-                    return {}
                 parts = found.setdefault(path[0], [])
                 for first, length in _present(pagemap.fileno(), start, end):
                     at = int(offset, 16) + (first - start) * mmap.PAGESIZE

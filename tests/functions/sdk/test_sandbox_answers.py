@@ -130,7 +130,8 @@ def test_a_name_of_dots_is_a_segment_of_a_path() -> None:
 def test_what_is_no_output_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(WorkerCrashed):
         process_output({**GOOD, **change})
-    for none in ([], None, {}, b"x"):
+    nothing: tuple[Any, ...] = ([], None, {}, b"x")
+    for none in nothing:
         with pytest.raises(WorkerCrashed):
             process_output(none)
         with pytest.raises(WorkerCrashed):
@@ -183,7 +184,8 @@ def test_an_error_number_that_is_none_is_no_os_error(number: Any) -> None:
 )
 def test_a_problem_that_is_none_is_still_an_error_of_the_platform(members: dict[str, Any]) -> None:
     document = {"type": "invalid-input", "status": 400, "detail": "said", **members}
-    for headers in ({}, {"retry-after": "1"}):
+    all_headers: tuple[dict[str, str], ...] = ({}, {"retry-after": "1"})
+    for headers in all_headers:
         error = error_from_response(400, headers, json.dumps(document).encode())
         assert "said" in str(error)
     assert isinstance(error_from_response(400, {}, b"[" * 100_000), PilotlightError)

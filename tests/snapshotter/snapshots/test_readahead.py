@@ -144,13 +144,23 @@ def huge_mapping(file: Path, size_bytes: int) -> Iterator[None]:
 
 
 def test_the_address_space_of_a_process_costs_its_reader_little(tmp_path: Path) -> None:
-    file = tmp_path / "mapped"
-    file.write_bytes(bytes(mmap.PAGESIZE))
+    file, other = tmp_path / "mapped", tmp_path / "other"
+    for path in (file, other):
+        path.write_bytes(bytes(mmap.PAGESIZE))
     began = time.monotonic()
     tracemalloc.start()
     try:
-        with huge_mapping(file, 1 << 38):  # read at once, its pages would take 512 MiB here
-            assert readahead.mapped_parts(os.getpid(), lambda path: path == str(file)) == {}
+        # read at once, the pages of the first would take 512 MiB here
+        with (
+            huge_mapping(file, 1 << 38),
+            other.open("r+b") as f,
+            mmap.mmap(f.fileno(), 0) as small,
+        ):
+            small[0] = 1
+            found = readahead.mapped_parts(
+                os.getpid(), lambda path: path in (str(file), str(other))
+            )
+            assert list(found) == [str(other)]
         with huge_mapping(file, 1 << 34):
             readahead.mapped_parts(os.getpid(), lambda path: path == str(file))
         assert tracemalloc.get_traced_memory()[1] < 16 * 1024**2
