@@ -201,7 +201,7 @@ class Call:
     def body_for(self, target: CallTarget) -> bytes:
         """Return its body for another function. Raises InvalidInput for one with another kind of
         body."""
-        if target.spec.engine is not None:
+        if target.spec.language_model is not None:
             raise errors.InvalidInput(
                 f"{target.app}/{target.function} is a language model, and takes no arguments"
             )
