@@ -90,7 +90,8 @@ async def test_attempts_in_which_nothing_ran_are_no_failures(controller: Control
         {"call": "req-busy", "started_at": now - 50, "status": 503, "outcome": "busy"},
         {"call": "req-unsent", "started_at": now - 60, "status": 502, "outcome": "unsent"},
     )
-    (line,) = (await controller.http.get("/v1/usage?kind=CALL")).json()["usage"]
+    lines = (await controller.http.get("/v1/billing/report")).json()["rows"]
+    (line,) = [one for one in lines if one["kind"] == "CALL"]
     assert (line["records"], line["errors"]) == (3, 1)
     session, client = await sign_in(controller, controller.key), controller.client(None)
     page = await client.get("/dashboard/calls", headers=session)
