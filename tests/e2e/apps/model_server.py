@@ -30,6 +30,7 @@ class ModelServer:
         said: replaces the counts of all usage; None: the truth.
         pause_s: between two pieces of a stream.
         dies_after: pieces of a stream after which the connection breaks; 0: never.
+        has_lengths: whether bodies have a length; if not, they end with the connection.
         bodies: what it was sent, newest last.
     """
 
@@ -43,9 +44,11 @@ class ModelServer:
         said: int | None = None,
         pause_s: float = 0.0,
         dies_after: int = 0,
+        has_lengths: bool = True,
     ) -> None:
         self.model, self.usage, self.newline = model, usage, newline
         self.said, self.pause_s, self.dies_after = said, pause_s, dies_after
+        self.has_lengths = has_lengths
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self._server = _Listener(port, self)
@@ -197,7 +200,8 @@ class _Handler(BaseHTTPRequestHandler):
         data = json.dumps(document).encode()
         self.send_response(status)
         self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(data)))
+        if self._of.has_lengths:
+            self.send_header("content-length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
 

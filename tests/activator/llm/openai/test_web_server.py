@@ -10,13 +10,15 @@ from typing import Any
 
 import openai
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 from pilotlight.spec.engines import MAX_TOKENS, TokenLimits
 from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec, Scaling
 from pilotlight.spec.web_servers import OpenAIServerSpec, WebServerSpec
 from pilotlight.worker.engine.one_request import OneRequest
 from pilotlight.worker.engine.tcp_proxy import ProxyPair
-from tests.activator.conftest import Edge
+from tests.activator.conftest import KEY, Edge
 from tests.activator.llm.openai.conftest import Shop, chat
 from tests.e2e.apps.model_server import EXTRA_WORDS, ModelServer
 from tests.fakes.routes import route_of, spec_of
@@ -282,3 +284,27 @@ async def test_it_is_called_by_name_too(models: Shop) -> None:
     )
     assert tokenize.status_code == 404
     assert "is a web server" in tokenize.text
+
+
+async def test_a_websocket_counts_no_tokens_either(models: Shop) -> None:
+    models.edge.add(route_of(words(limits=TokenLimits(max_output_tokens=8))))
+    url = models.edge.url.replace("http", "ws") + f"{BASE}/socket"
+    with pytest.raises(InvalidStatus) as refused:
+        async with connect(url, additional_headers={"authorization": f"Bearer {KEY}"}):
+            pass
+    assert refused.value.response.status_code == 404
+    assert models.edge.fleet.started == []
+
+
+async def test_what_arrives_in_pieces_is_read_and_counted(
+    models: Shop, server: ModelServer
+) -> None:
+    """A body without a length, as HTTP/1.0 has."""
+    server.has_lengths = False
+    answer = await models.client.chat.completions.create(**asked(max_tokens=3))
+    assert answer.choices[0].message.content == "one two three"
+    assert await counted(models) == (TOKENS_IN, 3)
+    server.model = "another"
+    for stream in (False, True):
+        with pytest.raises(openai.NotFoundError, match="words-1 does not exist"):
+            await models.client.chat.completions.create(**asked(stream=stream))
