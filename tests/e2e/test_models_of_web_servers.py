@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from decimal import Decimal
+from typing import Any
 
 import httpx
 import openai
@@ -21,7 +22,7 @@ TOKEN_IN, TOKEN_OUT = Decimal("0.001"), Decimal("0.01")
 
 @pytest.fixture(name="platform", scope="module")
 def _platform() -> Iterator[PlatformUnderTest]:
-    prices = {
+    prices: dict[str, object] = {
         "version": "tokens",
         "cpu_core_s": "0",
         "memory_gib_s": "0",
@@ -50,11 +51,13 @@ def test_calls_are_answered_and_billed_by_the_servers_own_count(
 ) -> None:
     client = client_of(platform)
     assert MODEL in {model.id for model in client.models.list()}
-    messages = [{"role": "user", "content": "one two three four"}]
-    whole = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=2)  # type: ignore[call-overload]
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "one two three four"}],
+    }
+    whole = client.chat.completions.create(**asked, max_tokens=2)
     assert whole.choices[0].message.content == "one two"
-    stream = client.chat.completions.create(model=MODEL, messages=messages, stream=True)  # type: ignore[call-overload]
-    pieces = list(stream)
+    pieces = list(client.chat.completions.create(**asked, stream=True))
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == "one two three four"
     below = client_of(platform, "/fn/models/words/v1")
     text = below.completions.create(model="words", prompt="five six", max_tokens=8)
