@@ -103,7 +103,7 @@ class EngineCall(Call):
         }
 
     def request_head(self, execution_s: float) -> bytes:
-        """The request to the server, up to its body. The log of an engine and ours use the same call
+        """The request to the server, up to its body. An engine's log and ours use the same call
         id; there are other servers that answer 400 to a request id that is no UUID."""
         name = self.id.encode()
         is_engine = self.target.spec.engine is not None
