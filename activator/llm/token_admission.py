@@ -54,10 +54,9 @@ class TokenAdmission:
         asked = asked_of(path, body)
         allowed = self._allow(entry, asked)
         admission, allowed = await _admitted(entry, allowed, holds=holds)
-        return TokenReservation(
+        use = TokenReservation(
             estimated_in=allowed.estimated_in,
             max_out=allowed.max_out,
-            max_in=allowed.max_in,
             expected=allowed.expected,
             began_ns=began_ns,
             cap=allowed.cap,
@@ -65,6 +64,8 @@ class TokenAdmission:
             admission=admission,
             on_end=lambda use: self._learn(asked, use),
         )
+        use.max_in = allowed.max_in
+        return use
 
     def _learn(self, asked: TokenDemand, use: TokenReservation) -> None:
         if use.is_counted and use.revision:
@@ -125,12 +126,13 @@ def use_of_kept(
         if asked.max_tokens is None
         else min(asked.max_tokens, model.max_model_len)
     )
-    return TokenReservation(
+    use = TokenReservation(
         estimated_in=sum(size.tokens(one) for one in asked.prompts),
         max_out=most * asked.answers,
-        max_in=model.max_model_len * len(asked.prompts),
         began_ns=began_ns,
     )
+    use.max_in = model.max_model_len * len(asked.prompts)
+    return use
 
 
 def model_of(target: CallTarget) -> LanguageModel:

@@ -71,7 +71,6 @@ class TokenReservation:
         *,
         estimated_in: int,
         max_out: int,
-        max_in: int = MAX_TOKENS,
         began_ns: int,
         expected: int | None = None,
         cap: int | None = None,
@@ -82,7 +81,7 @@ class TokenReservation:
         """`expected`: None = all of `max_out`. `on_end`: called when the call has ended."""
         self.estimated_in = estimated_in
         self.max_out = max_out
-        self.max_in = max_in
+        self.max_in = MAX_TOKENS
         self.expected = max_out if expected is None else expected
         self.began_ns = began_ns
         self.cap = cap

@@ -2,7 +2,7 @@
 whose answer was lost can be sent again: it is not done twice, and has the same answer.
 
 An id is known for MEMORY_S. Its answer, which may have the values that were taken, is kept as long,
-within bounds for each collection; then a repeat is told that it is kept no more."""
+within bounds for each collection; after that a repeat raises Conflict."""
 
 from __future__ import annotations
 

@@ -347,12 +347,12 @@ async def _taken(context: Context, scope: CollectionScope, body: QueueGet) -> li
     """Take values; a queue that is empty costs no writing transaction."""
     partition, operation_id = body.partition, _id_of(body)
 
-    def is_vain(sql: sa.Connection, found: Collection) -> bool:
+    def has_nothing(sql: sa.Connection, found: Collection) -> bool:
         return collections.is_empty(sql, found, partition) and not is_known(
             sql, found.id, operation_id
         )
 
-    if await _read(context, scope, body, is_vain):
+    if await _read(context, scope, body, has_nothing):
         return []
     return await _write(
         context,
