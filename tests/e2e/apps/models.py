@@ -15,6 +15,6 @@ app = pilotlight.App("models")
     8766, startup_timeout=60, example="/health", openai=True, model="words-1", max_model_len=512
 )
 def words() -> None:
-    """Repeats what it is told."""
+    """Repeats its prompt."""
     server = Path(__file__).with_name("model_server.py")
     subprocess.Popen([sys.executable, str(server), "8766"])
