@@ -346,7 +346,7 @@ class ActivatorApp:
 
     def _make_throttler(self, target: CallTarget) -> Throttler:
         make: Callable[..., Throttler] = Throttler
-        if target.spec.engine is not None:
+        if target.spec.language_model is not None:
             make = partial(
                 EngineThrottler,
                 engine_terms=EngineTerms(

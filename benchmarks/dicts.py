@@ -54,7 +54,7 @@ OPERATIONS: Mapping[str, tuple[CollectionKind, Change]] = {
     "Queue.put": (
         CollectionKind.QUEUE,
         lambda write, found, plan, key: collections.push(
-            write, found, plan, "", [VALUE], put_id=key
+            write, found, plan, "", [VALUE], operation_id=key
         ),
     ),
     "Queue.get": (

@@ -19,7 +19,7 @@ from activator.async_calls.records import (
     is_of_app,
     is_visible_to,
     namespaced_call_id,
-    receipt,
+    receipt_of,
     unknown,
     wait_s,
 )
@@ -167,34 +167,38 @@ class AsyncCallApi:
         except TimeoutError:
             return
 
-    def _pending_call(self, caller: Principal, call_id: str) -> PendingCall:
-        held = self._held.find_for(caller, call_id)
-        if held is None:
+    async def _finished(self, request: Request, caller: Principal, call_id: str) -> dict[str, Any]:
+        """Return a call that is not pending here, as JSON. Raises NotFound, and Unavailable for one
+        that has not ended."""
+        record = await self.find(request, caller, call_id) or await self.find(
+            request, caller, namespaced_call_id(caller.tenant, call_id)
+        )
+        if record is None:
             raise unknown(call_id)
-        return held
+        if record["state"] not in FINAL:
+            raise errors.Unavailable(
+                f"the activator that runs call {call_id} is being restarted: retry",
+                retry_after_s=1,
+            )
+        return record
 
     async def _cancel(self, request: Request, caller: Principal, call_id: str) -> None:
-        held = self._pending_call(caller, call_id)
-        await self._cancel_held(held)
-        await request.respond_json(200, receipt(held.record))
+        """End a call; of one that has ended, say how."""
+        held = self._held.find_for(caller, call_id)
+        if held is None:
+            record = await self._finished(request, caller, call_id)
+        else:
+            await self._cancel_held(held)
+            record = held.record.to_json()
+        outcome = {name: record[name] for name in ("status", "outcome")}
+        await request.respond_json(200, {**receipt_of(record), "id": call_id, **outcome})
 
     async def _stream(self, request: Request, caller: Principal, call_id: str) -> None:
         """Send the events of a call (`result_stream`) from the reader's position on. Raises
         NotFound, InvalidInput, Unavailable."""
         position = position_of(request)
         held = self._held.find_for(caller, call_id)
-        record: dict[str, Any] | None = None
-        if held is None:
-            record = await self.find(request, caller, call_id) or await self.find(
-                request, caller, namespaced_call_id(caller.tenant, call_id)
-            )
-            if record is None:
-                raise unknown(call_id)
-            if record["state"] not in FINAL:
-                raise errors.Unavailable(
-                    f"the activator that runs call {call_id} is being restarted: retry",
-                    retry_after_s=1,
-                )
+        record = await self._finished(request, caller, call_id) if held is None else None
         headers = call_stream_headers(request)
         async with SseResponse(request, every_s=self._heartbeat_s, head=lambda: headers) as stream:
             await stream.begin(headers)

@@ -186,11 +186,6 @@ def failed(record: CallRecord, error: errors.PilotlightError) -> CallRecord:
     )
 
 
-def receipt(record: CallRecord) -> dict[str, Any]:
-    """Return the response to a submission."""
-    return receipt_of(record.to_json())
-
-
 def receipt_of(record: dict[str, Any]) -> dict[str, Any]:
     """Return the response to a submission, from a record as JSON."""
     return {"id": record["id"], "state": record["state"], "url": f"/v1/calls/{record['id']}"}

@@ -391,7 +391,7 @@ class AsyncCalls:
         deadline_at = kept.get("deadline_at")
         make = (
             partial(call_of_kept, kept)
-            if target.spec.engine is not None or "path" in kept
+            if target.spec.language_model is not None or "path" in kept
             else Call
         )
         call = make(

@@ -27,6 +27,7 @@ from pilotlight.core.tracing.trace_context import (
     trace_id_for_call,
 )
 from pilotlight.spec.identifiers import Priority
+from pilotlight.spec.sandboxes import QUEUE_S
 from snapshotter.types import StartKind
 
 
@@ -155,6 +156,10 @@ class Call:
 
     def reserved(self, reservation: Reservation) -> None:
         """It got a slot, perhaps after another start than for its earlier attempts."""
+        if self.target.spec.sandbox and not self.reserved_ns and self.deadline_s is not None:
+            # what it may live: its code may have stopped its worker, which ends it otherwise
+            waited_s = (time.monotonic_ns() - self.received_ns) / 1e9
+            self.deadline_s = min(self.deadline_s, waited_s + max(0.0, self.deadline_s - QUEUE_S))
         self.reserved_ns = time.monotonic_ns()
         if reservation.start_kind is not WARM:
             self.start_kind = reservation.start_kind
@@ -201,7 +206,7 @@ class Call:
     def body_for(self, target: CallTarget) -> bytes:
         """Return its body for another function. Raises InvalidInput for one with another kind of
         body."""
-        if target.spec.engine is not None:
+        if target.spec.language_model is not None:
             raise errors.InvalidInput(
                 f"{target.app}/{target.function} is a language model, and takes no arguments"
             )

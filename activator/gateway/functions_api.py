@@ -84,7 +84,7 @@ class FunctionsApi:
 
     async def invoke(self, request: Request, entry: AccessGrant, method: str) -> None:
         """Handle `POST …:invoke`, of an engine by its own API."""
-        if entry.target.spec.engine is not None:
+        if entry.target.spec.language_model is not None:
             await self._openai.invoke(request, entry)
         elif entry.target.spec.sandbox:
             raise errors.InvalidInput(
@@ -126,7 +126,7 @@ class FunctionsApi:
                 "Authorization header"
             )
         with self._calls.reading(entry.caller.tenant, _size_of(request, entry)):
-            if entry.target.spec.engine is not None:
+            if entry.target.spec.language_model is not None:
                 return await self._openai.admit_later(request, entry)
             admission = await entry.admit(holds=0)
             return await self._pipeline.admit(request, entry, method, admission)

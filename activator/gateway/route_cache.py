@@ -309,7 +309,7 @@ class RouteCache:
     ) -> FastPathRoute | None:
         target = choice.target
         if (
-            target.spec.engine is not None
+            target.spec.language_model is not None
             or target.spec.sandbox
             or target.spec.clocks.execution_s < MIN_CLOCK_S
         ):

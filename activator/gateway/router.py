@@ -96,7 +96,7 @@ class RequestRouter:
             entry = self._resolver.raw_entry(request)
             await (
                 self._http_proxy.http
-                if entry.target.spec.engine is None
+                if entry.target.spec.language_model is None
                 else self._openai.answer_raw
             )(request, entry)
         elif owner is not None:

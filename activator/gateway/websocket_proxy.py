@@ -32,6 +32,7 @@ from activator.fairness.queue_priority import QueuePriority
 from activator.gateway.proxy_headers import arm_of, call_of, expect_web, mount_path, route_of
 from activator.gateway.websocket_frames import WorkerSocket
 from activator.http.request import Receive, Request, Scope, Send, error_answer, header_list, subpath
+from activator.llm.openai.api import require_uncounted
 from activator.metrics.metrics import Metrics
 from activator.tracing.tracer import Tracer
 from activator.worker_client.address import configure_tcp, host_and_port, is_tcp
@@ -84,6 +85,8 @@ class WebSocketProxy:
         try:
             entry = raw_entry(request)
             expect_web(entry.target)
+            if entry.target.spec.language_model is not None:
+                require_uncounted(entry, "a WebSocket")
             call = call_of(request, entry)
             with await entry.admit() as call.admission:
                 self._tracer.begin(call, request.headers)

@@ -93,7 +93,9 @@ class EngineScraper:
 
     def _engines(self) -> list[EngineThrottler]:
         return [
-            throttler for throttler in self._throttlers() if isinstance(throttler, EngineThrottler)
+            throttler
+            for throttler in self._throttlers()
+            if isinstance(throttler, EngineThrottler) and throttler.target.spec.engine is not None
         ]
 
     def _due(self) -> list[tuple[EngineThrottler, Instance]]:

@@ -89,13 +89,17 @@ def asked_of(path: str, body: Mapping[str, Any]) -> TokenDemand:
     )
 
 
-def write_cap(path: str, body: MutableMapping[str, Any], cap: int | None) -> None:
-    """Limit each answer to `cap` tokens; None leaves the request unchanged."""
+def write_cap(
+    path: str, body: MutableMapping[str, Any], cap: int | None, *, is_engine: bool = True
+) -> None:
+    """Limit each answer to `cap` tokens; None leaves the request unchanged. `is_engine`: it is for
+    vLLM: of other servers some know the older name only."""
     if cap is None or path == EMBEDDINGS:
         return
     if path == CHAT:
         body.pop(_IN_BOTH, None)
-    body[_IN_CHAT if path == CHAT else _IN_BOTH] = cap
+        body.pop(_IN_CHAT, None)
+    body[_IN_CHAT if path == CHAT and is_engine else _IN_BOTH] = cap
 
 
 def _check_few(name: str, count: int) -> None:

@@ -14,7 +14,7 @@ from activator.quotas.admission import Admission
 from activator.quotas.token_reservation import TokenReservation
 from activator.routing.call_target import CallTarget
 from pilotlight import errors
-from pilotlight.spec.engines import EngineSpec
+from pilotlight.spec.engines import LanguageModel
 
 _ENDED_BY_ITSELF = ("stop", "tool_calls")
 
@@ -47,15 +47,14 @@ class TokenAdmission:
         began_ns: int,
         holds: int = 1,
     ) -> TokenReservation:
-        """Admit one call of a function of kind ENGINE. The caller must call `settle` of the result
-        once.
+        """Admit one call of a language model. The caller must call `settle` of the result once.
 
         `holds`: 0 for a call that does not begin to run now. Raises InvalidInput, OverQuota with
         the time to wait, Unavailable."""
         asked = asked_of(path, body)
         allowed = self._allow(entry, asked)
         admission, allowed = await _admitted(entry, allowed, holds=holds)
-        return TokenReservation(
+        use = TokenReservation(
             estimated_in=allowed.estimated_in,
             max_out=allowed.max_out,
             expected=allowed.expected,
@@ -65,6 +64,8 @@ class TokenAdmission:
             admission=admission,
             on_end=lambda use: self._learn(asked, use),
         )
+        use.max_in = allowed.max_in
+        return use
 
     def _learn(self, asked: TokenDemand, use: TokenReservation) -> None:
         if use.is_counted and use.revision:
@@ -79,12 +80,12 @@ class TokenAdmission:
 
     def _allow(self, entry: AccessGrant, asked: TokenDemand) -> TokenGrant:
         target = entry.target
-        engine = engine_of(target)
+        model = model_of(target)
         limits = target.spec.limits or NO_LIMITS
         waiting = self._waiting_of(target) if limits.pressured_output_tokens is not None else 0
         return allow(
             asked,
-            engine=engine,
+            model=model,
             limits=limits,
             estimate=self._estimates.of(target.key),
             bound=entry.token_bound,
@@ -118,25 +119,27 @@ def use_of_kept(
 
     Raises InvalidInput when its function is no longer a language model."""
     asked = asked_of(path, body)
-    engine = engine_of(target)
+    model = model_of(target)
     size = TokenEstimate()
     most = (
-        engine.max_model_len
+        model.max_model_len
         if asked.max_tokens is None
-        else min(asked.max_tokens, engine.max_model_len)
+        else min(asked.max_tokens, model.max_model_len)
     )
-    return TokenReservation(
+    use = TokenReservation(
         estimated_in=sum(size.tokens(one) for one in asked.prompts),
         max_out=most * asked.answers,
         began_ns=began_ns,
     )
+    use.max_in = model.max_model_len * len(asked.prompts)
+    return use
 
 
-def engine_of(target: CallTarget) -> EngineSpec:
-    """The engine of a function. Raises InvalidInput."""
-    engine = target.spec.engine
-    if engine is None:
+def model_of(target: CallTarget) -> LanguageModel:
+    """The model of a function. Raises InvalidInput."""
+    model = target.spec.language_model
+    if model is None:
         raise errors.InvalidInput(
             f"{target.app}/{target.function} is not a language model: call it by its own name"
         )
-    return engine
+    return model

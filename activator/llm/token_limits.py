@@ -13,7 +13,7 @@ from activator.llm.request_size import TokenDemand
 from activator.llm.token_estimates import TokenEstimate
 from activator.quotas.rules import TokenBound
 from pilotlight import errors
-from pilotlight.spec.engines import EngineSpec, Task, TokenLimits
+from pilotlight.spec.engines import LanguageModel, Task, TokenLimits
 
 NO_LIMITS = TokenLimits()
 
@@ -24,6 +24,7 @@ class TokenGrant:
 
     Attributes:
         estimated_in: estimated tokens of its prompts.
+        max_in: maximum tokens of its prompts: each as long as the model allows.
         each: maximum of one answer.
         answers: number of answers.
         expected: tokens of all answers that are reserved in quotas; usage beyond that becomes debt.
@@ -31,6 +32,7 @@ class TokenGrant:
         degraded: `output<=N` of a shortened answer, otherwise ""."""
 
     estimated_in: int
+    max_in: int
     each: int
     answers: int
     expected: int
@@ -60,7 +62,7 @@ class TokenGrant:
 def allow(
     asked: TokenDemand,
     *,
-    engine: EngineSpec,
+    model: LanguageModel,
     limits: TokenLimits = NO_LIMITS,
     estimate: TokenEstimate,
     bound: TokenBound | None = None,
@@ -69,10 +71,10 @@ def allow(
     """Grant tokens to a call while `waiting` calls wait. Raises InvalidInput naming the exceeded
     limit."""
     least = [estimate.least(size) for size in asked.prompts]
-    _check_prompts(least, engine, limits)
+    _check_prompts(least, model, limits)
     if asked.max_tokens is not None:
-        _check_answer(asked.max_tokens, engine, limits)
-    allowed = _granted(asked, max(least), engine, limits, estimate)
+        _check_answer(asked.max_tokens, model, limits)
+    allowed = _granted(asked, max(least), model, limits, estimate)
     if waiting >= limits.pressured_above:
         allowed = allowed.cut(limits) or allowed
     if bound is not None and _is_beyond(allowed, asked, sum(least), bound):
@@ -101,18 +103,20 @@ def _bounded(allowed: TokenGrant, asked: TokenDemand, least: int, bound: TokenBo
 def _granted(
     asked: TokenDemand,
     longest: int,
-    engine: EngineSpec,
+    model: LanguageModel,
     limits: TokenLimits,
     estimate: TokenEstimate,
 ) -> TokenGrant:
     estimated_in = sum(estimate.tokens(size) for size in asked.prompts)
+    max_in = model.max_model_len * len(asked.prompts)
     if not asked.answers:
-        return TokenGrant(estimated_in=estimated_in, each=0, answers=0, expected=0)
-    leaves = max(1, engine.max_model_len - longest)
+        return TokenGrant(estimated_in=estimated_in, max_in=max_in, each=0, answers=0, expected=0)
+    leaves = max(1, model.max_model_len - longest)
     if asked.max_tokens is not None:
         each = min(asked.max_tokens, leaves)
         return TokenGrant(
             estimated_in=estimated_in,
+            max_in=max_in,
             each=each,
             answers=asked.answers,
             expected=each * asked.answers,
@@ -127,6 +131,7 @@ def _granted(
     cap = each if configured and each != own else None
     return TokenGrant(
         estimated_in=estimated_in,
+        max_in=max_in,
         each=each,
         answers=asked.answers,
         expected=min(each, estimate.answer()) * asked.answers,
@@ -134,15 +139,15 @@ def _granted(
     )
 
 
-def _check_prompts(least: list[int], engine: EngineSpec, limits: TokenLimits) -> None:
-    room = engine.max_model_len - (1 if engine.task is Task.GENERATE else 0)
+def _check_prompts(least: list[int], model: LanguageModel, limits: TokenLimits) -> None:
+    room = model.max_model_len - (1 if model.task is not Task.EMBED else 0)
     if max(least) > room:
         raise errors.InvalidInput(
             f"the prompt has more than {max(least)} tokens, and this model accepts "
-            f"{engine.max_model_len} for prompt and answer together "
+            f"{model.max_model_len} for prompt and answer together "
             "(max_model_len): shorten it",
             parameter="prompt",
-            limit=engine.max_model_len,
+            limit=model.max_model_len,
             bound="max_model_len",
         )
     most = limits.max_input_tokens
@@ -156,10 +161,10 @@ def _check_prompts(least: list[int], engine: EngineSpec, limits: TokenLimits) ->
         )
 
 
-def _check_answer(max_tokens: int, engine: EngineSpec, limits: TokenLimits) -> None:
+def _check_answer(max_tokens: int, model: LanguageModel, limits: TokenLimits) -> None:
     for name, most in (
         ("max_output_tokens", limits.max_output_tokens),
-        ("max_model_len", engine.max_model_len),
+        ("max_model_len", model.max_model_len),
     ):
         if most is not None and max_tokens > most:
             raise errors.InvalidInput(

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from activator.fairness.queue_priority import QueuePriority
 from activator.quotas.admission import UNCOUNTED, Admission
-from pilotlight.spec.engines import FINISH_REASONS
+from pilotlight.spec.engines import FINISH_REASONS, MAX_TOKENS
 from pilotlight.spec.observations import LATENCY_BOUNDS
 from pilotlight.spec.pricing import NOT_RUN
 
@@ -29,6 +29,8 @@ class TokenReservation:
     Attributes:
         estimated_in: estimated tokens of its prompt.
         max_out: maximum tokens of all its answers together; 0 for embeddings.
+        max_in: maximum tokens of its prompts together. Counts beyond `max_in` and `max_out` are cut
+            to them: a server of user code may say anything.
         expected: the part of it that is reserved in quotas; usage beyond that becomes debt.
         cap: `max_tokens` to write into the request; None = no change.
         degraded: `output<=N` if its answer is shorter than requested, otherwise "".
@@ -56,6 +58,7 @@ class TokenReservation:
         "gaps",
         "is_counted",
         "last_ns",
+        "max_in",
         "max_out",
         "revision",
         "tokens_cached",
@@ -78,6 +81,7 @@ class TokenReservation:
         """`expected`: None = all of `max_out`. `on_end`: called when the call has ended."""
         self.estimated_in = estimated_in
         self.max_out = max_out
+        self.max_in = MAX_TOKENS
         self.expected = max_out if expected is None else expected
         self.began_ns = began_ns
         self.cap = cap
@@ -147,7 +151,7 @@ class TokenReservation:
         else:
             self.first_token_ns = now_ns
         self.last_ns = now_ns
-        self.tokens_out += n_tokens
+        self._set_out(self.tokens_out + n_tokens)
 
     def on_usage(
         self, prompt: int, completion: int, cached: int = 0, *, choice: int | None = None
@@ -155,15 +159,18 @@ class TokenReservation:
         """Record the engine's own count: of the whole call, or in a stream of one of its choices so
         far (`choice`, from 0)."""
         self.is_counted = True
-        self.tokens_in = prompt
-        self.tokens_cached = cached or self.tokens_cached
+        self.tokens_in = min(prompt, self.max_in)
+        self.tokens_cached = min(cached or self.tokens_cached, self.tokens_in)
         if choice is None or (choice == 0 and self._by_choice is None):
-            self.tokens_out = completion
+            self._set_out(completion)
             return
         if self._by_choice is None:
             self._by_choice = {0: self.tokens_out}
         self._by_choice[choice] = completion
-        self.tokens_out = sum(self._by_choice.values())
+        self._set_out(sum(self._by_choice.values()))
+
+    def _set_out(self, tokens: int) -> None:
+        self.tokens_out = min(tokens, self.max_out)
 
     def on_finish(self, reason: str) -> None:
         """Record the engine's reason for the end of the answer, or of one of its choices."""

@@ -9,16 +9,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from activator.routing.traffic_split import FunctionRouter
-from pilotlight.spec.engines import Task
 from pilotlight.spec.function import PUBLIC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """One function that is an engine, as of its revision with most of the traffic.
+    """One function that is a language model, as of its revision with most of the traffic.
 
     Attributes:
-        adapters: names of the adapters that it serves in addition to its model.
+        adapters: names of adapters, or of further models, that it serves in addition.
         names: tags and aliases of its revisions.
         access: for each active revision, the tenants that may call it besides its own.
         max_model_len: tokens of prompt and answer together."""
@@ -27,7 +26,6 @@ class Engine:
     environment: str
     app: str
     function: str
-    task: Task
     adapters: tuple[str, ...]
     names: tuple[str, ...]
     access: tuple[frozenset[str], ...]
@@ -78,18 +76,17 @@ class Engines:
         if routed is None:
             return
         target = routed.targets[routed.document.heaviest()]
-        engine = target.spec.engine
-        if engine is not None:
+        model = target.spec.language_model
+        if model is not None:
             self._engines[name] = Engine(
                 tenant=target.tenant,
                 environment=target.environment,
                 app=target.app,
                 function=target.function,
-                task=engine.task,
-                adapters=tuple(sorted(engine.lora)),
+                adapters=model.others,
                 names=tuple(sorted(routed.document.tags)),
                 access=tuple(frozenset(one.spec.access) for one in routed.answering),
-                max_model_len=engine.max_model_len,
+                max_model_len=model.max_model_len,
             )
 
     def of(self, tenant: str, environment: str) -> Iterable[Engine]:

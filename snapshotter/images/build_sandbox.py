@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pilotlight.core.image_steps import ABSOLUTE
 from snapshotter.images.build_limits import LimitedGroup
 from snapshotter.images.build_network import Joined
 from snapshotter.images.build_output import MAX_LINE_BYTES, Output
@@ -64,6 +65,9 @@ class BuildSandbox:
             relative links; files at other paths.
         enclosure: the resource limits of the commands.
         network: their network; without a uid the host's.
+        links: names in the root directory that lead to copied files of absolute paths
+            (`pilotlight.core.image_steps`); ignored without a uid, and in a root file system of the
+            image's own, which has the files themselves.
     """
 
     interpreter: Interpreter
@@ -73,6 +77,7 @@ class BuildSandbox:
     lent: tuple[Path, ...] = ()
     enclosure: LimitedGroup = field(default_factory=LimitedGroup)
     network: Joined = field(default_factory=Joined)
+    links: tuple[str, ...] = ()
 
     @property
     def has_own_python(self) -> bool:
@@ -186,6 +191,7 @@ class BuildSandbox:
             "rootfs": None if self.ids is None else str(self.rootfs),
             "ids": None if self.ids is None else (self.ids.start, len(self.ids)),
             "binds": binds,
+            "links": {name: f"{self.files}/{ABSOLUTE}/{name}" for name in self.links},
             "lent": [
                 str(path)
                 for path in self.lent

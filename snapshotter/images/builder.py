@@ -256,6 +256,20 @@ class ImageBuild:
         await self._must("/bin/cp", "-R", "--", f"{self._box.given / name}/.", str(target))
         await asyncio.to_thread(remove_tree, parcel)
         await self._say(f"copied {step.blob[:12]} to {step.target}")
+        await self._link(PurePosixPath(step.target))
+
+    async def _link(self, target: PurePosixPath) -> None:
+        """Let later steps find what was copied to an absolute path."""
+        if not target.is_absolute() or self._box.ids is not None:
+            return
+        if self._box.uid is None:
+            await self._say(
+                f"{target} is there in instances only: later steps do not see it, because without "
+                f"root they share this machine's root directory"
+            )
+            return
+        links = dict.fromkeys((*self._box.links, target.parts[1]))
+        self._box = dataclasses.replace(self._box, links=tuple(links))
 
     def _copy_target(self, step: BuildStep) -> Path:
         """Where files are copied to in the sandbox: an absolute path is in the image's own root
@@ -362,14 +376,14 @@ class ImageBuild:
 
     def _missing_here(self, argv: Sequence[str]) -> str:
         """Name the copied files that this command names and steps do not see: those at absolute
-        paths, where the image has no root file system of its own."""
+        paths, where the commands share the machine's root directory."""
         copies = {step.target for step in self._plan.steps if step.op == "copy"}
         named = sorted(
             target
             for target in copies
             if PurePosixPath(target).is_absolute() and any(target in part for part in argv)
         )
-        if not named or self._box.ids is not None:
+        if not named or self._box.uid is not None:
             return ""
         return (
             f"; what was copied to {', '.join(named)} is there in instances only: copy it to a "

@@ -4,7 +4,8 @@ Executed as `python -I -S -B sandbox_child.py` with an order as JSON on stdin; s
 only. With a uid it creates a mount, PID, IPC and UTS namespace, enters the network namespace of the
 build, and starts the command in a process that drops root permanently (no_new_privs, no
 capabilities, the workers' system call filter). The image being built, its interpreter and a private
-/tmp are mounted at the paths that workers use.
+/tmp are mounted at the paths that workers use, and links lead from the root directory to copied
+files with absolute paths, in a root directory of the sandbox's own.
 
 If the image has its own root file system (`rootfs`), the sandbox is entered by pivot_root(2), and
 nothing of the machine is visible in it. There the command is root of a user namespace
@@ -153,6 +154,8 @@ def _enter_box(order: dict[str, Any]) -> None:
         _become_root_of_namespace()
         return
     os.makedirs(order["root"], exist_ok=True)
+    if order["links"]:
+        _change_root(order["root"], order["links"])
     _mount("tmpfs", order["root"], "tmpfs", _MS_NOSUID | _MS_NODEV, "size=64k,mode=755")
     _bind_all(order["binds"], "")
     if order["resolver"] is not None and os.path.exists("/etc/resolv.conf"):
@@ -177,6 +180,44 @@ def _enter_box(order: dict[str, Any]) -> None:
     os.setgroups([])
     os.setresgid(order["uid"], order["uid"], order["uid"])
     os.setresuid(order["uid"], order["uid"], order["uid"])
+
+
+def _change_root(at: str, links: dict[str, str]) -> None:
+    """Enter a root directory with everything that the machine's has, and these links, by name, as
+    slots have them, which leaves the machine's own as it is. It is mounted at `at` meanwhile."""
+    _mount("tmpfs", at, "tmpfs", _MS_NOSUID | _MS_NODEV, "size=64k,mode=755")
+    own = at.split("/")[1]
+    # first the directory that has `at`: its copy includes what is mounted at `at` so far
+    for name in sorted(os.listdir("/"), key=lambda one: one != own):
+        source, target = f"/{name}", f"{at}/{name}"
+        if name in links:
+            continue
+        if os.path.islink(source):
+            os.symlink(os.readlink(source), target)
+            continue
+        if os.path.isdir(source):
+            os.mkdir(target)
+        else:
+            os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o444))
+        _mount(source, target, None, _MS_BIND | _MS_REC)
+    for name, place in links.items():
+        os.symlink(place, f"{at}/{name}")
+    _pivot_to(at)
+    _leave_former_root()
+
+
+def _pivot_to(at: str) -> None:
+    """Make the mount point `at` the root directory; the former one stays mounted on top of it until
+    `umount2` at the working directory (pivot_root(2), "pivot_root('.', '.')")."""
+    os.chdir(at)
+    number = {"x86_64": 155, "aarch64": 41}[os.uname().machine]
+    if _libc.syscall(number, b".", b".") != 0:
+        raise OSError(ctypes.get_errno(), "pivot_root")
+
+
+def _leave_former_root() -> None:
+    _call("umount2", b".", _MNT_DETACH)
+    os.chdir("/")
 
 
 def _bind_all(binds: list[tuple[str, str, bool]], at: str) -> None:
@@ -253,17 +294,13 @@ def _pivot(at: str, lent: list[str], owner: int) -> None:
     held = [(path, os.open(path, os.O_PATH | os.O_DIRECTORY)) for path in lent]
     _mount("proc", f"{at}/proc", "proc", _MS_NOSUID | _MS_NODEV)
     _hide_drivers(f"{at}/proc")
-    os.chdir(at)
-    number = {"x86_64": 155, "aarch64": 41}[os.uname().machine]
-    if _libc.syscall(number, b".", b".") != 0:
-        raise OSError(ctypes.get_errno(), "pivot_root")
+    _pivot_to(at)
     for path, source in held:
         _make_directories(path, owner)
         _mount(f"/proc/self/fd/{source}", path, None, _MS_BIND)
         _mount(None, path, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
         os.close(source)
-    _call("umount2", b".", _MNT_DETACH)
-    os.chdir("/")
+    _leave_former_root()
 
 
 def _make_directories(path: str, owner: int) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import sqlalchemy as sa
 
-from pilotlight.controller.collections import collections
+from pilotlight.controller.collections import collections, recent_operations
 from pilotlight.controller.collections.collections import Collection, CollectionScope
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Store, Write
@@ -147,11 +148,11 @@ def test_a_put_under_an_id_is_stored_once_for_as_long_as_ids_are_known(
     def push(put_id: str) -> None:
         with store.write() as write:
             made = collections.create(write, scope)
-            collections.push(write, made, Plan(), "", [b"v", b"w"], put_id=put_id)
+            collections.push(write, made, Plan(), "", [b"v", b"w"], operation_id=put_id)
 
     def ids() -> int:
         with store.read() as sql:
-            return len(sql.execute(sa.select(tables.collection_puts)).all())
+            return len(sql.execute(sa.select(tables.collection_operations)).all())
 
     for put_id in ("a", "a", "b", "a", "", ""):
         push(put_id)
@@ -160,8 +161,8 @@ def test_a_put_under_an_id_is_stored_once_for_as_long_as_ids_are_known(
         assert collections.take(write, now(write, scope), "", 99) == [b"v", b"w"] * 4
     push("a")
     assert ids() == 2
-    clock.now += collections.PUT_MEMORY_S + 1
-    monkeypatch.setattr(collections, "FORGET_EVERY", 1)
+    clock.now += recent_operations.MEMORY_S + 1
+    monkeypatch.setattr(recent_operations, "FORGET_EVERY", 1)
     push("a")
     assert ids() == 1
     with store.write() as write:
@@ -173,19 +174,135 @@ def test_a_put_under_an_id_is_stored_once_for_as_long_as_ids_are_known(
 def test_of_many_ids_puts_forget_more_than_they_add(
     store: Store, clock: ManualClock, scope: CollectionScope, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collections, "FORGOTTEN_AT_ONCE", 3)
+    monkeypatch.setattr(recent_operations, "FORGET_EVERY", 1)
+    monkeypatch.setattr(recent_operations, "FORGOTTEN_AT_ONCE", 3)
     left = []
     with store.write() as write:
         collections.create(write, of_kind(scope, QUEUE))
     for number in range(9):
-        clock.now += collections.PUT_MEMORY_S * (number == 5) + 1
-        # every second one forgets
-        monkeypatch.setattr(collections, "FORGET_EVERY", 1 if number % 2 else 10**30)
+        clock.now += recent_operations.MEMORY_S * (number == 5) + 1
         with store.write() as write:
             made = now(write, of_kind(scope, QUEUE))
-            collections.push(write, made, Plan(), "", [b""], put_id=str(number))
-            left.append(len(write.sql.execute(sa.select(tables.collection_puts)).all()))
-    assert left == [1, 2, 3, 4, 5, 3, 4, 3, 4]
+            collections.push(write, made, Plan(), "", [b""], operation_id=str(number))
+            left.append(len(write.sql.execute(sa.select(tables.collection_operations)).all()))
+    assert left == [1, 2, 3, 4, 5, 3, 2, 3, 4]
+
+
+def test_an_operation_under_an_id_is_done_once_and_has_one_answer(
+    store: Store, scope: CollectionScope
+) -> None:
+    def done(
+        kind: CollectionKind, change: Callable[[Write, Collection], object], times: int = 3
+    ) -> list[object]:
+        answers = []
+        for _ in range(times):
+            with store.write() as write:
+                answers.append(change(write, collections.create(write, of_kind(scope, kind))))
+        return answers
+
+    def put(write: Write, made: Collection) -> int:
+        given = {"k": b"1", "l": b"\x00" * 9}
+        return collections.put(
+            write, made, Plan(), given, skip_if_exists=True, operation_id="put:a"
+        )
+
+    assert done(DICT, put) == [2, 2, 2]
+    again = done(DICT, lambda w, made: collections.put(w, made, Plan(), {"k": b"2"}), 1)
+    assert again == [1]
+    assert done(DICT, lambda w, m: collections.pop(w, m, "k", operation_id="pop:a")) == [b"2"] * 3
+    assert (
+        done(DICT, lambda w, m: collections.pop(w, m, "none", operation_id="pop:b")) == [None] * 3
+    )
+    done(DICT, lambda w, m: collections.put(w, m, Plan(), {"none": b"3"}), 1)
+    # it was not there when it was done
+    assert (
+        done(DICT, lambda w, m: collections.pop(w, m, "none", operation_id="pop:b")) == [None] * 3
+    )
+    assert (
+        done(DICT, lambda w, m: collections.pop(w, m, "none", operation_id="pop:c")) == [b"3"] * 3
+    )
+
+    values = [b"", b"\xff" * 300, b"3", b"4"]
+    done(QUEUE, lambda w, m: collections.push(w, m, Plan(), "", values), 1)
+    taken = done(QUEUE, lambda w, m: collections.take(w, m, "", 2, operation_id="get:a"))
+    assert taken == [values[:2]] * 3
+    assert done(QUEUE, lambda w, m: collections.take(w, m, "", 9, operation_id="get:b"), 1) == [
+        values[2:]
+    ]
+    # one that took nothing takes what comes later
+    assert done(QUEUE, lambda w, m: collections.take(w, m, "", 9, operation_id="get:c"), 1) == [[]]
+    done(QUEUE, lambda w, m: collections.push(w, m, Plan(), "", [b"5"]), 1)
+    assert (
+        done(QUEUE, lambda w, m: collections.take(w, m, "", 9, operation_id="get:c"))
+        == [[b"5"]] * 3
+    )
+
+
+def test_one_that_is_refused_may_be_repeated(store: Store, scope: CollectionScope) -> None:
+    with store.write() as write:
+        made = collections.create(write, of_kind(scope, QUEUE))
+    for limit, expected in ((1, StorageQuotaExceeded), (10, None)):
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            pytest.raises(expected) if expected else contextlib.nullcontext(),
+            store.write() as write,
+        ):
+            patch.setattr(collections, "MAX_ENTRIES", limit)
+            collections.push(write, made, Plan(), "", [b"", b""], operation_id="put:a")
+    with store.read() as sql:
+        assert collections.count(sql, made, "") == 2
+
+
+def test_answers_are_kept_within_bounds_and_repeats_of_others_are_told(
+    store: Store, clock: ManualClock, scope: CollectionScope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scope = of_kind(scope, QUEUE)
+
+    def take(number: int) -> list[bytes]:
+        with store.write() as write:
+            made = collections.create(write, scope)
+            if not recent_operations.is_known(write.sql, made.id, f"get:{number}"):
+                value = bytes([number]) * (900_000 if number < 4 else 1)
+                collections.push(write, made, Plan(), "", [value])
+            clock.now += 1
+            return collections.take(write, made, "", 1, operation_id=f"get:{number}")
+
+    for number in range(4):
+        take(number)
+    assert [len(take(number)[0]) for number in (2, 3)] == [900_000] * 2
+    for number in (0, 1):
+        with pytest.raises(Conflict, match=r"operation 'get:[01]' was done before"):
+            take(number)
+    monkeypatch.setattr(recent_operations, "KEPT_ANSWERS", 3)
+    monkeypatch.setattr(recent_operations, "FORGET_EVERY", 1)
+    for number in range(4, 9):
+        take(number)
+    assert [take(number) for number in (6, 7, 8)] == [[b"\x06"], [b"\x07"], [b"\x08"]]
+    with pytest.raises(Conflict, match="no longer kept"):
+        take(5)
+    with store.read() as sql:
+        sizes = sa.select(sa.func.sum(sa.func.length(tables.collection_operations.c.answer)))
+        assert sql.execute(sizes).scalar_one() == 3 * 5
+
+
+def test_of_two_takers_with_one_id_both_get_the_same(store: Store, scope: CollectionScope) -> None:
+    scope = of_kind(scope, QUEUE)
+    with store.write() as write:
+        collections.push(write, collections.create(write, scope), Plan(), "", [b"1", b"2", b"3"])
+    taken: list[list[bytes]] = []
+
+    def take() -> None:
+        with store.write() as write:
+            taken.append(collections.take(write, now(write, scope), "", 1, operation_id="get:a"))
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert taken == [[b"1"]] * 8
+    with store.read() as sql:
+        assert collections.count(sql, collections.find(sql, scope), "") == 2
 
 
 def test_no_choice_of_puts_keeps_their_ids(
@@ -198,13 +315,13 @@ def test_no_choice_of_puts_keeps_their_ids(
         collections.create(write, queue)
     most = 0
     for number in range(600):
-        clock.now += collections.PUT_MEMORY_S + 1
+        clock.now += recent_operations.MEMORY_S + 1
         with store.write() as write:
             made = now(write, queue)
-            put_id = "" if made.position % collections.FORGET_EVERY == 0 else str(number)
-            collections.push(write, made, Plan(), "", [b""], put_id=put_id)
+            known_as = "" if made.position % recent_operations.FORGET_EVERY == 0 else str(number)
+            collections.push(write, made, Plan(), "", [b""], operation_id=known_as)
             collections.take(write, made, "", 1)
-            most = len(write.sql.execute(sa.select(tables.collection_puts)).all())
+            most = len(write.sql.execute(sa.select(tables.collection_operations)).all())
             if number > 40 and most < 5:
                 return  # they were forgotten: with a chance of 1e-15 they are not
     raise AssertionError(f"{most} ids of puts are kept")

@@ -16,6 +16,7 @@ import pilotlight
 from pilotlight.client import sessions
 from pilotlight.errors import ClientClosedRequest, DeadlineExceeded, NotFound, WorkerCrashed
 from pilotlight.profile import Profile
+from pilotlight.spec.sandboxes import SLACK_S
 from tests.e2e.harness import PlatformUnderTest, wait_for
 from tests.fakes.plain_http import NO_TLS
 
@@ -169,6 +170,24 @@ def test_who_reaches_a_sandbox_and_what_its_code_reaches(
     wait_for(
         lambda: not _runs("sleep 7777") and not _runs("sleep 8888"), "an end of all", timeout_s=15
     )
+
+
+def test_one_that_stops_its_worker_ends_at_its_timeout(
+    platform: PlatformUnderTest, app: pilotlight.App
+) -> None:
+    lived_s = 6
+    sandbox = pilotlight.Sandbox.create(app=app, timeout=lived_s)
+    sandbox.exec("sleep", "5555")
+    began = time.monotonic()
+    (stuck,) = [
+        line.split()[0]
+        for line in sandbox.exec("ps", "axo", "pid=,args=").stdout
+        if "worker/boot.py" in line
+    ]
+    sandbox.exec("sh", "-c", f"(sleep 0.2; kill -STOP {stuck}) &")
+    wait_for(lambda: not _runs("sleep 5555"), "the end of the sandbox", timeout_s=lived_s + 20)
+    assert time.monotonic() - began < lived_s + SLACK_S + 8  # on a busy machine
+    assert sandbox.poll() is not None
 
 
 @pytest.mark.soak

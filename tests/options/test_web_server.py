@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -10,11 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from activator.llm.openai.errors import ModelNotFound
+from activator.llm.openai.request import OpenAIRequest
+from activator.llm.request_size import CHAT
+from activator.llm.token_admission import TokenAdmission
+from activator.routing.call_target import CallTarget
 from pilotlight.controller.deployments.fleet_checks import check_cluster
 from pilotlight.errors import InvalidInput
-from pilotlight.spec.function import FunctionKind
+from pilotlight.spec.function import FunctionKind, FunctionSpec, from_json
 from pilotlight.spec.quotas import Plan
-from pilotlight.spec.web_servers import WebServerSpec
+from pilotlight.spec.web_servers import OpenAIServerSpec, WebServerSpec
 from pilotlight.worker.engine import server_worker
 from pilotlight.worker.engine.errors import ServerHung, WrongAnswer
 from pilotlight.worker.engine.web_server import PortInUse, WebServer
@@ -22,10 +28,12 @@ from pilotlight.worker.process.secrets import Secrets
 from pilotlight.worker.snapshot.snapshot_blockers import BlockerScan
 from pilotlight.worker.user_code.source_locations import SocketOrigins, UserSource
 from pilotlight.worker.user_code.target import Target
+from tests.activator.llm.asking import Crowd, Door, chat
 from tests.fakes.fed_platform import spec
+from tests.fakes.routes import target_of
 from tests.options.contract import proves
 from tests.options.test_function_spec import launch_of
-from tests.options.world import SETTINGS
+from tests.options.world import SETTINGS, launched
 
 
 class Serving:
@@ -117,6 +125,30 @@ def test_ports_of_a_pod_are_refused_on_a_cluster(port: int) -> None:
     check_cluster(
         [spec(web_server=WebServerSpec(port=8000), kind=FunctionKind.ASGI)], Plan(), SETTINGS
     )
+
+
+@proves("OpenAIServerSpec.models", "OpenAIServerSpec.max_model_len")
+async def test_a_server_that_speaks_openais_api_is_a_language_model(fleet: str) -> None:
+    def target(openai: OpenAIServerSpec | None) -> CallTarget:
+        made = spec(kind=FunctionKind.ASGI, web_server=WebServerSpec(port=8000, openai=openai))
+        return target_of(from_json(FunctionSpec, launched(made, fleet).entry))
+
+    def sent(to: CallTarget, adapter: str = "") -> str:
+        wanted = OpenAIRequest(CHAT, chat())
+        wanted.adapter = adapter
+        return str(json.loads(wanted.written_for(to))["model"])
+
+    with pytest.raises(ModelNotFound, match="is not a language model"):
+        sent(target(None))
+    plain = target(OpenAIServerSpec())
+    assert sent(plain) == plain.function
+    several = target(OpenAIServerSpec(models=("a", "b"), max_model_len=64))
+    assert [sent(several), sent(several, "b")] == ["a", "b"]
+    admission = TokenAdmission(waiting_of=Crowd().of)
+    door = Door(several.spec)
+    with pytest.raises(InvalidInput) as refused:
+        await admission.admit(door.entry(), CHAT, chat(max_tokens=65), began_ns=0)
+    assert refused.value.detail["bound"] == "max_model_len"
 
 
 def test_a_thread_is_no_process_that_ended(serving: Serving, tmp_path: Path) -> None:

@@ -161,11 +161,14 @@ class OpenAI:
             return asked
 
     async def answer_raw(self, request: Request, entry: AccessGrant) -> None:
-        """Handle `/fn/{app}/{function}/…` of an engine. Of the engine's paths only the listed ones
-        exist."""
-        request.shape = shapes.shape
+        """Handle `/fn/{app}/{function}/…` of a language model. Of an engine's paths only the listed
+        ones exist; of a web server's, others have their own answers and errors, and count no
+        tokens (`require_uncounted`)."""
         path = subpath(request.scope).partition(b"?")[0].decode("latin-1")
-        if request.verb == "POST" and path in PATHS:
+        is_engine = entry.target.spec.engine is not None
+        if is_engine or path in OURS:
+            request.shape = shapes.shape
+        if request.verb == "POST" and path in (PATHS if is_engine else TASKS):
 
             def made(data: bytes) -> OpenAIRequest:
                 asked = OpenAIRequest(path, parsed(data))
@@ -181,6 +184,9 @@ class OpenAI:
             and path in TO_LOOK_AT
             and (path != "/metrics" or _is_owner(entry))
         ):
+            await self._forward_raw(request, entry)
+        elif not is_engine:
+            require_uncounted(entry, f"{request.verb} {path[:200]}")
             await self._forward_raw(request, entry)
         else:
             raise errors.NotFound(
@@ -293,7 +299,8 @@ class OpenAI:
         if not _is_owner(entry):
             asked.salt = _salt_of(entry)
         if use is not None:
-            write_cap(asked.path, asked.body, use.cap)
+            is_engine = entry.target.spec.engine is not None
+            write_cap(asked.path, asked.body, use.cap, is_engine=is_engine)
             caller = replace(caller, rank=use.rank(caller.rank))
         call = EngineCall(
             asked,
@@ -312,6 +319,23 @@ class OpenAI:
         self._tracer.begin(call, request.headers)
         request.on_failed = partial(self._tracer.failed, call)
         return call
+
+
+def require_uncounted(entry: AccessGrant, what: str) -> None:
+    """Raise NotFound unless a caller may use a path of a language model on which no tokens are
+    counted: its own tenant's may, where no limit or quota counts them. `what`: the request's verb
+    and path.
+
+    Other tenants are shown what they are of an engine: what its server says of itself may have
+    prompts of others."""
+    counted_at = f"tokens are counted at {', '.join(sorted(TASKS))}"
+    if not _is_owner(entry):
+        raise errors.NotFound(f"{what} is for the tenant of this function only: {counted_at}")
+    if entry.token_bound is not None or entry.target.spec.limits is not None:
+        by = "limits=" if entry.token_bound is None else "tokens_per_min"
+        raise errors.NotFound(
+            f"{what} counts no tokens, which {by} limits for this call: {counted_at}"
+        )
 
 
 def _is_owner(entry: AccessGrant) -> bool:

@@ -18,6 +18,7 @@ from activator.quotas.token_reservation import TokenReservation
 from activator.routing.call_target import CallTarget
 from activator.worker_client.connection import WorkerResponse
 from pilotlight import errors
+from pilotlight.protocol import WORKER_ASGI
 
 
 class EngineCall(Call):
@@ -65,7 +66,11 @@ class EngineCall(Call):
     def reading(self, answer: WorkerResponse) -> ResponseFilter:
         """The parser of an answer."""
         return reading_of(
-            self.wanted, self.tokens, answer, served=self.wanted.adapter or self.target.spec.name
+            self.wanted,
+            self.tokens,
+            answer,
+            served=served_name(self.wanted, self.target),
+            is_engine=self.target.spec.engine is not None,
         )
 
     def park(self) -> None:
@@ -98,15 +103,17 @@ class EngineCall(Call):
         }
 
     def request_head(self, execution_s: float) -> bytes:
-        """The request to the engine, up to its body. The engine's log and ours use the same call
-        id."""
+        """The request to the server, up to its body. An engine's log and ours use the same call
+        id; there are other servers that answer 400 to a request id that is no UUID."""
         name = self.id.encode()
+        is_engine = self.target.spec.engine is not None
         return b"".join(
             (
                 b"POST ",
+                b"" if is_engine else WORKER_ASGI.encode(),
                 self.wanted.path.encode(),
-                b" HTTP/1.1\r\nhost: engine\r\nx-request-id: ",
-                name,
+                b" HTTP/1.1\r\nhost: ",
+                b"engine\r\nx-request-id: " + name if is_engine else b"localhost",
                 b"\r\npilotlight-call: ",
                 name,
                 b"\r\ncontent-type: ",
@@ -167,14 +174,22 @@ def wrapped(data: bytes, target: CallTarget) -> OpenAIRequest:
     return asked
 
 
+def served_name(wanted: OpenAIRequest, target: CallTarget) -> str:
+    """The name that the server of a function knows the requested model by; "" if it is no language
+    model."""
+    model = target.spec.language_model
+    return wanted.adapter or (model.served if model is not None else "")
+
+
 def adapter_of(model: str, target: CallTarget) -> str:
     """The adapter that `model` names if the function is known: "" for the function's own names, or
     for none. Raises ModelNotFound."""
     place, _, adapter = model.partition(":")
     if place.partition("@")[0] in ("", target.function, f"{target.app}/{target.function}"):
         return adapter
-    lora = target.spec.engine.lora if target.spec.engine is not None else {}
-    if model in lora:
+    found = target.spec.language_model
+    others = found.others if found is not None else ()
+    if model in others:
         return model
-    there = ", ".join((target.function, *sorted(lora)))
+    there = ", ".join((target.function, *others))
     raise ModelNotFound(f"no model {model[:80]!r}: available are {there}", parameter="model")

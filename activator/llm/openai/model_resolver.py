@@ -218,12 +218,12 @@ def listed(engine: Engine) -> list[dict[str, Any]]:
 
 def served_by(target: CallTarget) -> list[dict[str, Any]]:
     """The entries behind `/fn/`, where a model is one of the engine's own names."""
-    engine = target.spec.engine
-    if engine is None:
+    found = target.spec.language_model
+    if found is None:
         return []
     return [
-        _entry(model, target.function, engine.max_model_len)
-        for model in (target.function, *sorted(engine.lora))
+        _entry(model, target.function, found.max_model_len)
+        for model in (target.function, *found.others)
     ]
 
 

@@ -1,14 +1,16 @@
 """Parses an engine's answers: their token counts and finish reasons, and removes what was requested
 for accounting only.
 
-An engine reports its usage in each event of a stream, because that was requested
-(`OpenAIRequest.written_for`). It is removed again unless the caller requested it. This costs a few
-microseconds per event: only the usage itself is parsed, and found by text that cannot occur inside
-a JSON string (where quotes are escaped). Unexpected content is passed on unchanged."""
+An engine reports its usage in each event of a stream, and other servers at its end, because that
+was requested (`OpenAIRequest.written_for`). It is removed again unless the caller requested it.
+This costs a few microseconds per event: only the usage itself is parsed, and found by text that
+cannot occur inside a JSON string (where quotes are escaped), with the spaces that JSON may have.
+Lines may end with CR LF. Unexpected content is passed on unchanged."""
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Final
 
 from activator.http.sse import SseSplitter
@@ -23,17 +25,24 @@ USAGE_BYTES: Final = 4096
 """Upper limit of the size of a usage object or a finish reason; no more is kept of an answer that
 is too long to be buffered."""
 DONE: Final = b"data: [DONE]\n\n"
-_DONE: Final = DONE.rstrip()
+_DONE: Final = b"[DONE]"
 _SSE: Final = CONTENT_SSE.encode()
-_ERROR: Final = b'data: {"error":'
-_DATA: Final = b"data: {"
 _END: Final = b"\n\n"
-_USAGE: Final = ',"usage":'
-_FINISH: Final = '"finish_reason":"'
-_USAGE_OPENS: Final = b'"usage":{'
-_FINISH_SAID: Final = _FINISH.encode()
-_CHOICE: Final = '"choices":[{"index":'
-_NO_CHOICES: Final = '"choices":[]'
+_DATA: Final = re.compile(rb"(?:\A|\n)data: ?")
+_ERROR: Final = re.compile(rb'\s*\{\s*"error"\s*:(?!\s*null)')
+_USAGE: Final = '"usage"'
+_VALUE: Final = re.compile(r"\s*:\s*")
+_FINISH: Final = re.compile(r'"finish_reason"\s*:\s*"(\w{1,64})"')
+_FINISH_SAID: Final = b'"finish_reason"'
+_USAGE_SAID: Final = b'"usage"'
+_OBJECT: Final = re.compile(rb"\s*:\s*\{")
+_TEXT: Final = re.compile(rb'\s*:\s*"')
+_CHOICES: Final = re.compile(r'"choices"\s*:\s*\[\s*\{')
+_NO_CHOICES: Final = re.compile(r'"choices"\s*:\s*\[\s*\]')
+_INDEX: Final = re.compile(r'"index"\s*:\s*(\d{1,4})\b')
+_ROLE: Final = re.compile(r'"role"\s*:')
+_NOTHING: Final = re.compile(r'"delta"\s*:\s*\{\s*\}')
+_GENERATED: Final = re.compile(r'"(?:content|reasoning|reasoning_content|text)"\s*:\s*"[^"]')
 _decode = json.JSONDecoder().raw_decode
 
 
@@ -47,6 +56,7 @@ class StreamParser:
     __slots__ = (
         "_counts",
         "_cutter",
+        "_is_each",
         "_is_usage_asked",
         "_is_usage_kept",
         "_seen",
@@ -54,12 +64,17 @@ class StreamParser:
         "is_done",
     )
 
-    def __init__(self, counts: TokenReservation, asked: OpenAIRequest) -> None:
+    def __init__(
+        self, counts: TokenReservation, asked: OpenAIRequest, *, is_each: bool = True
+    ) -> None:
+        """`is_each`: the usage in each piece was requested of the server; else the one at the end,
+        which may be in the last piece."""
         self._counts = counts
         self._cutter = SseSplitter()
         self._seen: dict[int, int] = {}
         self._is_usage_asked = asked.shows_usage
         self._is_usage_kept = asked.shows_each_usage
+        self._is_each = is_each
         self.is_done = False
         self.error: dict[str, Any] | None = None
 
@@ -73,6 +88,8 @@ class StreamParser:
 
     def feed(self, data: bytes, now_ns: int) -> bytes:
         """Parse bytes and return what to send to the caller; b"" for nothing."""
+        if b"\r" in data:  # a line's end: inside JSON it is escaped
+            data = data.replace(b"\r", b"")
         events = self._cutter.feed(data)
         if not events:
             return b""
@@ -103,36 +120,41 @@ class StreamParser:
     def _event(self, event: bytes, now_ns: int) -> bytes:
         if self.error is not None:
             return b""  # the caller already got the error
-        if event.startswith(_ERROR):
-            self.error = _error_in(event)
+        data = _DATA.search(event)
+        if data is None:
+            return event
+        if event.startswith(_DONE, data.end()):
+            self.is_done = True
+            return b""  # the end event is sent by us, after the cost is known
+        if _ERROR.match(event, data.end()):
+            self.error = _error_in(event[data.end() :])
             return b""
-        if not event.startswith(_DATA):
-            self.is_done = self.is_done or event.startswith(_DONE)
-            # the end event is sent by us, after the cost is known
-            return b"" if event.startswith(_DONE) else event
         text = event.decode("utf-8", "replace")
-        at = text.rfind(_USAGE)
+        at = _usage_at(text)
         if at < 0:
             self._counted_by_pieces(text, now_ns)
             return event
         try:
-            usage, end = _decode(text, at + len(_USAGE))
-        except ValueError:
+            usage, end = _decode(text, _value_at(text, at))
+        except (ValueError, RecursionError):
             return event
-        is_last = _NO_CHOICES in text
-        if isinstance(usage, dict):
+        is_usage = isinstance(usage, dict)
+        is_last = is_usage and _NO_CHOICES.search(text) is not None
+        if is_usage:
             self._counted(text, usage, now_ns, is_last=is_last)
-        self._record_finish(text)
-        if self._is_usage_kept or (is_last and self._is_usage_asked):
+            self._record_finish(text)
+        else:  # null: it is in the last event
+            self._counted_by_pieces(text, now_ns)
+        if self._is_usage_kept or (self._is_usage_asked and (is_last or not self._is_each)):
             return event
-        return b"" if is_last else (text[:at] + text[end:]).encode()
+        return b"" if is_last else _cut(text, at, end).encode()
 
     def _counted(self, text: str, usage: dict[str, Any], now_ns: int, *, is_last: bool) -> None:
         prompt, completion, cached = tokens_of(usage)
         if is_last:
             self._counts.on_usage(prompt, completion, cached)
             return
-        choice = _choice_of(text)
+        choice = int(found[1]) if (found := _INDEX.search(text)) else 0
         new = completion - self._seen.get(choice, 0)
         if new > 0:
             self._seen[choice] = completion
@@ -141,14 +163,14 @@ class StreamParser:
 
     def _counted_by_pieces(self, text: str, now_ns: int) -> None:
         """Count an engine without usage by pieces: a piece has at least one token."""
-        if _CHOICE in text and '"role":' not in text:
+        is_opening = _ROLE.search(text) is not None and _GENERATED.search(text) is None
+        if _CHOICES.search(text) and not is_opening and not _NOTHING.search(text):
             self._counts.on_piece(now_ns, 1)
         self._record_finish(text)
 
     def _record_finish(self, text: str) -> None:
-        if (at := text.find(_FINISH)) >= 0:
-            at += len(_FINISH)
-            self._counts.on_finish(text[at : text.find('"', at)])
+        if found := _FINISH.search(text):
+            self._counts.on_finish(found[1])
 
 
 class BodyParser:
@@ -171,9 +193,9 @@ class BodyParser:
     def feed(self, data: bytes, now_ns: int) -> bytes:  # as the protocol says
         """Keep the end of the answer, see `calls.call.ResponseFilter`."""
         text = self._tail + data
-        if (at := text.rfind(_USAGE_OPENS)) >= 0:
+        if (at := _last(text, _USAGE_SAID, _OBJECT)) >= 0:
             self._usage = text[at : at + USAGE_BYTES]
-        if (at := text.rfind(_FINISH_SAID)) >= 0:
+        if (at := _last(text, _FINISH_SAID, _TEXT)) >= 0:
             self._finish = text[at : at + USAGE_BYTES]
         self._tail = text[-USAGE_BYTES:]
         return data
@@ -199,11 +221,13 @@ def reading_of(
     answer: WorkerResponse,
     *,
     served: str = "",
+    is_engine: bool = True,
 ) -> StreamParser | BodyParser:
-    """The parser for an answer. `served`: the engine's name of the model."""
+    """The parser for an answer. `served`: the server's name of the model; `is_engine`: it is vLLM's
+    own."""
     counts = counts or uncounted()
     if answer.header(b"content-type").startswith(_SSE):
-        return StreamParser(counts, asked)
+        return StreamParser(counts, asked, is_each=is_engine)
     return BodyParser(counts, asked, served)
 
 
@@ -218,19 +242,43 @@ def status_of(error: dict[str, Any]) -> int:
     return code if type(code) is int and 400 <= code < 600 else 500
 
 
-def _choice_of(text: str) -> int:
-    at = text.find(_CHOICE)
-    if at < 0:
-        return 0
-    digits = text[at + len(_CHOICE) : at + len(_CHOICE) + 4].partition(",")[0]
-    return int(digits) if digits.isdecimal() else 0
+def _usage_at(text: str) -> int:
+    """Where the name of the usage begins; -1 = nowhere."""
+    at = text.rfind(_USAGE)
+    while at >= 0 and not _VALUE.match(text, at + len(_USAGE)):
+        at = text.rfind(_USAGE, 0, at)
+    return at
 
 
-def _error_in(event: bytes) -> dict[str, Any]:
+def _value_at(text: str, at: int) -> int:
+    """Where the value of the usage begins, whose name begins at `at`."""
+    found = _VALUE.match(text, at + len(_USAGE))
+    return found.end() if found is not None else at
+
+
+def _cut(text: str, at: int, end: int) -> str:
+    """The event without its member from `at` to `end`, and without the comma beside it."""
+    before, after = text[:at].rstrip(), text[end:]
+    if before.endswith(","):
+        return before[:-1] + after
+    return before + after.lstrip().removeprefix(",")
+
+
+def _last(text: bytes, name: bytes, value: re.Pattern[bytes]) -> int:
+    """Where the last member with this name and kind of value begins; -1 = nowhere."""
+    at = text.rfind(name)
+    while at >= 0 and not value.match(text, at + len(name)):
+        at = text.rfind(name, 0, at)
+    return at
+
+
+def _error_in(data: bytes) -> dict[str, Any]:
     try:
-        error = json.loads(event[len(b"data: ") :])["error"]
-    except ValueError:
+        error = json.loads(data)["error"]
+    except (ValueError, RecursionError):
         error = None
+    if isinstance(error, str):
+        return {"message": error[:2000], "code": 500}
     return (
         error
         if isinstance(error, dict)
@@ -257,17 +305,17 @@ def _count(value: Any) -> int:
 def read_whole(body: bytes, counts: TokenReservation) -> None:
     """Record the counts and the finish reason of a whole answer, or of the end of one, if
     present."""
-    text = body.decode("utf-8", "replace")
-    if (at := text.rfind('"usage":{')) >= 0:
+    if (at := _last(body, _USAGE_SAID, _OBJECT)) >= 0:
+        text = body[at : at + USAGE_BYTES].decode("utf-8", "replace")
         try:
-            usage, _ = _decode(text, at + len('"usage":'))
-        except ValueError:
-            usage = {}
-        counts.on_usage(*tokens_of(usage))
-    at = text.rfind(_FINISH)
-    if at >= 0:
-        at += len(_FINISH)
-        counts.on_finish(text[at : text.find('"', at)])
+            usage, _ = _decode(text, _value_at(text, 0))
+            counts.on_usage(*tokens_of(usage))
+        except (ValueError, RecursionError):
+            pass
+    if (at := _last(body, _FINISH_SAID, _TEXT)) >= 0:
+        text = body[at : at + USAGE_BYTES].decode("utf-8", "replace")
+        if found := _FINISH.match(text):
+            counts.on_finish(found[1])
 
 
 def renamed(body: bytes, *, served: str, model: str) -> bytes:
@@ -275,7 +323,8 @@ def renamed(body: bytes, *, served: str, model: str) -> bytes:
     text."""
     # ASCII: the caller's name may contain invalid text
     mine, theirs = json.dumps(model).encode(), json.dumps(served).encode()
-    return body.replace(b'"model":' + theirs, b'"model":' + mine, 1)
+    named = re.compile(rb'("model"\s*:\s*)' + re.escape(theirs))
+    return named.sub(lambda found: found[1] + mine, body, count=1)
 
 
 def as_error(body: bytes, status: int) -> bytes:

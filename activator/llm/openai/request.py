@@ -107,48 +107,54 @@ class OpenAIRequest:
         return self.path in TASKS
 
     def check(self, target: CallTarget) -> None:
-        """Check that this revision can answer it. Raises InvalidInput, or ModelNotFound if it is
-        not an engine or lacks the adapter."""
-        engine = target.spec.engine
+        """Check that this revision can answer it. Raises InvalidInput, NotFound for a path that it
+        does not have, or ModelNotFound if it is no language model or lacks the adapter."""
+        model = target.spec.language_model
         what = f"{target.app}/{target.function}"
-        if engine is None:
+        if model is None:
             raise ModelNotFound(
                 f"{what} is not a language model: call it at /v1/functions/{what}:invoke",
                 parameter="model",
             )
-        if self.adapter and self.adapter not in engine.lora:
-            has = (
-                f"its adapters are {', '.join(sorted(engine.lora))}"
-                if engine.lora
-                else "it has none"
-            )
+        if self.adapter and self.adapter not in model.others:
+            noun = "adapter" if model.is_engine else "model"
+            has = f"its {noun}s are {', '.join(model.others)}" if model.others else "it has none"
             raise ModelNotFound(
-                f"{what} has no adapter {self.adapter[:80]!r}; {has}", parameter="model"
+                f"{what} has no {noun} {self.adapter[:80]!r}; {has}", parameter="model"
             )
         task = TASKS.get(self.path)
-        if task is not None and task is not engine.task:
+        if task is None and not model.is_engine:
+            raise errors.NotFound(
+                f"{what} is a web server: POST {self.path} is none of {', '.join(TASKS)}, whose "
+                f"tokens are counted"
+            )
+        if task is not None and model.task is not None and task is not model.task:
             does, path = (
                 ("generates text", CHAT)
-                if engine.task is Task.GENERATE
+                if model.task is Task.GENERATE
                 else ("embeds text", EMBEDDINGS)
             )
             raise errors.InvalidInput(f"{what} {does}: call it at {path}", parameter="model")
 
     def written_for(self, target: CallTarget) -> bytes:
-        """The body for this engine: with its own name of the model, and usage in every piece of a
-        stream. Raises as `check`."""
+        """The body for this server: with its own name of the model, and usage in every piece of a
+        stream (at the end of one, of a web server: other servers than vLLM know no other). Raises
+        as `check`."""
         self.check(target)
-        body = self.body
-        body["model"] = self.adapter or target.spec.name
+        body, model = self.body, target.spec.language_model
+        assert model is not None
+        body["model"] = self.adapter or model.served
         if self.salt and self.counts:
             if inside := next((name for name in _INSIDE if body.get(name) is not None), None):
                 raise _wrong(inside, "only the tenant that owns the model may set it")
-            body["cache_salt"] = self.salt
+            if model.is_engine:
+                body["cache_salt"] = self.salt
         if self.is_stream:
+            each = {"continuous_usage_stats": True} if model.is_engine else {}
             body["stream_options"] = {
                 **(body.get("stream_options") or {}),
                 "include_usage": True,
-                "continuous_usage_stats": True,
+                **each,
             }
         try:
             return _encode(body).encode()

@@ -10,12 +10,16 @@ import json
 
 from activator.calls.call import AnsweredCall, Call, ResponseFilter
 from activator.calls.response import ResponseFormat, end_of
+from activator.llm.openai.call import served_name
 from activator.llm.openai.errors import error_event
 from activator.llm.openai.parser import DONE, BodyParser, StreamParser, uncounted
 from activator.llm.openai.request import OpenAIRequest
 from activator.quotas.token_reservation import TokenReservation
 from activator.worker_client.connection import WorkerResponse
 from pilotlight import errors
+from pilotlight.protocol import CONTENT_SSE
+
+_SSE = CONTENT_SSE.encode()
 
 
 class OpenAIFormat(ResponseFormat):
@@ -39,18 +43,20 @@ class OpenAIFormat(ResponseFormat):
 
     def is_events(self, answer: WorkerResponse) -> bool:
         """A whole answer (a declared fallback) is sent as a stream, a refusal as it is."""
-        return answer.body is None or answer.status < 400
+        if answer.body is None:
+            return answer.header(b"content-type").startswith(_SSE)
+        return answer.status < 400
 
     def filter(self, attempt: AnsweredCall, *, is_events: bool) -> ResponseFilter:
         """Count the tokens, and remove what was requested for accounting only. An answer that did
         not come from an engine uses no tokens."""
         if attempt.answer.body is not None:
             use = self._use if attempt.held is not None else uncounted()
-            served = self._asked.adapter or attempt.call.target.spec.name
-            return BodyParser(use, self._asked, served)
+            return BodyParser(use, self._asked, served_name(self._asked, attempt.call.target))
         if not is_events:
             return BodyParser(self._use, self._asked, "")
-        self._reading = StreamParser(self._use, self._asked)
+        is_engine = attempt.call.target.spec.engine is not None
+        self._reading = StreamParser(self._use, self._asked, is_each=is_engine)
         return self._reading
 
     def as_events(self, answer: WorkerResponse, body: bytes) -> bytes:

@@ -265,9 +265,11 @@ class Client(
         finished."""
         return _record(self._transport.request("GET", _call_path(call_id), params=_wait(wait_s)))
 
-    def cancel(self, call_id: str) -> None:
-        """Cancel a queued or running call. Has no effect on a finished one."""
-        self._transport.request("POST", f"{_call_path(call_id)}:cancel", repeatable=True)
+    def cancel(self, call_id: str) -> Json:
+        """Cancel a queued or running call. Has no effect on a finished one. Returns how it ended:
+        its `state`, such as "CANCELLED" or "SUCCEEDED", its `status` and its `outcome`."""
+        path = f"{_call_path(call_id)}:cancel"
+        return dict(self._transport.request("POST", path, repeatable=True).json())
 
     def call_stream(self, call_id: str, *, after: str = "", pickles: bool = True) -> Iterator[Any]:
         """Yield the items of a background call as they are produced, from the first one or `after`
@@ -530,9 +532,10 @@ class AsyncClient(AsyncCollectionResources, AsyncSandboxResources):
             async for line in iter_json_objects_async(pieces):
                 yield line
 
-    async def cancel(self, call_id: str) -> None:
+    async def cancel(self, call_id: str) -> Json:
         """Asynchronous form of `Client.cancel`."""
-        await self._transport.request("POST", f"{_call_path(call_id)}:cancel", repeatable=True)
+        path = f"{_call_path(call_id)}:cancel"
+        return dict((await self._transport.request("POST", path, repeatable=True)).json())
 
     async def feedback(
         self,

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk.batches import batch_policy, check_batched, item_hints
@@ -16,6 +16,7 @@ from pilotlight.sdk.decorator_metadata import describe_target, metadata_of, unde
 from pilotlight.sdk.options import CheckedOptions
 from pilotlight.sdk.schema import arguments_schema, returns_schema
 from pilotlight.spec.bound import is_bound
+from pilotlight.spec.engines import TokenLimits
 from pilotlight.spec.function import FunctionKind, MethodSpec
 from pilotlight.spec.identifiers import require_name
 from pilotlight.spec.web_servers import WebServerSpec
@@ -102,16 +103,24 @@ def members(kind: type) -> Iterator[tuple[str, Mapping[str, Any], Callable[..., 
             yield name, marks, found
 
 
-def web_server_of(raw: Any, member: str = "") -> WebServerSpec | None:
-    """The web server that a web application starts; None if it is another kind. `member`: as in a
-    declaration."""
+class StartedServer(NamedTuple):
+    """The web server that a web application starts, and the limits of its tokens; None: it is
+    another kind, and it has none."""
+
+    server: WebServerSpec | None = None
+    limits: TokenLimits | None = None
+
+
+def web_server_of(raw: Any, member: str = "") -> StartedServer:
+    """What `@web_server` says of a web application. `member`: as in a declaration."""
     if not inspect.isclass(raw):
         mark = metadata_of(raw).get("asgi")
     else:
         web = {name: marks["asgi"] for name, marks, _ in members(raw) if "asgi" in marks}
         mark = web.get(member) or next(iter(web.values()), None)
-    server = mark.get("web_server") if isinstance(mark, Mapping) else None
-    return None if server is None else WebServerSpec(**server)
+    if not isinstance(mark, Mapping):
+        return StartedServer()
+    return StartedServer(mark.get("web_server"), mark.get("limits"))
 
 
 def is_entry(marks: Mapping[str, Any]) -> bool:

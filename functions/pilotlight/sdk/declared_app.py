@@ -22,6 +22,7 @@ from pilotlight.sdk.binding.parameters import (
 from pilotlight.sdk.cls import HOME_ATTRIBUTE, Cls
 from pilotlight.sdk.declaration import (
     Declaration,
+    StartedServer,
     check_class,
     check_declared_name,
     check_function,
@@ -313,7 +314,8 @@ class DeclaredApp:
         name = check_declared_name(raw, settled.name)
         self._check_new(name, raw)
         image = settled.image if settled.has_image else self.image
-        server = web_server_of(raw, member) if kind is FunctionKind.ASGI else None
+        started = web_server_of(raw, member) if kind is FunctionKind.ASGI else StartedServer()
+        server = started.server
         declaration = Declaration(
             app=self.name,
             name=name,
@@ -333,7 +335,7 @@ class DeclaredApp:
             access=settled.access,
             priority=settled.priority,
             tags={**self.tags, **settled.tags},
-            policies={**settled.policies, "web_server": server},
+            policies={**settled.policies, "web_server": server, "limits": started.limits},
             member=member,
         )
         if is_deployed:

@@ -23,8 +23,9 @@ from pilotlight.sdk.decorator_metadata import (
 )
 from pilotlight.sdk.function import Function
 from pilotlight.sdk.unsupported import is_unsupported, not_supported
+from pilotlight.spec.engines import TokenLimits
 from pilotlight.spec.policies import BatchPolicy
-from pilotlight.spec.web_servers import WebServerSpec
+from pilotlight.spec.web_servers import MODEL_LEN, OpenAIServerSpec, WebServerSpec
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -272,6 +273,10 @@ def web_server(
     *,
     startup_timeout: float = 5.0,
     example: str | None = None,
+    openai: bool = False,
+    model: str | Sequence[str] | None = None,
+    max_model_len: int | None = None,
+    limits: TokenLimits | None = None,
     **modal_options: Any,
 ) -> Callable[[F], F]:
     """Serve the HTTP server that this function starts, under `/fn/{app}/{function}/`.
@@ -285,6 +290,14 @@ def web_server(
         example: a path of the server, such as "/health": it is ready, and may be snapshotted, when
             it answers this path with a status below 500. None: when it answers "/" with any
             status.
+        openai: it speaks OpenAI's API (llama.cpp, SGLang, vLLM, TEI, LiteLLM, …): the function is a
+            language model, called at `/v1/chat/completions`, `/v1/completions` and
+            `/v1/embeddings` as `app/function`, and its tokens are those of the server's `usage`.
+        model: with `openai`: the name that the server knows its model by, or several: the first is
+            the function's, the others are called as `app/function:name`. None: the function's own
+            name.
+        max_model_len: with `openai`: tokens of prompt and answer together; None: 131,072.
+        limits: with `openai`: `pilotlight.TokenLimits(…)`.
         modal_options: as for `asgi_app`."""
     if isinstance(port, bool) or not isinstance(port, int):
         given = describe_target(port) if callable(port) else repr(port)
@@ -299,8 +312,13 @@ def web_server(
             f"seconds",
             parameter="startup_timeout",
         )
-    server = WebServerSpec(port=port, startup_s=float(startup_timeout), example=example)
-    details = {"web_server": dataclasses.asdict(server)}
+    server = WebServerSpec(
+        port=port,
+        startup_s=float(startup_timeout),
+        example=example,
+        openai=_openai_of(openai, model=model, max_model_len=max_model_len, limits=limits),
+    )
+    details = {"web_server": server, "limits": limits}
     mark = _web("web_server", None, example, modal_options, details)
 
     def put(function: F) -> F:
@@ -308,6 +326,44 @@ def web_server(
         return mark(function)
 
     return put
+
+
+def _openai_of(
+    openai: Any, *, model: Any, max_model_len: Any, limits: Any
+) -> OpenAIServerSpec | None:
+    """The models of a web server. Raises InvalidInput naming the option."""
+    if not isinstance(openai, bool):
+        raise InvalidInput(
+            f"@pilotlight.web_server(openai={openai!r}): must be True or False", parameter="openai"
+        )
+    options = {"model": model, "max_model_len": max_model_len, "limits": limits}
+    given = [name for name, value in options.items() if value is not None]
+    if given and not openai:
+        raise InvalidInput(
+            f"@pilotlight.web_server({given[0]}=…): only for a server that speaks OpenAI's API: "
+            f"add openai=True",
+            parameter=given[0],
+        )
+    if not openai:
+        return None
+    names = () if model is None else (model,) if isinstance(model, str) else model
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise InvalidInput(
+            f"@pilotlight.web_server(model={model!r}): must be a name, or a list of names",
+            parameter="model",
+        )
+    length = MODEL_LEN if max_model_len is None else max_model_len
+    if isinstance(length, bool) or not isinstance(length, int):
+        raise InvalidInput(
+            f"@pilotlight.web_server(max_model_len={max_model_len!r}): must be a number of tokens",
+            parameter="max_model_len",
+        )
+    if limits is not None and not isinstance(limits, TokenLimits):
+        raise InvalidInput(
+            f"@pilotlight.web_server(limits={limits!r}): expected pilotlight.TokenLimits(…)",
+            parameter="limits",
+        )
+    return OpenAIServerSpec(models=tuple(names), max_model_len=length)
 
 
 def _check_starts_server(function: Any) -> None:

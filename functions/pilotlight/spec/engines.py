@@ -81,6 +81,30 @@ class EngineSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageModel:
+    """What OpenAI's API knows of a function, be it an engine or a web server of user code.
+
+    Attributes:
+        served: the name that its server knows its model by.
+        others: names of the further models that it serves: of an engine, its adapters.
+        max_model_len: maximum tokens of prompt and answer together.
+        task: None: the server's to say.
+        is_engine: whether it is the stock server, which reports its usage in each piece of a
+            stream, and keeps prompts of tenants apart."""
+
+    served: str
+    others: tuple[str, ...]
+    max_model_len: int
+    task: Task | None
+    is_engine: bool
+
+
+def is_language_model(spec: Mapping[str, Any]) -> bool:
+    """Whether the JSON of a `FunctionSpec` has a `LanguageModel`."""
+    return bool(spec.get("engine") or (spec.get("web_server") or {}).get("openai"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLimits:
     """Limits of the calls of a language model. None = only the limit of the model.
 

@@ -20,7 +20,7 @@ from typing import Any
 from pilotlight.errors import InvalidInput
 from pilotlight.spec import sandboxes
 from pilotlight.spec.cors import check_origins
-from pilotlight.spec.engines import EngineSpec, TokenLimits
+from pilotlight.spec.engines import EngineSpec, LanguageModel, TokenLimits
 from pilotlight.spec.identifiers import Priority, check_name, require_name
 from pilotlight.spec.policies import (
     MAX_FALLBACKS,
@@ -378,6 +378,7 @@ class FunctionSpec:
             parse_gate(metric, text)
         _check_engine(self)
         _check_web_server(self)
+        _check_limits(self)
         _check_volumes(self)
         _check_egress(self)
         _check_cors(self)
@@ -392,6 +393,28 @@ class FunctionSpec:
     def method(self, name: str) -> MethodSpec | None:
         """Return the method with this name, or None."""
         return next((m for m in self.methods if m.name == name), None)
+
+    @property
+    def language_model(self) -> LanguageModel | None:
+        """What OpenAI's API calls; None for a function that is no language model."""
+        if self.engine is not None:
+            return LanguageModel(
+                served=self.name,
+                others=tuple(sorted(self.engine.lora)),
+                max_model_len=self.engine.max_model_len,
+                task=self.engine.task,
+                is_engine=True,
+            )
+        if self.web_server is None or self.web_server.openai is None:
+            return None
+        openai = self.web_server.openai
+        return LanguageModel(
+            served=openai.models[0] if openai.models else self.name,
+            others=openai.models[1:],
+            max_model_len=openai.max_model_len,
+            task=None,
+            is_engine=False,
+        )
 
     def digest(self) -> str:
         """Return the sha256 (hex) of the canonical JSON, the identity of a revision."""
@@ -448,6 +471,15 @@ def _check_web_server(spec: FunctionSpec) -> None:
             f"{spec.name!r} may take {spec.clocks.startup_s:g} s in all: raise startup_timeout= of "
             f"the function above that of its server",
             parameter="startup_timeout",
+        )
+
+
+def _check_limits(spec: FunctionSpec) -> None:
+    if spec.limits is not None and spec.language_model is None:
+        raise InvalidInput(
+            f"limits: function {spec.name!r} is no language model, whose tokens are counted: "
+            f"remove limits, or declare its server with openai=True",
+            parameter="limits",
         )
 
 

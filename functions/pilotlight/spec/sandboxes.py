@@ -21,9 +21,10 @@ LABEL: Final = "sandbox"
 DEFAULT_TIMEOUT_S: Final = 300.0
 MAX_TIMEOUT_S: Final = 86_400.0
 QUEUE_S: Final = 60.0
-"""How long a sandbox may wait for its instance."""
-SLACK_S: Final = 5.0
-"""After this long the activator ends a sandbox that has not ended itself."""
+"""How long a sandbox may wait for its instance. The deadline of its call has room for it, which the
+activator takes away once the sandbox has its instance."""
+SLACK_S: Final = 2.0
+"""So long after its time the activator ends a sandbox that has not ended itself."""
 MAX_SANDBOXES: Final = 100
 """Default for the most sandboxes of one set of options that run at once."""
 

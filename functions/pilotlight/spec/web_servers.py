@@ -8,11 +8,48 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pilotlight.errors import InvalidInput
+from pilotlight.spec.engines import MAX_TOKENS
+from pilotlight.spec.policies import require_in_range
 
 FIRST_PORT, LAST_PORT = 1024, 65535
 """Bounds of the port: functions do not run as root, which alone may listen below."""
 MAX_STARTUP_S = 7 * 86_400.0
 MAX_EXAMPLE_CHARS = 1024
+MAX_MODELS = 64
+MAX_MODEL_CHARS = 256
+MODEL_LEN = 131_072
+"""Tokens of prompt and answer together, where a server's declaration says nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAIServerSpec:
+    """The language models of a server that speaks OpenAI's API (chat completions, completions,
+    embeddings), whose calls are counted in tokens by its own `usage`.
+
+    Attributes:
+        models: names that the server knows its models by; the first is that of the function, the
+            others are called as `app/function:name`. Empty: one, with the function's name.
+        max_model_len: maximum tokens of prompt and answer together: calls beyond are refused, calls
+            without a maximum of their own may have that much, and a prompt counts as no more."""
+
+    models: tuple[str, ...] = ()
+    max_model_len: int = MODEL_LEN
+
+    def __post_init__(self) -> None:
+        require_in_range("max_model_len", self.max_model_len, 1, MAX_TOKENS)
+        if len(self.models) > MAX_MODELS:
+            raise InvalidInput(
+                f"model: {len(self.models)} names, at most {MAX_MODELS}", parameter="model"
+            )
+        for name in self.models:
+            if not 0 < len(name) <= MAX_MODEL_CHARS or not name.isprintable():
+                raise InvalidInput(
+                    f"model = {name[:80]!r}: must be the name that the server knows its model by, "
+                    f"of 1 to {MAX_MODEL_CHARS} printable characters",
+                    parameter="model",
+                )
+        if len(set(self.models)) < len(self.models):
+            raise InvalidInput("model: two names are equal: remove one", parameter="model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +60,13 @@ class WebServerSpec:
         port: the TCP port at which it listens, on the loopback interface of its instance.
         startup_s: time from the call of the function until the server answers.
         example: path that it answers with a status below 500 once it is ready, and with the same
-            status after a restore; None: it is ready when it answers GET / with any status."""
+            status after a restore; None: it is ready when it answers GET / with any status.
+        openai: the language models that it serves by OpenAI's API; None: it is any web server."""
 
     port: int
     startup_s: float = 5.0
     example: str | None = None
+    openai: OpenAIServerSpec | None = None
 
     def __post_init__(self) -> None:
         if not FIRST_PORT <= self.port <= LAST_PORT:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from pilotlight.spec.sandboxes import (
     LABEL,
     MAX_ANSWER_BYTES,
     MAX_BODY_BYTES,
+    QUEUE_S,
+    SLACK_S,
 )
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import until
@@ -113,6 +116,36 @@ async def test_only_who_may_read_its_call_reaches_a_sandbox(
         "pl_billing": 403,
         "pl_wrong": 401,
     }
+
+
+async def test_one_whose_worker_does_not_end_it_is_ended_after_its_time(
+    serving: Edge, controller: FakeController
+) -> None:
+    began = time.monotonic()
+    answer = await serving.call(
+        "shop/sandbox-1:submit",
+        json={"timeout_s": 0.3},
+        headers={"pilotlight-timeout": f"{0.3 + QUEUE_S + SLACK_S:g}"},
+    )
+    sandbox = str(answer.json()["id"])
+    assert (await ask(serving, sandbox, "exec", "POST")).status_code == 200
+    (instance,) = serving.fleet.workers
+    await until(lambda: [each for each, _ in serving.fleet.stopped] == [instance])
+    assert 0.3 + SLACK_S <= time.monotonic() - began < 0.3 + SLACK_S + 8
+    assert (await ask(serving, sandbox, "exec", "POST")).status_code == 404
+
+
+async def test_waiting_for_an_instance_takes_nothing_of_a_sandboxs_time(serving: Edge) -> None:
+    serving.fleet.gate.clear()
+    answer = await serving.call(
+        "shop/sandbox-1:submit",
+        json={"timeout_s": 0.3},
+        headers={"pilotlight-timeout": f"{0.3 + QUEUE_S + SLACK_S:g}"},
+    )
+    sandbox = str(answer.json()["id"])
+    await asyncio.sleep(0.3 + SLACK_S + 0.5)
+    serving.fleet.gate.set()
+    assert (await ask(serving, sandbox, "exec", "POST")).status_code == 200
 
 
 async def test_an_instance_serves_one_sandbox_and_ends_with_it(

@@ -208,6 +208,35 @@ async def test_a_cancelled_call_stops_and_says_so(edge: Edge, controller: FakeCo
     await until(lambda: sum(w.cancelled for w in edge.fleet.workers.values()) == 1)
 
 
+async def test_cancelling_a_call_that_has_ended_says_how(
+    edge: Edge, controller: FakeController, shipping: object
+) -> None:
+    edge.add(route_of(spec_of()))
+    call_id = (await edge.call("shop/hello:submit", json={"x": 1})).json()["id"]
+    own_id = "order-9"
+    await edge.client.put(
+        f"{edge.url}/v1/calls/{own_id}?function=shop/hello",
+        json={"x": 1},
+        headers={"authorization": f"Bearer {KEY}"},
+    )
+
+    async def cancel(call: str) -> httpx.Response:
+        return await edge.client.post(
+            f"{edge.url}/v1/calls/{call}:cancel", headers={"authorization": f"Bearer {KEY}"}
+        )
+
+    for call in (call_id, own_id):
+        await finished(edge, call)
+        at_once = await cancel(call)
+        await until(lambda: not list(edge.calls.pending))
+        shipped = await cancel(call)
+        assert at_once.status_code == shipped.status_code == 200, shipped.text
+        assert shipped.json() == at_once.json()
+        assert shipped.json()["state"] == "SUCCEEDED"
+        assert (shipped.json()["status"], shipped.json()["outcome"]) == (200, "ok")
+    assert (await cancel("req-unknown")).status_code == 404
+
+
 async def test_a_stream_of_a_call_tells_each_state_and_ends_with_the_result(
     edge: Edge, controller: FakeController
 ) -> None:

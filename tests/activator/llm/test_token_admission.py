@@ -168,10 +168,12 @@ async def test_tokens_beyond_what_was_reserved_are_owed(desk: TokenAdmission) ->
     body = {"prompt": [1] * 10}
     use = await enter(desk, door, body, path=COMPLETIONS)
     use.on_usage(10, 891)
+    assert (use.max_out, use.used) == (590, 600)  # more than it was allowed counts no further
+    assert use.used > use.reserved
     use.settle()
     with pytest.raises(errors.OverQuota) as caught:
         await enter(desk, door, body, path=COMPLETIONS)
-    assert caught.value.retry_after_s == pytest.approx((301 + use.reserved) / 10)
+    assert caught.value.retry_after_s == pytest.approx(use.reserved / 10)
 
 
 async def test_a_call_that_never_ran_gives_everything_back(desk: TokenAdmission) -> None:

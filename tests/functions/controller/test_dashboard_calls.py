@@ -44,6 +44,8 @@ async def test_calls_are_filtered_by_what_the_url_says(controller: Controller) -
         {"call": "req-left", "started_at": now - 30, "status": 499, "outcome": "cancelled"},
         {"call": "req-cold", "started_at": now - 7200, "start_kind": "COLD"},
         {"call": "req-lost", "started_at": now - 40, "status": 502, "outcome": "lost"},
+        {"call": "req-busy", "started_at": now - 50, "status": 503, "outcome": "busy"},
+        {"call": "req-unsent", "started_at": now - 60, "status": 502, "outcome": "unsent"},
     )
     session = await sign_in(controller, controller.key)
 
@@ -52,24 +54,50 @@ async def test_calls_are_filtered_by_what_the_url_says(controller: Controller) -
         assert page.status_code == 200, page.text
         return {
             name
-            for name in ("good", "raised", "left", "cold", "lost")
+            for name in ("good", "raised", "left", "cold", "lost", "busy", "unsent")
             if f"/dashboard/calls/req-{name}?" in page.text
         }
 
-    assert await shown() == {"good", "raised", "left", "cold", "lost"}
+    assert await shown() == {"good", "raised", "left", "cold", "lost", "busy", "unsent"}
     assert await shown(state="ok") == {"good", "cold"}
     assert await shown(state="failed") == {"raised", "lost"}
     assert await shown(state="lost") == {"lost"}
-    assert await shown(status="5xx") == {"raised", "lost"}
+    assert await shown(state="not_run") == {"busy", "unsent"}
+    assert await shown(status="5xx") == {"raised", "lost", "busy", "unsent"}
     assert await shown(status="499") == {"left"}
     assert await shown(status="9" * 30) == set()
     assert await shown(start_kind="COLD", function="search/embed") == {"cold"}
-    assert await shown(since="2027-01-15T07:00") == {"good", "raised", "left", "lost"}
+    assert await shown(since="2027-01-15T07:00") == {
+        "good",
+        "raised",
+        "left",
+        "lost",
+        "busy",
+        "unsent",
+    }
     assert await shown(until="2027-01-15T07:00") == {"cold"}
     client = controller.client(None)
     for params, status in (({"since": "<b>"}, 400), ({"function": "a/b"}, 404)):
         answer = await client.get("/dashboard/calls", params=params, headers=session)
         assert answer.status_code == status
+
+
+async def test_attempts_in_which_nothing_ran_are_no_failures(controller: Controller) -> None:
+    now = controller.clock.now
+    await take(
+        controller,
+        {"call": "req-raised", "started_at": now - 20, "status": 500, "outcome": "error"},
+        {"call": "req-busy", "started_at": now - 50, "status": 503, "outcome": "busy"},
+        {"call": "req-unsent", "started_at": now - 60, "status": 502, "outcome": "unsent"},
+    )
+    lines = (await controller.http.get("/v1/billing/report")).json()["rows"]
+    (line,) = [one for one in lines if one["kind"] == "CALL"]
+    assert (line["records"], line["errors"]) == (3, 1)
+    session, client = await sign_in(controller, controller.key), controller.client(None)
+    page = await client.get("/dashboard/calls", headers=session)
+    assert page.text.count('class="status bad"') == 1
+    one = await client.get("/dashboard/calls/req-busy", headers=session)
+    assert 'id="error"' not in one.text
 
 
 async def test_a_filter_looks_at_a_bounded_number_of_calls_and_the_next_page_goes_on(

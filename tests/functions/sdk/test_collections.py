@@ -147,6 +147,36 @@ async def test_a_put_to_a_queue_whose_answer_is_lost_is_stored_once(
         link.close()
 
 
+async def test_answers_that_are_lost_are_asked_for_again(served: ServedController) -> None:
+    where = urlsplit(served.url)
+    link = TcpLink(str(where.hostname), where.port or 0)
+    link.mend()
+    profile = Profile(url=f"http://127.0.0.1:{link.port}", api_key=served.key, environment="main")
+    try:
+        with sessions.use_profile(profile):
+            d = pilotlight.Dict.from_name("lossy-d", create_if_missing=True)
+            link.lose_answer()
+            assert d.put("k", 1, skip_if_exists=True)
+            link.lose_answer()
+            assert not await d.put.aio("k", 2, skip_if_exists=True)
+            link.lose_answer()
+            assert d.pop("k") == 1
+            link.lose_answer()
+            assert d.pop("k", None) is None
+            q = pilotlight.Queue.from_name("lossy-q", create_if_missing=True)
+            q.put_many([1, 2, 3])
+            link.lose_answer()
+            assert q.get() == 1
+            link.lose_answer()
+            assert await q.get_many.aio(5) == [2, 3]
+            link.lose_answer()
+            assert q.get(block=False) is None
+            assert q.len() == 0
+    finally:
+        sessions.close()
+        link.close()
+
+
 async def test_each_method_has_an_asynchronous_form(
     d: pilotlight.Dict, q: pilotlight.Queue
 ) -> None:

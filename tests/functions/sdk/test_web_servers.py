@@ -12,6 +12,7 @@ import pytest
 import pilotlight
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk.unsupported import NotSupported
+from pilotlight.spec.engines import LanguageModel
 from pilotlight.spec.function import Clocks, FunctionKind, FunctionSpec, MethodSpec
 from pilotlight.spec.web_servers import WebServerSpec
 
@@ -24,6 +25,19 @@ web_server: Any = pilotlight.web_server
 @pilotlight.web_server(8000, startup_timeout=600, example="/health")
 def by_process() -> None:
     subprocess.Popen(["server"])
+
+
+@app.function(name="llama")
+@pilotlight.web_server(8000, openai=True)
+def llama() -> None: ...
+
+
+LIMITS = pilotlight.TokenLimits(max_output_tokens=64)
+
+
+@app.function(name="proxy")
+@pilotlight.web_server(8000, openai=True, model=["a", "org/b:1"], max_model_len=4096, limits=LIMITS)
+def proxy() -> None: ...
 
 
 @app.cls()
@@ -52,6 +66,25 @@ def test_a_web_server_is_a_web_application_with_a_port() -> None:
     assert (methods.kind, methods.policies["web_server"]) == (FunctionKind.CLASS, None)
 
 
+def test_a_server_that_speaks_openais_api_is_a_language_model() -> None:
+    def spec(name: str) -> FunctionSpec:
+        found = app.declarations[name]
+        given = {key: found.policies[key] for key in ("web_server", "limits")}
+        return spec_of(name=name, **given)
+
+    assert spec("llama").limits is None
+    assert spec("llama").language_model == LanguageModel(
+        served="llama", others=(), max_model_len=131_072, task=None, is_engine=False
+    )
+    assert spec("proxy").limits == LIMITS
+    assert spec("proxy").language_model == LanguageModel(
+        served="a", others=("org/b:1",), max_model_len=4096, task=None, is_engine=False
+    )
+    assert spec_of().language_model is None
+    with pytest.raises(InvalidInput, match="limits: function 'f' is no language model"):
+        spec_of(limits=LIMITS)
+
+
 def plain() -> None: ...
 async def coroutine() -> None: ...
 def generator() -> Iterator[int]:
@@ -74,6 +107,16 @@ def taking(x: int) -> None: ...
         (lambda: web_server(8000, example="/a b"), "example = '/a b': must be a path"),
         (lambda: web_server(8000, requires_proxy_auth=False), "callers need a key"),
         (lambda: web_server(8000, wait=1), "unknown option wait="),
+        (lambda: web_server(8000, openai="yes"), "openai='yes'): must be True or"),
+        (lambda: web_server(8000, model="m"), "model=…): only for a server that speaks"),
+        (lambda: web_server(8000, max_model_len=1), "max_model_len=…): only for a"),
+        (lambda: web_server(8000, limits=pilotlight.TokenLimits()), "limits=…): only for a"),
+        (lambda: web_server(8000, openai=True, model=7), "model=7): must be a name, or a list"),
+        (lambda: web_server(8000, openai=True, model=""), "model = '': must be the name"),
+        (lambda: web_server(8000, openai=True, model=["a", "a"]), "model: two names are equal"),
+        (lambda: web_server(8000, openai=True, max_model_len=0), "max_model_len = 0: must"),
+        (lambda: web_server(8000, openai=True, max_model_len="8k"), "must be a number of tok"),
+        (lambda: web_server(8000, openai=True, limits=1), "limits=1): expected pilotlight.T"),
         (lambda: web_server(8000)(coroutine), "but a coroutine or a generator"),
         (lambda: web_server(8000)(generator), "but a coroutine or a generator"),
         (lambda: web_server(8000)(taking), "but takes x: nothing passes it"),

@@ -598,6 +598,64 @@ async def test_image_is_measured_and_deleted(tmp_path: Path, images: Images) -> 
 
 
 @pytest.mark.slow
+@needs_root
+@pytest.mark.root
+@pytest.mark.parametrize("target", ["/data/deep", "/mnt/deep"])
+async def test_steps_see_what_was_copied_to_an_absolute_path(
+    tmp_path: Path, images: Images, target: str
+) -> None:
+    first = target.split("/")[1]
+    before = os.path.lexists(f"/{first}")
+    blob = put_tar(tmp_path, {"helper.py": b"said = 'copied'"})
+    steps: list[dict[str, Any]] = [
+        {"op": "copy", "blob": blob, "target": target},
+        {"op": "run", "commands": [f"cat {target}/helper.py > seen", f"echo 7 > {target}/made"]},
+        {"op": "copy", "blob": blob, "target": "/other"},
+        {
+            "op": "run",
+            "commands": [
+                f"cat /other/helper.py {target}/made >> seen",
+                "ls -A / > root; head -c 4 /dev/zero | wc -c >> seen; id -u >> seen",
+                "touch /new 2> denied; echo $$ $(ls /proc | grep -c '^[0-9]') > processes",
+            ],
+        },
+    ]
+    digest = await images.build(spec(*steps), uid=TENANT_UID, part=Parts())
+
+    layout = images.layout(digest, uid=TENANT_UID)
+    assert layout.files is not None
+    assert sorted(layout.links) == sorted([first, "other"])
+    seen = (layout.files / "seen").read_text()
+    assert seen == f"said = 'copied'said = 'copied'7\n4\n{TENANT_UID}\n"
+    assert (layout.files / f".absolute{target}/made").read_text() == "7\n"
+    assert set(os.listdir("/")) - {first, "other"} <= set(
+        (layout.files / "root").read_text().split("\n")
+    )
+    assert "denied" in (layout.files / "denied").read_text()
+    assert int((layout.files / "processes").read_text().split()[1]) < 10
+    # the machine's own root directory is as it was
+    assert (os.path.lexists(f"/{first}"), os.path.lexists("/other")) == (before, False)
+
+
+@pytest.mark.slow
+@needs_root
+@pytest.mark.root
+async def test_pip_installs_what_was_copied_to_an_absolute_path(
+    tmp_path: Path, images: Images
+) -> None:
+    make_wheel(tmp_path, "plcopied", "3.0")
+    (wheel,) = tmp_path.glob("plcopied-*.whl")
+    blob = put_tar(tmp_path, {wheel.name: wheel.read_bytes()})
+    steps: list[dict[str, Any]] = [
+        {"op": "copy", "blob": blob, "target": "/wheels"},
+        {"op": "pip", "packages": [f"/wheels/{wheel.name}"], "options": ["--no-deps"]},
+    ]
+    digest = await images.build(spec(*steps), uid=TENANT_UID, part=Parts())
+    code = "import plcopied; print(plcopied.version)"
+    assert ask(images, digest, code, uid=TENANT_UID) == "3.0"
+
+
+@pytest.mark.slow
 async def test_failed_step_leaves_its_log_and_no_image(tmp_path: Path, images: Images) -> None:
     blob = put_tar(tmp_path, {"helper.py": b"said = 'copied'"})
     command = "cat /data/helper.py; echo about to fail; exit 7"

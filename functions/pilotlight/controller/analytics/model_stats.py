@@ -20,7 +20,7 @@ from pilotlight.controller.analytics.time_range import DAY_S, HOUR_S
 from pilotlight.controller.database import tables
 from pilotlight.controller.slo import observations
 from pilotlight.controller.slo.error_budget import total_observation
-from pilotlight.spec.function import FunctionKind
+from pilotlight.spec.engines import is_language_model
 from pilotlight.spec.observations import Observation, latency_quantile_ms
 
 NEWEST = 5000
@@ -55,7 +55,7 @@ class ModelStats:
 
     Attributes:
         max_model_len, max_num_seqs, adapters, gpu: as declared by the revision with the most
-            traffic.
+            traffic; of a web server `max_num_seqs` is its `max_inputs`.
         first_token, between_tokens: of calls that did not wait for a start.
         first_token_by_start: start kind → first token of the newest calls' records.
         finishes: finish reason → number of the newest calls.
@@ -119,8 +119,8 @@ def read(
 def _rows(
     sql: sa.Connection, tenant: str, environment: str, app: str | None, function: str | None
 ) -> list[sa.Row[Any]]:
-    """Return functions with the spec of their revision with the most traffic, if its kind is
-    engine."""
+    """Return functions with the spec of their revision with the most traffic, if it is a language
+    model."""
     functions, revisions, traffic = tables.functions, tables.revisions, tables.traffic
     same = (revisions.c.function == traffic.c.function) & (revisions.c.name == traffic.c.revision)
     where = [
@@ -140,12 +140,12 @@ def _rows(
         )
         .join(traffic, traffic.c.function == functions.c.id)
         .join(revisions, same)
-        .where(*where, revisions.c.spec.like(f'%"kind"%"{FunctionKind.ENGINE}"%'))
+        .where(*where, revisions.c.spec.like('%"max_model_len"%'))
         .order_by(functions.c.app, functions.c.name, traffic.c.weight.desc())
     )
     heaviest: dict[str, Any] = {}
     for row in sql.execute(query):
-        if json.loads(row.spec)["kind"] == FunctionKind.ENGINE:
+        if is_language_model(json.loads(row.spec)):
             heaviest.setdefault(row.id, row)
     return list(heaviest.values())[:MAX_MODELS]
 
@@ -154,7 +154,8 @@ def _figures(
     sql: sa.Connection, row: sa.Row[Any], *, tenant: str, currency: str, now: float
 ) -> ModelStats:
     spec = json.loads(row.spec)
-    engine, resources = spec["engine"], spec["resources"]
+    resources = spec["resources"]
+    max_model_len, max_num_seqs, adapters = _declared(spec)
     seen = total_observation(
         observations.window(sql, function_id=row.id, since_s=now - DAY_S, until_s=now)
     )
@@ -169,9 +170,9 @@ def _figures(
         app=row.app,
         function=row.name,
         revision=row.revision,
-        max_model_len=engine["max_model_len"],
-        max_num_seqs=engine["max_num_seqs"],
-        adapters=tuple(sorted(engine["lora"])),
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        adapters=adapters,
         gpu=",".join(resources["gpu"]),
         gpu_count=gpus,
         **_observed(seen),
@@ -183,6 +184,14 @@ def _figures(
         price_per_1k=_per_1k(whole),
         tenants=tuple(_share(name, one) for name, one in shares),
     )
+
+
+def _declared(spec: Mapping[str, Any]) -> tuple[int, int, tuple[str, ...]]:
+    """Its `max_model_len`, calls at once of an instance, and further models."""
+    if engine := spec["engine"]:
+        return engine["max_model_len"], engine["max_num_seqs"], tuple(sorted(engine["lora"]))
+    openai = spec["web_server"]["openai"]
+    return openai["max_model_len"], spec["scaling"]["max_inputs"], tuple(openai["models"][1:])
 
 
 def _share(name: str, one: rollup_queries.UsageSums) -> ModelTenantShare:

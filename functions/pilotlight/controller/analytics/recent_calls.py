@@ -14,6 +14,7 @@ from pilotlight.controller.analytics.time_range import DAY_S
 from pilotlight.controller.billing import ledger
 from pilotlight.controller.database import tables
 from pilotlight.protocol import UsageRecord
+from pilotlight.spec.pricing import NOT_RUN
 
 DAYS = 31
 """How many days back the list of calls reaches. Older calls are in the billing export."""
@@ -22,7 +23,7 @@ DAYS = 31
 MAX_SCANNED = 20_000
 """Calls that a filtered page reads at most; the next page goes on from there."""
 STATUS_CLASSES = ("2xx", "3xx", "4xx", "5xx")
-STATES = ("ok", "failed", "cancelled", "lost")
+STATES = ("ok", "failed", "cancelled", "lost", "not_run")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,8 @@ class CallFilter:
     """Which calls are shown; "" and None = all.
 
     Attributes:
-        state: one of STATES: `failed` is every outcome but `ok` and `cancelled`.
+        state: one of STATES: `not_run` are attempts in which nothing ran (`pricing.NOT_RUN`), and
+            `failed` is every other outcome but `ok` and `cancelled`.
         status: one of STATUS_CLASSES, or a status such as `429`.
         since, until: began within, wall clock in seconds.
     """
@@ -50,7 +52,9 @@ class CallFilter:
     def conditions(self, columns: Any) -> Iterator[sa.ColumnElement[bool]]:
         """Yield the conditions on `columns` of single calls. An unknown value matches none."""
         if self.state == "failed":
-            yield columns.outcome.not_in(("ok", "cancelled"))
+            yield columns.outcome.not_in(("ok", "cancelled", *NOT_RUN))
+        elif self.state == "not_run":
+            yield columns.outcome.in_(NOT_RUN)
         elif self.state:
             yield columns.outcome == self.state
         if self.status in STATUS_CLASSES:

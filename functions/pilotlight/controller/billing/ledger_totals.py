@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from pilotlight.controller.billing.usage_aggregation import HOUR_S, HOURS_PER_DAY, MEASURES
 from pilotlight.controller.database import tables
-from pilotlight.spec.pricing import COST_QUANTUM, GIB
+from pilotlight.spec.pricing import COST_QUANTUM, GIB, NOT_RUN
 
 HALF = 10**9
 
@@ -215,7 +215,9 @@ def _sums_of(table: sa.Table) -> list[sa.Label[Any]]:
         *sums,
         *money,
         sa.func.count().label("records"),
-        sa.func.sum(sa.case((c.status >= 500, 1), else_=0)).label("errors"),
+        sa.func.sum(
+            sa.case((sa.and_(c.status >= 500, c.outcome.not_in(NOT_RUN)), 1), else_=0)
+        ).label("errors"),
         sa.func.sum(seconds * c.cpu).label("cpu_core_s"),
         sa.func.sum(seconds * c.memory_bytes).label("memory_byte_s"),
         sa.func.sum(seconds * c.gpu_count).label("gpu_s"),

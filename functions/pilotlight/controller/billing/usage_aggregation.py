@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from pilotlight.controller.database import tables
 from pilotlight.protocol import UsageRecord
+from pilotlight.spec.pricing import NOT_RUN
 
 HOUR_S = 3600
 HOURS_PER_DAY = 24
@@ -45,7 +46,18 @@ _EPOCH = dt.date(1970, 1, 1).toordinal()
 
 _group_of = itemgetter(AT["tenant"], *(AT[name] for name in tables.ROLLUP_GROUPS))
 _numbers = itemgetter(
-    *(AT[name] for name in (*MEASURES, "cost_picos", "status", "cpu", "memory_bytes", "gpu_count"))
+    *(
+        AT[name]
+        for name in (
+            *MEASURES,
+            "cost_picos",
+            "status",
+            "cpu",
+            "memory_bytes",
+            "gpu_count",
+            "outcome",
+        )
+    )
 )
 _STARTED_AT = AT["started_at"]
 _BILLED = MEASURES.index("billed_ns")
@@ -176,11 +188,13 @@ def bucket_of(ms: int) -> int:
 
 
 def _sums(numbers: Sequence[Sequence[Any]]) -> BatchSums:
-    *measures, picos, status, cpu, memory_bytes, gpu_count = zip(*numbers, strict=True)
+    *measures, picos, status, cpu, memory_bytes, gpu_count, outcomes = zip(*numbers, strict=True)
     billed_ns = measures[_BILLED]
     return BatchSums(
         records=len(numbers),
-        errors=sum(1 for one in status if one >= 500),
+        errors=sum(
+            one >= 500 and how not in NOT_RUN for one, how in zip(status, outcomes, strict=True)
+        ),
         measures=tuple(map(sum, measures)),
         picos=sum(picos),
         cpu_core_s=sum(map(mul, cpu, billed_ns)) / 1e9,

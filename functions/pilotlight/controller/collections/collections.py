@@ -13,6 +13,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from pilotlight.controller.collections import recent_operations
+from pilotlight.controller.collections.recent_operations import once
 from pilotlight.controller.database import audit_trail, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.identity import stored_bytes
@@ -39,15 +41,7 @@ CLEARED_AT_ONCE = 5000
 """Values that one transaction clears, some tens of milliseconds."""
 CLEARED_BYTES = 16 * 1024 * 1024
 """The same of large ones."""
-PUT_MEMORY_S = 300.0
-"""How long the id of a put is known: longer than a client tries again (60 s of waiting)."""
-FORGET_EVERY = 16
-"""One of so many puts forgets ids of older puts, of all queues. Which one is drawn by chance, so
-that no caller can choose its puts such that none does."""
-FORGOTTEN_AT_ONCE = 20 * FORGET_EVERY
-"""How many it forgets: more than were added meanwhile."""
 _COLLECTIONS, _VALUES = tables.collections, tables.collection_values
-_PUTS = tables.collection_puts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +134,7 @@ def delete(write: Write, scope: CollectionScope) -> None:
     """Delete a collection and its values. Raises NotFound."""
     found = find(write.sql, scope)
     write.sql.execute(sa.delete(_VALUES).where(_VALUES.c.collection == found.id))
-    write.sql.execute(sa.delete(_PUTS).where(_PUTS.c.collection == found.id))
+    recent_operations.delete_all(write, found.id)
     _count_bytes(write, found, -found.size_bytes)
     write.sql.execute(sa.delete(_COLLECTIONS).where(_COLLECTIONS.c.id == found.id))
     _audit(write, scope, "delete", before={"size_bytes": found.size_bytes})
@@ -204,9 +198,26 @@ def put(
     given: Mapping[str, bytes],
     *,
     skip_if_exists: bool = False,
+    operation_id: str = "",
 ) -> int:
     """Store values of a dict by key, at most MAX_REQUEST_VALUES; returns how many were stored.
-    Raises StorageQuotaExceeded; then none was."""
+    Raises StorageQuotaExceeded; then none was. `operation_id`: as for `recent_operations.once`."""
+
+    def store() -> list[bytes]:
+        return [b"%d" % _store(write, found, plan, given, skip_if_exists=skip_if_exists)]
+
+    (count,) = once(write, found.id, operation_id, store)
+    return int(count)
+
+
+def _store(
+    write: Write,
+    found: Collection,
+    plan: Plan,
+    given: Mapping[str, bytes],
+    *,
+    skip_if_exists: bool,
+) -> int:
     query = sa.select(_VALUES.c.key, _VALUES.c.size_bytes).where(*_at(found, list(given)))
     there = {row.key: int(row.size_bytes) for row in write.sql.execute(query)}
     fresh = {key: v for key, v in given.items() if not (skip_if_exists and key in there)}
@@ -228,13 +239,20 @@ def put(
     return len(rows)
 
 
-def pop(write: Write, found: Collection, key: str) -> bytes | None:
-    """Remove a key of a dict and return its value; None: it is not there."""
-    query = sa.select(_VALUES.c.value).where(*_at(found, [key]))
-    value = write.sql.execute(query).scalar()
-    if value is not None:
+def pop(write: Write, found: Collection, key: str, *, operation_id: str = "") -> bytes | None:
+    """Remove a key of a dict and return its value; None: it is not there. `operation_id`: as for
+    `recent_operations.once`."""
+
+    def remove() -> list[bytes]:
+        query = sa.select(_VALUES.c.value).where(*_at(found, [key]))
+        value = write.sql.execute(query).scalar()
+        if value is None:
+            return []
         clear(write, found, key)
-    return None if value is None else bytes(value)
+        return [bytes(value)]
+
+    answer = once(write, found.id, operation_id, remove)
+    return answer[0] if answer else None
 
 
 def push(
@@ -244,13 +262,21 @@ def push(
     partition: str,
     values: Sequence[bytes],
     *,
-    put_id: str = "",
+    operation_id: str = "",
 ) -> None:
     """Append values to a partition of a queue. Raises StorageQuotaExceeded; then none was.
+    `operation_id`: as for `recent_operations.once`."""
 
-    `put_id`: of the caller's choice; a repeat within PUT_MEMORY_S appends nothing; "": none."""
-    if put_id and values and not _is_first(write, found, put_id):
-        return
+    def append() -> list[bytes]:
+        _append(write, found, plan, partition, values)
+        return []
+
+    once(write, found.id, operation_id if values else "", append)
+
+
+def _append(
+    write: Write, found: Collection, plan: Plan, partition: str, values: Sequence[bytes]
+) -> None:
     rows = [
         _row(found, partition, found.position + number, value)
         for number, value in enumerate(values)
@@ -261,20 +287,19 @@ def push(
         write.sql.execute(sa.insert(_VALUES), rows)
 
 
-def _is_first(write: Write, found: Collection, put_id: str) -> bool:
-    """Record a put; returns False where it was recorded before."""
-    if not secrets.randbelow(FORGET_EVERY):
-        old = sa.select(_PUTS.c.collection, _PUTS.c.id).where(_PUTS.c.at < write.now - PUT_MEMORY_S)
-        old = old.order_by(_PUTS.c.at).limit(FORGOTTEN_AT_ONCE)
-        place = sa.tuple_(_PUTS.c.collection, _PUTS.c.id)
-        write.sql.execute(sa.delete(_PUTS).where(place.in_(old)))
-    insert = write.insert(_PUTS).values(collection=found.id, id=put_id, at=write.now)
-    made = write.sql.execute(insert.on_conflict_do_nothing().returning(_PUTS.c.id))
-    return made.first() is not None
+def take(
+    write: Write, found: Collection, partition: str, number: int, *, operation_id: str = ""
+) -> list[bytes]:
+    """Remove and return the first values of a partition, at most `number` and MAX_ANSWER_BYTES.
+    `operation_id`: as for `recent_operations.once`; one that took nothing is not known."""
+
+    def remove() -> list[bytes]:
+        return _take(write, found, partition, number)
+
+    return once(write, found.id, operation_id, remove, is_kept=bool)
 
 
-def take(write: Write, found: Collection, partition: str, number: int) -> list[bytes]:
-    """Remove and return the first values of a partition, at most `number` and MAX_ANSWER_BYTES."""
+def _take(write: Write, found: Collection, partition: str, number: int) -> list[bytes]:
     query = sa.select(_VALUES.c.position, _VALUES.c.size_bytes).where(*_at(found, [partition]))
     sized = write.sql.execute(query.order_by(_VALUES.c.position).limit(number)).all()
     if not sized:

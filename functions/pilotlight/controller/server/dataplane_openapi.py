@@ -64,6 +64,17 @@ _RECEIPT: dict[str, Any] = {
 }
 
 
+_CANCELLED: dict[str, Any] = {
+    "type": "object",
+    "required": [*_RECEIPT["required"], "status", "outcome"],
+    "properties": {
+        **_RECEIPT["properties"],
+        "status": {"type": "integer"},
+        "outcome": {"type": "string"},
+    },
+}
+
+
 def describe_dataplane(document: dict[str, Any], problems: dict[int | str, dict[str, Any]]) -> None:
     """Add the data plane's paths, and the authentication scheme, to an OpenAPI document; `problems`
     are the error responses."""
@@ -203,7 +214,12 @@ def _call_paths() -> dict[str, dict[str, Any]]:
             ),
         },
         "/v1/calls/{call}:cancel": {
-            "post": operation("cancel_call", "Cancel a submitted call.", call, _receipt("200"))
+            "post": operation(
+                "cancel_call",
+                "Cancel a submitted call; of one that has ended, say how.",
+                call,
+                {"200": json_response("the call and how it ended", _CANCELLED)},
+            )
         },
         "/v1/calls/{call}/stream": {
             "get": operation("follow_call", _FOLLOW, [*call, _last_id()], _events())

@@ -167,7 +167,11 @@ class Dict(_Collection):
         it was stored."""
         entries = [{"key": encode_key(key), "value": self._dump(value)}]
         answer = yield self._ask(
-            "put", repeatable=not skip_if_exists, entries=entries, skip_if_exists=skip_if_exists
+            "put",
+            repeatable=True,
+            entries=entries,
+            skip_if_exists=skip_if_exists,
+            id=_new_id() if skip_if_exists else "",
         )
         return bool(answer["count"])
 
@@ -184,7 +188,7 @@ class Dict(_Collection):
     def pop(self, key: Any, default: Any = _MISSING) -> Steps[Any]:
         """Remove a key and return its value. Raises KeyError where there is none, and no
         `default`."""
-        answer = yield self._ask("pop", key=encode_key(key))
+        answer = yield self._ask("pop", repeatable=True, key=encode_key(key), id=_new_id())
         if answer["entries"]:
             return self._load(answer["entries"][0]["value"])
         if default is _MISSING:
@@ -272,8 +276,9 @@ class Queue(_Collection):
     """A queue of the environment, by name: `Queue.from_name("jobs", create_if_missing=True)`. Its
     partitions, named by a text of up to 256 bytes, are queues of their own.
 
-    A value that was put is stored. A value is given to one taker, at most once: if the answer is
-    lost on its way, so is the value. Methods have asynchronous forms, such as `await q.get.aio()`.
+    A value that was put is stored. A value is given to one taker, at most once: if the taker dies,
+    it is lost. An answer that is lost on its way is asked for again. Methods have asynchronous
+    forms, such as `await q.get.aio()`.
 
     Raises NotFound where there is no such queue, TooLarge for a value, and StorageQuotaExceeded
     when the tenant's storage is full."""
@@ -358,7 +363,7 @@ class Queue(_Collection):
         deadline = _deadline(timeout)
         for batch in _batches(map(self._dump, values), len):
             # with an id, it may be sent again when its connection was lost
-            put = {"values": batch, "partition": partition or "", "id": os.urandom(10).hex()}
+            put = {"values": batch, "partition": partition or "", "id": _new_id()}
             for pause in poll_delays_s():
                 try:
                     yield self._ask("put", repeatable=True, **put)
@@ -399,7 +404,19 @@ class Queue(_Collection):
 
     def _take(self, number: int, partition: str | None, wait_s: float) -> _Ask:
         number = min(number, MAX_REQUEST_VALUES)
-        return self._ask("get", number=number, partition=partition or "", wait_s=wait_s)
+        return self._ask(
+            "get",
+            repeatable=True,
+            number=number,
+            partition=partition or "",
+            wait_s=wait_s,
+            id=_new_id(),
+        )
+
+
+def _new_id() -> str:
+    """An id of one operation, under which it may be sent again when its connection was lost."""
+    return os.urandom(10).hex()
 
 
 def _batches(items: Iterable[R], size_of: Callable[[R], int]) -> Iterator[list[R]]:

@@ -477,7 +477,11 @@ def addresses_of(client: Client, deployment: Deployment, app: App) -> dict[str, 
 def _addresses(name: str, app: App, function: str, url: str) -> list[str]:
     declaration = app.declarations[function]
     if declaration.kind == "asgi":
-        return [f"{url}/fn/{name}/{function}/"]
+        server = declaration.policies.get("web_server")
+        paths = [f"{url}/fn/{name}/{function}/"]
+        if server is not None and server.openai is not None:
+            paths.append(f'POST {url}/v1/chat/completions with "model": "{name}/{function}"')
+        return paths
     if declaration.kind == "engine":
         verb = "embeddings" if getattr(declaration, "task", "") == "embed" else "chat/completions"
         return [f'POST {url}/v1/{verb} with "model": "{name}/{function}"']

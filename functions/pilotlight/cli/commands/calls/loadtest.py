@@ -23,6 +23,7 @@ from pilotlight.cli.core.formatting import (
 )
 from pilotlight.cli.core.session import Session
 from pilotlight.errors import InvalidInput, NotFound
+from pilotlight.spec.engines import is_language_model
 
 if TYPE_CHECKING:
     from pilotlight.loadtest.requests import RequestFactory
@@ -248,7 +249,7 @@ def _recipe(
     path = target.partition(":")[0]
     app, function, method = parse_address(path.partition("@")[0])
     spec = _spec(session, app, function)
-    if spec.get("kind") != "engine":
+    if not is_language_model(spec):
         if spec.get("kind") == "asgi":
             raise InvalidInput(
                 f"{path} is a web application, which loadtest does not support",

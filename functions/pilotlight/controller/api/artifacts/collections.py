@@ -22,6 +22,7 @@ from pydantic import Field
 from pilotlight.controller.api.schemas import Body
 from pilotlight.controller.collections import collections
 from pilotlight.controller.collections.collections import Collection, CollectionScope
+from pilotlight.controller.collections.recent_operations import is_known
 from pilotlight.controller.context import Context, Ctx, Deployer, RequestId, require_disk_space
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.identity.access_control import Principal
@@ -91,7 +92,15 @@ class DictGet(Operation):
     keys: list[str] = Field(max_length=MAX_REQUEST_VALUES)
 
 
-class DictPut(Operation):
+class RepeatableOperation(Operation):
+    """`id`: of the caller's choice; the same operation on the dict or queue under the same one
+    within 5 minutes, as after a lost connection, is not done again, and has the same answer. 409
+    where that is no longer kept. "": none."""
+
+    id: str = Field(default="", max_length=64)
+
+
+class DictPut(RepeatableOperation):
     """Store entries; `skip_if_exists`: leave keys as they are that are there. `count` says how many
     were stored."""
 
@@ -100,7 +109,7 @@ class DictPut(Operation):
     skip_if_exists: bool = False
 
 
-class DictPop(Operation):
+class DictPop(RepeatableOperation):
     """Remove a key and return its entry, no entry where it is not there."""
 
     op: Literal["pop"]
@@ -136,20 +145,18 @@ class DictAnswer(Body):
     next: str | None = None
 
 
-class QueuePut(Operation):
-    """Append values, as base64, to a partition. `id`: of the caller's choice; a put to the queue
-    under the same one within 5 minutes, as after a lost connection, appends nothing. "": none."""
+class QueuePut(RepeatableOperation):
+    """Append values, as base64, to a partition."""
 
     op: Literal["put"]
     values: list[str] = Field(max_length=MAX_REQUEST_VALUES)
     partition: str = ""
-    id: str = Field(default="", max_length=64)
 
 
-class QueueGet(Operation):
+class QueueGet(RepeatableOperation):
     """Remove and return the first values of a partition: at most `number`, and as many as an answer
     has room for. `wait_s`: wait so long for one. A value that was removed is in this answer alone:
-    if that is lost, so is the value."""
+    if that is lost, and not asked for again under its `id`, so is the value."""
 
     op: Literal["get"]
     number: int = Field(default=1, ge=1, le=MAX_REQUEST_VALUES)
@@ -245,13 +252,20 @@ async def do_dict(context: Context, scope: CollectionScope, body: Any) -> DictAn
 
             def put(write: Write, found: Collection, plan: Plan) -> int:
                 skips = body.skip_if_exists
-                return collections.put(write, found, plan, given, skip_if_exists=skips)
+                return collections.put(
+                    write, found, plan, given, skip_if_exists=skips, operation_id=_id_of(body)
+                )
 
             return DictAnswer(count=await _write(context, scope, body, put))
         case DictPop():
             key = check_key(body.key)
             value = await _write(
-                context, scope, body, lambda write, found, _: collections.pop(write, found, key)
+                context,
+                scope,
+                body,
+                lambda write, found, _: collections.pop(
+                    write, found, key, operation_id=_id_of(body)
+                ),
             )
             entries = [] if value is None else [Entry(key=key, value=_encoded(value))]
             return DictAnswer(entries=entries)
@@ -273,7 +287,9 @@ async def do_queue(
             values = [_decoded(value) for value in body.values]
 
             def push(write: Write, found: Collection, plan: Plan) -> None:
-                collections.push(write, found, plan, partition or "", values, put_id=body.id)
+                collections.push(
+                    write, found, plan, partition or "", values, operation_id=_id_of(body)
+                )
 
             await _write(context, scope, body, push)
             context.waiters.wake(_place(scope, partition), len(values))
@@ -329,17 +345,28 @@ async def _take(
 
 async def _taken(context: Context, scope: CollectionScope, body: QueueGet) -> list[bytes]:
     """Take values; a queue that is empty costs no writing transaction."""
-    partition = body.partition
-    if await _read(
-        context, scope, body, lambda sql, found: collections.is_empty(sql, found, partition)
-    ):
+    partition, operation_id = body.partition, _id_of(body)
+
+    def has_nothing(sql: sa.Connection, found: Collection) -> bool:
+        return collections.is_empty(sql, found, partition) and not is_known(
+            sql, found.id, operation_id
+        )
+
+    if await _read(context, scope, body, has_nothing):
         return []
     return await _write(
         context,
         scope,
         body,
-        lambda write, found, _: collections.take(write, found, partition, body.number),
+        lambda write, found, _: collections.take(
+            write, found, partition, body.number, operation_id=operation_id
+        ),
     )
+
+
+def _id_of(body: DictPut | DictPop | QueuePut | QueueGet) -> str:
+    """The id of an operation, of its kind alone; "": it has none."""
+    return body.id and f"{body.op}:{body.id}"
 
 
 async def _wait(event: asyncio.Event, request: Request, timeout_s: float) -> bool:

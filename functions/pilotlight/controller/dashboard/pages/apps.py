@@ -17,6 +17,7 @@ from pilotlight.controller.database import tables
 from pilotlight.controller.deployments import app_registry
 from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.release import app_history
+from pilotlight.spec.engines import is_language_model
 from pilotlight.spec.function import FunctionKind
 
 MAX_APPS = 200
@@ -108,6 +109,11 @@ def addresses(app: str, spec: Mapping[str, Any]) -> Iterator[Address]:
     match spec.get("kind"):
         case FunctionKind.ASGI:
             yield Address(verb="GET", path=f"/fn/{app}/{name}/")
+            if is_language_model(spec):
+                body = (
+                    f'{{"model": "{app}/{name}", "messages": [{{"role": "user", "content": "…"}}]}}'
+                )
+                yield Address(verb="POST", path="/v1/chat/completions", body=body)
         case FunctionKind.ENGINE:
             is_embedding = (spec.get("engine") or {}).get("task") == "embed"
             verb = "embeddings" if is_embedding else "chat/completions"

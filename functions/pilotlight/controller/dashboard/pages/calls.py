@@ -26,6 +26,7 @@ from pilotlight.controller.scheduling import submitted_calls
 from pilotlight.controller.scheduling.submitted_calls import CallQuery
 from pilotlight.errors import InvalidInput, NotFound
 from pilotlight.protocol import UsageRecord
+from pilotlight.spec.pricing import NOT_RUN
 
 PAGE = 50
 LINES = 200
@@ -37,6 +38,7 @@ STATE_WORDS = {
     "failed": "failed",
     "cancelled": "cancelled",
     "lost": "lost",
+    "not_run": "not run (busy, unsent)",
     "QUEUED": "submitted, queued",
     "RUNNING": "submitted, running",
     "DEAD": "submitted, dead letter",
@@ -221,7 +223,8 @@ def _one(sql: sa.Connection, visit: PageContext, call: str) -> _CallData:
 def _has_failed(attempts: Sequence[UsageRecord], submitted: Mapping[str, Any] | None) -> bool:
     if submitted is not None:
         return bool(submitted["state"] == "FAILED")
-    return attempts[-1].outcome != "ok" or attempts[-1].status >= 400
+    last = attempts[-1]
+    return last.outcome not in NOT_RUN and (last.outcome != "ok" or last.status >= 400)
 
 
 async def _lines(

@@ -21,7 +21,7 @@ from pilotlight.controller.database.tables.billing import (
     usage_hours,
 )
 from pilotlight.controller.database.tables.collections import (
-    collection_puts,
+    collection_operations,
     collection_values,
     collections,
 )
@@ -93,7 +93,7 @@ __all__ = [
     "budget_alerts",
     "budgets",
     "calls",
-    "collection_puts",
+    "collection_operations",
     "collection_values",
     "collections",
     "container_images",

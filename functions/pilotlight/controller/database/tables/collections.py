@@ -35,11 +35,13 @@ collection_values = sa.Table(
     sa.Column("value", sa.LargeBinary, nullable=False),
 )
 
-collection_puts = sa.Table(
-    "collection_puts",
+collection_operations = sa.Table(
+    "collection_operations",
     metadata,
     text("collection", sa.ForeignKey("collections.id"), key=True),
     text("id", key=True),
     time("at"),
-    sa.Index("ix_collection_puts_at", "at"),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("answer", sa.LargeBinary, nullable=False, server_default=sa.text("''")),
+    sa.Index("ix_collection_operations_at", "at"),
 )
