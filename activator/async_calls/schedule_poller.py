@@ -46,15 +46,12 @@ class ScheduledCallSink(Protocol):
     async def store(self, kept: dict[str, Any]) -> None:
         """Write a call to the journal, without running it. Raises TooManyRequests, JournalFull,
         Conflict."""
-        ...
 
     def stored(self) -> list[str]:
         """Return the `due` ids of calls that are stored and not begun."""
-        ...
 
     def begin_stored(self, asked: list[str], ours: list[str]) -> None:
         """Run the calls in `ours`, and delete the others in `asked`."""
-        ...
 
 
 class SchedulePoller:

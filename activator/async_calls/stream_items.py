@@ -22,7 +22,6 @@ class ItemSplitter(Protocol):
     def feed(self, data: bytes) -> list[bytes]:
         """Return the items that `data` completes, each as the lines of an event without its id and
         its empty last line."""
-        ...
 
 
 class SseItems:

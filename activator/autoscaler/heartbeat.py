@@ -32,11 +32,9 @@ class HeartbeatStore(Protocol):
 
     async def beat(self) -> HeartbeatReply | None:
         """State the holdings and renew the membership; None when the store does not answer."""
-        ...
 
     async def wait_for_changes(self, timeout_s: float) -> None:
         """Return when the holdings have changed, at the latest after `timeout_s`."""
-        ...
 
 
 class Leases(Protocol):
@@ -44,11 +42,9 @@ class Leases(Protocol):
 
     async def leased(self) -> list[InstanceInfo]:
         """Return all live instances."""
-        ...
 
     async def stop(self, instance_id: InstanceId, *, grace_s: float) -> None:
         """Drain and stop one instance."""
-        ...
 
 
 class HeartbeatLoop:

@@ -36,49 +36,38 @@ class Fleet(Protocol):
         self, target: CallTarget, instance_id: InstanceId, secret_env: Mapping[str, str]
     ) -> InstanceInfo:
         """Start one instance; cancelling abandons the start."""
-        ...
 
     async def stop(self, instance_id: InstanceId, *, grace_s: float) -> None:
         """Drain and stop one instance. Idempotent."""
-        ...
 
     async def sleep(self, instance_id: InstanceId) -> InstanceInfo:
         """Freeze the processes of an idle instance. Idempotent."""
-        ...
 
     async def wake(self, instance_id: InstanceId) -> InstanceInfo:
         """Resume a frozen instance. Idempotent."""
-        ...
 
     async def prepare(self, target: CallTarget) -> TemplateInfo:
         """Prepare a template that makes the next start fast, without an instance."""
-        ...
 
     async def checkpoint(self, target: CallTarget) -> SnapshotInfo:
         """Ensure that a verified snapshot is on the node. Raises SnapshotRefused, Unsupported, and
         the errors of `prepare`."""
-        ...
 
     async def templates(self) -> list[TemplateInfo]:
         """Return all current templates."""
-        ...
 
     async def drop_template(self, revision: RevisionKey) -> None:
         """Drop the template of a revision without routes. Idempotent."""
-        ...
 
     async def adopt(self) -> list[InstanceInfo]:
         """Return the instances that this activator leased before its restart."""
-        ...
 
     def max_instances_of(self, key: str) -> int | None:
         """Return the number of instances that all activators together can have of a revision, where
         an external autoscaler decides it; None = the activators decide."""
-        ...
 
     def watch(self) -> AsyncIterator[AgentEvent]:
         """Yield events of instances that were not requested, such as exits."""
-        ...
 
 
 def _nobodys(_tenant: str) -> TenantShare | None:

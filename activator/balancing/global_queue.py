@@ -43,7 +43,6 @@ class Prioritized(Protocol):
     @property
     def rank(self) -> QueuePriority:
         """Its rank in the queue."""
-        ...
 
 
 class SheddingIndex:
@@ -129,16 +128,13 @@ class QueuedItem(Prioritized, Protocol):
     @property
     def bounds(self) -> Sequence[QueueBound]:
         """The queue limits that apply to it besides the process's."""
-        ...
 
     @property
     def patience_s(self) -> float:
         """Seconds after which a retry makes sense."""
-        ...
 
     def shed(self, error: errors.TooManyRequests) -> None:
         """Remove it for a call of higher rank, and answer it with `error`."""
-        ...
 
 
 class GlobalQueue:

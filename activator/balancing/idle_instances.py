@@ -38,11 +38,9 @@ class FrozenOwner(Protocol):
 
     def thawed(self, instance: Instance) -> None:
         """The instance takes calls again."""
-        ...
 
     def drain(self, instance: Instance) -> None:
         """The instance could not be thawed: stop it."""
-        ...
 
 
 class FrozenInstances:
@@ -138,15 +136,12 @@ class ResumeListener(Protocol):
 
     def add(self, info: InstanceInfo, began: float | None = None) -> None:
         """An instance was resumed; `began`: when that was requested."""
-        ...
 
     def resume_failed(self, instance: Instance) -> None:
         """An instance could not be resumed or suspended: stop it."""
-        ...
 
     def request_scale_up(self, now: float) -> None:
         """An instance is suspended: waiting calls may have it resumed."""
-        ...
 
 
 _SLEEP_MODE: Final = EngineSleepMode()

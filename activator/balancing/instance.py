@@ -30,7 +30,6 @@ class RunningAttempt(Protocol):
     @property
     def record_id(self) -> str:
         """Id of its usage record."""
-        ...
 
 
 class Instance:
@@ -213,11 +212,9 @@ class SlotOwner(Protocol):
 
     def release(self, instance: Instance, ending: Outcome = ANSWERED) -> None:
         """Free the slot; `ending`: outcome of its call for breakers."""
-        ...
 
     def drain(self, instance: Instance) -> None:
         """Give this instance no more calls."""
-        ...
 
 
 class Reservation:

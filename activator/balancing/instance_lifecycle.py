@@ -51,28 +51,22 @@ class StartListener(Protocol):
     def is_needed(self) -> bool:
         """Whether a call waits for the last of the starts in progress, or there are fewer instances
         than must be kept warm."""
-        ...
 
     @property
     def priority(self) -> Priority:
         """The highest priority of the waiting calls."""
-        ...
 
     def add(self, info: InstanceInfo, began: float | None = None) -> None:
         """An instance is ready."""
-        ...
 
     def start_failed(self, error: agent_errors.SnapshotterError) -> None:
         """A start ended without an instance."""
-        ...
 
     def start_used(self, instance_id: str, cpu_ns: int) -> None:
         """The CPU time of a start that failed."""
-        ...
 
     def start_refused(self, error: errors.PilotlightError) -> None:
         """A start could not be requested."""
-        ...
 
 
 class StartObserver(Protocol):
@@ -80,15 +74,12 @@ class StartObserver(Protocol):
 
     def instance_ready(self, target: CallTarget, info: InstanceInfo, seconds: float) -> None:
         """An instance started after `seconds`."""
-        ...
 
     def instance_lost(self, target: CallTarget, reason: str) -> None:
         """An instance exited unexpectedly; `reason`: one word, see InstanceInfo.exit_reason."""
-        ...
 
     def start_failed(self, target: CallTarget, code: str) -> None:
         """A start failed; `code` is the error's."""
-        ...
 
 
 class InstanceLifecycle:

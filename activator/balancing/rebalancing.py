@@ -76,21 +76,17 @@ class Donor(Protocol):
     @property
     def min_instances(self) -> int:
         """Number of instances that it keeps warm."""
-        ...
 
     @property
     def waiting(self) -> int:
         """Number of calls without a slot."""
-        ...
 
     @property
     def is_yielding(self) -> bool:
         """Whether an instance is draining or being stopped."""
-        ...
 
     def live(self) -> Iterable[Instance]:
         """Return the instances that take calls."""
-        ...
 
 
 class RebalanceState:

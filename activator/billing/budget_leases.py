@@ -89,11 +89,9 @@ class BudgetLeaseStore(Protocol):
     async def claim(self, claim: BudgetClaim) -> BudgetGrant:
         """State a claim and request more. Raises SharedStateUnreachable; the store may have
         processed the claim nevertheless, and the next claim corrects that."""
-        ...
 
     async def aclose(self) -> None:
         """Close the connections."""
-        ...
 
 
 class BudgetLeaser:

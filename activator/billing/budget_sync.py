@@ -36,7 +36,6 @@ class BudgetSource(Protocol):
 
     async def budgets(self) -> Mapping[str, BudgetState]:
         """States by budget id. Raises LedgerUnavailable."""
-        ...
 
 
 class BudgetStates:

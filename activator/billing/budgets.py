@@ -96,12 +96,10 @@ class PricedCall(Protocol):
     @property
     def key(self) -> str:
         """Key of its revision."""
-        ...
 
     @property
     def footprint(self) -> Footprint:
         """Resources that an instance of it occupies."""
-        ...
 
 
 class BudgetLeaseSource(Protocol):
@@ -110,7 +108,6 @@ class BudgetLeaseSource(Protocol):
     async def borrow(self, cover: ApplicableBudgets, balance: BudgetBalance, worst: int) -> None:
         """Borrow until at least `worst` is left in the balance. Raises OverBudget, BudgetReserved,
         Unavailable."""
-        ...
 
 
 class ApplicableBudgets:

@@ -26,11 +26,9 @@ class Counter(Protocol):
 
     def read_ns(self) -> int | None:
         """CPU time so far; None = unreadable."""
-        ...
 
     def close(self) -> None:
         """Release the counter."""
-        ...
 
 
 class Timer(Protocol):
@@ -38,7 +36,6 @@ class Timer(Protocol):
 
     def cancel(self) -> None:
         """Cancel the timer."""
-        ...
 
 
 Later = Callable[[float, Callable[[], None]], Timer]

@@ -50,7 +50,6 @@ class ClosableLedger(Ledger, BudgetSource, Protocol):
 
     async def aclose(self) -> None:
         """Close the connections."""
-        ...
 
 
 class UsageObserver(Protocol):
@@ -58,11 +57,9 @@ class UsageObserver(Protocol):
 
     def unbilled(self) -> None:
         """A call was served without a billing record."""
-        ...
 
     def gpu_time(self, subject: UsageSubject, gpu: str, state: GpuState, seconds: float) -> None:
         """GPUs of this kind were in this state for so many GPU seconds."""
-        ...
 
 
 class _ControllerPool(ConnectionPool):

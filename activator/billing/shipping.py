@@ -48,7 +48,6 @@ class Ledger(Protocol):
         budgets that apply to them, by id.
 
         Raises LedgerUnavailable or LedgerRefused."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,11 +43,9 @@ class StatsSink(Protocol):
     async def accept(self, body: dict[str, Any]) -> bool:
         """Store a batch; returns False if it was stored before. Raises httpx.HTTPError if it did
         not arrive, or is invalid."""
-        ...
 
     async def aclose(self) -> None:
         """Close connections."""
-        ...
 
 
 class ControllerReceiver:

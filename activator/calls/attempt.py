@@ -50,7 +50,6 @@ class Abortable(Protocol):
 
     def abort(self) -> None:
         """Close it without sending what is buffered."""
-        ...
 
 
 class Attempt(AnsweredCall):

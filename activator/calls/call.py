@@ -38,25 +38,21 @@ class ResponseFilter(Protocol):
     @property
     def is_inside(self) -> bool:
         """Whether only a part of an event was returned so far."""
-        ...
 
     def feed(self, data: bytes, now_ns: int) -> bytes:
         """Return the part of these bytes that goes to the caller; of a stream, whole events."""
-        ...
 
     def end(self, status: int) -> tuple[int, bytes]:
         """Return status and last bytes of a stream that its worker ended with `status`.
 
         Raises WorkerConnectionLost for an incomplete one.
         """
-        ...
 
     def collected(self, status: int, body: bytes) -> tuple[int, bytes]:
         """Return status and body of a complete, collected response; `body` is the output of `feed`.
 
         Raises WorkerConnectionLost for an incomplete one.
         """
-        ...
 
 
 class Call:

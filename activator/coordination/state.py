@@ -75,22 +75,18 @@ class InstanceLeases(Protocol):
     async def acquire_instances(self, key: str, wanted: int, limit: int) -> int:
         """Request `wanted` more instances of revision `key`, at most `limit` for all members
         together; returns how many were granted."""
-        ...
 
     def record_held(self, key: str, count: int = 1) -> None:
         """Count `count` instances that exist already (adopted) without a request; the next
         heartbeat reports them."""
-        ...
 
     def release(self, key: str, count: int = 1) -> None:
         """Release the allowance of `count` instances that ended or never started; an extra
         heartbeat reports it at once."""
-        ...
 
     def share(self, count: int) -> int:
         """Return this member's part of a number that all members provide together
         (min_instances)."""
-        ...
 
 
 class SharedState(InstanceLeases, Protocol):
@@ -99,28 +95,22 @@ class SharedState(InstanceLeases, Protocol):
     async def join(self) -> None:
         """Become a member; what an earlier process of the same id held stays counted. Raises
         SharedStateUnreachable."""
-        ...
 
     async def beat(self) -> HeartbeatReply | None:
         """State the holdings and stay a member; None when the store does not answer."""
-        ...
 
     async def leave(self) -> None:
         """End the membership; its holdings are free at once."""
-        ...
 
     def members(self) -> frozenset[str]:
         """Return the members as of the last heartbeat."""
-        ...
 
     async def stranger_wait_s(self, address: str, *, rate_per_s: float, burst: float) -> float:
         """Take one token from the bucket of `address`: 0.0, or the seconds until there is one.
         Raises SharedStateUnreachable."""
-        ...
 
     def statistics(self) -> SharedStatistics:
         """Return the values for metrics."""
-        ...
 
 
 def fair_share(limit: int, members: int) -> int:

@@ -33,11 +33,9 @@ class InstanceInventory(Protocol):
 
     def tenures(self) -> Iterable[PreemptionCandidate]:
         """The instances that accept calls."""
-        ...
 
     def give_up(self, instance_id: str) -> None:
         """Drain an instance: no more calls, and it ends as soon as it is idle."""
-        ...
 
 
 class EmptyInventory:

@@ -16,19 +16,15 @@ class SharePolicy(Protocol):
 
     def plan_of(self, tenant: str) -> Plan:
         """A tenant's plan, including its overrides."""
-        ...
 
     def quotas_of(self, name: str) -> Quotas:
         """A function's own quotas, by `<tenant>/<environment>/<app>/<function>`."""
-        ...
 
     def reserved(self) -> Mapping[str, int]:
         """Bytes of a node's instance memory that are reserved, by tenant."""
-        ...
 
     def tenant_name(self, tenant: str) -> str:
         """A tenant's name; "" when unknown."""
-        ...
 
 
 class UnlimitedShares:

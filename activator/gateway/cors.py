@@ -66,7 +66,6 @@ class Answers(Protocol):
 
     async def respond(self, request: Request, inner: Handle) -> None:
         """Answer a request by `inner`, errors included."""
-        ...
 
 
 class CrossOrigin:

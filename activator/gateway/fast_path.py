@@ -60,7 +60,6 @@ class HasDeadline(Protocol):
 
     def overrun(self) -> None:
         """Called when the execution clock has run out."""
-        ...
 
 
 class DeadlineWheel:

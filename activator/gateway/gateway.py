@@ -41,7 +41,6 @@ class Middleware(Protocol):
         self, request: Request, *, inner: Handle, gateway: Gateway
     ) -> Coroutine[Any, Any, None]:
         """Answer a request, by `inner` where it does not concern this feature."""
-        ...
 
 
 class Gateway:

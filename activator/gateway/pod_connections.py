@@ -38,11 +38,9 @@ class Statements(Protocol):
 
     def instance_of(self, statement: PodStatement, address: str) -> str | PodAnswer:
         """Return the id of an instance in the pod, or the answer to the agent."""
-        ...
 
     def instances_in(self, pod: str) -> Iterable[str]:
         """Ids of the instances in the pod with this uid."""
-        ...
 
 
 class PodConnections:

@@ -48,11 +48,9 @@ class CallObserver(Protocol):
     ) -> None:
         """An attempt was answered and has ended. `body`: the response as its caller got it, None
         for a stream. `first_byte_ms`: of a stream (`ResponseReader`), None for others."""
-        ...
 
     def failed(self, call: Call, error: str, status: int) -> None:
         """A call ended with a platform error of type `error` in a stream that had begun."""
-        ...
 
 
 class ResponseWriter:

@@ -65,11 +65,9 @@ class ShadowObserver(Protocol):
         self, target: CallTarget, *, status: int, exec_ms: float, matched: bool | None
     ) -> None:
         """A copy was answered; `matched`: None where the responses cannot be compared."""
-        ...
 
     def skipped(self, target: CallTarget) -> None:
         """A copy was skipped."""
-        ...
 
 
 class ShadowBudget:

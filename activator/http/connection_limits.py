@@ -26,11 +26,9 @@ class LimitedConnection(Protocol):
 
     def refuse(self, status: bytes, text: bytes) -> None:
         """Send an error and close."""
-        ...
 
     def timeout_keep_alive_handler(self) -> None:
         """Close, unless it is closing."""
-        ...
 
 
 C = TypeVar("C", bound=LimitedConnection)

@@ -88,7 +88,6 @@ class RateLimitHeaderSource(Protocol):
 
     def head(self) -> bytes:
         """Return header lines with the remaining quotas, each ending in CRLF."""
-        ...
 
 
 class Request:

@@ -74,7 +74,6 @@ class DirectHandler(Protocol):
     def begin(self, connection: ClientConnection, warm: Any, body: bytes) -> bool:
         """Begin to answer a request, `warm` being what `FastPathApplication.find_warm` found for
         its head. Returns False, without side effects, when ASGI must handle it."""
-        ...
 
 
 @runtime_checkable
@@ -84,20 +83,16 @@ class FastPathApplication(Protocol):
     @property
     def warm(self) -> DirectHandler:
         """Answers them."""
-        ...
 
     def find_warm(self, url: bytes, headers: dict[bytes, bytes]) -> Any:
         """Return what `DirectHandler.begin` needs of a warm POST with this head; None when ASGI
         must handle it."""
-        ...
 
     def find_known(self, head: bytes) -> KnownHead | None:
         """Return the head that `remember` got for the same bytes, as long as it is valid."""
-        ...
 
     def remember(self, head: bytes, known: KnownHead) -> None:
         """Keep the head of a request that began, unless it will not come again."""
-        ...
 
 
 class _DefaultHeaders:

@@ -47,11 +47,9 @@ class Calls(Protocol):
     def entry_of(self, request: Request) -> AccessGrant:
         """Return the access grant of a call that is not run yet. Raises the same errors as running
         it."""
-        ...
 
     async def respond(self, request: Request, inner: Handle) -> None:
         """Run a call by `inner`, and answer it, errors included."""
-        ...
 
 
 class Idempotency:

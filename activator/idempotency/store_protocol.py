@@ -54,21 +54,16 @@ class IdempotencyStore(Protocol):
     async def claim(self, name: str, fingerprint: str) -> Known | None:
         """Claim a name. Returns None when the caller must run the request, else the existing
         entry."""
-        ...
 
     async def renew(self, name: str) -> None:
         """Renew the claim of a request that still runs."""
-        ...
 
     async def store(self, claim: Claim, answer: bytes, *, ttl_s: float) -> None:
         """Store the response of a claimed request for `ttl_s`, evicting older ones where a limit is
         reached."""
-        ...
 
     async def release(self, name: str) -> None:
         """Release the claim of a request without a response to store: the next request runs."""
-        ...
 
     async def aclose(self) -> None:
         """Close connections."""
-        ...

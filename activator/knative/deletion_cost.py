@@ -33,7 +33,6 @@ class PodPatcher(Protocol):
         self, kind: Kind, name: str, namespace: str | None, body: Any
     ) -> Mapping[str, Any]:
         """Send a merge patch."""
-        ...
 
 
 def cost_of(in_flight: int | None) -> str:

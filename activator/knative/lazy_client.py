@@ -23,7 +23,6 @@ class Access(PodListener, PodPatcher, Protocol):
     @property
     def away_s(self) -> float:
         """For how many seconds the API server has not answered."""
-        ...
 
     async def delete(
         self,
@@ -35,7 +34,6 @@ class Access(PodListener, PodPatcher, Protocol):
         grace_s: int | None = None,
     ) -> Any:
         """Delete an object."""
-        ...
 
 
 class LazyCluster:

@@ -50,30 +50,24 @@ class PodLeaseStore(Protocol):
 
         Repeated for the same instance it returns the same life. Raises ClaimsUnreachable; the
         result is then unknown until the next `state`, or a `release` of that instance."""
-        ...
 
     async def release(self, life: str) -> None:
         """Release a claim; idempotent, and never another member's. Does not raise: if the store is
         unreachable, the next `state` releases it."""
-        ...
 
     async def free(self, revision: str, lives: Sequence[str]) -> frozenset[str]:
         """Those of `lives` that no member has claimed, this one included. Raises
         ClaimsUnreachable."""
-        ...
 
     async def state(self) -> frozenset[str]:
         """State our claims. Returns the lives that others have taken. Raises ClaimsUnreachable."""
-        ...
 
     async def mine(self) -> list[PodLease]:
         """Restore this member's claims from the store after its restart. Raises
         ClaimsUnreachable."""
-        ...
 
     async def aclose(self) -> None:
         """Close the connections; claims remain."""
-        ...
 
 
 class PodLeaseTable:

@@ -42,7 +42,6 @@ class PodListener(Protocol):
         self, kind: Kind, namespace: str | None = None, selector: str = ""
     ) -> AsyncGenerator[WatchChange, None]:
         """List objects, then yield changes, forever."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,11 +24,9 @@ class ScaleDemand(Protocol):
     async def request(self, key: str, wanted: int) -> None:
         """Report that `wanted` instances of revision `key` are needed here in addition to those
         that this activator has. Notifies the leader."""
-        ...
 
     async def withdraw(self, key: str) -> None:
         """Report that none is needed any longer; idempotent."""
-        ...
 
 
 class ScaleRequester(Protocol):
@@ -36,15 +34,12 @@ class ScaleRequester(Protocol):
 
     def requested(self, target: CallTarget) -> AbstractAsyncContextManager[None]:
         """Request a pod for one start, until the end of the context."""
-        ...
 
     def status(self, key: str) -> str:
         """Result of the request so far, for error messages; "" when there is none."""
-        ...
 
     async def aclose(self) -> None:
         """Withdraw all requests."""
-        ...
 
 
 class ReportedDemand:

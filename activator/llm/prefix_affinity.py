@@ -44,7 +44,6 @@ class SlottedEngine(Protocol):
 
     def has_slot(self, now: float) -> bool:
         """Whether it accepts one more call."""
-        ...
 
 
 P = TypeVar("P", bound=SlottedEngine)

@@ -39,33 +39,26 @@ class QuotaCheck(Protocol):
     @property
     def is_immediate(self) -> bool:
         """Whether `try_acquire_nowait` is supported."""
-        ...
 
     def try_acquire_nowait(self, requests: int, holds: int, tokens: int) -> Refusal | None:
         """Acquire all amounts, or nothing and return why. Only where `is_immediate`."""
-        ...
 
     async def try_acquire(self, requests: int, holds: int, tokens: int) -> Refusal | None:
         """The same, with a round trip where needed. Raises Unavailable. If cancelled, it has
         acquired nothing."""
-        ...
 
     def refund(self, requests: int, holds: int, tokens: int) -> None:
         """Refund what was acquired. Never waits."""
-        ...
 
     def release(self) -> None:
         """Release one concurrent call that has ended. Faster than `refund`."""
-        ...
 
     def settle(self, reserved: int, used: int) -> None:
         """Settle reserved tokens with those used. Never waits."""
-        ...
 
     @property
     def head(self) -> Callable[[], bytes]:
         """Returns the response header lines with the remaining quota, each ending in CRLF."""
-        ...
 
 
 class QuotaStore(Protocol):
@@ -74,16 +67,12 @@ class QuotaStore(Protocol):
     def quota_check(self, rules: Rules) -> QuotaCheck | None:
         """Return the check of these rules. None when they require no counting. The limits of a
         subject's newest check apply."""
-        ...
 
     def held(self, rule_id: str) -> int:
         """Number of running calls of a subject in this activator."""
-        ...
 
     def statistics(self) -> QuotaStatistics:
         """Statistics for metrics."""
-        ...
 
     async def aclose(self) -> None:
         """Release everything and close the connections."""
-        ...

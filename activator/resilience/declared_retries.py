@@ -29,7 +29,6 @@ class TriedTarget(Protocol):
     @property
     def spec(self) -> FunctionSpec:
         """Its declaration, with its retry policy."""
-        ...
 
 
 class TriedTargets(Protocol):
@@ -44,7 +43,6 @@ class TriedTargets(Protocol):
     @property
     def target(self) -> TriedTarget:
         """The target of the call."""
-        ...
 
 
 def delay_s(policy: RetryPolicy, attempt: int, rng: random.Random) -> float:

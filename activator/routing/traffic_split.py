@@ -442,12 +442,9 @@ class Cutovers(Protocol):
 
     def begin(self, name: str, routed: FunctionRouter, before: FunctionRouter) -> None:
         """Move a function from `before` to `routed`."""
-        ...
 
     def cancel(self, name: str) -> None:
         """Cancel the cutover of a function that was removed or whose route was replaced."""
-        ...
 
     def clear(self) -> None:
         """Cancel all cutovers."""
-        ...

@@ -31,7 +31,6 @@ class TraceStore(Protocol):
 
     async def put(self, traces: Sequence[Json]) -> None:
         """Store all traces. Raises httpx.HTTPError."""
-        ...
 
 
 class ControllerTraces:

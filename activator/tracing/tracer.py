@@ -81,7 +81,6 @@ class Exemplifies(Protocol):
         self, target: CallTarget, *, exec_s: float, queued_s: float, trace_id: str, at: float
     ) -> None:
         """Attach the kept trace of a call with these durations."""
-        ...
 
 
 def forget(trace: Json) -> None:

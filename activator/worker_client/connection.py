@@ -136,16 +136,13 @@ class ResponseSink(Protocol):
 
     def done(self) -> bool:
         """Return whether the response is no longer needed."""
-        ...
 
     def set_result(self, result: WorkerResponse, /) -> None:
         """Called with the response, or its head if it streams. The exchange may have ended, so the
         connection may be reused."""
-        ...
 
     def set_exception(self, exception: WorkerConnectionLost, /) -> None:
         """Called when there will be no response."""
-        ...
 
 
 class WorkerConnection(asyncio.Protocol):

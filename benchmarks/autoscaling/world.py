@@ -69,20 +69,16 @@ class Policy(Protocol):
 
     def arrived(self) -> None:
         """A call came; it has a slot by now, or waits."""
-        ...
 
     def ended(self) -> None:
         """A call ended."""
-        ...
 
     def came(self, pod: Pod) -> None:
         """An instance is ready."""
-        ...
 
     def is_start_needed(self) -> bool:
         """Whether the last of the starts that wait for a GPU is still needed; asked by placements
         that withdraw others."""
-        ...
 
 
 class Placement(Protocol):
@@ -90,7 +86,6 @@ class Placement(Protocol):
 
     def choose(self, waiting: list[tuple[Scaled, Pod]]) -> tuple[Scaled, Pod] | None:
         """One of those that wait, or None."""
-        ...
 
 
 class Fifo:

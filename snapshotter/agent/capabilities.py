@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pilotlight.core.json_record import JsonRecord
 from snapshotter.criu.self_test import self_test
 from snapshotter.engines import Engines
 from snapshotter.images import base_rootfs
@@ -33,17 +34,13 @@ _PROBE_LIMIT_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Feature:
+class Feature(JsonRecord):
     """One feature: whether it is `on`, and `why` (if off: the reason and the remedy; if on: a
     remark, or "")."""
 
     name: str
     on: bool
     why: str
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {"name": self.name, "on": self.on, "why": self.why}
 
 
 async def probe(

@@ -222,14 +222,7 @@ def assemble(
     snapshots = _snapshots(
         base, stock, checkpoints, selector=selector, builder=builder, room=room, imports=imports
     )
-    strategy = StartStrategy(
-        template_booter=template_booter,
-        templates=base.templates,
-        selector=selector,
-        builder=builder,
-        ends=base.ends,
-        weights=Weights(parts.weights),
-    )
+    strategy = _strategy(base, parts, template_booter, selector, builder)
     starter = _starter(base, template_booter=template_booter, strategy=strategy, room=room)
     gpu_view = GpuView(
         inventory=parts.gpus, holders=lambda: _gpu_users(base.instances), models=parts.weights
@@ -253,6 +246,23 @@ def assemble(
         gpu_view=gpu_view,
         agent=_agent(base, parts, starter=starter, snapshots=snapshots, facts=facts),
         volumes=parts.volumes,
+    )
+
+
+def _strategy(
+    base: _Base,
+    parts: AgentComponents,
+    template_booter: TemplateBooter,
+    selector: SnapshotSelector,
+    builder: BackgroundBuilder,
+) -> StartStrategy:
+    return StartStrategy(
+        template_booter=template_booter,
+        templates=base.templates,
+        selector=selector,
+        builder=builder,
+        ends=base.ends,
+        weights=Weights(parts.weights),
     )
 
 

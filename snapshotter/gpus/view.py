@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from pilotlight.core.json_record import JsonRecord
 from snapshotter.gpus.inventory import GpuInventory
 from snapshotter.gpus.sampler import GpuSampler
 from snapshotter.gpus.sampling import GpuSample
@@ -43,7 +44,7 @@ class GpuHolder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightsInHbm:
+class WeightsInHbm(JsonRecord):
     """A model of the instance that a GPU is granted to.
 
     Attributes:
@@ -57,15 +58,6 @@ class WeightsInHbm:
     state: str
     bytes: int | None
     is_pinned: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {
-            "manifest": self.manifest,
-            "state": self.state,
-            "bytes": self.bytes,
-            "is_pinned": self.is_pinned,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

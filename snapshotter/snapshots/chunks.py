@@ -20,6 +20,7 @@ import zstandard
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from pilotlight.core.json_record import JsonRecord
 from snapshotter.snapshots.remote_objects import RemoteError
 
 CHUNK_BYTES = 16 * 1024 * 1024
@@ -52,7 +53,7 @@ class ChunkCipher:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
+class Chunk(JsonRecord):
     """A chunk of a file: `plain_bytes` with hash `plain`, compressed and encrypted to
     `packed_bytes` with hash `packed` (sha256, hex), which names the chunk."""
 
@@ -64,15 +65,6 @@ class Chunk:
     def key(self, tenant: str) -> str:
         """Its key in the store."""
         return f"chunks/{tenant}/{self.packed[:2]}/{self.packed}"
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {
-            "plain": self.plain,
-            "packed": self.packed,
-            "plain_bytes": self.plain_bytes,
-            "packed_bytes": self.packed_bytes,
-        }
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
+from pilotlight.core.json_record import JsonRecord
 from snapshotter.criu import working_set
 from snapshotter.snapshots import readahead
 from snapshotter.snapshots.identity import Identity
@@ -45,7 +46,7 @@ class SnapshotsOff(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FileMark:
+class FileMark(JsonRecord):
     """Size and sha256 (hex) of one file."""
 
     bytes: int
@@ -64,13 +65,9 @@ class FileMark:
             raise ValueError(f"{body!r} is not a size and a sha256")
         return cls(bytes=size, sha256=digest)
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {"bytes": self.bytes, "sha256": self.sha256}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
+class Proof(JsonRecord):
     """The result of a trial restore that answered the example as before.
 
     Attributes:
@@ -86,16 +83,6 @@ class Proof:
     restore_ms: float
     working_set: str = ""
     file_parts: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {
-            "at": self.at,
-            "answer_ms": dict(self.answer_ms),
-            "restore_ms": self.restore_ms,
-            "working_set": self.working_set,
-            "file_parts": self.file_parts,
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +175,7 @@ class SnapshotManifest:
         if body["pages"] not in (EAGER, LAZY):
             raise ValueError(f"pages must be {EAGER} or {LAZY}, not {body['pages']!r}")
         values["identity"] = Identity.from_json(body["identity"])
-        values["proof"] = None if body["proof"] is None else Proof(**body["proof"])
+        values["proof"] = None if body["proof"] is None else Proof.from_json(body["proof"])
         if values["proof"] is not None:
             working_set.decode(values["proof"].working_set)
             readahead.decode(values["proof"].file_parts)

@@ -193,16 +193,11 @@ class Restores:
     ) -> None:
         """Restore the process and adopt it. `boots`: it then boots the slot's function, and its
         snapshot point follows."""
-        occupied, manifest, slot = (
-            preparation.occupied,
-            snapshot.manifest,
-            preparation.occupied.slot,
-        )
-        record, devices, target = (
-            DeviceRecord.from_json(manifest.point[DEVICES]),
-            self._devices if occupied.launch.gpu else NoDevices(),
-            occupied.gpus.uuids if occupied.gpus is not None else (),
-        )
+        occupied, manifest = preparation.occupied, snapshot.manifest
+        slot = occupied.slot
+        record = DeviceRecord.from_json(manifest.point[DEVICES])
+        devices = self._devices if occupied.launch.gpu else NoDevices()
+        target = occupied.gpus.uuids if occupied.gpus is not None else ()
         if not page_map.are_complete([name.rpartition("/")[2] for name in manifest.files]):
             lazy = None
         with _refused_devices(snapshot, occupied):

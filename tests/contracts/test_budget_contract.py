@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import itertools
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from pilotlight.controller.database.store import Store
 from pilotlight.controller.identity import tenants
 from pilotlight.core.crypto import PlatformKey
 from pilotlight.protocol import BudgetState
-from tests.functions.controller.parts import usage
+from tests.functions.controller.parts import at_once, usage
 
 
 @pytest.fixture
@@ -67,19 +67,14 @@ def test_large_sums_are_exact_and_each_threshold_is_noted_once(
 
 def test_an_alert_is_claimed_by_one_of_many(store: Store, budget: Budget) -> None:
     spend(store, budget, "4000000.000000000001")
-    claimed: list[str] = []
 
-    def claim() -> None:
+    def claim(store: Store) -> list[str]:
         with store.write() as write:
             due = budget_alerts.due(write, limit=2)
             found = delivery_retry.claim(write, tables.budget_alerts, due)
-            claimed.extend(alert.id for alert in found)
+            return [alert.id for alert in found]
 
-    threads = [threading.Thread(target=claim) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    claimed = list(itertools.chain(*at_once(claim, [store] * 4)))
     assert len(claimed) == len(set(claimed)) == 3
 
 

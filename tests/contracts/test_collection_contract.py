@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 
@@ -19,7 +20,7 @@ from pilotlight.errors import Conflict, NotFound, StorageQuotaExceeded
 from pilotlight.spec.collection import MAX_REQUEST_VALUES, CollectionKind
 from pilotlight.spec.quotas import Plan
 from tests.fakes.stored_bytes import checked_usage
-from tests.functions.controller.parts import ManualClock
+from tests.functions.controller.parts import ManualClock, at_once
 
 DICT, QUEUE = CollectionKind.DICT, CollectionKind.QUEUE
 
@@ -341,22 +342,17 @@ def test_each_value_is_given_to_one_taker(store: Store, scope: CollectionScope) 
     values = [b"%d" % n for n in range(60)]
     with store.write() as write:
         collections.push(write, collections.create(write, scope), Plan(), "", values)
-    taken: list[bytes] = []
 
-    def take() -> None:
+    def take(store: Store) -> list[bytes]:
+        taken: list[bytes] = []
         while True:
             with store.write() as write:
                 found = collections.take(write, now(write, scope), "", 3)
             if not found:
-                return
+                return taken
             taken.extend(found)
 
-    threads = [threading.Thread(target=take) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(taken, key=int) == values
+    assert sorted(itertools.chain(*at_once(take, [store] * 4)), key=int) == values
 
 
 def test_tenants_and_environments_have_their_own(store: Store, scope: CollectionScope) -> None:

@@ -35,20 +35,16 @@ class Yard(Protocol):
 
     async def fleet(self) -> Fleet:
         """A new life of the activator `a-0`."""
-        ...
 
     def target(self, *, is_broken: bool = False, never_ready: bool = False) -> CallTarget:
         """A revision; one whose worker ends with `no model`; one that is never ready within its
         clock of half a second."""
-        ...
 
     async def end(self, info: InstanceInfo) -> None:
         """Its worker ends by itself, with status 6."""
-        ...
 
     async def began(self) -> None:
         """Returns once a start is under way."""
-        ...
 
 
 class Node:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 from decimal import Decimal
@@ -42,7 +43,7 @@ from pilotlight.protocol import CallRecord, FunctionRoute
 from pilotlight.spec.function import FunctionSpec, from_json
 from pilotlight.spec.identifiers import Scope
 from snapshotter.types import LaunchSpec
-from tests.functions.controller.parts import ManualClock, spec, usage
+from tests.functions.controller.parts import ManualClock, at_once, spec, usage
 
 
 @pytest.fixture
@@ -92,11 +93,7 @@ def test_a_schema_of_a_later_release_is_not_taken_for_ours(store: Store) -> None
 
 def test_two_starters_may_migrate_at_once(url: str, clock: ManualClock) -> None:
     stores = [Store(url, clock=clock) for _ in range(2)]
-    threads = [threading.Thread(target=store.migrate) for store in stores]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(Store.migrate, stores)
     for store in stores:
         assert page(store).seq == 1
         store.close()
@@ -104,15 +101,7 @@ def test_two_starters_may_migrate_at_once(url: str, clock: ManualClock) -> None:
 
 def test_of_two_bootstraps_one_makes_the_key(store: Store, clock: ManualClock) -> None:
     other = Store(store.engine.url.render_as_string(hide_password=False), clock=clock)
-    made: list[str | None] = []
-    threads = [
-        threading.Thread(target=lambda s=s: made.append(bootstrap.ensure_admin(s, uid_base=None)))
-        for s in (store, other)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    made = at_once(functools.partial(bootstrap.ensure_admin, uid_base=None), (store, other))
     other.close()
     assert sorted(m is None for m in made) == [False, True]
 

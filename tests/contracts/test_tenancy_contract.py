@@ -4,7 +4,6 @@ PostgreSQL."""
 from __future__ import annotations
 
 import json
-import threading
 from collections import Counter
 from typing import Any
 
@@ -26,7 +25,7 @@ from pilotlight.errors import Conflict, NotFound, Unauthenticated
 from pilotlight.spec.function import FunctionSpec, from_json
 from pilotlight.spec.identifiers import Scope
 from pilotlight.spec.quotas import BUILT_IN_PLANS
-from tests.functions.controller.parts import INJECTIONS, ManualClock, refused, spec
+from tests.functions.controller.parts import INJECTIONS, ManualClock, at_once, refused, spec
 
 
 @pytest.fixture
@@ -114,23 +113,18 @@ def test_of_many_rotations_at_once_one_happens(
 ) -> None:
     made = make(store, tenant)
     other = Store(migrated_url, clock=clock)  # as another process would
-    outcomes: list[str] = []
 
-    def rotate(one: Store) -> None:
+    def rotate(one: Store) -> str:
         try:
             with one.write() as write:
                 api_keys.rotate(
                     write, tenant=tenant, key_id=made.record.id, grace_s=60, actor="k-1"
                 )
-            outcomes.append("rotated")
+            return "rotated"
         except Conflict:
-            outcomes.append("refused")
+            return "refused"
 
-    threads = [threading.Thread(target=rotate, args=(one,)) for one in (store, other) * 3]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    outcomes = at_once(rotate, (store, other) * 3)
     other.close()
     assert Counter(outcomes) == {"rotated": 1, "refused": 5}
     assert fed(store, "key")[made.record.id]["expires_at"] == clock.now + 60

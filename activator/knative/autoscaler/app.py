@@ -31,7 +31,6 @@ class Connected(Protocol):
 
     async def connected(self) -> Cluster:
         """The cluster. Raises BadCredentials."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

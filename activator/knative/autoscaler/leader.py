@@ -58,11 +58,9 @@ class Leading(Protocol):
     @property
     def is_leader(self) -> bool:
         """Whether this process is the only one that can lead now."""
-        ...
 
     async def wait_follower(self) -> None:
         """Wait until the leadership has ended."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,24 +25,19 @@ class LoadReportStore(Protocol):
     async def post(self, statement: Statement, pokes: Collection[str] = ()) -> None:
         """Replace this member's statement; `pokes`: revisions that need a decision at once. Raises
         BoardUnreachable."""
-        ...
 
     async def read(self) -> Mapping[str, StoredReport]:
         """Read the latest statement of every member that has not left. Raises BoardUnreachable."""
-        ...
 
     def pokes(self) -> AsyncGenerator[str, None]:
         """Yield keys of revisions that need a decision, forever. Requests without a listener are
         lost; statements are not."""
-        ...
 
     async def delete(self) -> None:
         """Delete the own statement: nothing is requested or claimed here. Does not raise."""
-        ...
 
     async def aclose(self) -> None:
         """Close the connections; statements remain."""
-        ...
 
 
 class InMemoryHub:

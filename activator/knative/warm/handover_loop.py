@@ -32,16 +32,13 @@ class BridgedFleet(Protocol):
     @property
     def scale_requester(self) -> ScaleRequester:
         """Requests pods of a revision's own."""
-        ...
 
     def bridges(self) -> Mapping[str, Sequence[OwnedPod]]:
         """Promoted pods that this activator has claimed, by revision key."""
-        ...
 
     async def free_own_pods(self, key: str) -> int:
         """Number of the revision's own pods that answer, and that no activator has claimed. Raises
         ClaimsUnreachable."""
-        ...
 
 
 class CalledRevisions(Protocol):
@@ -49,15 +46,12 @@ class CalledRevisions(Protocol):
 
     def active(self, key: str) -> Throttler | None:
         """The throttler of a called revision, by its key; None otherwise."""
-        ...
 
     def concurrency(self) -> Mapping[str, float]:
         """Average concurrent calls in the last second, by revision key."""
-        ...
 
     def wanted(self, key: str) -> int:
         """Instances of a revision that the signals of the last decision call for."""
-        ...
 
 
 @dataclass(slots=True)

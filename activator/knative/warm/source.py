@@ -52,12 +52,9 @@ class WarmPodSource(Protocol):
         """Promote a warm pod to an instance of a revision; None when there is none, or none is
         needed any longer. `on_late` is called where a pod may have been claimed, but the answer
         takes too long for a start to wait for it alone."""
-        ...
 
     async def delete(self, pod: Pod, reason: str) -> bool:
         """Delete a promoted pod; whether it is gone, or going."""
-        ...
 
     async def aclose(self) -> None:
         """Finish what was begun."""
-        ...

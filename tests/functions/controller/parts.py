@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -28,6 +29,17 @@ from snapshotter.types import (
 
 BUNDLE = b"the source archive of an app"
 BUNDLE_DIGEST = hashlib.sha256(BUNDLE).hexdigest()
+
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+def at_once(function: Callable[[A], R], arguments: Sequence[A]) -> list[R]:
+    """Call a function with each of these, in threads that run at once; return what it returns, or
+    raise what it raises."""
+    with ThreadPoolExecutor(len(arguments)) as pool:
+        return list(pool.map(function, arguments))
 
 
 class ManualClock:

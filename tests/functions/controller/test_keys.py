@@ -4,7 +4,6 @@ what a good one does."""
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.identity import access_control, api_keys
 from pilotlight.controller.server import bootstrap
-from pilotlight.errors import Conflict, Unauthenticated
+from pilotlight.errors import Unauthenticated
 from pilotlight.spec.identifiers import Scope
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import (
@@ -420,30 +419,6 @@ async def test_of_two_that_rotate_at_once_one_does_and_the_other_is_told(
     )
     assert Counter(answer.status_code for answer in answers) == {201: 1, 409: 7}
     assert len((await controller.http.get("/v1/keys")).json()["keys"]) == 3
-
-
-def test_rotations_from_many_threads_and_processes_leave_one_successor(store: Store) -> None:
-    bootstrap.ensure_admin(store, uid_base=None)
-    with store.read() as sql:
-        tenant, key = sql.exec_driver_sql("SELECT tenant, id FROM api_keys").one()
-    other = Store(str(store.engine.url), clock=ManualClock())  # as another process would
-    outcomes: list[str] = []
-
-    def rotate(one: Store) -> None:
-        try:
-            with one.write() as write:
-                api_keys.rotate(write, tenant=tenant, key_id=key, grace_s=60, actor="k-1")
-            outcomes.append("rotated")
-        except Conflict:
-            outcomes.append("refused")
-
-    threads = [threading.Thread(target=rotate, args=(one,)) for one in (store, other) * 4]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    other.close()
-    assert Counter(outcomes) == {"rotated": 1, "refused": 7}
 
 
 # -- the work of a check ---------------------------------------------------------------------------

@@ -5,10 +5,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from pilotlight.controller.database.tables.releases import ACTIVE_ROLLOUT_STATES
 from pilotlight.controller.rollouts.sequential_tests import Sample
+from pilotlight.core.json_record import JsonRecord
 from pilotlight.spec.observations import Observation
 
 
@@ -83,7 +83,7 @@ class RolloutStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GateResult:
+class GateResult(JsonRecord):
     """Result of one gate. Numbers are in the metric's unit; None = not available.
 
     Attributes:
@@ -99,10 +99,6 @@ class GateResult:
     limit: float | None
     samples: int
     reason: str
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

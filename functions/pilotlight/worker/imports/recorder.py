@@ -321,7 +321,7 @@ class _TimedLoader:
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """Create the module (importlib.abc.Loader); an extension module runs code here."""
-        self._import = self._recorder.begin(spec.name)
+        self._begin(spec.name)
         create = getattr(self._loader, "create_module", None)
         try:
             module: ModuleType | None = create(spec) if create is not None else None
@@ -342,6 +342,9 @@ class _TimedLoader:
         finally:
             self._end(is_loaded=is_loaded)
 
+    def _begin(self, name: str) -> None:
+        self._import = self._recorder.begin(name)
+
     def _end(self, *, is_loaded: bool) -> None:
         if self._import is not None:
             self._recorder.end(self._import, is_loaded=is_loaded)
@@ -353,17 +356,9 @@ class _PartLoader(_TimedLoader):
 
     _name, _began, _is_part = "", 0.0, False
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Create the module (importlib.abc.Loader)."""
-        self._name, self._began = spec.name, time.monotonic()
-        self._is_part = self._recorder.begin_part(spec.name)
-        create = getattr(self._loader, "create_module", None)
-        try:
-            module: ModuleType | None = create(spec) if create is not None else None
-        except BaseException:
-            self._end(is_loaded=False)
-            raise
-        return module
+    def _begin(self, name: str) -> None:
+        self._name, self._began = name, time.monotonic()
+        self._is_part = self._recorder.begin_part(name)
 
     def _end(self, *, is_loaded: bool) -> None:
         if self._is_part:
