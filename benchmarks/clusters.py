@@ -1,5 +1,5 @@
 """Which cluster a benchmark runs on: `--kubeconfig FILE --cluster-config FILE` name a real one, on
-its node (docs/testing.md); otherwise it brings its own along."""
+its node (docs/how-to/test-on-a-cluster.md); otherwise it brings its own along."""
 
 from __future__ import annotations
 
@@ -19,5 +19,7 @@ def real_cluster(argv: Sequence[str] | None = None) -> tuple[RealCluster | None,
     if given.kubeconfig is None:
         return None, rest
     if given.cluster_config is None:
-        parser.error("--kubeconfig: needs --cluster-config FILE as well (docs/testing.md)")
+        parser.error(
+            "--kubeconfig: needs --cluster-config FILE as well (docs/how-to/test-on-a-cluster.md)"
+        )
     return RealCluster.read(given.kubeconfig, given.cluster_config), rest

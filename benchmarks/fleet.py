@@ -9,9 +9,10 @@ makes revisions of Services. No pod runs: a revision is ready as soon as Knative
 nothing at most 60 s; zero writes where nothing changed. `fleet_scaling` measures the way of a start
 from zero.
 
-`--kubeconfig FILE --cluster-config FILE` have 500 functions made on yours (docs/testing.md), with
-the chart's rights and policies and a pool of warm pods. There a function is ready when Knative's
-controller has made the dozen objects that it makes for each Service, and an ingress is ready."""
+`--kubeconfig FILE --cluster-config FILE` have 500 functions made on yours
+(docs/how-to/test-on-a-cluster.md), with the chart's rights and policies and a pool of warm pods.
+There a function is ready when Knative's controller has made the dozen objects that it makes for
+each Service, and an ingress is ready."""
 
 from __future__ import annotations
 

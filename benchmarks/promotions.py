@@ -8,7 +8,7 @@ processor time that each of its processes spends on one.
 brings its own cluster along (`tests.fakes.knative`; root), whose kubelet, network and API server
 are quick: the numbers compare ways of starting, they do not tell how long a real cluster takes. For
 that, `--kubeconfig FILE --cluster-config FILE` measure on yours, on its node, as the stories of a
-cluster run there (docs/testing.md)."""
+cluster run there (docs/how-to/test-on-a-cluster.md)."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@ the pods of a cluster of the tests' own, so that what is measured is the platfor
 starts at once, as if each pod had a node to itself.
 
 Executed by a pod's launcher with its launch file; standard library only. It speaks the launcher's
-protocol (docs/reference/internals.md, "Shim and worker") as far as a worker that serves in place does, and
+protocol (docs/reference/internals/shim.md) as far as a worker that serves in place does, and
 answers each call with the pod's name."""
 
 from __future__ import annotations

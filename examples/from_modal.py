@@ -1,7 +1,7 @@
 """A file written for Modal, ported: its one import was changed, and everything below it is as it
 was.
 
-examples/modal_style has one file for each kind; docs/from-modal.md says what ports.
+examples/modal_style has one file for each kind; docs/how-to/from-modal.md says what ports.
 """
 
 from __future__ import annotations

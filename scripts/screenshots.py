@@ -51,6 +51,7 @@ PICTURES_WANTED = (
     Picture(name="invoices-light", path="/dashboard/invoices", height=420),
     Picture(name="platform-dark", path="/dashboard/platform?span=30d", dark=True, height=640),
     Picture(name="storage-light", path="/dashboard/platform/storage", height=860),
+    Picture(name="models", path="/dashboard/models", height=1140),
     *(
         Picture(
             name=f"pages/{page.path.rpartition('/')[2]}-{name}",

@@ -69,7 +69,7 @@ def _require_or_skip(reason: str) -> NoReturn:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`pytest -m cluster --kubeconfig FILE --cluster-config FILE`: the stories of the cluster on a
-    real one (docs/testing.md)."""
+    real one (docs/how-to/test-on-a-cluster.md)."""
     parser.addoption(
         "--fuzz-seconds",
         type=float,

@@ -61,6 +61,15 @@ def test_a_page_is_short_and_begins_with_an_example(page: Path) -> None:
     assert "1502 words: at most 1500" in long
 
 
+@pytest.mark.parametrize("name", ["page.md", "reference/deep/page.md"])
+def test_a_page_of_no_part_is_bounded_as_well(page: Path, name: str) -> None:
+    other = page.parents[1] / name
+    other.parent.mkdir(parents=True, exist_ok=True)
+    other.write_text("word " * 1501)
+    (long,) = documentation.shape_faults(other)
+    assert "1501 words: at most 1500" in long
+
+
 def test_anchors_are_those_of_github() -> None:
     assert documentation.anchor_of("Cold start (`a/b.py --peers`)") == "cold-start-abpy---peers"
     assert documentation.anchor_of("[Links](x.md), and A/B") == "links-and-ab"

@@ -6,7 +6,7 @@ failed upload is repeated later; one that was killed goes on with the chunks tha
 have yet. Nothing waits for an upload: the snapshot serves this node meanwhile.
 
 What leaves the node is what a snapshot may contain: its tenant's memory at the snapshot point, in
-which no secret was ever set (docs/reference/security.md, Snapshots). Only proven snapshots
+which no secret was ever set (docs/reference/security/snapshots.md). Only proven snapshots
 leave it."""
 
 from __future__ import annotations

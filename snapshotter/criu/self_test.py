@@ -32,7 +32,7 @@ from snapshotter.linux.short_commands import run_command
 
 LEAST = (4, 1)
 """Older versions do not start on kernels from 6.13, which split [vvar] (coldstart measurements,
-docs/snapshots.md)."""
+docs/reference/criu.md)."""
 DEADLINE_S = 10.0
 """Timeout of the whole test, which takes 0.3 s."""
 RETRY_S = 300.0

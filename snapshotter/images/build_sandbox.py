@@ -32,8 +32,8 @@ from snapshotter.images.pip_config import GLOBAL_FILES
 from snapshotter.shim.sandbox import isolation
 
 SLOT_ROOT = Path("/run/pilotlight/slot")
-"""Paths that workers see (docs/reference/internals.md). Builds use the same ones, so that paths
-written into an image stay valid."""
+"""Paths that workers see (docs/reference/internals/slot.md). Builds use the same ones, so that
+paths written into an image stay valid."""
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _BATCH_LINES = 100
 """Lines passed on at a time; the event loop runs other tasks between two batches."""

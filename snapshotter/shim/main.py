@@ -14,7 +14,7 @@ shutdown.
 Shim → agent (`event`): booted, boot_failed, furnished, revived, revive_failed, proved,
 snapshot_point, failed, forked, ready, exited, parked, parked_gone, worker_exited, exec_exited,
 quiesced, checkpoint_failed, checkpoint_gone, criu, criu_exited, files_kept, files_failed,
-log_dropped, state, instance, state_end. Shim ↔ worker: docs/reference/internals.md, "The slot".
+log_dropped, state, instance, state_end. Shim ↔ worker: docs/reference/internals/shim.md.
 
 Parts: `worker`, `instances`, `parked_forks`, `quiescer` (the process that is quiesced for a dump),
 `criu_processes`, `exec_processes`.

@@ -1,6 +1,6 @@
 """The chart's admission policies, enforced by an API server: the tests' own, and with
-`--kubeconfig` a real one. Each promise of docs/reference/security.md that a policy keeps is broken by
-somebody whose rights would allow it."""
+`--kubeconfig` a real one. Each promise of docs/reference/security/cluster.md that a policy
+keeps is broken by somebody whose rights would allow it."""
 
 from __future__ import annotations
 

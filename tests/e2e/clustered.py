@@ -261,7 +261,9 @@ class RealCluster:
         if kubeconfig is None:
             return None
         if file is None:
-            pytest.fail("--kubeconfig: needs --cluster-config FILE as well (docs/testing.md)")
+            pytest.fail(
+                "--kubeconfig: needs --cluster-config FILE too (docs/how-to/test-on-a-cluster.md)"
+            )
         return cls.read(Path(kubeconfig), Path(file))
 
     @classmethod

@@ -267,6 +267,8 @@ def _call(source: _Source, at: float) -> Iterator[dict[str, Any]]:
         outcome="error" if failed else "ok",
         tokens_in=tokens[0],
         tokens_out=tokens[1],
+        finish=("length" if tokens[1] > 400 else "stop") if any(tokens) else "",
+        first_token_ms=start_ms + exec_ms // 30 if any(tokens) else 0,
     )
     if start_ms:
         yield source.record(

@@ -51,6 +51,7 @@ from tests.functions.controller.parts import (
     spec,
     usage,
 )
+from tests.functions.controller.test_weights import upload
 from weight_cache.client import WeightCacheClient
 
 BATCH = 1000
@@ -249,11 +250,13 @@ async def _settle(
             await http.post("/v1/keys", json={"scope": scope, "name": f"{scope} key"})
         ).json()["secret"]
     other = (await http.post("/v1/tenants", json={"name": "meridian"})).json()["key"]["secret"]
+    weights = await upload(http, context.config.paths.home / "model")
     ids, revisions = {}, {}
     for app in dict.fromkeys(habit.app for habit in demo_books.HABITS):
         mine = [habit for habit in demo_books.HABITS if habit.app == app]
         answer = await http.post(
-            f"/v1/apps/{app}/deploy", json={"functions": [_spec(habit) for habit in mine]}
+            f"/v1/apps/{app}/deploy",
+            json={"functions": [_spec(habit, weights) for habit in mine]},
         )
         assert answer.status_code in (200, 201), answer.text
         for found in (await http.get(f"/v1/apps/{app}")).json()["functions"]:
@@ -275,7 +278,7 @@ async def _settle(
     )
 
 
-def _spec(habit: demo_books.Habit) -> dict[str, Any]:
+def _spec(habit: demo_books.Habit, weights: str) -> dict[str, Any]:
     resources: dict[str, Any] = {"cpu": habit.cpu, "memory_bytes": habit.memory_bytes}
     if habit.gpu:
         resources |= {"gpu": [habit.gpu], "gpu_count": 1}
@@ -285,8 +288,18 @@ def _spec(habit: demo_books.Habit) -> dict[str, Any]:
         "scaledown_window_s": 300.0 if habit.idle else 60.0,
     }
     objectives = {"availability": 0.995, "warm_latency_s": 0.2, "freeze": habit.app == "search"}
+    engine: dict[str, Any] = {}
+    if any(habit.tokens):
+        engine = {
+            "kind": "engine",
+            "module": "",
+            "qualname": "",
+            "engine": {"model": "llama-3b", "max_model_len": 8192, "max_num_seqs": 16},
+            "weights": [{"name": "llama-3b", "manifest": weights}],
+        }
     return spec(
         habit.function,
+        **engine,
         resources=resources,
         scaling=scaling,
         tags={"team": habit.app},

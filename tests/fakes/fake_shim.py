@@ -1,8 +1,8 @@
 """A small shim for tests of the worker: boots the real worker as a subprocess and speaks the slot's
 contract with it.
 
-It does no isolation. What it shares with the real shim is the contract of docs/reference/internals.md:
-launch file, control channel, orders with descriptors, the environment on `go`."""
+It does no isolation. What it shares with the real shim is the contract of
+docs/reference/internals/shim.md: launch file, control channel, orders with descriptors, the environment on `go`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A complete small worker: speaks the contract of docs/reference/internals.md ("The slot") and answers
-HTTP on its listener.
+"""A complete small worker: speaks the contract of docs/reference/internals/shim.md and answers HTTP
+on its listener.
 
 Installed as `pilotlight/worker/boot.py` of a test's runtime. `entry` says how it behaves: `boot`
 and `wake` are lists of steps (`print:TEXT`, `raise:TEXT`, `exit:N`, `hang`, `pause:S`, `read:FILE`,

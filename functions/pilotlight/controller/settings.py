@@ -282,6 +282,6 @@ def _check_prices_of_cluster(prices: PriceSettings) -> None:
                 others = "" if version == prices.version else f"others.{version}."
                 where = f"prices.{others}{key}"
                 raise SettingsInvalid(
-                    f'{where} = "{value}": {FLEET} this is not metered (docs/kubernetes.md): '
-                    f"remove it"
+                    f'{where} = "{value}": {FLEET} this is not metered '
+                    "(docs/reference/kubernetes.md): remove it"
                 )

@@ -60,7 +60,7 @@ class ClusterSettings:
             one subdirectory per tenant id.
         restore_into_pods: whether a waiting pod may receive a restored worker.
         warm_pods: shapes of pods that wait, without a tenant's code, to be promoted to instances of
-            functions (docs/kubernetes.md, "Warm pods"); [] = none.
+            functions (docs/how-to/warm-pods.md); [] = none.
         warm_uid: uid and gid of all warm pods, and so of the promoted ones of all tenants; no
             tenant's own (`snapshotter.uid_base`).
         handover_s: with warm pods, how long the load of a function must last until pods of its own

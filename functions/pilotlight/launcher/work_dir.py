@@ -91,7 +91,7 @@ def prepare_work_dir(
 
 def command_in_tree(surroundings: PodEnvironment, tree: Mapping[str, Any]) -> WorkerCommand:
     """The command for a worker in a slot's tree, which the node agent has built in this pod
-    (docs/reference/internals.md, "Launcher and node agent"). Raises KeyError, TypeError."""
+    (docs/reference/internals/pods.md, "Launcher and node agent"). Raises KeyError, TypeError."""
     env = {name: value for name, value in tree["env"].items() if name != VISIBLE_DEVICES}
     if surroundings.gpus:
         env[VISIBLE_DEVICES] = ",".join(surroundings.gpus)

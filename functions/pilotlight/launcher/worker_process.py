@@ -1,7 +1,7 @@
 """The one worker of a pod: booted by the launcher or restored by the node agent. It serves in
 place, or is the Template from which instances are forked (`pod_instances`).
 
-Its control channel has the protocol of a slot (docs/reference/internals.md, "Shim and worker"), in
+Its control channel has the protocol of a slot (docs/reference/internals/shim.md), in
 which the launcher is the shim."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Modal's names that this SDK does not have: one error, and one table that says for each name what
-to use instead. docs/from-modal.md has the same table."""
+to use instead. docs/reference/modal.md has the same table."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def is_unsupported(name: str) -> bool:
 
 def not_supported(name: str) -> NotSupported:
     """Return the error for a name of the table."""
-    text = f"{name} is not supported: use {NOT_HERE[name]} (docs/from-modal.md)"
+    text = f"{name} is not supported: use {NOT_HERE[name]} (docs/reference/modal.md)"
     return NotSupported(text, parameter=name)
 
 

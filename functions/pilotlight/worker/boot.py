@@ -121,7 +121,7 @@ def main(launch_path: str, *, interpreter_ms: float, started: float) -> None:
     never returns.
 
     Args:
-        launch_path: the launch file (`docs/reference/internals.md`, "The slot").
+        launch_path: the launch file (`docs/reference/internals/slot.md`).
         interpreter_ms: duration of the interpreter's start, before this file ran.
         started: monotonic seconds at which this file began.
     """

@@ -74,6 +74,7 @@ def test_cells_follow_the_units_in_their_keys() -> None:
     assert format_cell("memory_bytes", 256 * 1024**2) == "256.0 MiB"
     assert format_cell("cost", "0.10") == "0.1"
     assert format_cell("stopped", False) == "no"
+    assert format_cell("evaluation", {}) == "-"
     assert format_cell("functions", ["a", "b"]) == "a, b"
     assert [format_cell("name", None), format_cell("name", ""), format_cell("name", [])] == [
         "-",

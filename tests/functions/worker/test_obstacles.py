@@ -1,5 +1,5 @@
 """What a snapshot can take passes, what it cannot is named: one test for each thing that was tried
-with CRIU (docs/snapshots.md)."""
+with CRIU (docs/how-to/snapshots.md)."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def is_number(value: Any) -> bool:
 
 def format_cell(key: str, value: Any) -> str:
     """Format one value as text; the suffix of its key determines the unit."""
-    if value is None or value in ("", []):
+    if value is None or value in ("", [], {}):
         return NO_VALUE
     if key.endswith("_at") and isinstance(value, int | float):
         return format_time(value)

@@ -26,7 +26,7 @@ def check(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
     if settings.runtime_image is None:
         way_out = (
             "Set cluster.runtime_image of platform.yaml to the runtime image, by digest "
-            "(docs/kubernetes.md)."
+            "(docs/how-to/kubernetes.md)."
         )
         detail = (
             "cluster.runtime_image is null: functions without their own image cannot be deployed"

@@ -102,14 +102,14 @@ def image_of(spec: FunctionSpec, launch: LaunchSpec, settings: ClusterSettings) 
             f"this cluster has no image for engines of environment {launch.engine!r}",
             parameter="image",
             hint=f"Set cluster.images.{launch.engine} of platform.yaml to an image that contains "
-            f"the engine, by digest (docs/kubernetes.md).",
+            f"the engine, by digest (docs/how-to/kubernetes.md).",
         )
     if settings.runtime_image is None:
         raise InvalidInput(
             "this cluster has no image for functions without their own",
             parameter="image",
             hint="Set cluster.runtime_image of platform.yaml to the runtime image, by digest "
-            "(docs/kubernetes.md).",
+            "(docs/how-to/kubernetes.md).",
         )
     return settings.runtime_image
 

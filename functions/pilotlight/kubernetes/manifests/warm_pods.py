@@ -76,7 +76,7 @@ def deployment(
     if settings.runtime_image is None:
         raise InvalidInput(
             "cluster.warm_pods needs cluster.runtime_image",
-            hint="Set it to the runtime image, by digest (docs/kubernetes.md).",
+            hint="Set it to the runtime image, by digest (docs/how-to/kubernetes.md).",
         )
     labels = {**ownership_labels(settings, platform), names.WARM_SHAPE: shape.name}
     # One new pod beside the old ones; with GPUs instead of one: there may be no further GPU.

@@ -1,5 +1,5 @@
 """The control channel between a worker and its shim: one JSON object per datagram, with
-descriptors attached (docs/reference/internals.md)."""
+descriptors attached (docs/reference/internals/shim.md)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The life of a sandbox: the function that its call runs, and the processes that live as long.
 
 Everything here belongs to code of the caller: its processes have the uid of this one, and may
-signal it. So this process holds nothing of value (`docs/reference/security.md`), and the activator
-and the node agent end the sandbox if it does not."""
+signal it. So this process holds nothing of value (`docs/reference/security/code.md`), and the
+activator and the node agent end the sandbox if it does not."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""All tables of the control plane, as SQLAlchemy Core; `docs/reference/data-model.md` describes
-each.
+"""All tables of the control plane, as SQLAlchemy Core; `docs/reference/data-model` describes each.
 
 The same definitions serve SQLite and PostgreSQL. Times are seconds since the epoch (double), JSON
 is canonical text, money is stored twice: as the text that was sent, and in whole picounits, which

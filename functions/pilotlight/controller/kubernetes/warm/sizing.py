@@ -20,7 +20,7 @@ from pilotlight.spec.warm_shape import WarmShape
 
 LEAD_S = 30.0
 """Until a claimed pod is replaced by one that is ready: scheduling, container, imports. 2.8 to
-12.6 s were seen for whole starts from zero (docs/kubernetes.md), more where a node is busy."""
+12.6 s were seen for whole starts from zero (docs/benchmarks/kubernetes.md), more on busy nodes."""
 KEEP_S = 600.0
 """How long the largest burst determines the number of pods."""
 MAX_STARTS = 10_000
