@@ -3,17 +3,21 @@ the kills as vertical lines."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from benchmarks.harness import percentile
 from benchmarks.soak_samples import MODULES, Sample
 
 LEFT, RIGHT, TOP, WIDTH, HEIGHT, GAP = 72, 24, 64, 720, 120, 56
 COLOURS = ("a", "b", "c", "d")
-HEADROOM = 1.15
-"""A panel's highest value, over the highest sample."""
+CUT = 98
+"""A panel ends above this percentile of its values: what is higher is cut, and said to be."""
+ROUND = (1, 1.5, 2, 3, 4, 5, 6, 8, 10)
+"""Tops of panels, times a power of ten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,20 +84,22 @@ def _panel(
     end_s: float,
 ) -> list[str]:
     values = [v for line in lines for s in samples if (v := line.value(s)) is not None]
-    highest = max(values, default=1.0) * HEADROOM or 1.0
+    top_value = _round_top(percentile(values, CUT) if values else 0.0)
     bottom = top + 20 + HEIGHT - 20
 
     def place(at_s: float, value: float) -> str:
         x = LEFT + WIDTH * at_s / end_s
-        return f"{x:.1f} {bottom - (HEIGHT - 20) * value / highest:.1f}"
+        return f"{x:.1f} {bottom - (HEIGHT - 20) * min(1.0, value / top_value):.1f}"
 
-    parts = [f'<text class="name" x="{LEFT}" y="{top + 8}">{title}</text>']
+    cut = sum(value > top_value for value in values)
+    said = f"{title} ({cut} higher values are cut)" if cut else title
+    parts = [f'<text class="name" x="{LEFT}" y="{top + 8}">{said}</text>']
     for share in (0.0, 0.5, 1.0):
         y = bottom - (HEIGHT - 20) * share
         parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{LEFT + WIDTH}"/>')
         parts.append(
             f'<text class="text" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">'
-            f"{highest * share:,.0f}</text>"
+            f"{top_value * share:,.0f}</text>"
         )
     for at_s, _ in kills:
         x = LEFT + WIDTH * at_s / end_s
@@ -120,6 +126,12 @@ def _panel(
             parts.append(f'<path class="line {colour}" d="M{x} {top + 4}h18"/>')
             parts.append(f'<text class="text" x="{x + 24}" y="{top + 8}">{line.name}</text>')
     return parts
+
+
+def _round_top(value: float) -> float:
+    """The smallest round number that is not below `value`."""
+    power = 10.0 ** math.floor(math.log10(value)) if value > 0 else 1.0
+    return next(step * power for step in ROUND if step * power >= value)
 
 
 HEAD = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" role="img" aria-labelledby="t d"
