@@ -42,6 +42,20 @@ FILES = (
     "tests/weight_cache/peers/test_daemons.py",
 )
 TESTS = {
+    "tests/weight_cache/store/test_faults.py": (
+        "test_what_passes_is_borne[status-500",
+        "test_what_passes_is_borne[reset",
+        "test_what_passes_is_borne[short",
+        "test_what_passes_is_borne[slow",
+        "test_what_does_not_pass_is_named_and_the_next_lease_starts_well[status-404",
+        "test_what_does_not_pass_is_named_and_the_next_lease_starts_well[wrong",
+        "test_what_does_not_pass_is_named_and_the_next_lease_starts_well[replaced",
+        "test_file_that_changed_on_the_disk_is_never_served[truncated",
+        "test_file_that_changed_on_the_disk_is_never_served[gone",
+        "test_folder_that_may_not_be_written_is_named_and_works_again_when_it_may[partial",
+        "test_folder_that_may_not_be_written_is_named_and_works_again_when_it_may[models",
+        "test_folder_that_may_not_be_written_is_named_and_works_again_when_it_may[manifests",
+    ),
     "tests/snapshotter/environments/test_imports.py": (
         "test_a_module_that_changes_earlier_ones_is_opened",
         "test_where_imports_differ_one_with_those_that_it_kept_to_is_tried",
@@ -123,6 +137,7 @@ TESTS = {
     "tests/e2e/test_jobs.py": (
         "test_a_schedule_makes_one_call_of_each_due_time_though_controller_and_activator_are_killed",
         "test_queued_calls_survive_the_end_of_everything",
+        "test_a_dead_letter_is_sent_again_with_its_attempts_counting_on",
     ),
     "tests/e2e/test_knative.py": (
         "test_a_pod_that_is_evicted_with_a_call_in_it",
@@ -203,6 +218,7 @@ TESTS = {
         "test_tenants_build_the_same_description_each_for_itself",
     ),
     "tests/snapshotter/images/test_images.py": (
+        "test_copy_steps_are_fetched_from_a_bucket",
         "test_steps_run_in_order_and_the_image_serves[None]",
         "test_conflict_with_the_workers_requirements_names_both[plold",
         "test_build_that_makes_files_without_end_is_ended_while_inodes_are_left",
