@@ -68,6 +68,7 @@ from activator.llm.engine_throttler import EngineTerms, EngineThrottler
 from activator.llm.openai.api import OpenAI
 from activator.metrics.metrics import Metrics
 from activator.open_inference.api import OpenInferenceApi
+from activator.prediction_log.pipeline import PredictionLogs
 from activator.quotas.process_store import ProcessQuotas
 from activator.quotas.unauthenticated_limit import (
     SharedUnauthenticatedLimit,
@@ -136,6 +137,7 @@ class ActivatorApp:
         self._make_dispatch()
         self._make_calls()
         self._make_shadows()
+        self._make_predictions()
         self._make_gateway()
 
     def _make_posting(self) -> None:
@@ -421,6 +423,20 @@ class ActivatorApp:
         )
         self.closing.append(self.shadows.aclose)
 
+    def _make_predictions(self) -> None:
+        site, settings = self.site, self.settings
+        self.predictions = PredictionLogs(
+            directory=site.home / "predictions",
+            controller=site.controller,
+            token=site.key.token,
+            max_bytes=settings.prediction_log_bytes,
+            ship_s=settings.prediction_log_ship_s,
+        )
+        self.runner.predictions = self.predictions.queue
+        self.metrics.registry.register(self.predictions)
+        self.loops.append(("predictions", self.predictions.run))
+        self.closing.append(self.predictions.aclose)
+
     def _make_gateway(self) -> None:
         settings = self.settings
         self.limits = ConnectionLimits[ClientConnection](
@@ -442,7 +458,7 @@ class ActivatorApp:
             bodies=bodies,
         )
         dashboard = DashboardHost(self._dashboard) if self._dashboard is not None else None
-        pipeline = self._pipeline(self.traces.tracer, self.shadows)
+        pipeline = self._pipeline(self.traces.tracer, self.shadows, self.predictions.queue)
         self.gateway = Gateway(
             router=self._router(resolver, pipeline),
             pipeline=pipeline,

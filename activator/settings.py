@@ -27,6 +27,8 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
     "tenant_waiting_bytes": (2**20, 2**40),
     "idempotency_bytes": (2**22, 2**40),
     "idempotency_total_bytes": (2**22, 2**40),
+    "prediction_log_bytes": (2**20, 2**40),
+    "prediction_log_ship_s": (0.1, 3600),
 }
 
 
@@ -102,6 +104,9 @@ class ActivatorSettings:
             of the tenant with the most are evicted.
         traces_sampled: share of the calls whose trace is stored although they were neither slow,
             failed nor cold.
+        prediction_log_bytes: disk for rows of prediction logs that are not in the blob store yet;
+            one tenant may have half of it. Further rows are dropped.
+        prediction_log_ship_s: how long rows are collected in one file before it is shipped.
         heartbeat_s: silence on a stream of events after which a comment is sent, so that proxies
             keep the connection open.
         engine_scrape_s: interval at which the metrics of an inference engine with calls are read;
@@ -156,6 +161,8 @@ class ActivatorSettings:
     idempotency_bytes: int = 64 * 1024**2
     idempotency_total_bytes: int = 256 * 1024**2
     traces_sampled: float = 0.01
+    prediction_log_bytes: int = 256 * 1024**2
+    prediction_log_ship_s: float = 60.0
     heartbeat_s: float = 10.0
     engine_scrape_s: float = 2.0
     engine_kv_use: float = 0.9

@@ -22,10 +22,12 @@ from activator.coordination.state import SharedStatistics
 from activator.llm.engine_metrics import EngineMetrics
 from activator.llm.engine_state import EngineState
 from activator.metrics.metrics import Metrics as ActivatorMetrics
+from activator.prediction_log.pipeline import PredictionLogs
 from activator.quotas.token_reservation import TokenReservation
 from pilotlight.controller.server.metrics import Metrics as ControllerMetrics
 from pilotlight.controller.slo.burn_rate import BURN_RATE_ALERTS
 from pilotlight.controller.slo.slo_alerts import QUIET_S
+from pilotlight.core.transport.endpoint import Endpoint
 from pilotlight.errors import BudgetReserved, OverQuota, Shed
 from pilotlight.spec.policies import Objectives
 from snapshotter.metrics import Metrics as AgentMetrics
@@ -134,6 +136,14 @@ def _activator() -> Iterator[Any]:
     metrics.collect_shared(
         lambda: SharedStatistics(members=1, allowance={"r": 1}, refused=0, is_reachable=True)
     )
+    predictions = PredictionLogs(
+        directory=Path("predictions"),
+        controller=Endpoint.at(Path("controller.sock")),
+        token="t",
+        max_bytes=1,
+        ship_s=1.0,
+    )
+    metrics.registry.register(predictions)
     yield from metrics.registry.collect()
 
 

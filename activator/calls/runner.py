@@ -18,7 +18,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 from activator.balancing.instance import Reservation
 from activator.balancing.throttler import Throttler
@@ -146,12 +146,22 @@ def _free(target: CallTarget, limit_s: float, tokens: TokenReservation | None) -
     """Accept all calls: no budgets apply."""
 
 
+class PredictionObserver(Protocol):
+    """Gets answered calls for prediction logs."""
+
+    def add(self, attempt: AnsweredCall, status: int, body: bytes | None) -> None:
+        """An instance answered a call of a function with a log. `body`: None for a stream."""
+        ...
+
+
 class CallRunner:
     """Runs calls on reserved slots.
 
     Attributes:
         retries: runs the retries.
         fallbacks: runs the fallbacks; None = none.
+        predictions: gets the answered calls of functions with a prediction log that no
+            `ResponseWriter` answers; None = there are no logs.
     """
 
     def __init__(
@@ -169,6 +179,7 @@ class CallRunner:
         self._may_pay = may_pay
         self.retries = RetryExecutor(RetryBudgets(retry_budget))
         self.fallbacks: FallbackChain | None = None
+        self.predictions: PredictionObserver | None = None
 
     def check(self, call: Call) -> None:
         """Check the budgets of a call before it waits or starts an instance. Raises OverBudget,

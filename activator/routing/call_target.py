@@ -24,6 +24,7 @@ class CallTarget:
         is_shadow: it gets copies of calls, and answers only callers that name it.
         footprint: of its dearest instance: with the acceptable GPU kind of the highest price.
             Budgets reserve by it; `granted_footprint` is what an instance is priced by.
+        log: terms of its prediction log; None = it has none.
         batched: methods whose calls are batched, each with its maximum batch size; mostly none.
     """
 
@@ -39,6 +40,7 @@ class CallTarget:
         "is_stable",
         "key",
         "launch",
+        "log",
         "rate_per_s",
         "rates",
         "revision",
@@ -63,6 +65,7 @@ class CallTarget:
         its spec says."""
         document = route.revisions[revision]
         self.spec: FunctionSpec = _kept(from_json(FunctionSpec, document["spec"]), min_instances)
+        self.log = self.spec.log
         self.is_stable = is_stable
         self.is_shadow = is_shadow
         self.launch = LaunchSpec.from_json(document["launch"])

@@ -67,7 +67,14 @@ if TYPE_CHECKING:
     from pilotlight.sdk.function import Function
     from pilotlight.sdk.image import Image
     from pilotlight.sdk.llm import Engine
-    from pilotlight.sdk.policies import Cron, Period, Retries, cached_answer, static_answer
+    from pilotlight.sdk.policies import (
+        Cron,
+        Period,
+        PredictionLog,
+        Retries,
+        cached_answer,
+        static_answer,
+    )
     from pilotlight.sdk.secret import Secret
     from pilotlight.sdk.storage.collections import Dict, Queue
     from pilotlight.sdk.storage.volume import Volume
@@ -148,7 +155,14 @@ _WHERE = {
         "Variant",
     ),
     "pilotlight.sdk.binding.parameters": ("parameter",),
-    "pilotlight.sdk.policies": ("Cron", "Period", "Retries", "cached_answer", "static_answer"),
+    "pilotlight.sdk.policies": (
+        "Cron",
+        "Period",
+        "PredictionLog",
+        "Retries",
+        "cached_answer",
+        "static_answer",
+    ),
     "pilotlight.packaging.sandbox": ("Sandbox",),
     "pilotlight.sdk.secret": ("Secret",),
     "pilotlight.sdk.unsupported": ("NotSupported",),
@@ -186,6 +200,7 @@ __all__ = [
     "Period",
     "PilotlightError",
     "PilotlightWarning",
+    "PredictionLog",
     "Profile",
     "Queue",
     "RemoteError",

@@ -161,6 +161,7 @@ OBSERVATIONS_PATH = "/internal/observations"
 `{"accepted": bool}`: observations of calls since the last post; a repeated sequence is not counted
 twice (`pilotlight.spec.observations`)."""
 TRACES_PATH = "/internal/traces"
+PREDICTIONS_PATH = "/internal/predictions"
 """`POST {"activator": id, "traces": [...]}` → `{"accepted": n}`: kept traces."""
 PODS_PROMOTE_PATH = "/internal/pods/promote"
 """`POST {"tenant", "revision": key, "attempt": instance id, "member", "exclude": [pod uids]}` →

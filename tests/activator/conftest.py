@@ -57,6 +57,7 @@ from activator.llm.engine_throttler import EngineThrottler
 from activator.llm.openai.api import OpenAI
 from activator.metrics.metrics import Metrics
 from activator.open_inference.api import OpenInferenceApi
+from activator.prediction_log.queue import PredictionQueue
 from activator.quotas.process_store import ProcessQuotas
 from activator.quotas.store_protocol import QuotaStore
 from activator.quotas.unauthenticated_limit import UnauthenticatedRateLimiter
@@ -158,7 +159,9 @@ class Edge:
         self.handovers = CutoverTracker(
             throttler_of=self.scaler.throttler_of, finish=self.table.handed_over
         )
-        runner = CallRunner(throttler_of=self.scaler.throttler_of, may_pay=self.books.check)
+        self.runner = runner = CallRunner(
+            throttler_of=self.scaler.throttler_of, may_pay=self.books.check
+        )
         self.arguments = ArgumentChecker(deadline_s=settings.argument_check_s)
         runner.fallbacks = FallbackChain(
             routes=self.table, throttler_of=self.scaler.throttler_of, arguments=self.arguments
@@ -302,6 +305,11 @@ class Edge:
         """Copy all later calls to `shadows`."""
         self.gateway.warm.shadows = shadows
         self.observers.append(shadows)
+
+    def log_calls(self, queue: PredictionQueue) -> None:
+        """Give later calls of functions with a prediction log to `queue`."""
+        self.runner.predictions = queue
+        self.observers.append(queue)
 
     def _kept(self, trace: Json) -> None:
         self.keep(trace)

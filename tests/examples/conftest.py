@@ -12,5 +12,5 @@ from tests.e2e.harness import PlatformUnderTest, platform_up
 @pytest.fixture(scope="package")
 def platform() -> Iterator[PlatformUnderTest]:
     """One platform for all examples."""
-    with platform_up() as running:
+    with platform_up(activator={"prediction_log_ship_s": 1}) as running:
         yield running

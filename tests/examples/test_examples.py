@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -181,3 +182,26 @@ def test_canary_plays_a_good_release_and_a_bad_one(tmp_path: Path) -> None:
     assert re.search(r"rolled_back: 0 % on v3-", run.stdout), run.stdout
     assert re.search(r"v2-\w+ +\d+ calls, 0 failed", run.stdout), run.stdout
     assert "rolled_back" in picture.read_text()
+
+
+def test_predictions_are_logged_without_who_they_are_about(platform: PlatformUnderTest) -> None:
+    deploy(platform, "predictions.py")
+    calls = {"ada@example.com": 3, "bob@example.com": 9}
+    for email, visits in calls.items():
+        scored = invoke(platform, "churn/score", {"customer": {"email": email, "visits": visits}})
+        assert scored.json() == {"probability": 1 / (1 + visits), "write": visits < 4}
+    sql = "select version, input, output, latency_ms, cost from predictions order by started_at"
+    found: list[dict[str, Any]] = []
+    limit = time.monotonic() + 120
+    while len(found) < len(calls):
+        assert time.monotonic() < limit, f"no rows\n{platform.log_tails()}"
+        time.sleep(0.5)
+        done = platform.cli("log", "query", "churn/score", sql, "--json", check=False)
+        found = json.loads(done.stdout)["rows"] if done.returncode == 0 else []
+    first, _ = found
+    assert json.loads(first["input"]) == {"customer": {"email": "[scrubbed]", "visits": 3}}
+    assert json.loads(first["output"]) == {"probability": 0.25, "write": True}
+    assert first["latency_ms"] > 0
+    assert float(first["cost"]) > 0
+    entries = json.loads(platform.cli("audit", "--action", "predictions.read", "--json").stdout)
+    assert (entries[0]["subject"], entries[0]["after"]["rows"]) == ("main/churn/score", 2)

@@ -50,6 +50,7 @@ _PANELS: dict[str, dict[str, str]] = {
         "schedule": "calls.schedule",
         "webhook": "tenants.webhook",
         "trace": "calls.trace",
+        "log": "calls.log",
         "loadtest": "calls.loadtest",
         "engine": "apps.engine",
         "instance": "operations.instance",

@@ -31,6 +31,7 @@ from pilotlight.client.resources.experiments import (
     ExperimentResources,
     feedback_body,
 )
+from pilotlight.client.resources.predictions import PredictionResources
 from pilotlight.client.resources.releases import DeployedFunction, Deployment, ReleaseResources
 from pilotlight.client.resources.rollouts import RolloutResources
 from pilotlight.client.resources.sandboxes import AsyncSandboxResources, SandboxResources
@@ -141,6 +142,7 @@ class Client(
     BillingResources,
     ExperimentResources,
     TraceResources,
+    PredictionResources,
     AsyncCallResources,
     SandboxResources,
 ):

@@ -51,7 +51,7 @@ from pilotlight.controller.api.artifacts import (
     volumes,
     weights,
 )
-from pilotlight.controller.api.calls import calls, feedback, traces
+from pilotlight.controller.api.calls import calls, feedback, predictions, traces
 from pilotlight.controller.api.internal import (
     activator_sync,
     bindings,
@@ -184,6 +184,8 @@ _ROUTERS = (
     feedback.router,
     traces.router,
     traces.internal,
+    predictions.router,
+    predictions.internal,
     *dashboard.routers,
     api_docs.router,
 )

@@ -27,6 +27,7 @@ from pilotlight.controller.experiments import guardrails
 from pilotlight.controller.identity import sessions, tenants
 from pilotlight.controller.kubernetes.node_reports import NodeReports
 from pilotlight.controller.node_snapshots.register import SnapshotRegister
+from pilotlight.controller.predictions import storage as prediction_storage
 from pilotlight.controller.registry import snapshot_gc
 from pilotlight.controller.rollouts.loop import RolloutController
 from pilotlight.controller.scheduling import dispatch_queue, scheduler, submitted_calls
@@ -310,6 +311,7 @@ async def _collect(context: Context) -> None:
     context.metrics.blobs_deleted.inc(deleted.blobs)
     context.metrics.blob_bytes_deleted.inc(deleted.size_bytes)
     await context.volumes.collect_all(before=unused_since)
+    await prediction_storage.delete_expired(context)
 
 
 async def _measure_budgets(context: Context) -> None:

@@ -39,6 +39,7 @@ from pilotlight.spec.policies import (
     Schedule,
     Variant,
 )
+from pilotlight.spec.prediction_log import PredictionLogSpec
 
 
 class EngineOptions(TypedDict, total=False):
@@ -126,6 +127,7 @@ class FunctionOptions(EngineOptions, total=False):
         objectives: `pilotlight.Objectives(…)`.
         require: bounds on metrics of an offline evaluation, such as {"accuracy": ">= 0.91"}.
         card: `pilotlight.ModelCard(…)`.
+        log: `pilotlight.PredictionLog(…)`: which calls are logged, for `pilotlight log query`.
         rollout_strategy: "surge", "wait" or "swap": what to do if there is no capacity for a new
             revision next to the serving one.
         keep_previous: how long the previous revision stays warm.
@@ -139,6 +141,7 @@ class FunctionOptions(EngineOptions, total=False):
     volumes: Mapping[str, Volume]
     cors: str | Sequence[str]
     schedule: Schedule | Sequence[Schedule] | None
+    log: PredictionLogSpec | None
     rollout_strategy: str
     keep_previous: float
     network: Literal["egress", "none"]

@@ -21,8 +21,23 @@ from pilotlight.spec.policies import (
     Variant,
     require_in_range,
 )
+from pilotlight.spec.prediction_log import (
+    RAW_KEEP_S,
+    SUMMARY_KEEP_S,
+    Content,
+    PredictionLogSpec,
+    parse_window,
+)
 
-__all__ = ["Cron", "Period", "Retries", "cached_answer", "resolve_policies", "static_answer"]
+__all__ = [
+    "Cron",
+    "Period",
+    "PredictionLog",
+    "Retries",
+    "cached_answer",
+    "resolve_policies",
+    "static_answer",
+]
 
 
 def Retries(
@@ -117,6 +132,53 @@ def Period(
     )
 
 
+def PredictionLog(
+    *,
+    sample: float = 0.1,
+    inputs: str = Content.SUMMARY,
+    outputs: str = Content.SUMMARY,
+    scrub: Sequence[str] = (),
+    keep: str | None = None,
+) -> PredictionLogSpec:
+    """Log a share of the calls as rows of Parquet files, which `pilotlight log query` reads:
+    `@app.function(log=pilotlight.PredictionLog(sample=0.1, scrub=["$.user.email"]))`.
+
+    Args:
+        sample: share of the answered calls that are logged, above 0 and at most 1.
+        inputs: what is logged of the arguments: "none", "summary" (types, lengths and numbers, no
+            text) or "full".
+        outputs: the same for the result.
+        scrub: JSON paths whose values are replaced before anything is written: `$.user.email`,
+            `$.items[*].card`, `$..password`.
+        keep: how long rows are stored, such as "12h" or "7d"; None = "7d" with "full" inputs or
+            outputs, else "90d".
+
+    Raises InvalidInput for a value out of range."""
+    contents = {"inputs": inputs, "outputs": outputs}
+    for name, given in contents.items():
+        if given not in list(Content):
+            raise InvalidInput(
+                f"log: {name} = {given!r}: must be one of {', '.join(Content)}", parameter="log"
+            )
+    if isinstance(scrub, str) or not all(isinstance(path, str) for path in scrub):
+        raise InvalidInput(
+            f'log: scrub = {scrub!r}: must be a list of paths, such as ["$.user.email"]',
+            parameter="log",
+        )
+    require_in_range("sample", sample, 0, 1)
+    if keep is None:
+        keep_s = RAW_KEEP_S if Content.FULL in contents.values() else SUMMARY_KEEP_S
+    else:
+        keep_s = parse_window(keep)
+    return PredictionLogSpec(
+        sample=float(sample),
+        inputs=Content(inputs),
+        outputs=Content(outputs),
+        scrub=tuple(scrub),
+        keep_s=keep_s,
+    )
+
+
 def cached_answer(*, max_age: float = 3600.0) -> Fallback:
     """Fall back to the last successful answer to the same arguments, if it is at most `max_age`
     seconds old."""
@@ -167,6 +229,7 @@ def resolve_policies(values: Mapping[str, Any]) -> dict[str, Any]:
         "card": _one("card", values.get("card"), ModelCard, "pilotlight.ModelCard(…)")
         or ModelCard(),
         "rollout": _rollout(values),
+        "log": _one("log", values.get("log"), PredictionLogSpec, "pilotlight.PredictionLog(…)"),
         "network": _network(values.get("network", FunctionNetwork.EGRESS)),
         "egress": _several(
             "egress", values.get("egress"), str, "a list of networks or addresses, like 10.1.0.0/16"

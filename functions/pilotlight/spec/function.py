@@ -37,6 +37,7 @@ from pilotlight.spec.policies import (
     parse_gate,
 )
 from pilotlight.spec.policies import require_in_range as _bound
+from pilotlight.spec.prediction_log import PredictionLogSpec
 from pilotlight.spec.web_servers import WebServerSpec
 
 if typing.TYPE_CHECKING:
@@ -319,7 +320,8 @@ class FunctionSpec:
             (`pilotlight.parameter`); None for none.
         arguments: of a bound function (`pilotlight.spec.bound`): the values of all parameters.
         sandbox: each call is a sandbox (`pilotlight.spec.sandboxes`), with an instance of its
-            own."""
+            own.
+        log: its prediction log; None = it has none."""
 
     name: str
     kind: FunctionKind = FunctionKind.FUNCTION
@@ -360,6 +362,7 @@ class FunctionSpec:
     parameters: Mapping[str, Any] | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
     sandbox: bool = False
+    log: PredictionLogSpec | None = None
 
     def __post_init__(self) -> None:
         require_name("function", self.name, parameter="name")
@@ -384,6 +387,7 @@ class FunctionSpec:
         _check_cors(self)
         _check_parameters(self)
         _check_sandbox(self)
+        _check_log(self)
         if not self.methods:
             raise InvalidInput(
                 f"function {self.name!r} has no methods: declare at least one callable",
@@ -505,6 +509,19 @@ def _check_sandbox(spec: FunctionSpec) -> None:
             f"function {spec.name!r}: {found[0]} cannot be chosen for a sandbox: remove it",
             parameter=found[0],
         )
+
+
+def _check_log(spec: FunctionSpec) -> None:
+    if spec.log is None or (
+        spec.kind in (FunctionKind.FUNCTION, FunctionKind.CLASS) and not spec.sandbox
+    ):
+        return
+    what = "a sandbox" if spec.sandbox else f"of kind {spec.kind.value!r}"
+    raise InvalidInput(
+        f"log: function {spec.name!r} is {what}: only functions and classes, whose calls have "
+        f"arguments and a result, have a prediction log: remove log",
+        parameter="log",
+    )
 
 
 def _check_volumes(spec: FunctionSpec) -> None:

@@ -243,6 +243,13 @@ ROUTES: list[tuple[str, str, dict[str, str], Any, str]] = [
     ),
     ("POST", "/v1/apps/{app}:prune", {"app": "search"}, {"keep": 1}, "app.prune"),
     ("POST", "/v1/apps/{app}:stop", {"app": "search"}, None, "app.stop"),
+    (
+        "DELETE",
+        "/v1/apps/{app}/functions/{function}/predictions",
+        {"app": "search", "function": "hello"},
+        None,
+        "predictions.delete",
+    ),
     ("DELETE", "/v1/apps/{app}", {"app": "search"}, None, "app.delete"),
     (
         "POST",

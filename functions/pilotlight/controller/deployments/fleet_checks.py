@@ -6,6 +6,7 @@ controller starts."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -51,9 +52,23 @@ def check_fleet(
 ) -> None:
     """Raise InvalidInput for the first option of the specs, or term of the tenant's plan, that this
     platform's fleet would ignore. Instances of this machine's node agent ignore none."""
+    check_logs(specs)
     if config.platform.fleet == "knative":
         plan = tenant_plan_of(tenants.get(sql, tenant=tenant), config.plans).resolve()
         check_cluster(specs, plan, config.cluster)
+
+
+def check_logs(specs: Sequence[FunctionSpec], *, library: str = "pyarrow") -> None:
+    """Raise InvalidInput for a prediction log where the platform cannot write its files."""
+    for spec in specs:
+        if spec.log is not None and importlib.util.find_spec(library) is None:
+            raise InvalidInput(
+                f"function {spec.name!r}: log: this platform cannot write Parquet files, because "
+                f"{library} is not installed",
+                function=spec.name,
+                parameter="log",
+                hint="Install it where the platform runs: pip install 'pilotlight[predictions]'.",
+            )
 
 
 def check_sandboxes(specs: Sequence[FunctionSpec], *, uid: int | None) -> None:

@@ -352,6 +352,12 @@ def _delete_rows(write: Write, *, tenant: str, name: str) -> None:
         functions.c.tenant == tenant, functions.c.environment == name
     )
     retention.delete_functions(sql, sql.execute(ids).scalars().all())
+    logs = tables.prediction_files  # the janitor deletes their objects, then the rows
+    sql.execute(
+        sa.update(logs)
+        .where(logs.c.tenant == tenant, logs.c.environment == name, logs.c.expires_at > write.now)
+        .values(expires_at=write.now)
+    )
     for owned in (
         tables.deployments,
         tables.apps,

@@ -25,6 +25,7 @@ from pilotlight.controller.database.tables.collections import (
     collections,
 )
 from pilotlight.controller.database.tables.columns import metadata
+from pilotlight.controller.database.tables.predictions import prediction_files
 from pilotlight.controller.database.tables.registry import (
     adopted_platforms,
     aliases,
@@ -122,6 +123,7 @@ __all__ = [
     "observation_minutes",
     "observers",
     "platform",
+    "prediction_files",
     "prices",
     "revisions",
     "rollout_decisions",

@@ -1,0 +1,165 @@
+"""What a row has of a call's arguments and result: scrubbed first, then hashed, summarized, and
+written as text. Runs in the writer process only."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from pilotlight.spec.prediction_log import Content, Segment, parse_path
+
+SCRUBBED: Final = "[scrubbed]"
+HASH_BYTES: Final = 16
+MAX_MEMBERS: Final = 64
+"""Members of the object at the top that a summary describes."""
+MAX_NAME_CHARS: Final = 64
+
+_paths = lru_cache(maxsize=1024)(parse_path)
+
+
+def input_columns(
+    body: bytes,
+    *,
+    content: Content,
+    scrub: Sequence[str],
+    parameters: Sequence[str],
+    key: bytes,
+) -> dict[str, str | None]:
+    """Return `feature_hash`, `input_summary` and `input` of JSON arguments; all None for a body
+    that is no JSON.
+
+    Arguments by position are named first, so that a path finds them either way. `key`: of the hash,
+    without which arguments cannot be found by trying out values."""
+    found, document = _scrubbed(body, scrub, parameters)
+    if not found:
+        return dict.fromkeys(("feature_hash", "input_summary", "input"))
+    text = _text(document, sort_keys=True).encode()
+    digest = hashlib.blake2b(text, key=key, digest_size=HASH_BYTES).hexdigest()
+    summary, whole = _texts(document, content)
+    return {"feature_hash": digest, "input_summary": summary, "input": whole}
+
+
+def output_columns(body: bytes, *, content: Content, scrub: Sequence[str]) -> dict[str, str | None]:
+    """Return `output_summary` and `output` of a JSON result; both None for a body that is no
+    JSON."""
+    found, document = _scrubbed(body, scrub, ()) if content is not Content.NONE else (False, None)
+    summary, text = _texts(document, content) if found else (None, None)
+    return {"output_summary": summary, "output": text}
+
+
+def scrubbed(document: Any, paths: Sequence[str]) -> Any:
+    """Return the document with the values at these JSON paths replaced. May change it in place."""
+    holder = [document]
+    for path in paths:
+        _replace(holder, (Segment(0), *_paths(path)))
+    return holder[0]
+
+
+def summary_of(document: Any) -> dict[str, Any]:
+    """Describe a value without its text: types, lengths, numbers, and the names of the members of
+    an object at the top."""
+    described = _described(document)
+    if isinstance(document, Mapping):
+        described["members"] = {
+            name[:MAX_NAME_CHARS]: _described(value)
+            for name, value in list(document.items())[:MAX_MEMBERS]
+        }
+    return described
+
+
+def _scrubbed(body: bytes, scrub: Sequence[str], parameters: Sequence[str]) -> tuple[bool, Any]:
+    """Return whether the body is JSON, and its scrubbed value."""
+    try:
+        document = json.loads(body, parse_constant=lambda _: None, parse_float=_finite)
+        if parameters and isinstance(document, list) and len(document) <= len(parameters):
+            document = dict(zip(parameters, document, strict=False))
+        return True, scrubbed(document, scrub)
+    except (ValueError, RecursionError):
+        return False, None
+
+
+def _texts(document: Any, content: Content) -> tuple[str | None, str | None]:
+    if content is Content.NONE:
+        return None, None
+    return _text(summary_of(document)), _text(document) if content is Content.FULL else None
+
+
+def _text(value: Any, *, sort_keys: bool = False) -> str:
+    """Encode a value. Half of a surrogate pair, which JSON escapes can express, becomes "?"."""
+    text = json.dumps(value, ensure_ascii=False, sort_keys=sort_keys, separators=(",", ":"))
+    return text.encode("utf-8", "replace").decode()
+
+
+def _finite(text: str) -> float | None:
+    """Parse a number; one that is too large for a float is null."""
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def _replace(holder: Any, segments: Sequence[Segment]) -> None:
+    """Replace what the segments lead to, below `holder`. Visits each value at most once for each
+    segment."""
+    level = [holder]
+    for segment in segments[:-1]:
+        found = (parent[key] for parent, key in _places(level, segment))
+        level = list(
+            {id(value): value for value in found if isinstance(value, dict | list)}.values()
+        )
+    for parent, key in list(_places(level, segments[-1])):
+        parent[key] = SCRUBBED
+
+
+def _places(values: list[Any], segment: Segment) -> Iterator[tuple[Any, Any]]:
+    """Yield (parent, key) of what a segment leads to from objects and lists."""
+    for value in _inside(values) if segment.is_deep else values:
+        if isinstance(value, dict):
+            keys = list(value) if segment.key is None else [segment.key]
+            yield from ((value, key) for key in keys if key in value)
+        elif segment.key is None:
+            yield from ((value, index) for index in range(len(value)))
+        elif isinstance(segment.key, int) and segment.key < len(value):
+            yield value, segment.key
+
+
+def _inside(values: list[Any]) -> Iterator[Any]:
+    """Yield these objects and lists and all in them, each once."""
+    ahead, seen = list(values), set[int]()
+    while ahead:
+        value = ahead.pop()
+        if id(value) not in seen:
+            seen.add(id(value))
+            yield value
+            inner = value.values() if isinstance(value, dict) else value
+            ahead += [each for each in inner if isinstance(each, dict | list)]
+
+
+def _described(value: Any) -> dict[str, Any]:
+    match value:
+        case None:
+            return {"type": "null"}
+        case bool():
+            return {"type": "boolean", "value": value}
+        case int() | float():
+            return {"type": "number", "value": value}
+        case str():
+            return {"type": "string", "chars": len(value)}
+        case list():
+            return {"type": "array", "items": len(value), **_spread(value)}
+        case _:
+            return {"type": "object", "items": len(value)}
+
+
+def _spread(values: list[Any]) -> dict[str, float]:
+    """Return minimum, maximum and mean of a list of numbers; nothing for another list."""
+    if not values or not all(type(value) in (int, float) for value in values):
+        return {}
+    try:
+        mean = math.fsum(values) / len(values)
+    except OverflowError:
+        return {}
+    found = {"min": min(values), "max": max(values), "mean": mean}
+    return found if all(math.isfinite(value) for value in found.values()) else {}

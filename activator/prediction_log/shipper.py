@@ -1,0 +1,191 @@
+"""Ships ready files to the controller, oldest first. A file is removed once the controller has it,
+and sent again after a crash in between: the controller stores each name once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+import httpx
+
+from activator.prediction_log.spool import READY
+from pilotlight.core.backoff import Backoff
+from pilotlight.core.transport.controller_client import controller_client
+from pilotlight.core.transport.endpoint import Endpoint
+from pilotlight.protocol import PREDICTIONS_PATH
+
+log = logging.getLogger(__name__)
+
+EVERY_S: Final = 1.0
+FIRST_RETRY_S, MAX_RETRY_S = 1.0, 30.0
+TIMEOUT_S: Final = 30.0
+LAST_S: Final = 5.0
+"""For what is ready at shutdown; the next process ships the rest."""
+_NAME: Final = re.compile(r".+~[0-9]{1,9}\.parquet")
+_REFUSED: Final = (400, 413)
+"""Statuses of a file that the controller would not store on another attempt either."""
+
+
+class Answer(NamedTuple):
+    """The controller's answer.
+
+    Attributes:
+        status: of HTTP.
+        is_stored: False with status 200: the function is deleted, or its window over.
+        problem: type of the problem, for another status than 200.
+    """
+
+    status: int
+    is_stored: bool = True
+    problem: str = ""
+
+
+class PredictionStore(Protocol):
+    """Destination of files."""
+
+    async def put(self, name: str, data: bytes) -> Answer:
+        """Store a file. Raises httpx.HTTPError if there was no answer."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close connections."""
+        ...
+
+
+class ControllerPredictions:
+    """The controller's endpoint."""
+
+    def __init__(self, *, controller: Endpoint, token: str) -> None:
+        self._client = controller_client(controller, token=token, timeout_s=TIMEOUT_S)
+
+    async def put(self, name: str, data: bytes) -> Answer:
+        """See PredictionStore."""
+        answer = await self._client.put(f"{PREDICTIONS_PATH}/{name}", content=data)
+        if answer.status_code == 200:
+            return Answer(200, is_stored=_member(answer, "stored") is not False)
+        problem = str(_member(answer, "type")).rpartition("/")[2]
+        return Answer(answer.status_code, problem=problem)
+
+    async def aclose(self) -> None:
+        """See PredictionStore."""
+        await self._client.aclose()
+
+
+class PredictionShipper:
+    """Ships the files of one directory. Owner: the event loop; `run` is one task.
+
+    Attributes:
+        shipped: rows that the store has.
+        dropped: rows that the controller refused for good, by reason: `quota`, `deleted` (the
+            function is), `refused`.
+        oldest_at: when the oldest file that waits was made, seconds since the epoch; None = none
+            waits.
+    """
+
+    def __init__(
+        self, directory: Path, store: PredictionStore, *, every_s: float = EVERY_S
+    ) -> None:
+        self._ready = directory / READY
+        self._store = store
+        self._every_s = every_s
+        self.shipped = 0
+        self.dropped: Counter[str] = Counter()
+        self.oldest_at: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<PredictionShipper {self.shipped} rows shipped>"
+
+    async def run(self) -> None:
+        """Ship until cancelled."""
+        backoff = Backoff(first_s=FIRST_RETRY_S, max_s=MAX_RETRY_S)
+        while True:
+            if await self.ship():
+                backoff.reset()
+                await asyncio.sleep(self._every_s)
+            else:
+                await asyncio.sleep(backoff.next_s())
+
+    async def aclose(self) -> None:
+        """Ship what is ready, and close."""
+        try:
+            async with asyncio.timeout(LAST_S):
+                await self.ship()
+        except TimeoutError:
+            log.info("prediction log: files wait for the next process directory=%s", self._ready)
+        await self._store.aclose()
+
+    async def ship(self) -> bool:
+        """Send the files that are ready. Returns whether none of them waits for another attempt."""
+        waits = False
+        try:
+            found = await asyncio.to_thread(_ready_files, self._ready)
+            self.oldest_at = found[0][0] if found else None
+            for _, path in found:
+                waits |= not await self._send(path)
+        except (httpx.HTTPError, OSError) as e:
+            log.warning("prediction log: files not shipped directory=%s error=%r", self._ready, e)
+            return False
+        if not waits:
+            self.oldest_at = None
+        return not waits
+
+    async def _send(self, path: Path) -> bool:
+        """Send a file. Returns False if it has to be sent again. Raises httpx.HTTPError,
+        OSError."""
+        answer = await self._store.put(path.name, await asyncio.to_thread(path.read_bytes))
+        rows = rows_of(path.name)
+        if answer.status == 200 and answer.is_stored:
+            self.shipped += rows
+        elif (reason := _reason(answer)) is None:
+            log.warning("prediction log: file=%s waits status=%d", path.name, answer.status)
+            return False
+        else:
+            self.dropped[reason] += rows
+            log.warning("prediction log: file=%s dropped rows=%d why=%s", path.name, rows, reason)
+        await asyncio.to_thread(path.unlink, missing_ok=True)
+        return True
+
+
+def _ready_files(directory: Path) -> list[tuple[float, Path]]:
+    """Return the files by their time, oldest first."""
+    found = []
+    for path in directory.glob("*.parquet"):
+        if _NAME.fullmatch(path.name) is None:
+            continue
+        try:
+            found.append((path.stat().st_mtime, path))
+        except FileNotFoundError:
+            continue
+    return sorted(found)
+
+
+def rows_of(name: str) -> int:
+    """Return the number of rows in a ready file, which is part of its name."""
+    return int(name.removesuffix(".parquet").rpartition("~")[2])
+
+
+def _reason(answer: Answer) -> str | None:
+    """Why a file was refused for good; None = another attempt may succeed."""
+    if answer.status == 200:
+        return "deleted"
+    if answer.problem == "storage-quota":
+        return "quota"
+    return "refused" if answer.status in _REFUSED else None
+
+
+def _member(answer: httpx.Response, name: str) -> object:
+    """Return a member of a JSON object; None for another answer."""
+    try:
+        return answer.json()[name]
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def age_s(oldest_at: float | None) -> float:
+    """Return the age of a file made at `oldest_at`; 0 for None."""
+    return 0.0 if oldest_at is None else max(0.0, time.time() - oldest_at)

@@ -1,0 +1,81 @@
+"""The objects of prediction logs: storing, sending as an archive, deleting."""
+
+from __future__ import annotations
+
+import logging
+import tarfile
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import Final
+
+import anyio.to_thread
+
+from pilotlight.controller.context import Context
+from pilotlight.controller.predictions import files
+from pilotlight.controller.predictions.files import MAX_FILE_BYTES, PredictionFile, StoredFile
+from pilotlight.controller.weights.blob_upload import store_errors
+from pilotlight.core.object_store.errors import ObjectNotFound
+
+log = logging.getLogger(__name__)
+
+EXPIRE_BATCH: Final = 500
+_BLOCK: Final = tarfile.BLOCKSIZE
+
+
+async def store(context: Context, name: str, data: bytes) -> bool:
+    """Store a file under the name that an activator gave it; again changes nothing. Returns False
+    if it is not to be stored (`files.register`).
+
+    Raises InvalidInput, StorageQuotaExceeded, Unavailable."""
+    file = PredictionFile.parse(name)
+
+    def register() -> bool:
+        with context.store.write() as write:
+            return files.register(write, file, size_bytes=len(data), plans=context.config.plans)
+
+    if not await anyio.to_thread.run_sync(register):
+        return False
+    with store_errors():
+        await context.files.objects.put(file.key, data)
+    return True
+
+
+async def archive(context: Context, found: Sequence[StoredFile]) -> AsyncIterator[bytes]:
+    """Yield a tar archive (POSIX.1-1988) of the files, without those whose objects have not arrived
+    or are deleted. Raises ObjectStoreError."""
+    for one in found:
+        try:
+            data = await context.files.objects.get(one.key, max_bytes=MAX_FILE_BYTES)
+        except ObjectNotFound:
+            continue
+        head = tarfile.TarInfo(one.name)
+        head.size, head.mode = len(data), 0o644
+        yield head.tobuf(tarfile.USTAR_FORMAT)
+        yield data
+        yield bytes(-len(data) % _BLOCK)
+    yield bytes(2 * _BLOCK)
+
+
+async def delete_expired(context: Context) -> int:
+    """Delete the files whose window is over; returns their number. Raises ObjectStoreError."""
+    deleted, batch = 0, EXPIRE_BATCH
+    while batch == EXPIRE_BATCH:
+        found = await anyio.to_thread.run_sync(_expired, context)
+        for _, key in found:
+            await context.files.objects.delete(key)
+        if found:
+            ids = [file for file, _ in found]
+            await anyio.to_thread.run_sync(partial(_forget, context, ids))
+        batch = len(found)
+        deleted += batch
+    return deleted
+
+
+def _expired(context: Context) -> list[tuple[str, str]]:
+    with context.store.read() as sql:
+        return files.expired(sql, now=context.clock(), limit=EXPIRE_BATCH)
+
+
+def _forget(context: Context, ids: Sequence[str]) -> None:
+    with context.store.write() as write:
+        files.forget(write, ids)
