@@ -3,9 +3,9 @@
 A hundred functions in ten apps, nine of ten at zero; one is called 20 times a second, all others
 in turn, and beside them run calls that raise, submitted calls, dicts and queues, refused requests,
 and deploys of new code. In the middle third of the run, one of the four processes is killed
-(SIGKILL) at regular intervals, each in turn. Every few seconds the memory, the descriptors and the
-number of processes, the files below the home and the time of a usage report are sampled; growth is
-from the beginning to the end of the calm stretches before and after the kills.
+(SIGKILL) at regular intervals, each in turn. Every few seconds the memory and the descriptors of
+the processes, the files below the home and the time of a usage report are sampled; growth is from
+the beginning to the end of the calm stretches before and after the kills.
 
 It takes 45 minutes, with --quick three. With --json FILE, the samples are in the file too, and its
 picture beside it (`.svg`)."""
@@ -291,7 +291,6 @@ def reported(run: Run) -> Report:
         for quantity in QUANTITIES:
             for when, samples in (("before the kills", before), ("after them", after)):
                 _process_row(report, when, samples, name, quantity)
-    _row(report, "processes", "", [(s.at_s, s.descendants) for s in before + after])
     ledger = [(s.at_s, s.ledger_ms) for s in run.samples if s.ledger_ms is not None]
     _row(report, "usage report", "ms", ledger)
     _disk_rows(report, run)

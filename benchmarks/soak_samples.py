@@ -1,5 +1,5 @@
 """Samples of what must not grow during a soak run: memory and descriptors of the platform's
-processes, their number, files, and the time of a ledger query.
+processes, files, and the time of a ledger query.
 
 Sources: proc(5), `/proc/PID/status` (`RssAnon`: memory that nothing but the process explains) and
 `/proc/PID/fd`."""
@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,14 +49,12 @@ class Sample:
         at_s: seconds since the run began.
         calls: calls answered until then.
         processes: by name; one that was just killed is absent.
-        descendants: processes of the platform, instances and helpers included.
         disk_bytes: allocated bytes below the home, by folder.
         ledger_ms: time of a usage report; None while the controller did not answer."""
 
     at_s: float
     calls: int
     processes: Mapping[str, ProcessSample]
-    descendants: int
     disk_bytes: Mapping[str, int]
     ledger_ms: float | None
 
@@ -118,16 +116,14 @@ class Sampler(threading.Thread):
         self.join()
 
     def _sample(self) -> Sample:
-        pids = process_ids(self._platform)
         found = {}
-        for name, pid in pids.items():
+        for name, pid in process_ids(self._platform).items():
             with contextlib.suppress(OSError):  # killed since
                 found[name] = _process(pid)
         return Sample(
             at_s=self.elapsed_s,
             calls=self._calls(),
             processes=found,
-            descendants=len(_descendants(pids.values())),
             disk_bytes=_disk_bytes(self._platform.directory / "home"),
             ledger_ms=self._ledger_ms(),
         )
@@ -176,18 +172,6 @@ def _process(pid: int) -> ProcessSample:
         anonymous_kib=int(status["RssAnon"].split()[0]),
         descriptors=len(os.listdir(folder / "fd")),
     )
-
-
-def _descendants(roots: Iterable[int]) -> set[int]:
-    parents = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            parents[int(folder.name)] = int(fields[1])
-    found = set(roots)
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found
 
 
 def _disk_bytes(home: Path) -> dict[str, int]:

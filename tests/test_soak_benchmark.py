@@ -24,7 +24,6 @@ def sample(at_s: float, *, pid: int = 7, kib: int = 1000, ledger_ms: float | Non
         at_s=at_s,
         calls=int(at_s),
         processes=dict.fromkeys(MODULES.values(), process) if pid else {},
-        descendants=5,
         disk_bytes={"controller": 2**20},
         ledger_ms=ledger_ms,
     )

@@ -102,10 +102,10 @@ def _as_before(sql: sa.Connection, after: dict[sa.Table, list[tuple[object, ...]
             sa.text(f"INSERT INTO {table.name} ({quoted}) VALUES ({places})"),
             [dict(zip(names, value, strict=True)) for value in values],
         )
-    # of versions 0019 to 0023
+    # of versions 0019 to 0024
     for name in ("stored_bytes", "collection_bytes"):
         sql.execute(sa.text(f"ALTER TABLE tenants DROP COLUMN {name}"))
-    later = ("node_snapshots", "volume_entries", "volume_chunks", "volumes")
+    later = ("prediction_files", "node_snapshots", "volume_entries", "volume_chunks", "volumes")
     for name in (*later, "collection_operations", "collection_values", "collections"):
         sql.execute(sa.text(f"DROP TABLE {name}"))
     sql.execute(sa.text("UPDATE alembic_version SET version_num = '0017'"))

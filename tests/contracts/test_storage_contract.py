@@ -318,6 +318,7 @@ def test_an_upgrade_counts_what_is_stored(platform: Platform, store: Store) -> N
         for change in (
             "ALTER TABLE tenants DROP COLUMN stored_bytes",
             "ALTER TABLE tenants DROP COLUMN collection_bytes",
+            "DROP TABLE prediction_files",
             "DROP TABLE collection_operations",
             "UPDATE alembic_version SET version_num = '0021'",
         ):

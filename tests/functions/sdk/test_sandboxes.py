@@ -33,7 +33,7 @@ def test_the_function_of_a_sandbox_has_its_options() -> None:
     assert spec.network is FunctionNetwork.NONE
     scaling = spec.scaling
     assert (scaling.max_inputs, scaling.max_instances, scaling.buffer_instances) == (1, 3, 2)
-    assert (spec.clocks.queue_s, spec.clocks.execution_s) == (60, 86_405)
+    assert (spec.clocks.queue_s, spec.clocks.execution_s) == (60, 86_402)
     assert spec.env == {"SHARED": "1"}
 
 
