@@ -232,16 +232,16 @@ def main() -> None:
     """Run it."""
     given = options(__doc__ or "")
     run = soak(QUICK if given.quick else LONG)
-    report = reported(run)
-    report.finish(given)
+    report, machine = reported(run), machine_facts()
+    print(report.table(machine))
     if given.json is not None:
-        written = report.to_json(machine_facts()) | {
+        written = report.to_json(machine) | {
             "samples": [asdict(sample) for sample in run.samples],
             "kills": list(run.kills),
         }
         given.json.write_text(json.dumps(written) + "\n")
         given.json.with_suffix(".svg").write_text(
-            soak_picture.drawn(run.samples, run.kills, machine=machine_facts())
+            soak_picture.drawn(run.samples, run.kills, machine=machine)
         )
 
 

@@ -2,7 +2,7 @@
 SHIP_S`.
 
 It reads the key of feature hashes (32 bytes) and then frames from standard input, and reports what
-became of them on standard output, as JSON lines. It has no network address to talk to and no
+became of them on standard output, as JSON lines. It is given no address of the platform and no
 credentials. At the end of its input it converts what it has, and ends."""
 
 from __future__ import annotations

@@ -34,16 +34,31 @@ def columns(body: bytes, *paths: str, content: Content = Content.FULL) -> dict[s
 @pytest.mark.parametrize(
     "path, left",
     [
-        ("$.user.email", {"user": {"email": SCRUBBED, "n": 1}, "items": [{"card": 4}, {"card": 5}]}),
-        ("$['user']['n']", {"user": {"email": "a@b", "n": SCRUBBED}, "items": [{"card": 4}, {"card": 5}]}),
-        ("$.items[*].card", {"user": {"email": "a@b", "n": 1}, "items": [{"card": SCRUBBED}, {"card": SCRUBBED}]}),
+        (
+            "$.user.email",
+            {"user": {"email": SCRUBBED, "n": 1}, "items": [{"card": 4}, {"card": 5}]},
+        ),
+        (
+            "$['user']['n']",
+            {"user": {"email": "a@b", "n": SCRUBBED}, "items": [{"card": 4}, {"card": 5}]},
+        ),
+        (
+            "$.items[*].card",
+            {"user": {"email": "a@b", "n": 1}, "items": [{"card": SCRUBBED}, {"card": SCRUBBED}]},
+        ),
         ("$.items[1]", {"user": {"email": "a@b", "n": 1}, "items": [{"card": 4}, SCRUBBED]}),
-        ("$..card", {"user": {"email": "a@b", "n": 1}, "items": [{"card": SCRUBBED}, {"card": SCRUBBED}]}),
+        (
+            "$..card",
+            {"user": {"email": "a@b", "n": 1}, "items": [{"card": SCRUBBED}, {"card": SCRUBBED}]},
+        ),
         ("$.*", {"user": SCRUBBED, "items": SCRUBBED}),
         ("$", SCRUBBED),
-        ("$.absent[3]..card", {"user": {"email": "a@b", "n": 1}, "items": [{"card": 4}, {"card": 5}]}),
+        (
+            "$.absent[3]..card",
+            {"user": {"email": "a@b", "n": 1}, "items": [{"card": 4}, {"card": 5}]},
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_path_replaces_what_it_leads_to_and_nothing_else(path: str, left: Any) -> None:
     document = {"user": {"email": "a@b", "n": 1}, "items": [{"card": 4}, {"card": 5}]}
     assert scrubbed(document, [path]) == left
@@ -62,8 +77,12 @@ def test_what_is_scrubbed_does_not_change_the_hash_and_the_key_does() -> None:
     one, other = (columns(b'{"user":{"email":"%b"}}' % text, "$..email") for text in (b"a", b"b"))
     assert one["feature_hash"] == other["feature_hash"] is not None
     foreign = input_columns(
-        b'{"user":{"email":"a"}}', content=Content.NONE, scrub=["$..email"], parameters=(), key=b"x" * 32
-    )  # fmt: skip
+        b'{"user":{"email":"a"}}',
+        content=Content.NONE,
+        scrub=["$..email"],
+        parameters=(),
+        key=b"x" * 32,
+    )
     assert foreign["feature_hash"] != one["feature_hash"]
 
 
