@@ -20,7 +20,14 @@ from activator.http.payloads import (
 )
 from activator.http.trusted_proxies import network_of
 from activator.quotas.admission import Admission, admit
-from activator.quotas.rules import Rule, Rules, body_bytes_of, queue_bounds_of, token_bound_of
+from activator.quotas.rules import (
+    Rule,
+    Rules,
+    body_bytes_of,
+    operations_of,
+    queue_bounds_of,
+    token_bound_of,
+)
 from activator.quotas.store_protocol import QuotaCheck, QuotaStore
 from activator.routing.api_keys import Principal
 from activator.routing.call_origin import CallOrigin
@@ -141,6 +148,7 @@ class AccessCache:
         self._settings = settings
         self._entries: dict[tuple[str, CallTarget], AccessGrant] = {}
         self._quota_checks: dict[str, tuple[QuotaCheck | None, int]] = {}
+        self._operation_checks: dict[str, QuotaCheck | None] = {}
         self._made_at = -1
 
     def __repr__(self) -> str:
@@ -189,13 +197,34 @@ class AccessCache:
                 self._quota_checks[caller.key_id] = known
         return known
 
+    def operations(self, caller: Principal) -> QuotaCheck | None:
+        """Return the quotas of requests to sandboxes and about submitted calls; None = they have
+        none."""
+        self._evict_outdated()
+        if caller.key_id not in self._operation_checks:
+            plan = self._table.plan_of(caller.tenant).quotas()
+            self._operation_checks[caller.key_id] = self.store.quota_check(
+                tuple(
+                    Rule(
+                        of="operations",
+                        subject=subject,
+                        quotas=operations_of(quotas),
+                        tenant=caller.tenant,
+                    )
+                    for subject, quotas in ((caller.tenant, plan), (caller.key_id, caller.quotas))
+                )
+            )
+        return self._operation_checks[caller.key_id]
+
     def _evict_outdated(self) -> None:
         if (
             self._made_at != self._table.generation
-            or max(len(self._entries), len(self._quota_checks)) >= MAX_ENTRIES
+            or max(len(self._entries), len(self._quota_checks), len(self._operation_checks))
+            >= MAX_ENTRIES
         ):
             self._entries.clear()
             self._quota_checks.clear()
+            self._operation_checks.clear()
             self._made_at = self._table.generation
 
     def _make(self, caller: Principal, target: CallTarget, address: str) -> AccessGrant:

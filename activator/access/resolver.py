@@ -9,10 +9,13 @@ first in this order applies. The query of `/fn/` requests belongs to the functio
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from urllib.parse import parse_qs
 
 from activator.access.grants import AccessCache, AccessGrant, parse_tenant_prefix
 from activator.http.request import CALLING, Request
+from activator.quotas.admission import Operation, admit
 from activator.quotas.store_protocol import QuotaCheck
 from activator.quotas.unauthenticated_limit import UnauthenticatedRateLimiter
 from activator.routing.api_keys import ANONYMOUS, Principal
@@ -72,6 +75,19 @@ class RequestResolver:
         caller.check_may_call()
         self.access.check_not_suspended(caller.tenant)
         return caller
+
+    @asynccontextmanager
+    async def operation(self, request: Request) -> AsyncIterator[Principal]:
+        """Count a request to a sandbox or about a submitted call while it runs, and what it moves.
+        Yields the caller. Raises what `reader` raises, OverQuota, Unavailable."""
+        caller = self.reader(request)
+        request.tenant = caller.tenant
+        quota_check = self.access.operations(caller)
+        request.rate_limits = quota_check
+        with await admit(quota_check):
+            if quota_check is not None:
+                request.on_bytes = Operation(quota_check).count_bytes
+            yield caller
 
     def before(self, request: Request, caller: Principal) -> tuple[QuotaCheck | None, int]:
         """Return the quotas and the body limit by the caller alone (`AccessCache.before`). Raises

@@ -3,7 +3,8 @@ submitted call of this id runs (`pilotlight.spec.sandboxes`), whatever its other
 
 Who may read a call may use its sandbox: keys of its tenant that may call, and of those bound to a
 function only its own. A request costs nothing beside the sandbox's time, and is no call: it has no
-record. Requests to one sandbox in progress are limited, their bodies are small, and the worker, in
+record, and quotas of its own, by number and bytes (`quotas.rules.operations_of`). Requests to one
+sandbox in progress are limited, their bodies are small, and the worker, in
 which code of strangers may have stopped everything, has a deadline for each."""
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ class SandboxesApi:
             raise errors.UnsupportedMediaType("send the body without Content-Encoding")
         request.tenant = caller.tenant  # in whose share of memory the body counts
         body = await request.raw_body(limit_bytes=MAX_BODY_BYTES, timeout_s=self._body_timeout_s)
+        if request.on_bytes is not None:
+            request.on_bytes(len(body))
         held = self._held.find_for(caller, call_id)
         if held is None or LABEL not in held.record.labels:
             if not await self._is_answered_by_sibling(request, caller, body):
@@ -173,6 +176,7 @@ async def _pass_on(request: Request, answer: WorkerResponse) -> None:
         (b"content-type", (given if given in _TYPES else _OTHER).encode()),
         *GUARD,
         (b"x-request-id", request.id.encode()),
+        *request.quota_headers(),
     ]
     if PASSED_ON in request.headers:
         headers.append((PASSED_ON, b"1"))

@@ -26,6 +26,8 @@ from activator.billing.usage_pricing import (
 )
 from activator.quotas.token_reservation import TokenReservation
 from pilotlight.spec.pricing import (
+    BUSY,
+    BUSY_FREE_MS,
     FREE_START,
     GPU_STATES,
     ONE_CORE,
@@ -117,6 +119,7 @@ class InstanceAccount:
 
     __slots__ = (
         "_budgets",
+        "_busy_left_ms",
         "_cover",
         "_cpu",
         "_cpu_kept_ns",
@@ -176,6 +179,7 @@ class InstanceAccount:
         self.meter = InstanceMeter(
             started_ns, free_ns=terms.free_ns, counts_all=footprint.gpu is not None
         )
+        self._busy_left_ms = BUSY_FREE_MS
         self._cpu: PauseCpuMeter | None = None
         self._cpu_kept_ns = self._cpu_since_ns = self._paid_ns = 0
 
@@ -301,7 +305,9 @@ class InstanceAccount:
         exec_ms = (at_ns - ticket.at_ns) // 1_000_000 if at_ns > ticket.at_ns else 0
         if not ticket.is_billed:
             return Charge(exec_ms, billed_ns, "0", 0)
-        unpaid = is_free(outcome, exec_ms)
+        unpaid = is_free(outcome, exec_ms, self._busy_left_ms)
+        if outcome == BUSY and unpaid:
+            self._busy_left_ms -= max(1, exec_ms)
         picos = 0 if unpaid else template.picos(billed_ns, tokens_in, tokens_out)
         cost = cost_text(picos)
         record = template.record(

@@ -111,11 +111,11 @@ class RequestRouter:
         ):
             await self._functions.put_call(request, path[len(CALLS) :])
         elif path.startswith(CALLS):
-            await self._calls.answer(request, self._resolver.reader(request), path[len(CALLS) :])
+            async with self._resolver.operation(request) as caller:
+                await self._calls.answer(request, caller, path[len(CALLS) :])
         elif path.startswith(SANDBOXES_PATH):
-            await self._calls.sandboxes.answer(
-                request, self._resolver.reader(request), path[len(SANDBOXES_PATH) :]
-            )
+            async with self._resolver.operation(request) as caller:
+                await self._calls.sandboxes.answer(request, caller, path[len(SANDBOXES_PATH) :])
         elif path in (HEALTH, READY):
             await self._health.answer(request)
         else:

@@ -96,6 +96,7 @@ class Request:
 
     Attributes:
         rate_limits: the quotas that apply to it, once they are known; None = none.
+        on_bytes: called with the size of each piece of its answer; None = nothing counts them.
         on_failed: called with type and status of the error that ends its call without a response;
             None before it is admitted, and without a call.
         tenant: its tenant, once known; "" before.
@@ -115,6 +116,7 @@ class Request:
         "headers",
         "id",
         "is_answered",
+        "on_bytes",
         "on_failed",
         "path",
         "rate_limits",
@@ -135,6 +137,7 @@ class Request:
         self.id = new_call_id()
         self.is_answered = False
         self.rate_limits: RateLimitHeaderSource | None = None
+        self.on_bytes: Callable[[int], object] | None = None
         self.on_failed: Callable[[str, int], object] | None = None
         self.tenant = ""
         self.choice: RoutingDecision | None = None
@@ -283,6 +286,8 @@ class Request:
 
     async def respond(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a complete response."""
+        if self.on_bytes is not None:
+            self.on_bytes(len(body))
         await self.start(status, headers)
         await self._send({"type": "http.response.body", "body": body})
 
@@ -311,6 +316,8 @@ class Request:
 
     async def chunk(self, data: bytes, *, more: bool = True) -> None:
         """Send a piece of the body; waits while the caller does not read."""
+        if self.on_bytes is not None:
+            self.on_bytes(len(data))
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def wait_read(self, pause_s: float) -> None:

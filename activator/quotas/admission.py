@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Self
 
+from activator.quotas.rules import OPERATION_BYTES
 from activator.quotas.store_protocol import QuotaCheck
 from pilotlight import errors
 
@@ -140,6 +141,26 @@ async def counted(quota_check: QuotaCheck | None, *, holds: int = 1) -> AsyncIte
         admission.withdraw()
         raise
     admission.withdraw()
+
+
+class Operation:
+    """A request to a sandbox, or about a submitted call: counted when it comes, then by the bytes of
+    its body and answer (`rules.OPERATION_BYTES`), which are owed. Owner: the request's task."""
+
+    __slots__ = ("_bytes", "_quota_check")
+
+    def __init__(self, quota_check: QuotaCheck) -> None:
+        self._quota_check = quota_check
+        self._bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<Operation {self._quota_check!r}>"
+
+    def count_bytes(self, size: int) -> None:
+        """Count bytes that the request moves."""
+        count, self._bytes = divmod(self._bytes + size, OPERATION_BYTES)
+        if count:
+            self._quota_check.charge(count)
 
 
 def is_callers_own(error: errors.PilotlightError) -> bool:

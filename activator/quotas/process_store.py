@@ -52,6 +52,10 @@ class ProcessQuotaCheck:
         """Refund what was acquired."""
         token_bucket.give_back(self._meters, requests, holds, tokens)
 
+    def charge(self, requests: int) -> None:
+        """Acquire requests that were made already, whatever is left."""
+        token_bucket.give_back(self._meters, -requests, 0, 0)
+
     def release(self) -> None:
         """Release one concurrent call."""
         for meter in self._meters:

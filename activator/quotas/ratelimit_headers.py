@@ -66,7 +66,7 @@ class RateLimitHeaders:
                 return b""
             if kinds & _REQUESTS:
                 left = meter.requests
-                numbers += (left, (depth - left) * each_s + _NEARLY_ONE)
+                numbers += (max(0, left), (depth - left) * each_s + _NEARLY_ONE)
                 fewest = min(fewest, left)
             if kinds & _HELD:
                 free = max(0, concurrent - meter.held - meter.others)
@@ -79,7 +79,7 @@ class RateLimitHeaders:
                     (meter.token_depth - left) / meter.tokens_per_s + _NEARLY_ONE,
                 )
                 fewest = 0  # a call may take any number
-        self._formatted_at, self._reuses = at, int(fewest * REUSED_SHARE)
+        self._formatted_at, self._reuses = at, max(0, int(fewest * REUSED_SHARE))
         self._lines = self._template % tuple(numbers)
         return self._lines
 

@@ -117,6 +117,10 @@ class RedisQuotaCheck:
         """Refund what was acquired."""
         self._store.refund(self, requests, holds, tokens)
 
+    def charge(self, requests: int) -> None:
+        """Acquire requests that were made already, whatever is left."""
+        self._store.refund(self, -requests, 0, 0)
+
     def release(self) -> None:
         """Release one concurrent call."""
         self._store.refund(self, 0, 1, 0)

@@ -11,11 +11,21 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from activator.fairness.queue_priority import QueueBound
-from pilotlight.spec.quotas import Quotas
+from pilotlight.spec.quotas import MAX_COUNT, MAX_RATE, Quotas
 
-Of = Literal["tenant", "owner", "function", "key", "address", "streams"]
+Of = Literal["tenant", "owner", "function", "key", "address", "streams", "operations"]
 """Whose quotas. `streams`: the concurrent calls of one tenant to a language model
-(`TokenLimits.max_streams_per_tenant`)."""
+(`TokenLimits.max_streams_per_tenant`). `operations`: requests of a tenant or key about what runs
+already (`operations_of`)."""
+
+OPERATIONS_PER_REQUEST = 10
+"""Operations that may be made in the time of one call: clients poll."""
+LEAST_OPERATIONS_PER_S = 10.0
+"""With less, nobody could follow one call."""
+OPERATIONS_AT_ONCE = 16
+"""Operations in progress for each concurrent call, since they may wait for news."""
+OPERATION_BYTES = 64 * 1024
+"""Bytes, of bodies and of answers, that count as one more operation."""
 
 _SUBJECTS = {"owner": "tenant"}
 """A tenant has a single counter, as caller and as owner."""
@@ -55,6 +65,22 @@ def is_counted(quotas: Quotas) -> bool:
         quotas.requests_per_s is None
         and quotas.concurrent is None
         and quotas.tokens_per_min is None
+    )
+
+
+def operations_of(quotas: Quotas) -> Quotas:
+    """The limits of requests to sandboxes and about submitted calls, for a tenant or key with these
+    quotas; none where its calls have none."""
+    per_s, burst, concurrent = quotas.requests_per_s, quotas.burst, quotas.concurrent
+    if per_s is not None:
+        burst = int(max(quotas.depth, LEAST_OPERATIONS_PER_S) * OPERATIONS_PER_REQUEST)
+        per_s = max(per_s * OPERATIONS_PER_REQUEST, LEAST_OPERATIONS_PER_S)
+    return Quotas(
+        requests_per_s=None if per_s is None else min(per_s, MAX_RATE),
+        burst=None if burst is None else min(burst, MAX_RATE),
+        concurrent=None
+        if concurrent is None
+        else min(max(1, concurrent) * OPERATIONS_AT_ONCE, MAX_COUNT),
     )
 
 

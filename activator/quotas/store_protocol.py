@@ -50,6 +50,10 @@ class QuotaCheck(Protocol):
     def refund(self, requests: int, holds: int, tokens: int) -> None:
         """Refund what was acquired. Never waits."""
 
+    def charge(self, requests: int) -> None:
+        """Acquire requests that were made already, whatever is left: what is missing is owed. Never
+        waits."""
+
     def release(self) -> None:
         """Release one concurrent call that has ended. Faster than `refund`."""
 

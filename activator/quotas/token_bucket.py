@@ -49,6 +49,16 @@ class Refusal:
                 of=rule.of,
                 limit=self.limit,
             )
+        if rule.of == "operations":
+            return errors.OverQuota(
+                f"requests to sandboxes and about submitted calls have used up {self.quota} = "
+                f"{self.limit:g}: send fewer, or less data in them, or ask for a higher quota "
+                f"(`pilotlight quota show`)",
+                retry_after_s=self.wait_s,
+                quota=self.quota,
+                of=rule.of,
+                limit=self.limit,
+            )
         if not rule.is_shown:
             return errors.OverQuota(
                 f"the tenant of this function has used up its quota {self.quota}: try again later",

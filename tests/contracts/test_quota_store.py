@@ -249,6 +249,17 @@ async def test_what_is_owed_is_one_minutes_worth_at_most(stores: Stores) -> None
     assert (await refused(quota_check, tokens=1)).retry_after_s == pytest.approx(61.0, abs=0.01)
 
 
+async def test_requests_that_were_made_already_are_owed(stores: Stores) -> None:
+    quota_check = stores.quota_check(rule(requests_per_s=2, burst=3))
+    await enter(quota_check)
+    quota_check.charge(9)
+    assert (await refused(quota_check)).retry_after_s == pytest.approx(4.0, abs=0.01)
+    assert b'"tenant";r=0;' in quota_check.head()
+    stores.clock.advance(4.0)
+    await enter(quota_check)
+    await refused(quota_check)
+
+
 async def test_who_left_before_it_was_let_in_reserved_no_tokens(stores: Stores) -> None:
     quota_check = stores.quota_check(rule(tokens_per_min=60))
     leaving = asyncio.create_task(quota_check.try_acquire(0, 0, 60))

@@ -22,17 +22,19 @@ BUSY, UNSENT = "busy", "unsent"
 NOT_RUN = frozenset({BUSY, UNSENT})
 """Outcomes of attempts in which nothing ran, because the worker was still finishing another call,
 or could not be sent the request (`is_free`)."""
-BUSY_FREE_MS = 1000
-"""How long a worker may take to say that it is busy: it takes milliseconds."""
+BUSY_FREE_MS = 100
+"""How long a worker may take to say that it is busy, in all answers of one instance together: it
+takes some milliseconds, and is asked less and less often."""
 _EXACT_DIGITS = 100
 """More than the digits of rate (28) times nanoseconds (17), so that a price is rounded only once,
 at the end."""
 
 
-def is_free(outcome: str, exec_ms: int) -> bool:
+def is_free(outcome: str, exec_ms: int, left_ms: int = BUSY_FREE_MS) -> bool:
     """Whether an attempt of this length costs nothing. That a worker was busy is the statement of
-    its tenant's code, which may have computed until then."""
-    return outcome == UNSENT or (outcome == BUSY and exec_ms <= BUSY_FREE_MS)
+    its tenant's code, which may have computed until then. `left_ms`: what its instance has left of
+    BUSY_FREE_MS."""
+    return outcome == UNSENT or (outcome == BUSY and exec_ms <= left_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

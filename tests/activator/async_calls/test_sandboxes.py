@@ -32,7 +32,7 @@ from tests.activator.test_gateway import until
 from tests.fakes.calls import call_of
 from tests.fakes.fake_controller import FakeController
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
-from tests.fakes.routes import route_of, target_of
+from tests.fakes.routes import TENANT, route_of, target_of
 
 OTHERS_KEY = "pl_other"
 
@@ -204,6 +204,55 @@ async def test_bodies_count_in_their_tenants_share_of_memory(serving: Edge) -> N
     goes_on.set()
     assert (await asking).status_code == 200
     await until(lambda: not serving.gateway.bodies.bytes_of)
+
+
+async def test_requests_to_sandboxes_and_polls_of_calls_have_a_rate(serving: Edge) -> None:
+    sandbox = await create(serving)
+    serving.add_tenant("acme", requests_per_s=0.001)  # 100 at once, and then 10 in a second
+    began, poll = time.monotonic(), f"{serving.url}/v1/calls/{sandbox}"
+    answers: list[httpx.Response] = []
+    while all(answer.status_code == 200 for answer in answers):
+        execs = (ask(serving, sandbox, "exec", "POST", content=b"{}") for _ in range(60))
+        polls = (
+            serving.client.get(poll, headers={"authorization": f"Bearer {KEY}"}) for _ in range(60)
+        )
+        answers += await asyncio.gather(*execs, *polls)
+    passed = sum(answer.status_code == 200 for answer in answers)
+    assert 100 <= passed <= 101 + 10 * (time.monotonic() - began)
+    refused = next(answer for answer in answers if answer.status_code == 429)
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert refused.headers["retry-after"] == "1"
+    assert refused.headers["ratelimit-policy"] == '"operations";q=100;w=10'
+    assert (refused.json()["of"], refused.json()["limit"]) == ("operations", 10)
+
+
+async def test_what_requests_to_sandboxes_move_counts_too(serving: Edge) -> None:
+    sandbox = await create(serving)
+    serving.add_tenant("acme", requests_per_s=0.001)
+    statuses = []
+    for _ in range(4):  # 2 MiB there and back: 65 operations each
+        answer = await ask(serving, sandbox, "files", "PUT", content=bytes(MAX_BODY_BYTES))
+        statuses.append(answer.status_code)
+    assert statuses == [200, 200, 429, 429]
+    assert 2 <= int(answer.headers["retry-after"]) <= 4
+
+
+async def test_requests_that_wait_have_a_number_at_once(serving: Edge) -> None:
+    sandbox = await create(serving)
+    serving.add_tenant("acme", concurrent=1)
+
+    async def follow() -> int:
+        url = f"{serving.url}/v1/calls/{sandbox}?wait_s=20"
+        headers = {"authorization": f"Bearer {KEY}"}
+        return (await serving.client.get(url, headers=headers)).status_code
+
+    waiting = [asyncio.create_task(follow()) for _ in range(17)]
+    done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    assert [each.result() for each in done] == [429]
+    for each in waiting:
+        each.cancel()
+    await asyncio.wait(waiting)
+    await until(lambda: serving.quotas.held(f"operations:{TENANT}") == 0)
 
 
 async def test_an_answer_without_end_is_cut(serving: Edge) -> None:

@@ -161,7 +161,13 @@ def test_a_call_costs_what_its_granted_gpus_cost(bills: Bills, kind: str, count:
 
 @pytest.mark.parametrize(
     "outcome, seconds, cost",
-    [("busy", 0.9, "0"), ("busy", 5, "0.155"), ("unsent", 5, "0"), ("ok", 5, "0.155")],
+    [
+        ("busy", 0.1, "0"),
+        ("busy", 0.9, "0.0279"),
+        ("busy", 5, "0.155"),
+        ("unsent", 5, "0"),
+        ("ok", 5, "0.155"),
+    ],
 )
 def test_a_worker_that_computes_and_then_says_busy_pays(
     bills: Bills, outcome: str, seconds: float, cost: str
@@ -173,6 +179,18 @@ def test_a_worker_that_computes_and_then_says_busy_pays(
     (record,) = [one for one in bills.records() if one.kind == "CALL"]
     assert (record.outcome, Decimal(record.cost)) == (outcome, Decimal(cost))
     assert price_usage(record, RATES) == Decimal(cost)
+
+
+def test_busy_answers_of_one_instance_are_free_for_a_tenth_of_a_second_together(
+    bills: Bills,
+) -> None:
+    account, costs = bills.account("A100"), []
+    for call in "abcd":
+        ticket = bills.open(account, call)
+        bills.pass_s(0.04)
+        account.close(ticket, status=503, outcome="busy", now_ns=bills.now_ns, at_ns=bills.at_ns)
+        costs.append(Decimal(bills.records()[-1].cost))
+    assert costs == [0, 0, Decimal("0.00124"), Decimal("0.00124")]
 
 
 def test_a_budget_reserves_the_dearest_kind_and_settles_the_granted_one(tmp_path: Path) -> None:
