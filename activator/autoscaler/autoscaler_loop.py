@@ -19,6 +19,7 @@ from activator.autoscaler.idle_histogram import IdleHistograms
 from activator.autoscaler.revision_scaler import RevisionScaler
 from activator.autoscaler.scale_down import Candidate, choose_victims
 from activator.autoscaler.scheduled_floors import ScheduledFloors
+from activator.autoscaler.suspension import Suspensions
 from activator.balancing.fleet import Fleet
 from activator.balancing.instance import Instance
 from activator.balancing.instance_lifecycle import start_error_for_caller
@@ -85,7 +86,8 @@ class AutoscalerLoop:
 
     Attributes:
         revisions: the active ones, by key.
-        floors: of functions with scaling schedules."""
+        floors: of functions with scaling schedules.
+        suspensions: end what runs for suspended tenants."""
 
     def __init__(
         self,
@@ -114,6 +116,7 @@ class AutoscalerLoop:
         self._gate.serve(self._holdings)
         self._pauses = IdleHistograms()
         self.floors = ScheduledFloors(table)
+        self.suspensions = Suspensions(table.tenants.is_suspended)
         self._drops = BackgroundTasks()
         self._sleep_mode = EngineSleepMode()
         self.reconciled = asyncio.Event()
@@ -386,6 +389,7 @@ class AutoscalerLoop:
             if tick % DECIDE_EVERY == 0:
                 self.apply_schedules()
             for scaled in list(self.revisions.values()):
+                self.suspensions.end_calls(scaled.throttler, now)
                 scaled.throttler.eject_slow_instance(now)
                 scaled.throttler.stop_expired_suspended(now)
                 if self._freeze_idle_s is not None:
@@ -427,7 +431,9 @@ class AutoscalerLoop:
             throttler.retire()
             self._drop_if_idle(scaled, now)
             return
-        throttler.is_kept = self._may_run(throttler.target)
+        throttler.is_kept = self._may_run(throttler.target) and not self._table.tenants.is_suspended(
+            throttler.target.tenant
+        )
         if not throttler.is_kept:
             throttler.drain_idle()
             self._drop_if_idle(scaled, now)

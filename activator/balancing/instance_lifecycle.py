@@ -245,6 +245,19 @@ class InstanceLifecycle:
             )
             self.release(instance.id)
 
+    def interrupt(self, instance: Instance) -> None:
+        """Stop an instance on which calls run: they end when the agent reports its exit."""
+        task = asyncio.create_task(self._interrupt(instance), name=f"stop {instance.id}")
+        self._stops.add(task)
+        task.add_done_callback(self._stops.discard)
+
+    async def _interrupt(self, instance: Instance) -> None:
+        try:
+            await self._provisioner.fleet.stop(instance.info.id, grace_s=STUCK_GRACE_S)
+        except agent_errors.SnapshotterError as e:
+            log.warning("stop failed instance=%s error=%s", instance.id, e)
+            instance.exit_reason = ""  # tried again
+
     def record_exit(self, instance_id: str, reason: str, cpu_ns: int | None = None) -> bool:
         """Record the exit, reported by the agent, of an instance that is being stopped: its
         interrupted calls wait for it. Returns False when it is not being stopped."""

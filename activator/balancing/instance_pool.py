@@ -299,6 +299,15 @@ class InstancePool(ABC):
             self.drain(instance)
         self.stop_expired_suspended()
 
+    def stop_all(self, reason: str) -> None:
+        """Stop all instances, with the calls that run on them. `reason`: why, for their callers."""
+        for instance in [one for one in self.instances.values() if not one.exit_reason]:
+            instance.exit_reason = reason
+            self.drain(instance)
+            if not instance.is_gone:
+                self._lifecycle.interrupt(instance)
+        self.stop_expired_suspended()
+
     @property
     def is_yielding(self) -> bool:
         """Whether an instance is draining or being stopped."""

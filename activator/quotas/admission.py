@@ -144,8 +144,8 @@ async def counted(quota_check: QuotaCheck | None, *, holds: int = 1) -> AsyncIte
 
 
 class Operation:
-    """A request to a sandbox, or about a submitted call: counted when it comes, then by the bytes of
-    its body and answer (`rules.OPERATION_BYTES`), which are owed. Owner: the request's task."""
+    """A request to a sandbox, or about a submitted call: counted when it comes, then by the bytes
+    of its body and answer (`rules.OPERATION_BYTES`), which are owed. Owner: its task."""
 
     __slots__ = ("_bytes", "_quota_check")
 

@@ -6,9 +6,11 @@ their lines, indented."""
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import sys
+from collections.abc import Callable
 from typing import Any
 
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
@@ -20,6 +22,13 @@ def escape_control_characters(text: str, *, keep: str = "") -> str:
     return _UNPRINTABLE.sub(
         lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text
     )
+
+
+def dump_json(value: Any, *, default: Callable[[Any], str] = str) -> str:
+    """Format JSON on one line as readable text: characters beyond ASCII as they are, except
+    control characters and those that change the text direction (`\\u009b`)."""
+    text = json.dumps(value, ensure_ascii=False, default=default)
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def configure_logging(form: str) -> None:

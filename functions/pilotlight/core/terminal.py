@@ -3,8 +3,9 @@ text such as names and errors cannot control the terminal."""
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
 from rich.segment import Segment
@@ -28,6 +29,25 @@ def program_output(line: Mapping[str, Any]) -> Text:
     return Text.from_ansi(
         str(line.get("text", "")), style="yellow" if line.get("stream") == "stderr" else ""
     )
+
+
+class ForeignOutput:
+    """Writes bytes that user code chose: to a terminal as text with control characters as escapes,
+    elsewhere as they are."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._is_terminal = stream.isatty()
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def write(self, data: bytes) -> None:
+        """Write a piece."""
+        if self._is_terminal:
+            text = self._decoder.decode(data)
+            self._stream.write(escape_control_characters(text, keep="\n\t"))
+        else:
+            self._stream.buffer.write(data)
+        self._stream.flush()
 
 
 class Terminal(Console):

@@ -214,14 +214,14 @@ class _Terminal:
 
 
 def test_output_of_a_sandbox_does_not_speak_to_the_terminal() -> None:
-    from pilotlight.cli.commands.calls.sandbox import _Stream
+    from pilotlight.core.terminal import ForeignOutput
 
     hostile = "ü\x1b]0;owned\x07\r\n".encode()
     shown: Any = _Terminal(is_terminal=True)
-    stream = _Stream(shown)
+    stream = ForeignOutput(shown)
     for at in range(len(hostile)):  # also a character in two pieces
         stream.write(hostile[at : at + 1])
     assert (shown.text, shown.raw) == ("ü\\x1b]0;owned\\x07\\r\n", b"")
     piped: Any = _Terminal(is_terminal=False)
-    _Stream(piped).write(hostile)
+    ForeignOutput(piped).write(hostile)
     assert (piped.text, piped.raw) == ("", hostile)

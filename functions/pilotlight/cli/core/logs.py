@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ import typer
 
 from pilotlight.cli.core.formatting import parse_time
 from pilotlight.cli.core.session import Session
+from pilotlight.core.logging_config import dump_json
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -57,7 +57,7 @@ def _print(session: Session, lines: Iterable[Mapping[str, Any]]) -> None:
     for line in lines:
         found = True
         if session.is_json:
-            print(json.dumps(line, ensure_ascii=False), flush=True)
+            print(dump_json(line), flush=True)
         else:
             console.print(format_log_line(line), soft_wrap=True)
     if not found:

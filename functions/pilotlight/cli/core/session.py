@@ -6,7 +6,6 @@ Every command accepts the options of `CommonOptions` before and after its name. 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pilotlight.core.logging_config import dump_json
 from pilotlight.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Session:
     def show(self, value: Any, render: Callable[[], RenderableType]) -> None:
         """Print a result: `value` as JSON with --json, else what `render` returns."""
         if self.is_json:
-            print(json.dumps(value, ensure_ascii=False, default=str), flush=True)
+            print(dump_json(value), flush=True)
         else:
             self.console().print(render())
 

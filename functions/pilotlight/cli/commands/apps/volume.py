@@ -13,6 +13,7 @@ import typer
 from pilotlight.cli.core.command import Yes, command_group
 from pilotlight.cli.core.formatting import format_bytes, format_table, format_time
 from pilotlight.cli.core.session import Session
+from pilotlight.core.terminal import ForeignOutput
 from pilotlight.errors import Conflict, InvalidInput
 
 if TYPE_CHECKING:
@@ -128,8 +129,9 @@ def get(
         if local == "-":
             if len(files) != 1:
                 raise InvalidInput(f"{remote} is not one file: give a directory in place of -")
+            output = ForeignOutput(sys.stdout)
             for piece in client.read_volume_file(name, files[0].path):
-                sys.stdout.buffer.write(piece)
+                output.write(piece)
             return
         target = session.cwd / Path(local).expanduser()
         places = _places(files, remote.strip("/"), target)

@@ -23,6 +23,8 @@ from pilotlight.cli.core.formatting import (
 )
 from pilotlight.cli.core.session import Session
 from pilotlight.cli.core.signature_flags import fit_to_schema
+from pilotlight.core.logging_config import dump_json
+from pilotlight.core.terminal import ForeignOutput
 from pilotlight.errors import Forbidden, InvalidInput, NotFound
 from pilotlight.protocol import (
     CONTENT_JSON,
@@ -233,8 +235,7 @@ def _invoke(
     if answer.status >= 400:
         answer.value()  # raises
     if raw:
-        sys.stdout.buffer.write(answer.body)
-        sys.stdout.buffer.flush()
+        ForeignOutput(sys.stdout).write(answer.body)
         return
     value = body_value(answer.headers.get("content-type", ""), answer.body)
     session.show(
@@ -281,7 +282,7 @@ def format_summary(known: Mapping[str, Any]) -> str:
 def _print_items(items: Iterable[Any]) -> None:
     """Print items as they arrive, one JSON value per line; the repr of what is not JSON."""
     for item in items:
-        print(json.dumps(item, ensure_ascii=False, default=repr), flush=True)
+        print(dump_json(item, default=repr), flush=True)
 
 
 def _id(given: str | None) -> str:
@@ -299,7 +300,7 @@ def _get(session: Session, client: Client, call_id: str, *, wait: bool, raw: boo
         record = client.call(call_id, wait_s=_LOOK_S)
     body = base64.b64decode(record.result)
     if raw:
-        sys.stdout.buffer.write(body)
+        ForeignOutput(sys.stdout).write(body)
         return
     readable = (
         body_value(record.content_type, body)

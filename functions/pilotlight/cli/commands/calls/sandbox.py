@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
 
@@ -16,7 +15,6 @@ from pilotlight.cli.core.session import Session
 from pilotlight.client.client import Client
 from pilotlight.client.resources.sandboxes import SandboxRequest
 from pilotlight.client.sandbox_answers import ProcessOutput, process_output
-from pilotlight.core.logging_config import escape_control_characters
 from pilotlight.spec.sandboxes import LABEL, WAIT_S
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="Id, as `list` shows it.")]
@@ -41,8 +39,10 @@ def list_(session: Session) -> None:
 
 def execute(session: Session, sandbox: Id, command: Command) -> None:
     """Execute a command in a sandbox, without standard input."""
+    from pilotlight.core.terminal import ForeignOutput
+
     output = {"stdout": bytearray(), "stderr": bytearray()}
-    streams = {"stdout": _Stream(sys.stdout), "stderr": _Stream(sys.stderr)}
+    streams = {"stdout": ForeignOutput(sys.stdout), "stderr": ForeignOutput(sys.stderr)}
 
     def receive(piece: ProcessOutput) -> None:
         for name, data in (("stdout", piece.stdout), ("stderr", piece.stderr)):
@@ -56,25 +56,6 @@ def execute(session: Session, sandbox: Id, command: Command) -> None:
         texts = {name: data.decode(errors="replace") for name, data in output.items()}
         session.show({"returncode": code, **texts}, lambda: "")
     raise typer.Exit(code if code < 256 else 1)
-
-
-class _Stream:
-    """Writes output of a sandbox: to a terminal with control characters as escapes, because code
-    of others chose them; elsewhere as it is."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._is_terminal = stream.isatty()
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def write(self, data: bytes) -> None:
-        """Write a piece."""
-        if self._is_terminal:
-            text = self._decoder.decode(data)
-            self._stream.write(escape_control_characters(text, keep="\n\t"))
-        else:
-            self._stream.buffer.write(data)
-        self._stream.flush()
 
 
 def terminate(session: Session, sandbox: Id, yes: Yes = False) -> None:

@@ -169,16 +169,17 @@ def shell(
 
 def run_in(session: Session, client: Client, instance: str, argv: list[str]) -> int:
     """Run `argv` in the instance, forward its output, and return its exit status."""
-    status = 0
+    from pilotlight.core.terminal import ForeignOutput
+
+    status, outputs = 0, {"stdout": ForeignOutput(sys.stdout), "stderr": ForeignOutput(sys.stderr)}
     for part in client.exec_instance(instance, argv):
         if "exit_status" in part:
             status = int(part["exit_status"])
         elif session.is_json:
             session.show(part, str)
         else:
-            stream = sys.stderr if part.get("stream") == "stderr" else sys.stdout
-            stream.write(str(part.get("text", "")))
-            stream.flush()
+            name = "stderr" if part.get("stream") == "stderr" else "stdout"
+            outputs[name].write(str(part.get("text", "")).encode())
     if session.is_json:
         session.show({"exit_status": status}, str)
     return status if 0 <= status < 256 else 1
