@@ -458,7 +458,7 @@ class ActivatorApp:
             bodies=bodies,
         )
         dashboard = DashboardHost(self._dashboard) if self._dashboard is not None else None
-        pipeline = self._pipeline(self.traces.tracer, self.shadows, self.predictions.queue)
+        pipeline = self._pipeline(self.traces.tracer, self.shadows)
         self.gateway = Gateway(
             router=self._router(resolver, pipeline),
             pipeline=pipeline,
@@ -486,7 +486,10 @@ class ActivatorApp:
     def _pipeline(self, *observers: CallObserver) -> CallPipeline:
         settings = self.settings
         writer = ResponseWriter(
-            metrics=self.metrics, observers=observers, heartbeat_s=settings.heartbeat_s
+            metrics=self.metrics,
+            log_answer=self.runner.log_answer,
+            observers=observers,
+            heartbeat_s=settings.heartbeat_s,
         )
         return CallPipeline(
             runner=self.runner,

@@ -216,7 +216,8 @@ class AsyncCallRunner:
             self._load(call)
             attempt = await self._begin(held, call)
             status, body = await collect(attempt, self._max_result_bytes, held)
-            self._log(attempt, status, body)  # now: the body is parked next
+            if status < 500 or self._is_last(call):  # now: the body is parked next
+                self._runner.log_answer(attempt, status, body)
             return attempt, status, body
         finally:
             call.park()
@@ -255,14 +256,6 @@ class AsyncCallRunner:
         if not self._is_last(call):
             raise failure
         return await self._runner.run_fallback(call, failure)
-
-    def _log(self, attempt: AnsweredCall, status: int, body: bytes) -> None:
-        """Add the answer to the function's prediction log, unless it may be retried."""
-        predictions, call = self._runner.predictions, attempt.call
-        if call.target.log is None or predictions is None or attempt.held is None:
-            return
-        if status < 500 or self._is_last(call):
-            predictions.add(attempt, status, body)
 
     def _is_last(self, call: Call) -> bool:
         """Return whether no attempt follows: a fallback answers only after the last attempt."""

@@ -431,9 +431,9 @@ class AutoscalerLoop:
             throttler.retire()
             self._drop_if_idle(scaled, now)
             return
-        throttler.is_kept = self._may_run(throttler.target) and not self._table.tenants.is_suspended(
-            throttler.target.tenant
-        )
+        throttler.is_kept = self._may_run(
+            throttler.target
+        ) and not self._table.tenants.is_suspended(throttler.target.tenant)
         if not throttler.is_kept:
             throttler.drain_idle()
             self._drop_if_idle(scaled, now)

@@ -160,8 +160,8 @@ class CallRunner:
     Attributes:
         retries: runs the retries.
         fallbacks: runs the fallbacks; None = none.
-        predictions: gets the answered calls of functions with a prediction log that no
-            `ResponseWriter` answers; None = there are no logs.
+        predictions: gets the answered calls of functions with a prediction log (`log_answer`);
+            None = there are no logs.
     """
 
     def __init__(
@@ -180,6 +180,17 @@ class CallRunner:
         self.retries = RetryExecutor(RetryBudgets(retry_budget))
         self.fallbacks: FallbackChain | None = None
         self.predictions: PredictionObserver | None = None
+
+    def log_answer(self, attempt: AnsweredCall, status: int, body: bytes | None) -> None:
+        """Give an answered attempt to its function's prediction log, where it has one; whoever
+        ends a call that an instance answered calls it once. `body`: None for a stream. Answers that
+        no instance gave are no predictions."""
+        if (
+            attempt.call.target.log is not None
+            and self.predictions is not None
+            and attempt.held is not None
+        ):
+            self.predictions.add(attempt, status, body)
 
     def check(self, call: Call) -> None:
         """Check the budgets of a call before it waits or starts an instance. Raises OverBudget,

@@ -304,8 +304,8 @@ class FastPathCall(Attempt):
         )
         if call.choice is not None and self._calls.shadows is not None:
             self._calls.shadows.copy(call, status=status, body=body, exec_ms=self.exec_ms)
-        if call.target.log is not None and self._calls.runner.predictions is not None:
-            self._calls.runner.predictions.add(self, status, body)
+        if call.target.log is not None:
+            self._calls.runner.log_answer(self, status, body)
         if call.target.spec.fallback:
             self._calls.runner.remember(call, answer)
         if self.exec_ms > call.target.slow_ms or (call.trace is not None and call.trace.kept_for):

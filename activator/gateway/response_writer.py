@@ -8,7 +8,7 @@ traced here, exactly once."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, Protocol
@@ -53,6 +53,9 @@ class CallObserver(Protocol):
         """A call ended with a platform error of type `error` in a stream that had begun."""
 
 
+LogAnswer = Callable[[AnsweredCall, int, bytes | None], None]
+
+
 class ResponseWriter:
     """Sends responses to callers. Owner: the event loop."""
 
@@ -60,12 +63,15 @@ class ResponseWriter:
         self,
         *,
         metrics: Metrics,
+        log_answer: LogAnswer,
         observers: Sequence[CallObserver],
         heartbeat_s: float,
     ) -> None:
-        """`observers`: called in this order for each answered call. `heartbeat_s`: longest silence
+        """`log_answer`: `CallRunner.log_answer`. `observers`: called in this order for each
+        answered call. `heartbeat_s`: longest silence
         of a stream of events."""
         self._metrics = metrics
+        self._log_answer = log_answer
         self._observers = observers
         self._heartbeat_s = heartbeat_s
 
@@ -206,6 +212,7 @@ class ResponseWriter:
         self, attempt: AnsweredCall, response: ResponseReader, body: bytes | None = None
     ) -> None:
         is_stream = attempt.answer.body is None
+        self._log_answer(attempt, response.status, body)
         for observer in self._observers:
             observer.answered(
                 attempt,

@@ -20,7 +20,10 @@ from activator.prediction_log.shipper import (
 from activator.prediction_log.writer_process import WriterProcess
 from pilotlight.core.transport.endpoint import Endpoint
 
-REASONS = ("queue_full", "spool_full", "disk", "writer", "quota", "deleted", "refused", "invalid")
+REASONS = (
+    *("queue_full", "spool_full", "disk", "writer", "limits", "quota", "deleted", "refused"),
+    "invalid",
+)
 
 
 class PredictionLogs(Collector):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from activator.calls.attempt import Attempt
-from activator.calls.call import AnsweredCall, Call
+from activator.calls.call import AnsweredCall
 from activator.http.payloads import CONTENT_TYPE, JSON
 from activator.prediction_log.frames import MAX_BODY_BYTES, Logged
 from activator.routing.call_target import CallTarget
@@ -25,8 +25,8 @@ BATCH_BYTES: Final = 256 * 1024
 
 
 class PredictionQueue:
-    """Decides which calls are logged, and holds them until they are written. A `CallObserver`.
-    Owner: the event loop.
+    """Decides which calls are logged, and holds them until they are written. Owner: the event
+    loop.
 
     Attributes:
         dropped: rows for which there was no room.
@@ -38,27 +38,19 @@ class PredictionQueue:
     ) -> None:
         self._max_bytes = max_bytes
         self._draw = draw
-        self._rows: deque[tuple[int, Logged]] = deque()
+        self._rows: dict[str, deque[tuple[int, Logged]]] = {}
+        """By tenant, in the order of their turns."""
+        self._count = 0
         self._used: Counter[str] = Counter()
         self._bytes = 0
         self.dropped = 0
         self.is_filled = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<PredictionQueue {len(self._rows)} rows, {self._bytes} bytes>"
+        return f"<PredictionQueue {self._count} rows, {self._bytes} bytes>"
 
     def __len__(self) -> int:
-        return len(self._rows)
-
-    def answered(
-        self, attempt: AnsweredCall, status: int, *, body: bytes | None, first_byte_ms: float | None
-    ) -> None:
-        """See CallObserver. Responses that no instance gave are no predictions."""
-        if attempt.call.target.log is not None and attempt.held is not None:
-            self.add(attempt, status, body)
-
-    def failed(self, call: Call, error: str, status: int) -> None:
-        """See CallObserver: the function did not answer."""
+        return self._count
 
     def add(self, attempt: AnsweredCall, status: int, body: bytes | None) -> None:
         """Log an answered call of a function with a log, if it is drawn. `body`: the response; None
@@ -81,18 +73,23 @@ class PredictionQueue:
         if self._bytes + size > self._max_bytes or self._used[tenant] + size > self._max_bytes // 2:
             self.dropped += 1
             return
-        self._rows.append((size, logged))
+        self._rows.setdefault(tenant, deque()).append((size, logged))
+        self._count += 1
         self._used[tenant] += size
         self._bytes += size
         self.is_filled.set()
 
     def take(self) -> list[Logged]:
-        """Remove and return the oldest rows, of about BATCH_BYTES."""
+        """Remove and return rows of about BATCH_BYTES: of each tenant in turn its oldest."""
         batch: list[Logged] = []
         taken = 0
         while self._rows and taken < BATCH_BYTES:
-            size, logged = self._rows.popleft()
-            tenant = logged.facts["tenant"]
+            tenant, rows = next(iter(self._rows.items()))
+            size, logged = rows.popleft()
+            del self._rows[tenant]
+            if rows:
+                self._rows[tenant] = rows
+            self._count -= 1
             self._used[tenant] -= size
             if not self._used[tenant]:
                 del self._used[tenant]

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from activator.prediction_log.bounded_process import BeyondLimits
+
 OPEN, READY = "open", "ready"
 ROTATE_BYTES: Final = 4 * 1024**2
 MAX_OPEN: Final = 128
@@ -50,7 +52,8 @@ class Spool:
     """The files in one directory. Owner: the writer process. `now` values are monotonic seconds.
 
     Attributes:
-        dropped: rows that were not kept, by reason: `spool_full`, `disk` (it failed), `invalid`.
+        dropped: rows that were not kept, by reason: `spool_full`, `disk` (it failed), `invalid`,
+            `limits` (`bounded_process`).
         written: rows in files.
         ready: files that the activator can ship.
     """
@@ -192,6 +195,9 @@ class Spool:
     def _make_ready(self, path: Path, lines: list[bytes]) -> None:
         try:
             data, rows = self._convert(lines)
+        except BeyondLimits:
+            self.dropped["limits"] += len(lines)
+            return
         except (ValueError, TypeError, KeyError):  # damaged lines
             self.dropped["invalid"] += len(lines)
             return

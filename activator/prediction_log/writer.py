@@ -3,7 +3,10 @@ SHIP_S`.
 
 It reads the key of feature hashes (32 bytes) and then frames from standard input, and reports what
 became of them on standard output, as JSON lines. It is given no address of the platform and no
-credentials. At the end of its input it converts what it has, and ends."""
+credentials, and can make no socket: the activator ships its files. What callers sent is parsed, and
+files are converted, in processes of their own (`bounded_process`): a record that ends one, or takes
+more than its bounds, is dropped alone, and its tenant's next ones for a pause. At the end of its
+input it converts what it has, and ends."""
 
 from __future__ import annotations
 
@@ -15,20 +18,35 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from activator.prediction_log import content
+from activator.prediction_log.bounded_process import (
+    WRITER_CALLS,
+    BeyondLimits,
+    BoundedProcess,
+    Compute,
+)
 from activator.prediction_log.frames import FrameReader, Logged
 from activator.prediction_log.spool import Spool
 from pilotlight.spec.prediction_log import Content
+from snapshotter.shim.sandbox.isolation import allow_only
 
 KEY_BYTES: Final = 32
 READ_BYTES: Final = 1024 * 1024
 NICENESS: Final = 15
 """Lower CPU priority than the activator and its argument checks."""
-MAX_MEMORY_BYTES: Final = 4 * 1024**3
-"""Address space; most of it are libraries. Rows are bounded by `frames.MAX_BODY_BYTES`."""
+PARSE_CPU_S, PARSE_BYTES = 1.0, 256 * 1024**2
+"""Of one record, whose bodies have `frames.MAX_BODY_BYTES` at most."""
+CONVERT_CPU_S, CONVERT_BYTES = 30.0, 1024**3
+"""Of one file of `spool.ROTATE_BYTES`."""
+FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
+"""How long rows of a tenant are dropped after one of its records exceeded these; it doubles."""
+MAX_PAUSED: Final = 10_000
+"""Tenants whose pauses are known."""
 TICK_S: Final = 1.0
 MISSING_LIBRARY: Final = 3
 """Exit status without pyarrow."""
@@ -40,22 +58,91 @@ def main() -> int:
     # other activators have the same uid: they must not read this process's memory
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)
     os.nice(NICENESS)
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent ends the input
         signal.signal(number, signal.SIG_IGN)
+    allow_only(WRITER_CALLS)
+    converter = BoundedProcess(_converter, cpu_s=CONVERT_CPU_S, memory_bytes=CONVERT_BYTES)
     try:
-        from activator.prediction_log import parquet
+        converter.start()
     except ImportError:
         return MISSING_LIBRARY
-    parquet.set_limits()
     directory, max_bytes, ship_s = sys.argv[1:]
     key = os.read(sys.stdin.fileno(), KEY_BYTES)
     spool = Spool(
-        Path(directory), parquet.convert, max_bytes=int(max_bytes), max_age_s=float(ship_s)
+        Path(directory),
+        partial(_convert, converter),
+        max_bytes=int(max_bytes),
+        max_age_s=float(ship_s),
     )
     spool.recover()
-    _run(spool, key, every_s=min(TICK_S, float(ship_s)))
+    _run(spool, Rows(key), every_s=min(TICK_S, float(ship_s)))
+    converter.close()
     return 0
+
+
+def _converter() -> Compute:
+    """Import what converts files, and use it once: it loads parts when they are needed."""
+    from activator.prediction_log import parquet
+
+    parquet.set_limits()
+    parquet.convert([])
+
+    def convert(data: bytes) -> bytes:
+        converted, rows = parquet.convert(data.split(b"\n"))
+        return rows.to_bytes(4, "big") + converted
+
+    return convert
+
+
+def _convert(converter: BoundedProcess, lines: Iterable[bytes]) -> tuple[bytes, int]:
+    """Convert rows in the converter's process. Raises ValueError, BeyondLimits."""
+    data = converter.run(b"\n".join(lines))
+    return data[4:], int.from_bytes(data[:4], "big")
+
+
+class _Pause(NamedTuple):
+    until: float
+    length_s: float
+
+
+class Rows:
+    """Makes rows of records, in a process of their own. Owner: the writer process."""
+
+    def __init__(self, key: bytes, *, cpu_s: float = PARSE_CPU_S) -> None:
+        def parse(frame: bytes) -> bytes:
+            (logged,) = FrameReader().feed(frame)
+            return row_of(logged, key)
+
+        self._process = BoundedProcess(lambda: parse, cpu_s=cpu_s, memory_bytes=PARSE_BYTES)
+        self._pauses: dict[str, _Pause] = {}
+
+    def __repr__(self) -> str:
+        return f"<Rows by {self._process!r}, {len(self._pauses)} tenants paused>"
+
+    def make(self, logged: Logged, now: float) -> bytes:
+        """Return the row of a record. Raises ValueError, and BeyondLimits for one that cannot be
+        parsed within its bounds and for those of its tenant in the pause after it. `now`: monotonic
+        seconds."""
+        tenant = logged.facts["tenant"]
+        pause = self._pauses.get(tenant)
+        if pause is not None and now < pause.until:
+            raise BeyondLimits("the tenant's records are dropped for a pause")
+        try:
+            row = self._process.run(logged.encode())
+        except BeyondLimits:
+            length_s = FIRST_PAUSE_S if pause is None else min(MAX_PAUSE_S, 2 * pause.length_s)
+            if len(self._pauses) >= MAX_PAUSED:
+                self._pauses.clear()
+            self._pauses[tenant] = _Pause(now + length_s, length_s)
+            raise
+        if pause is not None and now > pause.until + MAX_PAUSE_S:
+            del self._pauses[tenant]
+        return row
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.close()
 
 
 def row_of(logged: Logged, key: bytes) -> bytes:
@@ -80,7 +167,7 @@ def row_of(logged: Logged, key: bytes) -> bytes:
     return json.dumps(row, separators=(",", ":")).encode()
 
 
-def _run(spool: Spool, key: bytes, *, every_s: float) -> None:
+def _run(spool: Spool, rows: Rows, *, every_s: float) -> None:
     reader, reported = FrameReader(), ""
     descriptor, is_open = sys.stdin.fileno(), True
     next_at = time.monotonic()
@@ -89,20 +176,28 @@ def _run(spool: Spool, key: bytes, *, every_s: float) -> None:
             data = os.read(descriptor, READ_BYTES)
             is_open = bool(data)
             for logged in reader.feed(data):
-                _write(spool, logged, key)
+                _write(spool, logged, rows)
         if time.monotonic() >= next_at:
             spool.rotate()
             reported = _report(spool, reported)
             next_at = time.monotonic() + every_s
+    rows.close()
     spool.close()
     _report(spool, reported)
 
 
-def _write(spool: Spool, logged: Logged, key: bytes) -> None:
+def _write(spool: Spool, logged: Logged, rows: Rows) -> None:
     facts = logged.facts
     place = {"tenant": facts["tenant"], "function": facts.pop("function_id")}
     at_s, keep_s = facts["at_ns"] / 1e9, facts["log"]["keep_s"]
-    spool.append(row_of(logged, key), **place, at_s=at_s, keep_s=keep_s)
+    try:
+        row = rows.make(logged, time.monotonic())
+    except BeyondLimits:
+        spool.dropped["limits"] += 1
+    except ValueError:
+        spool.dropped["invalid"] += 1
+    else:
+        spool.append(row, **place, at_s=at_s, keep_s=keep_s)
 
 
 def _report(spool: Spool, reported: str) -> str:

@@ -222,7 +222,10 @@ class Edge:
         pipeline = CallPipeline(
             runner=runner,
             writer=ResponseWriter(
-                metrics=self.metrics, observers=self.observers, heartbeat_s=settings.heartbeat_s
+                metrics=self.metrics,
+                log_answer=runner.log_answer,
+                observers=self.observers,
+                heartbeat_s=settings.heartbeat_s,
             ),
             arguments=self.arguments,
             tracer=self.tracer,
@@ -309,7 +312,6 @@ class Edge:
     def log_calls(self, queue: PredictionQueue) -> None:
         """Give later calls of functions with a prediction log to `queue`."""
         self.runner.predictions = queue
-        self.observers.append(queue)
 
     def _kept(self, trace: Json) -> None:
         self.keep(trace)
