@@ -46,6 +46,7 @@ class TokenReservation:
     __slots__ = (
         "_by_choice",
         "_on_end",
+        "_out_of_choices",
         "_spent",
         "admission",
         "began_ns",
@@ -99,6 +100,7 @@ class TokenReservation:
         self.first_token_ns = self.last_ns = 0
         self.gaps: dict[int, int] = {}
         self._by_choice: dict[int, int] | None = None
+        self._out_of_choices = 0
 
     def drop_prompt(self) -> None:
         """Drop `on_end`: it would keep the prompt in memory until the end."""
@@ -166,8 +168,11 @@ class TokenReservation:
             return
         if self._by_choice is None:
             self._by_choice = {0: self.tokens_out}
+            self._out_of_choices = self.tokens_out
+        # a running sum: a server may name thousands of choices in thousands of events
+        self._out_of_choices += completion - self._by_choice.get(choice, 0)
         self._by_choice[choice] = completion
-        self._set_out(sum(self._by_choice.values()))
+        self._set_out(self._out_of_choices)
 
     def _set_out(self, tokens: int) -> None:
         self.tokens_out = min(tokens, self.max_out)

@@ -20,10 +20,14 @@ from activator.quotas.token_reservation import TokenReservation
 from activator.worker_client.connection import WorkerConnectionLost, WorkerResponse
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_SSE
+from pilotlight.spec.engines import MAX_TOKENS
 
 USAGE_BYTES: Final = 4096
 """Upper limit of the size of a usage object or a finish reason; no more is kept of an answer that
 is too long to be buffered."""
+MAX_LOOKS: Final = 64
+"""Of the last places that could be a usage or a finish reason, so many are looked at: in an answer
+that is meant to be read the last one or two are."""
 DONE: Final = b"data: [DONE]\n\n"
 _DONE: Final = b"[DONE]"
 _SSE: Final = CONTENT_SSE.encode()
@@ -245,9 +249,11 @@ def status_of(error: dict[str, Any]) -> int:
 def _usage_at(text: str) -> int:
     """Where the name of the usage begins; -1 = nowhere."""
     at = text.rfind(_USAGE)
-    while at >= 0 and not _VALUE.match(text, at + len(_USAGE)):
+    for _ in range(MAX_LOOKS):
+        if at < 0 or _VALUE.match(text, at + len(_USAGE)):
+            return at
         at = text.rfind(_USAGE, 0, at)
-    return at
+    return -1
 
 
 def _value_at(text: str, at: int) -> int:
@@ -267,9 +273,11 @@ def _cut(text: str, at: int, end: int) -> str:
 def _last(text: bytes, name: bytes, value: re.Pattern[bytes]) -> int:
     """Where the last member with this name and kind of value begins; -1 = nowhere."""
     at = text.rfind(name)
-    while at >= 0 and not value.match(text, at + len(name)):
+    for _ in range(MAX_LOOKS):
+        if at < 0 or value.match(text, at + len(name)):
+            return at
         at = text.rfind(name, 0, at)
-    return at
+    return -1
 
 
 def _error_in(data: bytes) -> dict[str, Any]:
@@ -299,7 +307,7 @@ def tokens_of(usage: dict[str, Any]) -> tuple[int, int, int]:
 
 
 def _count(value: Any) -> int:
-    return value if type(value) is int and value >= 0 else 0
+    return min(value, MAX_TOKENS) if type(value) is int and value >= 0 else 0
 
 
 def read_whole(body: bytes, counts: TokenReservation) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 
-from activator.llm.openai.parser import BodyParser, StreamParser, read_whole, renamed
+from activator.llm.openai.parser import BodyParser, StreamParser, read_whole, renamed, tokens_of
 from activator.llm.openai.request import OpenAIRequest
 from activator.llm.request_size import CHAT
 from activator.quotas.token_reservation import TokenReservation
 from activator.worker_client.connection import WorkerConnectionLost
+from pilotlight.spec.engines import MAX_TOKENS
 from tests.activator.llm.openai.conftest import chat
 
 DONE = b"data: [DONE]\n\n"
@@ -153,6 +155,43 @@ def test_each_choice_counts_for_itself() -> None:
     assert counts.finish == "stop"
     reader.feed(last(4), 1)
     assert counts.tokens_out == 4
+
+
+def test_a_stream_of_very_many_choices_takes_no_more_time_than_another() -> None:
+    event = b'data: {"choices":[{"index":%d}],"usage":{"completion_tokens":1}}\n\n'
+
+    def work_s(choices: int) -> float:
+        counts = use()
+        parser = reading(counts)
+        events = [event % (number % choices) for number in range(15_000)]
+        began = time.process_time()
+        for number, data in enumerate(events):
+            parser.feed(data, number)
+        assert counts.tokens_out == min(10, choices)
+        return time.process_time() - began
+
+    assert work_s(10_000) < 4 * work_s(1)  # a sum over all of them takes ten times as long
+
+
+def test_a_number_of_thousands_of_digits_is_cut() -> None:
+    assert tokens_of(json.loads('{"completion_tokens":%s}' % ("9" * 4000))) == (0, MAX_TOKENS, 0)
+
+
+def test_an_answer_full_of_the_names_of_its_members_is_read_at_its_end() -> None:
+    counts = use()
+    body = BodyParser(counts, OpenAIRequest(CHAT, chat()), "")
+    noise = b'"usage"' * 9000
+    began = time.process_time()
+    for _ in range(100):
+        body.feed(noise, 1)
+    noise_s = time.process_time() - began
+    began = time.process_time()
+    for _ in range(100):
+        body.feed(b"x" * len(noise), 1)
+    assert noise_s < 50 * (time.process_time() - began) + 0.1  # 9000 looks take 200 times as long
+    body.feed(b',"usage":{"prompt_tokens":5,"completion_tokens":3}}', 1)
+    body.end(200)
+    assert (counts.tokens_in, counts.tokens_out) == (5, 3)
 
 
 def test_the_piece_that_only_begins_is_no_token() -> None:
