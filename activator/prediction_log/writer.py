@@ -196,6 +196,8 @@ def _write(spool: Spool, logged: Logged, rows: Rows) -> None:
         spool.dropped["limits"] += 1
     except ValueError:
         spool.dropped["invalid"] += 1
+    except OSError:  # no process could be forked
+        spool.dropped["writer"] += 1
     else:
         spool.append(row, **place, at_s=at_s, keep_s=keep_s)
 

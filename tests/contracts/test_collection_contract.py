@@ -286,6 +286,33 @@ def test_answers_are_kept_within_bounds_and_repeats_of_others_are_told(
         assert sql.execute(sizes).scalar_one() == 3 * 5
 
 
+def test_answers_of_all_collections_of_a_tenant_have_a_bound(
+    store: Store, clock: ManualClock, scope: CollectionScope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recent_operations, "TENANT_BYTES", 300_000)
+    with store.write() as write:
+        other = tenants.create(write, name="two", uid_base=20_000, actor="k").id
+
+    def pop(tenant: str, number: int) -> bytes | None:
+        mine = dataclasses.replace(scope, tenant=tenant, name=f"mine-{number}")
+        with store.write() as write:
+            made = collections.create(write, mine)
+            if not recent_operations.is_known(write.sql, made.id, "pop:a"):
+                collections.put(write, made, Plan(), {"k": bytes(100_000)})
+            clock.now += 1
+            return collections.pop(write, made, "k", operation_id="pop:a")
+
+    assert pop(other, 0) == bytes(100_000)
+    for number in range(4):
+        assert pop(scope.tenant, number) == bytes(100_000)
+    for number in (2, 3):
+        assert pop(scope.tenant, number) == bytes(100_000)
+    for number in (0, 1):
+        with pytest.raises(Conflict, match="no longer kept"):
+            pop(scope.tenant, number)
+    assert pop(other, 0) == bytes(100_000)
+
+
 def test_of_two_takers_with_one_id_both_get_the_same(store: Store, scope: CollectionScope) -> None:
     scope = of_kind(scope, QUEUE)
     with store.write() as write:

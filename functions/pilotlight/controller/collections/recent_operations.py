@@ -27,6 +27,9 @@ KEPT_ANSWERS = 1024
 """Answers that are kept of one collection, the newest ones."""
 KEPT_BYTES = 2 * 1024 * 1024
 """The same in bytes, unless the newest one alone is larger."""
+TENANT_ANSWERS, TENANT_BYTES = 16 * KEPT_ANSWERS, 16 * KEPT_BYTES
+"""The same of all collections of a tenant: they are beyond what its plan and the bounds of
+collections count."""
 LARGE_BYTES = 64 * 1024
 """An answer of this size makes room at once."""
 _DROPPED = -1
@@ -63,7 +66,8 @@ def once(
         if size_bytes == _DROPPED:
             raise Conflict(
                 f"operation {operation_id!r} was done before, and its answer is no longer kept: of "
-                f"one dict or queue the newest {KEPT_ANSWERS} answers and {KEPT_BYTES} bytes are"
+                f"one dict or queue the newest {KEPT_ANSWERS} answers and {KEPT_BYTES} bytes are, "
+                f"of a tenant 16 times as many"
             )
         return _unpacked(bytes(answer))
     parts = list(do())
@@ -103,21 +107,37 @@ def _forget(write: Write) -> None:
 
 
 def _drop_answers(write: Write, collection: str) -> None:
-    """Drop the answers of a collection beyond its bounds, oldest first; their ids stay known."""
-    kept = (_TABLE.c.collection == collection, _TABLE.c.size_bytes > 0)
-    query = sa.select(_TABLE.c.id, _TABLE.c.size_bytes).where(*kept)
-    total, dropped = 0, []
-    for number, row in enumerate(
-        write.sql.execute(query.order_by(_TABLE.c.at.desc(), _TABLE.c.id)).all()
+    """Drop the answers of a collection, and those of all of its tenant's, beyond their bounds,
+    oldest first; their ids stay known."""
+    of = tables.collections.c
+    tenant = sa.select(of.tenant).where(of.id == collection).scalar_subquery()
+    theirs = _TABLE.c.collection.in_(sa.select(of.id).where(of.tenant == tenant))
+    for where, answers, most in (
+        (_TABLE.c.collection == collection, KEPT_ANSWERS, KEPT_BYTES),
+        (theirs, TENANT_ANSWERS, TENANT_BYTES),
     ):
+        _drop_beyond(write, where, answers, most)
+
+
+def _drop_beyond(
+    write: Write, where: sa.ColumnElement[bool], answers: int, size_bytes: int
+) -> None:
+    kept = (where, _TABLE.c.size_bytes > 0)
+    sums = sa.select(sa.func.count(), sa.func.sum(_TABLE.c.size_bytes)).where(*kept)
+    number, total = write.sql.execute(sums).one()
+    if number <= answers and (number <= 1 or total <= size_bytes):
+        return
+    query = sa.select(_TABLE.c.collection, _TABLE.c.id, _TABLE.c.size_bytes).where(*kept)
+    query = query.order_by(_TABLE.c.at.desc(), _TABLE.c.collection, _TABLE.c.id)
+    total, dropped = 0, []
+    for number, row in enumerate(write.sql.execute(query).all()):
         total += row.size_bytes
-        if number >= KEPT_ANSWERS or (number and total > KEPT_BYTES):
-            dropped.append({"of": row.id})
-    if dropped:
-        update = sa.update(_TABLE).where(
-            _TABLE.c.collection == collection, _TABLE.c.id == sa.bindparam("of")
-        )
-        write.sql.execute(update.values(size_bytes=_DROPPED, answer=b""), dropped)
+        if number >= answers or (number and total > size_bytes):
+            dropped.append({"place": row.collection, "of": row.id})
+    update = sa.update(_TABLE).where(
+        _TABLE.c.collection == sa.bindparam("place"), _TABLE.c.id == sa.bindparam("of")
+    )
+    write.sql.execute(update.values(size_bytes=_DROPPED, answer=b""), dropped)
 
 
 def _packed(parts: Sequence[bytes]) -> bytes:

@@ -44,4 +44,10 @@ collection_operations = sa.Table(
     sa.Column("size_bytes", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("answer", sa.LargeBinary, nullable=False, server_default=sa.text("''")),
     sa.Index("ix_collection_operations_at", "at"),
+    sa.Index(
+        "ix_collection_operations_answers",
+        "collection",
+        sqlite_where=sa.text("size_bytes > 0"),
+        postgresql_where=sa.text("size_bytes > 0"),
+    ),
 )
