@@ -101,7 +101,9 @@ class _Client:
         return [{"stream": "stdout", "text": HOSTILE}, {"exit_status": 3}]
 
     def invoke(self, *_: Any, **__: Any) -> CallResponse:
-        return CallResponse(status=200, headers={"content-type": "text/plain"}, body=HOSTILE.encode())
+        return CallResponse(
+            status=200, headers={"content-type": "text/plain"}, body=HOSTILE.encode()
+        )
 
 
 @pytest.mark.parametrize("is_terminal", [True, False], ids=["terminal", "pipe"])
