@@ -157,7 +157,7 @@ class BoundedProcess:
             (resource.RLIMIT_FSIZE, 0),
         ):
             resource.setrlimit(kind, (bound, bound))
-        sys.stdout = sys.stderr = None  # type: ignore[assignment]
+        sys.stdout = sys.stderr = None
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         allow_only(COMPUTING_CALLS)
 

@@ -3,6 +3,7 @@ outlives their end."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import time
@@ -13,6 +14,7 @@ import httpx
 import pytest
 
 import pilotlight
+from activator.autoscaler.suspension import GRACE_S
 from pilotlight.client import sessions
 from pilotlight.errors import ClientClosedRequest, DeadlineExceeded, NotFound, WorkerCrashed
 from pilotlight.profile import Profile
@@ -188,6 +190,29 @@ def test_one_that_stops_its_worker_ends_at_its_timeout(
     wait_for(lambda: not _runs("sleep 5555"), "the end of the sandbox", timeout_s=lived_s + 20)
     assert time.monotonic() - began < lived_s + SLACK_S + 8  # on a busy machine
     assert sandbox.poll() is not None
+
+
+@pytest.mark.soak  # the grace
+def test_a_free_tenants_sandbox_is_paced_and_ends_when_its_tenant_is_suspended(
+    platform: PlatformUnderTest,
+) -> None:
+    made = platform.cli("tenant", "create", "sandbox-debtor", "--plan", "free", "--json").stdout
+    profile = dataclasses.replace(platform.profile, api_key=json.loads(made)["key"]["secret"])
+    with sessions.use_profile(profile):
+        app = pilotlight.App.lookup("debtor", create_if_missing=True)
+        sandbox = pilotlight.Sandbox.create(app=app, timeout=300)
+        sandbox.exec("sleep", "4444")
+        began = time.monotonic()
+        with sandbox.open("data", "wb") as f:
+            for _ in range(30):  # the burst and 10 MiB more, which the SDK waits for
+                f.write(bytes(1024**2))
+        assert time.monotonic() - began > 2.5  # 30 MiB are 510 operations: 200, and 50 in a second
+        assert sandbox.exec("stat", "-c", "%s", "data").stdout.read() == f"{30 * 1024**2}\n"
+        platform.cli("tenant", "suspend", "sandbox-debtor", "--yes")
+        wait_for(lambda: not _runs("sleep 4444"), "its end", timeout_s=GRACE_S + 30)
+        platform.cli("tenant", "resume", "sandbox-debtor")
+        with pytest.raises(WorkerCrashed, match="suspended"):
+            sandbox.wait()
 
 
 @pytest.mark.soak
