@@ -149,8 +149,10 @@ def in_fork(probe: Callable[[str], str], argument: str) -> str:
         signal.alarm(_TIMEOUT_S)
         try:
             why = probe(argument)
-        except Exception as e:
-            why = f"{type(e).__name__}: {e}"
+        except OSError as e:
+            why = str(e)
+        except BaseException:
+            os._exit(1)
         os.write(send, why.encode() or b"\0")
         os._exit(0)
     os.close(send)
