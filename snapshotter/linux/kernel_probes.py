@@ -148,13 +148,11 @@ def in_fork(probe: Callable[[str], str], argument: str) -> str:
     if not child:
         signal.alarm(_TIMEOUT_S)
         try:
-            why = probe(argument)
+            os.write(send, probe(argument).encode() or b"\0")
         except OSError as e:
-            why = str(e)
-        except BaseException:
-            os._exit(1)
-        os.write(send, why.encode() or b"\0")
-        os._exit(0)
+            os.write(send, str(e).encode())
+        finally:  # whatever it raised: this process ends here
+            os._exit(0)
     os.close(send)
     why = os.read(receive, 4096).decode()
     os.close(receive)
