@@ -3,6 +3,7 @@ an API gives to its body and its events."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any, Final
 
@@ -106,11 +107,11 @@ class ResponseFormat:
             return body
         if answer.status < 400:
             return data_lines(body)
-        return (
-            event("error", json.loads(body))
-            if answer.header(b"content-type").endswith(b"json")
-            else b"event: error\n" + data_lines(body)
-        )
+        if answer.header(b"content-type").endswith(b"json"):
+            # the worker's word for it: user code may have taken its place
+            with contextlib.suppress(ValueError, RecursionError):
+                return event("error", json.loads(body))
+        return b"event: error\n" + data_lines(body)
 
     def error(self, error: errors.PilotlightError, request_id: str) -> bytes:
         """Return the event of an error."""

@@ -339,7 +339,7 @@ def as_error(body: bytes, status: int) -> bytes:
     """An engine's error in OpenAI's format, which most have already."""
     try:
         document = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
     if isinstance(document, dict) and isinstance(document.get("error"), dict):
         return body

@@ -94,7 +94,7 @@ def as_chunk(body: bytes) -> bytes:
     """Convert a whole answer to a single chunk of a stream."""
     try:
         document = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return body
     choices = (
         document.get("choices")

@@ -256,3 +256,20 @@ async def test_a_generators_caller_can_leave_through_httpx(
             assert line == "data: 0"
             break
     await until(lambda: sum(w.cancelled for w in generator.fleet.workers.values()) == 1)
+
+
+@often
+@pytest.mark.parametrize("body", [b"[" * 100_000, b"{torn"], ids=["deep", "torn"])
+async def test_an_error_that_says_it_is_json_and_is_not_is_an_event_of_its_text(
+    generator: Edge, body: bytes
+) -> None:
+    async def lies(_: WorkerRequest) -> WorkerAnswer:
+        return WorkerAnswer(status=500, body=body, content_type="application/problem+json")
+
+    generator.fleet.behaviour = lies
+    generator.fleet.gate.clear()
+    async with reading(generator) as caller:
+        await caller.until(": waiting\n\n")  # the head is out
+        generator.fleet.gate.set()
+        error, _ = await caller.rest()
+    assert error == f"event: error\ndata: {body.decode()}"

@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 
-from activator.llm.openai.parser import BodyParser, StreamParser, read_whole, renamed, tokens_of
+from activator.llm.openai.parser import (
+    BodyParser,
+    StreamParser,
+    as_error,
+    read_whole,
+    renamed,
+    tokens_of,
+)
 from activator.llm.openai.request import OpenAIRequest
+from activator.llm.openai.responses import as_chunk
 from activator.llm.request_size import CHAT
 from activator.quotas.token_reservation import TokenReservation
 from activator.worker_client.connection import WorkerConnectionLost
@@ -303,6 +311,13 @@ def test_a_whole_answer_that_says_nothing_counts_nothing(body: bytes) -> None:
     read_whole(body, counts)
 
     assert (counts.tokens_in, counts.tokens_out) == (0, 0)
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"a":' * 50_000], ids=["lists", "objects"])
+def test_an_answer_that_is_nested_without_end_is_no_fault_of_ours(body: bytes) -> None:
+    error = json.loads(as_error(body, 400))["error"]
+    assert error["message"].startswith("the engine answered 400: ")
+    assert as_chunk(body) == body
 
 
 def test_a_whole_answer_names_the_model_as_its_caller_did() -> None:
