@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -163,7 +164,9 @@ def call_stream_headers(request: Request) -> list[tuple[bytes, bytes]]:
 def _failure(record: Mapping[str, Any], result: bytes) -> bytes:
     """Return the error event of a failed call whose result is not a stream."""
     if record["content_type"] == CONTENT_PROBLEM:
-        return event("error", json.loads(result))
+        # the worker's word for it: user code may have taken its place
+        with contextlib.suppress(ValueError, RecursionError):
+            return event("error", json.loads(result))
     if result and record["content_type"] == CONTENT_PICKLE:
         return b"event: exception\ndata: %b\n\n" % base64.b64encode(result)
     if record["state"] == "FAILED":

@@ -126,7 +126,7 @@ def _is_problem(line: bytes) -> bool:
         return False
     try:
         body = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return (
         isinstance(body, dict)

@@ -20,7 +20,7 @@ from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import forever, until
 from tests.fakes.calls import call_of
 from tests.fakes.fake_controller import FakeController
-from tests.fakes.fake_worker import echo
+from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest, echo
 from tests.fakes.routes import route_of, spec_of, target_of
 
 
@@ -253,6 +253,23 @@ async def test_a_stream_of_a_call_tells_each_state_and_ends_with_the_result(
 
     assert events[0] == "event: state"
     assert events[-2:] == ["event: result", "event: end"]
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b"{torn"], ids=["deep", "torn"])
+async def test_an_error_that_says_it_is_json_and_is_not_ends_the_stream_of_its_call(
+    edge: Edge, controller: FakeController, body: bytes
+) -> None:
+    async def lies(_: WorkerRequest) -> WorkerAnswer:
+        return WorkerAnswer(status=500, body=body, content_type="application/problem+json")
+
+    edge.fleet.behaviour = lies
+    edge.add(route_of(spec_of()))
+    call_id = (await edge.call("shop/hello:submit", json={"x": 1})).json()["id"]
+    assert (await finished(edge, call_id))["state"] == "FAILED"
+    answer = await get(edge, f"{call_id}/stream")
+    assert answer.status_code == 200
+    events = [part.split("\n")[0] for part in answer.text.strip().split("\n\n")]
+    assert events[-2:] == ["event: error", "event: end"]
 
 
 async def test_a_submitted_call_waits_out_a_lack_of_capacity(

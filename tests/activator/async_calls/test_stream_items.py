@@ -35,6 +35,12 @@ STREAMS = [
         [b"data: 1", b"event: error\ndata: " + PROBLEM],
         id="a problem",
     ),
+    pytest.param(
+        LINES,
+        b"[" * 100_000 + PROBLEM + b"\n",
+        [b"data: " + b"[" * 100_000 + PROBLEM],
+        id="an item nested without end",
+    ),
     pytest.param(LINES, QUOTED + b"\n", [b"data: " + QUOTED], id="an item that quotes one"),
     pytest.param(
         EVENTS, b"data: 1\n\n: waiting\n\nevent: error\ndata: {}\n\n", FAILED, id="events"

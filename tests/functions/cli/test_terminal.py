@@ -83,12 +83,12 @@ def test_a_result_is_printed_as_it_is(text: str, capsys: pytest.CaptureFixture[s
     assert json.loads(capsys.readouterr().out) == {"said": text}
 
 
-class _Screen(io.StringIO):
+class _Screen(io.TextIOWrapper):
     """A terminal, or a pipe, with the bytes that are written to it."""
 
     def __init__(self, *, is_terminal: bool) -> None:
-        super().__init__()
-        self.buffer, self._is_terminal = io.BytesIO(), is_terminal
+        self.written, self._is_terminal = io.BytesIO(), is_terminal
+        super().__init__(self.written, encoding="utf-8", newline="")
 
     def isatty(self) -> bool:
         return self._is_terminal
@@ -122,10 +122,8 @@ def test_raw_output_of_a_function_is_escaped_on_a_terminal_alone(
         screen = _Screen(is_terminal=is_terminal)
         monkeypatch.setattr(sys, "stdout", screen)
         command()
-        if is_terminal:
-            assert screen.getvalue() == r"x\x1b]0;owned\x07\x1b[2J\x9b2J\u202ey"
-        else:
-            assert screen.buffer.getvalue() == HOSTILE.encode()
+        shown = rb"x\x1b]0;owned\x07\x1b[2J\x9b2J\u202ey"
+        assert screen.written.getvalue() == (shown if is_terminal else HOSTILE.encode())
 
 
 def test_json_of_a_command_has_no_control_characters_and_the_same_value(
