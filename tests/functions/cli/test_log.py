@@ -146,6 +146,13 @@ def test_a_statement_reaches_no_other_file_and_no_network(
     assert not list(outside.iterdir())
 
 
+def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
+    torn = tmp_path / "torn.parquet"
+    torn.write_bytes(b"PAR1 torn PAR1")
+    with pytest.raises(InvalidInput, match=r"torn\.parquet"):
+        query_predictions([torn], tmp_path, "select 1 from predictions", limit=1)
+
+
 def test_without_duckdb_the_error_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

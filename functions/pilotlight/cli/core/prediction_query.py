@@ -37,13 +37,13 @@ def query_predictions(
     with duckdb.connect(":memory:") as database:
         database.execute(f"SET memory_limit = '{MEMORY}'")
         database.execute(f"SET temp_directory = {_quoted(str(directory / 'temporary'))}")
-        names = ", ".join(_quoted(str(path)) for path in files)
-        source = f"read_parquet([{names}], union_by_name = true)"
-        database.execute(f"CREATE VIEW predictions AS SELECT * FROM {source}")
         database.execute(f"SET allowed_directories = [{_quoted(str(directory))}]")
         database.execute("SET enable_external_access = false")
         database.execute("SET lock_configuration = true")
+        names = ", ".join(_quoted(str(path)) for path in files)
+        source = f"read_parquet([{names}], union_by_name = true)"
         try:
+            database.execute(f"CREATE VIEW predictions AS SELECT * FROM {source}")
             result = database.execute(sql)
             columns = [column[0] for column in result.description or ()]
             rows = result.fetchmany(limit + 1) if columns else []
