@@ -268,6 +268,9 @@ class SlowGate:
     def settle(self, reserved: int, used: int) -> None:
         """See Gate."""
 
+    def charge(self, requests: int) -> None:
+        """See Gate."""
+
     def release(self) -> None:
         """See Gate."""
 
