@@ -182,9 +182,9 @@ class CallRunner:
         self.predictions: PredictionObserver | None = None
 
     def log_answer(self, attempt: AnsweredCall, status: int, body: bytes | None) -> None:
-        """Give an answered attempt to its function's prediction log, where it has one; whoever
-        ends a call that an instance answered calls it once. `body`: None for a stream. Answers that
-        no instance gave are no predictions."""
+        """Give an answered attempt to its function's prediction log, where it has one. The one that
+        ends a call calls it once. `body`: None for a stream. Answers that no instance gave are no
+        predictions."""
         if (
             attempt.call.target.log is not None
             and self.predictions is not None

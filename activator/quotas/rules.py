@@ -21,7 +21,7 @@ already (`operations_of`)."""
 OPERATIONS_PER_REQUEST = 10
 """Operations that may be made in the time of one call: clients poll."""
 LEAST_OPERATIONS_PER_S = 10.0
-"""With less, nobody could follow one call."""
+"""Fewer would not do to follow one call."""
 OPERATIONS_AT_ONCE = 16
 """Operations in progress for each concurrent call, since they may wait for news."""
 OPERATION_BYTES = 64 * 1024

@@ -149,9 +149,12 @@ def tenant_set(
 
 
 def tenant_suspend(session: Session, name: Name, yes: Yes = False) -> None:
-    """Suspend a tenant: refuse its calls and changes. Its keys can still read; nothing is
-    deleted."""
-    session.confirm(f"Suspend {name}? Its calls are refused with 403.", yes=yes)
+    """Suspend a tenant: refuse its calls and changes, and end what runs after 30 s. Its keys can
+    still read; nothing is deleted."""
+    session.confirm(
+        f"Suspend {name}? Its calls are refused with 403, and what runs is ended after 30 s.",
+        yes=yes,
+    )
     found = session.request(lambda client: client.change_tenant(name, suspended=True))
     session.show(
         found, lambda: f"{name} is suspended; resume it with `pilotlight tenant resume {name}`"
