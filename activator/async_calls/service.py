@@ -167,7 +167,7 @@ class AsyncCalls:
             self.pending.drop(call.id)
             raise
         call.park()
-        held.task = asyncio.create_task(self._run(held, call), name=f"call {call.id}")
+        self._start(held, call)
         if isinstance(call, EngineCall):
             call.is_kept = True
         self.pending.record_change(held, record)
@@ -262,6 +262,19 @@ class AsyncCalls:
         return known, False
 
     # -- running -----------------------------------------------------------------------------------
+    def _start(self, held: PendingCall, call: Call) -> None:
+        held.task = asyncio.create_task(self._run(held, call), name=f"call {call.id}")
+        held.task.add_done_callback(partial(self._on_end, held))
+
+    def _on_end(self, held: PendingCall, task: asyncio.Task[None]) -> None:
+        """Fail a call of which the activator's own code has raised: it would stay RUNNING."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log.error("call.lost call=%s", held.record.id, exc_info=error)
+        if held.record.state not in FINAL:
+            lost = errors.PilotlightError("an error of the activator ended the call: see its log")
+            self._finish(held, failed(held.record, lost))
+
     async def _run(self, held: PendingCall, call: Call) -> None:
         held.call = call
         call.on_open = held.opened
@@ -371,7 +384,7 @@ class AsyncCalls:
             # no activator has counted it: the dashboard's form has no quotas at hand
             held.is_uncounted = kept["key"] != SCHEDULER and record.attempt == 0
         call.park()
-        held.task = asyncio.create_task(self._run(held, call), name=f"call {call.id} (resumed)")
+        self._start(held, call)
 
     def _call(self, record: CallRecord, kept: dict[str, Any]) -> Call:
         """Return the call of a journal entry, with the current state of its function and its key.

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from activator.async_calls.public_record import public_record
+from activator.async_calls.runner import AsyncCallRunner
 from activator.http.request import MAX_ACCEPT_BYTES
 from activator.settings import ActivatorSettings
 from pilotlight.protocol import CallRecord
@@ -57,6 +58,22 @@ async def test_a_submitted_call_is_accepted_run_and_its_result_is_found(
         "COLD",
     )
     assert [r.call for r in (await edge.settle()).values()] == [record["id"]]
+
+
+async def test_an_error_of_the_activator_ends_a_call(
+    edge: Edge, shipping: object, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(*_: object) -> None:
+        raise RecursionError("maximum recursion depth exceeded")
+
+    monkeypatch.setattr(AsyncCallRunner, "run", broken)
+    edge.add(route_of(spec_of()))
+    accepted = await edge.call("shop/hello:submit", json={"x": 1})
+    record = await finished(edge, accepted.json()["id"])
+
+    assert (record["state"], record["outcome"], record["status"]) == ("FAILED", "error", 500)
+    assert "see its log" in str(record["result"])
+    assert "RecursionError" in caplog.text
 
 
 @pytest.mark.parametrize(
