@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from activator.prediction_log import content
+from activator.prediction_log import content, monitoring
 from activator.prediction_log.frames import FrameReader, Logged
 from activator.prediction_log.spool import Spool
 from pilotlight.spec.prediction_log import Content
@@ -51,7 +51,11 @@ def main() -> int:
     directory, max_bytes, ship_s = sys.argv[1:]
     key = os.read(sys.stdin.fileno(), KEY_BYTES)
     spool = Spool(
-        Path(directory), parquet.convert, max_bytes=int(max_bytes), max_age_s=float(ship_s)
+        Path(directory),
+        parquet.convert,
+        sketch=monitoring.sketch,
+        max_bytes=int(max_bytes),
+        max_age_s=float(ship_s),
     )
     spool.recover()
     _run(spool, key, every_s=min(TICK_S, float(ship_s)))
@@ -63,6 +67,7 @@ def row_of(logged: Logged, key: bytes) -> bytes:
     facts = logged.facts
     terms: dict[str, Any] = facts.pop("log")
     row = {
+        **monitoring.values_of(logged, terms),
         **content.output_columns(
             logged.output if facts.pop("output_is_json") else b"",
             content=Content(terms["outputs"]),

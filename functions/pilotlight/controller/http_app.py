@@ -51,7 +51,7 @@ from pilotlight.controller.api.artifacts import (
     volumes,
     weights,
 )
-from pilotlight.controller.api.calls import calls, feedback, predictions, traces
+from pilotlight.controller.api.calls import calls, drift, feedback, predictions, traces
 from pilotlight.controller.api.internal import (
     activator_sync,
     bindings,
@@ -185,6 +185,7 @@ _ROUTERS = (
     traces.router,
     traces.internal,
     predictions.router,
+    drift.router,
     predictions.internal,
     *dashboard.routers,
     api_docs.router,

@@ -15,8 +15,8 @@ from pilotlight.controller.rollouts.baseline import subtract
 from pilotlight.controller.rollouts.plan import FEEDBACK, RolloutPlan
 from pilotlight.controller.rollouts.records import RevisionEvidence
 from pilotlight.controller.rollouts.repository import Rollout
-from pilotlight.controller.rollouts.sequential_tests import Sample
 from pilotlight.controller.slo import observations
+from pilotlight.controller.statistics.sequential_tests import Sample
 from pilotlight.spec.observations import COUNTS, SHADOW_ARM, Observation, sum_observations
 from pilotlight.spec.pricing import Footprint, Rates, dearest_gpu, rate_per_s
 from pilotlight.spec.traffic import WHOLE

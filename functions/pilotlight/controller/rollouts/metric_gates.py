@@ -15,10 +15,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from pilotlight.controller.rollouts import sequential_tests
 from pilotlight.controller.rollouts.plan import FEEDBACK, Gate, GateKind, RolloutPlan, metric_of
 from pilotlight.controller.rollouts.records import GateOutcome, GateResult, RevisionEvidence
-from pilotlight.controller.rollouts.sequential_tests import Sample
+from pilotlight.controller.statistics import sequential_tests
+from pilotlight.controller.statistics.sequential_tests import Sample
 from pilotlight.spec.observations import (
     Observation,
     count_eligible,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pilotlight.controller.database.tables.releases import ACTIVE_ROLLOUT_STATES
-from pilotlight.controller.rollouts.sequential_tests import Sample
+from pilotlight.controller.statistics.sequential_tests import Sample
 from pilotlight.core.json_record import JsonRecord
 from pilotlight.spec.observations import Observation
 

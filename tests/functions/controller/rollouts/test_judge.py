@@ -15,7 +15,7 @@ from pilotlight.controller.rollouts.records import (
     RolloutStatus,
     Verdict,
 )
-from pilotlight.controller.rollouts.sequential_tests import Sample
+from pilotlight.controller.statistics.sequential_tests import Sample
 from tests.functions.controller.rollouts.seen import evidence, observed
 
 PLAN = RolloutPlan(steps=(5, 50, 100), every_s=300, min_samples=200)
