@@ -19,16 +19,13 @@ def normal(random_: random.Random, n: int, mean: float = 0.0) -> list[float]:
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.1, 0.5])
-@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
-@pytest.mark.parametrize("offset", [0.0, 1.7e9])
+@pytest.mark.parametrize("scale, offset", [(1e-9, 0.0), (1.0, 0.0), (1e3, 1.7e9)])
 def test_ks_of_sketches_is_that_of_scipy_within_a_hundredth(
     shift: float, scale: float, offset: float
 ) -> None:
     rng = random.Random(1)
     one = [offset + scale * x for x in normal(rng, 4_000)]
     other = [offset + scale * x for x in normal(rng, 3_000, shift)]
-    if len(set(one)) < len(one) // 2:
-        pytest.skip("doubles do not separate these")
     exact = float(stats.ks_2samp(one, other).statistic)
     found = distributions.ks(Sketch.of(one), Sketch.of(other))
     assert exact - 0.01 <= found <= exact + 1e-12
@@ -66,7 +63,7 @@ def test_the_p_value_of_psi_is_that_of_chi_square() -> None:
 
 def test_bins_are_tenths_of_the_reference_and_its_categories() -> None:
     rng = random.Random(3)
-    reference, current = Sketch.of(normal(rng, 10_000)), Sketch.of(normal(rng, 5_000, 3.0))
+    reference, current = Sketch.of(normal(rng, 10_000)), Sketch.of(normal(rng, 5_000, 0.2))
     ours, theirs = distributions.psi_bins(reference, current)
     assert len(ours) in (9, 10, 11)
     assert max(ours) < 2_000
