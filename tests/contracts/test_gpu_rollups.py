@@ -116,6 +116,7 @@ def _as_before(sql: sa.Connection, after: dict[sa.Table, list[tuple[object, ...]
     )
     for name in (*later, "collection_operations", "collection_values", "collections"):
         sql.execute(sa.text(f"DROP TABLE {name}"))
+    sql.execute(sa.text("DROP INDEX ix_feedback_at"))
     sql.execute(sa.text("UPDATE alembic_version SET version_num = '0017'"))
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from activator.prediction_log import monitoring, parquet
-from activator.prediction_log import spool as spools
 from activator.prediction_log.shipper import Answer, PredictionShipper
 from activator.prediction_log.spool import Spool
 from activator.prediction_log.writer import row_of
@@ -125,27 +124,22 @@ def ready(directory: Path) -> list[str]:
 
 @pytest.mark.parametrize("step", ["before", "between", "after"])
 def test_a_writer_killed_at_any_step_leaves_each_file_once(tmp_path: Path, step: str) -> None:
-    done = fill(tmp_path / "whole")
-    done.close()
-    (expected,) = (tmp_path / "whole" / "ready").glob("*.sketch")
-    spool = fill(tmp_path / "killed")
-    for one in spool._files.values():
-        one.file.close()
-    (path,) = (tmp_path / "killed" / "open").iterdir()
-    lines = path.read_bytes().split(b"\n")[:-1]
-    target = tmp_path / "killed" / "ready" / f"{path.stem}~3"
+    lines = [row(number, {"age": 30, "plan": "pro"}) for number in range(3)]
+    expected = monitoring.sketch(lines) or b""
+    for name in ("open", "ready"):
+        (tmp_path / name).mkdir()
+    name = f"t-1~f-1~0~3600~{1:024x}"
+    (tmp_path / "open" / f"{name}.ndjson").write_bytes(b"\n".join([*lines, b""]))
     if step in ("between", "after"):
-        target.with_name(f"{target.name}.parquet").write_bytes(parquet.convert(lines)[0])
+        (tmp_path / "ready" / f"{name}~3.parquet").write_bytes(parquet.convert(lines)[0])
     if step == "after":
-        target.with_name(f"{target.name}.sketch").write_bytes(monitoring.sketch(lines) or b"")
-    spools.os.close(spool._lock)
-    again = spool_in(tmp_path / "killed")
-    again.recover()
-    again.close()
-    assert ready(tmp_path / "killed") == [".parquet", ".sketch"]
-    (found,) = (tmp_path / "killed" / "ready").glob("*.sketch")
-    counts = [json.loads(one.read_bytes())["revisions"] for one in (found, expected)]
-    assert counts[0] == counts[1]
+        (tmp_path / "ready" / f"{name}~3.sketch").write_bytes(expected)
+    spool = spool_in(tmp_path)
+    spool.recover()
+    spool.close()
+    assert ready(tmp_path) == [".parquet", ".sketch"]
+    assert (tmp_path / "ready" / f"{name}~3.sketch").read_bytes() == expected
+    assert list((tmp_path / "open").iterdir()) == []
 
 
 async def test_a_sketch_is_shipped_after_its_rows(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from pilotlight.spec.function import to_json
 from pilotlight.spec.monitor import MonitoredFeature, MonitorSpec
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import refused, spec
+from tests.functions.controller.test_dashboard import sign_in
 
 HOUR_S, DAY_S = 3600, 86_400
 TERMS = MonitorSpec(
@@ -375,7 +376,7 @@ def counted(rng: random.Random, n: int, features: int) -> Counted:
 
 def test_a_stationary_stream_raises_no_more_than_alpha() -> None:
     """The bounds of the effects are set so low that the p-values alone decide."""
-    features = 3
+    features = 2
     terms = MonitorSpec(
         features=tuple(MonitoredFeature(path=f"$.f{n}") for n in range(features)),
         min_rows=100,
@@ -385,7 +386,7 @@ def test_a_stationary_stream_raises_no_more_than_alpha() -> None:
         alpha=0.1,
     )
     rng = random.Random(11)
-    windows, false = 60, 0
+    windows, false = 40, 0
     for _ in range(windows):
         reference, current = counted(rng, 200, features), counted(rng, 200, features)
         report = compare(terms, reference, current, since_h=0, until_h=1)
@@ -407,3 +408,22 @@ def test_small_windows_and_unknown_features_are_no_drift() -> None:
         report = compare(terms, reference, current, since_h=0, until_h=1)
         assert report.status is status
     assert [one.status for one in report.features] == [DriftStatus.OK, DriftStatus.NO_REFERENCE]
+
+
+async def test_the_dashboard_shows_functions_and_their_features(deployed: Controller) -> None:
+    session = await sign_in(deployed, deployed.key)
+
+    async def page(path: str) -> str:
+        answer = await deployed.client(None).get(path, headers=session)
+        assert answer.status_code == 200, answer.text
+        return answer.text
+
+    assert "no window of 1 h was judged" in await page("/dashboard/drift")
+    await set_baseline(deployed)
+    await hour_of(deployed, 1, age=lambda rng: rng.gauss(70, 5))
+    assert "$.age" in await page("/dashboard/drift")
+    detail = await page("/dashboard/drift/search/hello")
+    assert "psi " in detail
+    assert ", from 0.25 on" in detail
+    answer = await deployed.client(None).get("/dashboard/drift/search/none", headers=session)
+    assert answer.status_code == 404

@@ -43,13 +43,15 @@ def labelled(
     until_s: float,
     now: float,
     revision: str | None = None,
+    by_arrival: bool = False,
 ) -> list[Labelled]:
-    """Return the predictions of calls in [`since_s`, `until_s`) that have labels, the newest of
-    more than MAX_JOINED."""
+    """Return the predictions with labels of calls in [`since_s`, `until_s`), the newest of more
+    than MAX_JOINED. `by_arrival`: those whose labels arrived then."""
     if not terms.label:
         return []
     scores, feedback = tables.drift_scores, tables.feedback
     same = (feedback.c.tenant == scores.c.tenant) & (feedback.c.call == scores.c.call)
+    at = feedback.c.at if by_arrival else feedback.c.called_at
     query = (
         sa.select(
             scores.c.score,
@@ -60,12 +62,12 @@ def labelled(
         )
         .join(feedback, same & (feedback.c.metric == terms.label))
         .where(
-            scores.c.function_id == function_id,
-            scores.c.at >= since_s,
-            scores.c.at < until_s,
+            feedback.c.function_id == function_id,
+            at >= since_s,
+            at < until_s,
             scores.c.expires_at > now,
         )
-        .order_by(scores.c.at.desc())
+        .order_by(at.desc())
         .limit(MAX_JOINED)
     )
     if revision is not None:

@@ -116,6 +116,7 @@ def report_on(
         since_s=since_h * HOUR_S,
         until_s=until_h * HOUR_S,
         now=now,
+        by_arrival=True,
     )
     quality = labels.quality_of(target, found)
     return compare(terms, reference, current, since_h=since_h, until_h=until_h, quality=quality)

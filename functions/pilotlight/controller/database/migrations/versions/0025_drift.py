@@ -65,4 +65,5 @@ def upgrade() -> None:
         *(_text(name) for name in ("tenant", "status", "report")),
         _double("created_at"),
     )
+    op.create_index("ix_feedback_at", "feedback", ["function_id", "metric", "at"])
     op.create_index("ix_drift_reports_created_at", "drift_reports", ["created_at"])
