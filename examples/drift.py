@@ -1,7 +1,7 @@
 """Finds out when what a model is asked is no longer what it was trained on (`pilotlight drift`).
 
 pilotlight deploy examples/drift.py
-pilotlight drift baseline loans/score --from training.jsonl    # each line: {"input": …, "output": …}
+pilotlight drift baseline loans/score --from training.jsonl  # lines: {"input": …, "output": …}
 pilotlight call loans/score --age 30 --income 2400.0 --country DE
 pilotlight drift show loans/score
 """

@@ -25,13 +25,10 @@ from tests.fakes.routes import route_of, spec_of
 from tests.options.contract import proves
 
 KEY = b"k" * 32
-AGE = MonitoredFeature(path="$.x", low=0.0, high=10.0)
-TERMS = MonitorSpec(features=(AGE,), min_rows=100)
+TERMS = MonitorSpec(features=(MonitoredFeature(path="$.x"),), min_rows=100)
 
 
 @proves(
-    "PredictionLogSpec.monitor",
-    "MonitorSpec.features",
     "MonitorSpec.prediction",
     "MonitorSpec.slices",
     "MonitorSpec.label",
@@ -40,7 +37,8 @@ TERMS = MonitorSpec(features=(AGE,), min_rows=100)
     "MonitoredFeature.high",
 )
 async def test_what_is_named_is_counted(fleet: str, edge: Edge) -> None:
-    terms = MonitorSpec(features=(AGE,), prediction="$.x", label="label", slices=("$.x",))
+    age = MonitoredFeature(path="$.x", low=0.0, high=10.0)
+    terms = MonitorSpec(features=(age,), prediction="$.x", label="label", slices=("$.x",))
     queue = PredictionQueue()
     edge.log_calls(queue)
     for name, monitor in (("watched", terms), ("plain", None)):
@@ -51,8 +49,8 @@ async def test_what_is_named_is_counted(fleet: str, edge: Edge) -> None:
     assert monitoring.sketch(row for name, row in rows if name == "plain") is None
     made = json.loads(monitoring.sketch(row for name, row in rows if name == "watched") or b"")
     (found,) = made["revisions"].values()
-    age = Sketch.from_json(found["features"]["$.x"])
-    assert (age.present, age.outside, age.low, age.high) == (3, 2, -1, 11)
+    seen = Sketch.from_json(found["features"]["$.x"])
+    assert (seen.present, seen.outside, seen.low, seen.high) == (3, 2, -1, 11)
     assert Sketch.from_json(found["features"]["prediction"]).present == 3
     assert [one[3:] for one in made["scores"]] == [[5, ["5"]], [11, ["11"]], [-1, ["-1"]]]
 

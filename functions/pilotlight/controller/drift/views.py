@@ -46,6 +46,7 @@ def detail(
     same = ("rows", "source", "created_by", "created_at")
     return {
         **_names(target),
+        "window_h": target.terms.window_h,
         "terms": to_json(target.terms),
         "baseline": None
         if reference is None
