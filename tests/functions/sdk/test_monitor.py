@@ -46,7 +46,7 @@ def test_it_is_a_part_of_the_log() -> None:
         ({"features": ["$..age"]}, "several values"),
         ({"features": ["$.items[*]"]}, "several values"),
         ({"features": ["age"]}, "must begin with"),
-        ({"features": ["$.a", "$.a"]}, "each once"),
+        ({"prediction": "$", "label": "label", "slices": ["$.a", "$.a"]}, "each once"),
         ({"features": [f"$.f{n}" for n in range(33)]}, "at most 32"),
         ({"features": {"$.a": (2, 1)}}, "is empty"),
         ({"features": {"$.a": 7}}, "must be two numbers"),
