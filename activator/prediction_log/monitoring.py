@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from activator.prediction_log.content import parsed
 from activator.prediction_log.frames import Logged
-from pilotlight.core.sketches import MAX_CATEGORY_CHARS, Sketch
 from pilotlight.spec.monitor import PREDICTION, value_at
+from pilotlight.spec.sketches import MAX_CATEGORY_CHARS, Sketch
 
 MAX_REVISIONS: Final = 8
 """In one file; rows of further ones are not counted."""

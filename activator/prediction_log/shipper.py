@@ -158,7 +158,7 @@ class PredictionShipper:
 def _ready_files(directory: Path) -> list[tuple[float, Path]]:
     """Return the files by their time, oldest first."""
     found = []
-    for path in directory.iterdir():
+    for path in directory.glob("*~*"):
         if _NAME.fullmatch(path.name) is None:
             continue
         try:

@@ -228,7 +228,8 @@ def test_drift_from_the_training_data_is_shown(platform: PlatformUnderTest, tmp_
             "country": rng.choice(("DE", "FR")),
         }
         invoke(platform, "loans/score", given)
-    limit, found = time.monotonic() + 120, {}
+    found: dict[str, Any] = {}
+    limit = time.monotonic() + 120
     while not found or found["rows"] < 150:
         assert time.monotonic() < limit, f"{found}\n{platform.log_tails()}"
         time.sleep(0.5)

@@ -16,10 +16,10 @@ from pilotlight.controller.drift.loop import GRACE_S, ended_window
 from pilotlight.controller.drift.report import DriftStatus, compare
 from pilotlight.controller.drift.sketch_store import Counted
 from pilotlight.controller.drift.targets import MonitoredFunction
-from pilotlight.core.sketches import Sketch
 from pilotlight.spec.function import from_json, to_json
-from pilotlight.spec.monitor import MonitoredFeature, MonitorSpec
+from pilotlight.spec.monitor import MonitoredFeature, MonitorSpec, Reference
 from pilotlight.spec.prediction_log import HOUR_S, PredictionLogSpec
+from pilotlight.spec.sketches import Sketch
 from tests.activator.conftest import Edge
 from tests.fakes.routes import route_of, spec_of
 from tests.options.contract import proves
@@ -108,7 +108,7 @@ async def test_windows_have_their_length_and_reference(fleet: str) -> None:
     target = function(replace(TERMS, window_h=6))
     assert ended_window(target, now=13 * HOUR_S + GRACE_S) == 12
     assert ended_window(target, now=12 * HOUR_S + GRACE_S - 1) == 6
-    body = to_json(replace(TERMS, reference="previous"))
+    body = to_json(replace(TERMS, reference=Reference.PREVIOUS))
     assert from_json(MonitorSpec, body).reference == "previous"
 
 

@@ -13,9 +13,9 @@ from activator.prediction_log import monitoring, parquet
 from activator.prediction_log.shipper import Answer, PredictionShipper
 from activator.prediction_log.spool import Spool
 from activator.prediction_log.writer import row_of
-from pilotlight.core.sketches import Sketch
 from pilotlight.spec.monitor import MonitoredFeature, MonitorSpec
 from pilotlight.spec.prediction_log import Content, PredictionLogSpec
+from pilotlight.spec.sketches import Sketch
 from tests.activator.prediction_log.rows import MemoryStore, logged, read_rows
 
 KEY = b"k" * 32

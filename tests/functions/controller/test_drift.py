@@ -19,11 +19,11 @@ from pilotlight.controller.drift import loop, sketch_store
 from pilotlight.controller.drift.report import DriftStatus, compare
 from pilotlight.controller.drift.sketch_store import Counted
 from pilotlight.controller.drift.targets import find_targets
-from pilotlight.core.sketches import Sketch
 from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.protocol import PREDICTIONS_PATH
 from pilotlight.spec.function import to_json
 from pilotlight.spec.monitor import MonitoredFeature, MonitorSpec
+from pilotlight.spec.sketches import Sketch
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import refused, spec
 from tests.functions.controller.test_dashboard import sign_in
@@ -427,3 +427,28 @@ async def test_the_dashboard_shows_functions_and_their_features(deployed: Contro
     assert ", from 0.25 on" in detail
     answer = await deployed.client(None).get("/dashboard/drift/search/none", headers=session)
     assert answer.status_code == 404
+
+
+async def test_a_gate_needs_what_it_looks_at(deployed: Controller) -> None:
+    async def roll_out(metric: str, **changes: Any) -> httpx.Response:
+        body = {
+            "functions": [spec(description=metric, **changes)],
+            "rollout": {"gates": [{"metric": metric}]},
+        }
+        return await deployed.http.post("/v1/apps/search/deploy", json=body)
+
+    for metric in ("prediction_ks", "quality:brier"):
+        assert "is not deployed with monitor" in refused(await roll_out(metric), 400)
+    assert (await roll_out("prediction_ks", log=LOG)).status_code == 200
+    found = (await deployed.http.get("/v1/rollouts")).json()["rollouts"]
+    assert [one["state"] for one in found] == ["running"]
+    (rollout,) = [one["id"] for one in found]
+    lines = [
+        rows(500, revision=found[0][which], at_s=deployed.clock(), seed=number)
+        for number, which in enumerate(("candidate", "stable"))
+    ]
+    for number, some in enumerate(lines):
+        await put(deployed, some, number + 1)
+    detail = (await deployed.http.get(f"/v1/rollouts/{rollout}")).json()
+    (gate,) = detail["now"]["gates"]
+    assert (gate["outcome"], gate["samples"]) == ("pass", 500)

@@ -17,8 +17,8 @@ from pilotlight.controller.statistics import distributions
 from pilotlight.controller.statistics.distributions import PSI_MODERATE
 from pilotlight.controller.statistics.estimates import interval
 from pilotlight.controller.statistics.quality import SHARES, Quality
-from pilotlight.core.sketches import Sketch
 from pilotlight.spec.monitor import PREDICTION, MonitorSpec
+from pilotlight.spec.sketches import Sketch
 
 
 class DriftStatus(enum.StrEnum):

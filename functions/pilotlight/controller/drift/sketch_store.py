@@ -19,12 +19,12 @@ from pilotlight.controller.database.store import Write
 from pilotlight.controller.identity import stored_bytes
 from pilotlight.controller.predictions.files import PredictionFile
 from pilotlight.controller.weights import storage_usage
-from pilotlight.core.sketches import MAX_CATEGORY_CHARS, Sketch
 from pilotlight.errors import InvalidInput
 from pilotlight.spec.function import canonical_json
 from pilotlight.spec.monitor import MAX_FEATURES, MAX_SLICES
 from pilotlight.spec.prediction_log import DAY_S, HOUR_S
 from pilotlight.spec.quotas import Plan
+from pilotlight.spec.sketches import MAX_CATEGORY_CHARS, Sketch
 
 MAX_BYTES: Final = 2 * 1024**2
 """Of one sketch, which a process of the platform made."""

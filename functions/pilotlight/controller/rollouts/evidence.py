@@ -19,10 +19,10 @@ from pilotlight.controller.rollouts.records import RevisionEvidence
 from pilotlight.controller.rollouts.repository import Rollout
 from pilotlight.controller.slo import observations
 from pilotlight.controller.statistics.sequential_tests import Sample
-from pilotlight.core.sketches import Sketch
 from pilotlight.spec.monitor import PREDICTION
 from pilotlight.spec.observations import COUNTS, SHADOW_ARM, Observation, sum_observations
 from pilotlight.spec.pricing import Footprint, Rates, dearest_gpu, rate_per_s
+from pilotlight.spec.sketches import Sketch
 from pilotlight.spec.traffic import WHOLE
 
 MINUTE_S = 60.0

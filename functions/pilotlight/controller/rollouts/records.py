@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pilotlight.controller.database.tables.releases import ACTIVE_ROLLOUT_STATES
 from pilotlight.controller.statistics.sequential_tests import Sample
 from pilotlight.core.json_record import JsonRecord
-from pilotlight.core.sketches import Sketch
 from pilotlight.spec.observations import Observation
+from pilotlight.spec.sketches import Sketch
 
 
 class RolloutState(enum.StrEnum):

@@ -19,7 +19,7 @@ from itertools import accumulate
 from typing import Final
 
 from pilotlight.controller.statistics.estimates import chi_square, chi_square_tail
-from pilotlight.core.sketches import OTHER, Sketch, cell_bounds, common_cells
+from pilotlight.spec.sketches import OTHER, Sketch, cell_bounds, common_cells
 
 PSI_MODERATE: Final = 0.1
 PSI_LARGE: Final = 0.25

@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
 
 
 class CalibrationBin(NamedTuple):
-    """Forecasts in one bin: their number and mean, and the share that came true."""
+    """Probabilities in one bin: their number and mean, and the share that came true."""
 
     n: int
     forecast: float

@@ -17,8 +17,8 @@ from pilotlight.controller.rollouts.records import (
     Verdict,
 )
 from pilotlight.controller.statistics.sequential_tests import Sample
-from pilotlight.core.sketches import Sketch
 from pilotlight.errors import InvalidInput
+from pilotlight.spec.sketches import Sketch
 from tests.functions.controller.rollouts.seen import evidence, observed
 
 PLAN = RolloutPlan(steps=(5, 50, 100), every_s=300, min_samples=200)

@@ -11,7 +11,7 @@ import pytest
 from scipy import special, stats
 
 from pilotlight.controller.statistics import distributions
-from pilotlight.core.sketches import MAX_CELLS, Sketch
+from pilotlight.spec.sketches import MAX_CELLS, Sketch
 
 
 def normal(random_: random.Random, n: int, mean: float = 0.0) -> list[float]:

@@ -15,9 +15,9 @@ from pilotlight.cli.core.addresses import parse_function
 from pilotlight.cli.core.command import command_group
 from pilotlight.cli.core.formatting import NO_VALUE, format_time, parse_time
 from pilotlight.cli.core.session import Session
-from pilotlight.core.sketches import Sketch
 from pilotlight.errors import InvalidInput
 from pilotlight.spec.monitor import PREDICTION, value_at
+from pilotlight.spec.sketches import Sketch
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -267,9 +267,9 @@ def _count(count: object, *, least: int = 1) -> int:
     return count
 
 
-def _bound(value: object) -> float | None:
+def _bound(value: Any) -> float | None:
     if value is None:
         return None
-    if type(value) not in (int, float) or not math.isfinite(value):  # type: ignore[arg-type]
+    if type(value) not in (int, float) or not math.isfinite(value):
         raise ValueError("not a number")
-    return float(value)  # type: ignore[arg-type]
+    return float(value)
