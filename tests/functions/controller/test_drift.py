@@ -108,11 +108,11 @@ async def put(
     ]
 
 
-async def hour_of(controller: Controller, number: int, **changes: Any) -> None:
-    """An hour with 600 rows, at whose end the clock is; then the window is judged."""
+async def hour_of(controller: Controller, number: int, *, n: int = 600, **changes: Any) -> None:
+    """An hour with n rows, at whose end the clock is; then the window is judged."""
     now = controller.clock()
     begin = now - now % HOUR_S
-    lines = rows(600, revision=place(controller)[1], at_s=begin + 60, seed=number, **changes)
+    lines = rows(n, revision=place(controller)[1], at_s=begin + 60, seed=number, **changes)
     for answer in await put(controller, lines, number):
         assert answer.json() == {"stored": True}, answer.text
     controller.clock.now = begin + HOUR_S + loop.GRACE_S
@@ -178,8 +178,8 @@ async def test_webhooks_hear_when_drift_begins_and_ends(deployed: Controller) ->
     )
     assert answer.status_code in (200, 201), answer.text
     await set_baseline(deployed)
-    for number, mean in enumerate((40, 60, 60, 40)):
-        await hour_of(deployed, number, age=lambda rng, mean=mean: rng.gauss(mean, 10))
+    for number, (mean, n) in enumerate(((40, 600), (60, 600), (60, 20), (60, 600), (40, 600))):
+        await hour_of(deployed, number, n=n, age=lambda rng, mean=mean: rng.gauss(mean, 10))
     assert events(deployed) == ["drift.detected", "drift.resolved"]
 
 

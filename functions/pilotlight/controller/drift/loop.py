@@ -33,6 +33,7 @@ GRACE_S: Final = 300.0
 """From a window's end until it is judged: rows arrive about a minute after their calls."""
 KEEP_REPORTS_S: Final = 90 * DAY_S
 _AT_ONCE: Final = 500
+_INCONCLUSIVE: Final = (DriftStatus.NO_DATA, DriftStatus.NO_REFERENCE)
 
 
 async def run(*, store: Store, clock: Callable[[], float], metrics: Metrics) -> None:
@@ -79,7 +80,7 @@ def judge(store: Store, target: MonitoredFunction, *, now: float) -> DriftReport
     with store.read() as sql:
         report = report_on(sql, target, until_h=until_h, now=now)
     with store.write() as write:
-        before = latest_report(write.sql, target.function_id)
+        before = latest_report(write.sql, target.function_id, is_conclusive=True)
         row = {
             "function_id": target.function_id,
             "until": until_h,
@@ -128,10 +129,15 @@ def ended_window(target: MonitoredFunction, *, now: float) -> int:
     return hours - hours % target.terms.window_h
 
 
-def latest_report(sql: sa.Connection, function_id: str) -> sa.Row[Any] | None:
-    """Return the row of the last judged window; None = there is none."""
+def latest_report(
+    sql: sa.Connection, function_id: str, *, is_conclusive: bool = False
+) -> sa.Row[Any] | None:
+    """Return the row of the last judged window; None = there is none. `is_conclusive`: of the last
+    one that had enough rows and a reference."""
     table = tables.drift_reports
     query = sa.select(table).where(table.c.function_id == function_id)
+    if is_conclusive:
+        query = query.where(table.c.status.not_in(_INCONCLUSIVE))
     return sql.execute(query.order_by(table.c.until.desc()).limit(1)).first()
 
 
@@ -198,10 +204,7 @@ def _notify(
     """Enqueue an event when drift or bad quality begins or ends. A window without enough rows
     says neither."""
     is_alarmed = report.status in ALARMS
-    if is_alarmed == was_alarmed or report.status in (
-        DriftStatus.NO_DATA,
-        DriftStatus.NO_REFERENCE,
-    ):
+    if is_alarmed == was_alarmed or report.status in _INCONCLUSIVE:
         return
     event = "drift.detected" if is_alarmed else "drift.resolved"
     deliveries.enqueue(

@@ -209,7 +209,7 @@ def set_reference(
 
 def end(write: Write, function_id: str, *, tenant: str, until: float) -> None:
     """End the retention of what was counted in hours that begin before `until`: it is read no
-    longer, and `delete_expired` deletes it."""
+    longer, and `delete_expired` deletes it. Deletes the reports on these hours."""
     sketches, scores = tables.drift_sketches, tables.drift_scores
     until_h = math.ceil(min(until, write.now + DAY_S) / HOUR_S)
     for table, is_before in (
@@ -218,6 +218,14 @@ def end(write: Write, function_id: str, *, tenant: str, until: float) -> None:
     ):
         of_it = (table.c.function_id == function_id, table.c.tenant == tenant)
         write.sql.execute(sa.update(table).where(*of_it, is_before).values(expires_at=write.now))
+    reports = tables.drift_reports
+    write.sql.execute(
+        sa.delete(reports).where(
+            reports.c.function_id == function_id,
+            reports.c.tenant == tenant,
+            reports.c.until <= until_h,
+        )
+    )
 
 
 def delete_expired(write: Write, *, limit: int) -> int:
