@@ -193,7 +193,7 @@ TESTS = {
         "test_who_has_a_certificate_of_the_platform_follows_the_feed",
         "test_a_second_controller_stands_by_until_it_is_told_to_stop",
     ),
-    "tests/functions/controller/test_experiment_stats.py": (
+    "tests/functions/controller/statistics/test_estimates.py": (
         "test_looking_after_every_fifty_calls_shows_a_difference_that_is_not_there_in_one_of_twenty_at_most[rare errors",
         "test_looking_after_every_fifty_calls_shows_a_difference_that_is_not_there_in_one_of_twenty_at_most[milliseconds",
     ),

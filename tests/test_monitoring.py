@@ -24,6 +24,7 @@ from activator.llm.engine_state import EngineState
 from activator.metrics.metrics import Metrics as ActivatorMetrics
 from activator.prediction_log.pipeline import PredictionLogs
 from activator.quotas.token_reservation import TokenReservation
+from pilotlight.controller.server.metrics import DriftSeries
 from pilotlight.controller.server.metrics import Metrics as ControllerMetrics
 from pilotlight.controller.slo.burn_rate import BURN_RATE_ALERTS
 from pilotlight.controller.slo.slo_alerts import QUIET_S
@@ -154,6 +155,8 @@ def _controller() -> Iterator[Any]:
     metrics.alerts.labels("given-up").inc()
     metrics.record_spend("t-1", "USD", 1)
     metrics.set_budget_used("t-1", "b-1", 0.5)
+    labels = ("t-1", "main", "a", "f")
+    metrics.set_drift([DriftSeries(labels=labels, drifted=1, max_psi=0.3, broken=0)])
     yield from metrics.registry.collect()
 
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
-from pilotlight.spec.prediction_log import Content, Segment, parse_path
+from pilotlight.spec.json_paths import Segment, parse_path
+from pilotlight.spec.prediction_log import Content
 
 SCRUBBED: Final = "[scrubbed]"
 HASH_BYTES: Final = 16
@@ -34,7 +35,7 @@ def input_columns(
 
     Arguments by position are named first, so that a path finds them either way. `key`: of the hash,
     without which arguments cannot be found by trying out values."""
-    found, document = _scrubbed(body, scrub, parameters)
+    found, document = parsed(body, scrub, parameters)
     if not found:
         return dict.fromkeys(("feature_hash", "input_summary", "input"))
     text = _text(document, sort_keys=True).encode()
@@ -46,7 +47,7 @@ def input_columns(
 def output_columns(body: bytes, *, content: Content, scrub: Sequence[str]) -> dict[str, str | None]:
     """Return `output_summary` and `output` of a JSON result; both None for a body that is no
     JSON."""
-    found, document = _scrubbed(body, scrub, ()) if content is not Content.NONE else (False, None)
+    found, document = parsed(body, scrub, ()) if content is not Content.NONE else (False, None)
     summary, text = _texts(document, content) if found else (None, None)
     return {"output_summary": summary, "output": text}
 
@@ -71,8 +72,8 @@ def summary_of(document: Any) -> dict[str, Any]:
     return described
 
 
-def _scrubbed(body: bytes, scrub: Sequence[str], parameters: Sequence[str]) -> tuple[bool, Any]:
-    """Return whether the body is JSON, and its scrubbed value."""
+def parsed(body: bytes, scrub: Sequence[str], parameters: Sequence[str]) -> tuple[bool, Any]:
+    """Return whether the body is JSON, and its scrubbed value. Arguments by position are named."""
     try:
         document = json.loads(body, parse_constant=lambda _: None, parse_float=_finite)
         if parameters and isinstance(document, list) and len(document) <= len(parameters):

@@ -13,7 +13,6 @@ from activator.calls.call import AnsweredCall
 from activator.http.payloads import CONTENT_TYPE, JSON
 from activator.prediction_log.frames import MAX_BODY_BYTES, Logged
 from activator.routing.call_target import CallTarget
-from pilotlight.spec.function import to_json
 from pilotlight.spec.prediction_log import Content
 
 MAX_BYTES: Final = 16 * 1024**2
@@ -134,7 +133,7 @@ def facts_of(attempt: AnsweredCall, status: int, output_bytes: int) -> dict[str,
         "input_is_json": call.content_type is JSON,
         "output_is_json": _is_json(attempt),
         "parameters": method.parameters if method is not None else (),
-        "log": to_json(target.log),
+        "log": target.log_terms,
     }
 
 

@@ -26,7 +26,8 @@ FIRST_RETRY_S, MAX_RETRY_S = 1.0, 30.0
 TIMEOUT_S: Final = 30.0
 LAST_S: Final = 5.0
 """For what is ready at shutdown; the next process ships the rest."""
-_NAME: Final = re.compile(r".+~[0-9]{1,9}\.parquet")
+_NAME: Final = re.compile(r".+~[0-9]{1,9}\.(parquet|sketch)")
+_SKETCH: Final = ".sketch"
 _REFUSED: Final = (400, 413)
 """Statuses of a file that the controller would not store on another attempt either."""
 
@@ -126,7 +127,10 @@ class PredictionShipper:
             found = await asyncio.to_thread(_ready_files, self._ready)
             self.oldest_at = found[0][0] if found else None
             for _, path in found:
-                waits |= not await self._send(path)
+                if path.suffix == _SKETCH and path.with_suffix(".parquet").exists():
+                    waits = True  # the controller knows a sketch by its rows
+                else:
+                    waits |= not await self._send(path)
         except (httpx.HTTPError, OSError) as e:
             log.warning("prediction log: files not shipped directory=%s error=%r", self._ready, e)
             return False
@@ -154,7 +158,7 @@ class PredictionShipper:
 def _ready_files(directory: Path) -> list[tuple[float, Path]]:
     """Return the files by their time, oldest first."""
     found = []
-    for path in directory.glob("*.parquet"):
+    for path in directory.glob("*~*"):
         if _NAME.fullmatch(path.name) is None:
             continue
         try:
@@ -165,8 +169,9 @@ def _ready_files(directory: Path) -> list[tuple[float, Path]]:
 
 
 def rows_of(name: str) -> int:
-    """Return the number of rows in a ready file, which is part of its name."""
-    return int(name.removesuffix(".parquet").rpartition("~")[2])
+    """Return the number of rows in a ready file, which is part of its name; 0 for a sketch."""
+    rows = name.removesuffix(".parquet").rpartition("~")[2]
+    return 0 if rows.endswith(_SKETCH) else int(rows)
 
 
 def _reason(answer: Answer) -> str | None:

@@ -3,7 +3,8 @@
 `open/<tenant>~<function>~<hour>~<keep_s>~<id>.ndjson` collects the rows of one function and hour.
 When it is large or old enough it becomes `ready/<…>~<rows>.parquet`. A file that a crash left is
 converted again by the next process, to a file of the same name with the same rows, and the
-controller stores each name once.
+controller stores each name once. Rows of monitored functions have a `ready/<…>~<rows>.sketch`
+beside them, made after it.
 
 All files together have a bound, and those of one tenant half of it; beyond either, rows are
 dropped. Owner: the writer process, which locks the directory; the activator removes ready files
@@ -36,6 +37,7 @@ MIN_BYTES: Final = 4096
 _PART: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 Convert = Callable[[Iterable[bytes]], tuple[bytes, int]]
+SketchRows = Callable[[Iterable[bytes]], bytes | None]
 
 
 @dataclass(slots=True)
@@ -65,15 +67,17 @@ class Spool:
         *,
         max_bytes: int,
         max_age_s: float,
+        sketch: SketchRows = lambda _: None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Lock the directory, waiting for a process that still has it. Raises OSError."""
+        """Lock the directory, waiting for a process that still has it. `sketch`: of rows, for
+        drift; None = they have none. Raises OSError."""
         self._open_directory, self._ready_directory = directory / OPEN, directory / READY
         for one in (self._open_directory, self._ready_directory):
             one.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self._convert = convert
+        self._convert, self._sketch = convert, sketch
         self._max_bytes, self._max_age_s = max_bytes, max_age_s
         self._now = now
         self._files: dict[str, _OpenFile] = {}
@@ -195,6 +199,7 @@ class Spool:
     def _make_ready(self, path: Path, lines: list[bytes]) -> None:
         try:
             data, rows = self._convert(lines)
+            sketch = self._sketch(lines)
         except BeyondLimits:
             self.dropped["limits"] += len(lines)
             return
@@ -202,10 +207,17 @@ class Spool:
             self.dropped["invalid"] += len(lines)
             return
         ready = self._ready_directory / f"{path.stem}~{rows}.parquet"
-        part = ready.with_suffix(".part")
-        try:
-            part.write_bytes(data)
-            part.rename(ready)
-        except OSError:
-            part.unlink(missing_ok=True)
-            raise
+        _put(ready, data)
+        if sketch is not None:
+            _put(ready.with_suffix(".sketch"), sketch)
+
+
+def _put(path: Path, data: bytes) -> None:
+    """Write a file, whole or not at all."""
+    part = path.with_suffix(".part")
+    try:
+        part.write_bytes(data)
+        part.rename(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise

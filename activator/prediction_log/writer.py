@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from activator.prediction_log import content
+from activator.prediction_log import content, monitoring
 from activator.prediction_log.bounded_process import (
     WRITER_CALLS,
     BeyondLimits,
@@ -63,6 +63,7 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     allow_only(WRITER_CALLS)
     converter = BoundedProcess(_converter, cpu_s=CONVERT_CPU_S, memory_bytes=CONVERT_BYTES)
+    sketcher = BoundedProcess(lambda: _sketch_of, cpu_s=CONVERT_CPU_S, memory_bytes=CONVERT_BYTES)
     try:
         converter.start()
     except ImportError:
@@ -72,12 +73,14 @@ def main() -> int:
     spool = Spool(
         Path(directory),
         partial(_convert, converter),
+        sketch=partial(_sketch, sketcher),
         max_bytes=int(max_bytes),
         max_age_s=float(ship_s),
     )
     spool.recover()
     _run(spool, Rows(key), every_s=min(TICK_S, float(ship_s)))
     converter.close()
+    sketcher.close()
     return 0
 
 
@@ -99,6 +102,19 @@ def _convert(converter: BoundedProcess, lines: Iterable[bytes]) -> tuple[bytes, 
     """Convert rows in the converter's process. Raises ValueError, BeyondLimits."""
     data = converter.run(b"\n".join(lines))
     return data[4:], int.from_bytes(data[:4], "big")
+
+
+def _sketch_of(data: bytes) -> bytes:
+    return monitoring.sketch(data.split(b"\n")) or b""
+
+
+def _sketch(sketcher: BoundedProcess, lines: Iterable[bytes]) -> bytes | None:
+    """Count the watched values of rows in the sketcher's process; None if they have none. Raises
+    ValueError, BeyondLimits."""
+    rows = list(lines)
+    if not any(monitoring.MARK in row for row in rows):
+        return None
+    return sketcher.run(b"\n".join(rows)) or None
 
 
 class _Pause(NamedTuple):
@@ -150,6 +166,7 @@ def row_of(logged: Logged, key: bytes) -> bytes:
     facts = logged.facts
     terms: dict[str, Any] = facts.pop("log")
     row = {
+        **monitoring.values_of(logged, terms),
         **content.output_columns(
             logged.output if facts.pop("output_is_json") else b"",
             content=Content(terms["outputs"]),

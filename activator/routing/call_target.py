@@ -8,7 +8,7 @@ from decimal import Decimal
 from activator.arguments.validator import ArgumentValidator
 from pilotlight import errors
 from pilotlight.protocol import FunctionRoute
-from pilotlight.spec.function import FunctionSpec, MethodSpec, from_json
+from pilotlight.spec.function import FunctionSpec, MethodSpec, from_json, to_json
 from pilotlight.spec.identifiers import MAX_NAME_LENGTH
 from pilotlight.spec.policies import Objectives
 from pilotlight.spec.pricing import Footprint, Rates, dearest_gpu, price_name_of, rate_per_s
@@ -24,7 +24,7 @@ class CallTarget:
         is_shadow: it gets copies of calls, and answers only callers that name it.
         footprint: of its dearest instance: with the acceptable GPU kind of the highest price.
             Budgets reserve by it; `granted_footprint` is what an instance is priced by.
-        log: terms of its prediction log; None = it has none.
+        log: terms of its prediction log; None = it has none. `log_terms`: as JSON values.
         batched: methods whose calls are batched, each with its maximum batch size; mostly none.
     """
 
@@ -41,6 +41,7 @@ class CallTarget:
         "key",
         "launch",
         "log",
+        "log_terms",
         "rate_per_s",
         "rates",
         "revision",
@@ -66,6 +67,7 @@ class CallTarget:
         document = route.revisions[revision]
         self.spec: FunctionSpec = _kept(from_json(FunctionSpec, document["spec"]), min_instances)
         self.log = self.spec.log
+        self.log_terms = to_json(self.log)
         self.is_stable = is_stable
         self.is_shadow = is_shadow
         self.launch = LaunchSpec.from_json(document["launch"])

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from pilotlight.sdk.llm import Engine
     from pilotlight.sdk.policies import (
         Cron,
+        Monitor,
         Period,
         PredictionLog,
         Retries,
@@ -157,6 +158,7 @@ _WHERE = {
     "pilotlight.sdk.binding.parameters": ("parameter",),
     "pilotlight.sdk.policies": (
         "Cron",
+        "Monitor",
         "Period",
         "PredictionLog",
         "Retries",
@@ -194,6 +196,7 @@ __all__ = [
     "Image",
     "InvalidInput",
     "ModelCard",
+    "Monitor",
     "NotFound",
     "NotSupported",
     "Objectives",

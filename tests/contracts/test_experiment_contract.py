@@ -17,9 +17,9 @@ from pilotlight.controller.database.store import Store
 from pilotlight.controller.experiments import report
 from pilotlight.controller.experiments.design import Design, Guardrail
 from pilotlight.controller.experiments.evidence import ArmExposure, ExperimentEvidence, contrasts
-from pilotlight.controller.experiments.stats import Estimate, Moments, ratio
 from pilotlight.controller.identity import tenants
 from pilotlight.controller.identity.access_control import Principal
+from pilotlight.controller.statistics.estimates import Estimate, Moments, ratio
 from pilotlight.protocol import UsageRecord
 from pilotlight.spec.function import canonical_json
 from pilotlight.spec.identifiers import Scope

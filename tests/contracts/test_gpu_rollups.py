@@ -102,12 +102,21 @@ def _as_before(sql: sa.Connection, after: dict[sa.Table, list[tuple[object, ...]
             sa.text(f"INSERT INTO {table.name} ({quoted}) VALUES ({places})"),
             [dict(zip(names, value, strict=True)) for value in values],
         )
-    # of versions 0019 to 0024
+    # of versions 0019 to 0025
     for name in ("stored_bytes", "collection_bytes"):
         sql.execute(sa.text(f"ALTER TABLE tenants DROP COLUMN {name}"))
-    later = ("prediction_files", "node_snapshots", "volume_entries", "volume_chunks", "volumes")
+    drift = ("drift_sketches", "drift_scores", "drift_references", "drift_reports")
+    later = (
+        *drift,
+        "prediction_files",
+        "node_snapshots",
+        "volume_entries",
+        "volume_chunks",
+        "volumes",
+    )
     for name in (*later, "collection_operations", "collection_values", "collections"):
         sql.execute(sa.text(f"DROP TABLE {name}"))
+    sql.execute(sa.text("DROP INDEX ix_feedback_at"))
     sql.execute(sa.text("UPDATE alembic_version SET version_num = '0017'"))
 
 

@@ -319,6 +319,9 @@ def test_an_upgrade_counts_what_is_stored(platform: Platform, store: Store) -> N
             "ALTER TABLE tenants DROP COLUMN stored_bytes",
             "ALTER TABLE tenants DROP COLUMN collection_bytes",
             "DROP TABLE prediction_files",
+            *(f"DROP TABLE drift_{name}" for name in ("sketches", "scores", "references")),
+            "DROP TABLE drift_reports",
+            "DROP INDEX ix_feedback_at",
             "DROP TABLE collection_operations",
             "UPDATE alembic_version SET version_num = '0021'",
         ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import re
 import subprocess
 import sys
@@ -205,3 +206,38 @@ def test_predictions_are_logged_without_who_they_are_about(platform: PlatformUnd
     assert float(first["cost"]) > 0
     entries = json.loads(platform.cli("audit", "--action", "predictions.read", "--json").stdout)
     assert (entries[0]["subject"], entries[0]["after"]["rows"]) == ("main/churn/score", 2)
+
+
+def test_drift_from_the_training_data_is_shown(platform: PlatformUnderTest, tmp_path: Path) -> None:
+    deploy(platform, "drift.py")
+    rng, lines = random.Random(1), []
+    for _ in range(500):
+        given = {
+            "age": rng.randint(18, 80),
+            "income": rng.gauss(2_400, 500),
+            "country": rng.choice(("DE", "FR")),
+        }
+        lines.append(json.dumps({"input": given, "output": {"probability": rng.random()}}))
+    training = tmp_path / "training.jsonl"
+    training.write_text("\n".join(lines))
+    platform.cli("drift", "baseline", "loans/score", "--from", str(training))
+    for _ in range(150):  # earn twice as much as those of the training data
+        given = {
+            "age": rng.randint(18, 80),
+            "income": rng.gauss(4_800, 500),
+            "country": rng.choice(("DE", "FR")),
+        }
+        invoke(platform, "loans/score", given)
+    found: dict[str, Any] = {}
+    limit = time.monotonic() + 120
+    while not found or found["rows"] < 150:
+        assert time.monotonic() < limit, f"{found}\n{platform.log_tails()}"
+        time.sleep(0.5)
+        shown = json.loads(platform.cli("drift", "show", "loans/score", "--json").stdout)
+        found = shown["current"]
+    by_name = {one["feature"]: one for one in found["features"]}
+    assert found["status"] == "drift"
+    assert by_name["$.income"]["status"] == "drift"
+    assert by_name["$.income"]["ks"] > 0.9
+    assert {by_name[name]["status"] for name in ("$.age", "$.country")} <= {"ok", "moderate"}
+    assert "drift" in platform.cli("drift", "show", "loans/score").stdout

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from pilotlight.cli.supervisor import local_platform
-from pilotlight.controller.dashboard.pages import api_docs
+from pilotlight.controller.dashboard import api_docs
 from pilotlight.controller.settings import ControllerConfig, ControllerSettings
 from pilotlight.core.dashboard.dashboard_origin import (
     DashboardOrigin,

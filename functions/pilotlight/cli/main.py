@@ -51,6 +51,7 @@ _PANELS: dict[str, dict[str, str]] = {
         "webhook": "tenants.webhook",
         "trace": "calls.trace",
         "log": "calls.log",
+        "drift": "calls.drift",
         "loadtest": "calls.loadtest",
         "engine": "apps.engine",
         "instance": "operations.instance",

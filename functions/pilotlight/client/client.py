@@ -25,6 +25,7 @@ from pilotlight.client.resources.async_calls import AsyncCallResources
 from pilotlight.client.resources.billing import BillingResources
 from pilotlight.client.resources.budgets import BudgetResources
 from pilotlight.client.resources.collections import AsyncCollectionResources
+from pilotlight.client.resources.drift import DriftResources
 from pilotlight.client.resources.engines import EngineResources
 from pilotlight.client.resources.experiments import (
     FEEDBACK_PATH,
@@ -136,6 +137,7 @@ class Client(
     RolloutResources,
     EngineResources,
     SloResources,
+    DriftResources,
     TrafficResources,
     TenantResources,
     BudgetResources,

@@ -51,7 +51,7 @@ from pilotlight.controller.api.artifacts import (
     volumes,
     weights,
 )
-from pilotlight.controller.api.calls import calls, feedback, predictions, traces
+from pilotlight.controller.api.calls import calls, drift, feedback, predictions, traces
 from pilotlight.controller.api.internal import (
     activator_sync,
     bindings,
@@ -64,7 +64,7 @@ from pilotlight.controller.api.internal import (
 from pilotlight.controller.api.internal import collections as internal_collections
 from pilotlight.controller.api.internal import volumes as internal_volumes
 from pilotlight.controller.context import Context
-from pilotlight.controller.dashboard.pages import api_docs
+from pilotlight.controller.dashboard import api_docs
 from pilotlight.controller.database.audit_trail import with_client_address
 from pilotlight.controller.identity import access_control
 from pilotlight.controller.lazy_routes import LazyRoute
@@ -185,6 +185,7 @@ _ROUTERS = (
     traces.router,
     traces.internal,
     predictions.router,
+    drift.router,
     predictions.internal,
     *dashboard.routers,
     api_docs.router,

@@ -23,6 +23,7 @@ from pilotlight.controller.database import feed
 from pilotlight.controller.database.change_notifier import ChangeNotifier
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.deployments import app_leases
+from pilotlight.controller.drift import loop as drift_loop
 from pilotlight.controller.experiments import guardrails
 from pilotlight.controller.identity import sessions, tenants
 from pilotlight.controller.kubernetes.node_reports import NodeReports
@@ -366,6 +367,7 @@ def _background_tasks(context: Context) -> Mapping[str, Coroutine[None, None, No
         ),
         "rollouts": RolloutController(store=store, clock=clock, rates=config.prices.rates()).run(),
         "experiments": guardrails.run(store),
+        "drift": drift_loop.run(store=store, clock=clock, metrics=context.metrics),
         "objectives": slo_loop.run(
             store=store, clock=clock, keep_days=config.settings.observations_days
         ),

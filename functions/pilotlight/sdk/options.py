@@ -30,6 +30,7 @@ from pilotlight.spec.function import (
     Scaling,
 )
 from pilotlight.spec.identifiers import Priority
+from pilotlight.spec.monitor import MonitorSpec
 from pilotlight.spec.policies import (
     Fallback,
     ModelCard,
@@ -128,6 +129,7 @@ class FunctionOptions(EngineOptions, total=False):
         require: bounds on metrics of an offline evaluation, such as {"accuracy": ">= 0.91"}.
         card: `pilotlight.ModelCard(…)`.
         log: `pilotlight.PredictionLog(…)`: which calls are logged, for `pilotlight log query`.
+        monitor: `pilotlight.Monitor(…)`: what of the logged calls is watched for drift.
         rollout_strategy: "surge", "wait" or "swap": what to do if there is no capacity for a new
             revision next to the serving one.
         keep_previous: how long the previous revision stays warm.
@@ -142,6 +144,7 @@ class FunctionOptions(EngineOptions, total=False):
     cors: str | Sequence[str]
     schedule: Schedule | Sequence[Schedule] | None
     log: PredictionLogSpec | None
+    monitor: MonitorSpec | None
     rollout_strategy: str
     keep_previous: float
     network: Literal["egress", "none"]

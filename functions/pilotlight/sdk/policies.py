@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk.unsupported import not_supported
 from pilotlight.spec.function import FunctionNetwork
+from pilotlight.spec.monitor import MonitoredFeature, MonitorSpec, Reference
 from pilotlight.spec.policies import (
     Fallback,
     MissedRunPolicy,
@@ -22,6 +24,7 @@ from pilotlight.spec.policies import (
     require_in_range,
 )
 from pilotlight.spec.prediction_log import (
+    HOUR_S,
     RAW_KEEP_S,
     SUMMARY_KEEP_S,
     Content,
@@ -31,6 +34,7 @@ from pilotlight.spec.prediction_log import (
 
 __all__ = [
     "Cron",
+    "Monitor",
     "Period",
     "PredictionLog",
     "Retries",
@@ -179,6 +183,83 @@ def PredictionLog(
     )
 
 
+def Monitor(
+    *,
+    features: Sequence[str] | Mapping[str, tuple[float | None, float | None] | None] = (),
+    prediction: str = "",
+    label: str = "",
+    positive: str = "",
+    slices: Sequence[str] = (),
+    reference: str = Reference.BASELINE,
+    window: str = "24h",
+    min_rows: int = 500,
+    psi: float = 0.25,
+    ks: float = 0.1,
+    shares: float = 0.05,
+    alpha: float = 0.01,
+    quality: Mapping[str, float] | None = None,
+) -> MonitorSpec:
+    """Watch the logged calls of a function for drift, and for the quality of its predictions:
+    `@app.function(log=…, monitor=pilotlight.Monitor(features=["$.age"], prediction="$.score"))`.
+
+    Args:
+        features: JSON paths to up to 32 arguments, such as `$.customer.age`; as a dict, each with
+            its expected range, such as {"$.age": (0, 120), "$.country": None}.
+        prediction: path to the prediction in the result, such as `$.score`; `$` is all of it.
+        label: metric of `POST /v1/feedback` that says what was right: "label" for its labels.
+        positive: label whose probability the prediction is, such as "fraud".
+        slices: paths to up to 4 arguments, for each value of which quality is measured.
+        reference: "baseline" (`pilotlight drift baseline`), or "previous": the window before.
+        window: from "1h" to "7d"; each is judged once.
+        min_rows: logged calls that a window needs, at least 100.
+        psi: population stability index that is drift.
+        ks: Kolmogorov-Smirnov distance that is drift.
+        shares: increase of the share of missing values, or of those out of range, that is drift.
+        alpha: greatest probability of a false alarm in a window.
+        quality: bounds: {"accuracy": 0.9} at least, {"brier": 0.1}, "absolute_error" or
+            "squared_error" at most.
+
+    Raises InvalidInput for a value out of range."""
+    for name, given in (("features", features), ("slices", slices)):
+        if isinstance(given, str):
+            raise InvalidInput(
+                f'monitor: {name} = {given!r}: must be a list of paths, such as ["$.age"]',
+                parameter="monitor",
+            )
+    if reference not in list(Reference):
+        raise InvalidInput(
+            f"monitor: reference = {reference!r}: must be one of {', '.join(Reference)}",
+            parameter="monitor",
+        )
+    ranges = features if isinstance(features, Mapping) else dict.fromkeys(features)
+    return MonitorSpec(
+        features=tuple(_feature(path, bounds) for path, bounds in ranges.items()),
+        prediction=prediction,
+        label=label,
+        positive=positive,
+        slices=tuple(slices),
+        reference=Reference(reference),
+        window_h=parse_window(window, where="monitor: window", parameter="monitor") // HOUR_S,
+        min_rows=min_rows,
+        psi=psi,
+        ks=ks,
+        shares=shares,
+        alpha=alpha,
+        quality=dict(quality or {}),
+    )
+
+
+def _feature(path: str, bounds: Any) -> MonitoredFeature:
+    try:
+        low, high = (None if one is None else float(one) for one in bounds or (None, None))
+    except (TypeError, ValueError) as e:
+        raise InvalidInput(
+            f"monitor: range of {path!r} = {bounds!r}: must be two numbers, such as (0, 120)",
+            parameter="monitor",
+        ) from e
+    return MonitoredFeature(path=path, low=low, high=high)
+
+
 def cached_answer(*, max_age: float = 3600.0) -> Fallback:
     """Fall back to the last successful answer to the same arguments, if it is at most `max_age`
     seconds old."""
@@ -229,7 +310,7 @@ def resolve_policies(values: Mapping[str, Any]) -> dict[str, Any]:
         "card": _one("card", values.get("card"), ModelCard, "pilotlight.ModelCard(…)")
         or ModelCard(),
         "rollout": _rollout(values),
-        "log": _one("log", values.get("log"), PredictionLogSpec, "pilotlight.PredictionLog(…)"),
+        "log": _log(values),
         "network": _network(values.get("network", FunctionNetwork.EGRESS)),
         "egress": _several(
             "egress", values.get("egress"), str, "a list of networks or addresses, like 10.1.0.0/16"
@@ -238,6 +319,21 @@ def resolve_policies(values: Mapping[str, Any]) -> dict[str, Any]:
             "cors", values.get("cors"), str, "a list of origins, like https://app.example.com"
         ),
     }
+
+
+def _log(values: Mapping[str, Any]) -> PredictionLogSpec | None:
+    log: PredictionLogSpec | None = _one(
+        "log", values.get("log"), PredictionLogSpec, "pilotlight.PredictionLog(…)"
+    )
+    monitor = _one("monitor", values.get("monitor"), MonitorSpec, "pilotlight.Monitor(…)")
+    if monitor is None:
+        return log
+    if log is None:
+        raise InvalidInput(
+            "monitor needs log=pilotlight.PredictionLog(…): it watches the logged calls",
+            parameter="monitor",
+        )
+    return replace(log, monitor=monitor)
 
 
 def _network(network: Any) -> FunctionNetwork:

@@ -20,6 +20,7 @@ import pytest
 
 from pilotlight.controller.server.dataplane_openapi import TAG
 from pilotlight.spec.function import to_json
+from pilotlight.spec.sketches import Sketch
 from snapshotter.types import RevisionKey, TemplateInfo
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import instance, snapshot, spec, usage
@@ -70,6 +71,8 @@ DEAD = {
     "payload": {"body": ""},
 }
 
+MONITORED = {"sample": 1.0, "monitor": {"prediction": "$"}}
+BASELINE = {"rows": 500, "features": {"prediction": Sketch.of([1.0]).to_json()}}
 PUSHED = "/v1/apps/{app}/images/{digest}"
 """Only for a cluster with a registry."""
 
@@ -119,8 +122,15 @@ ROUTES: list[tuple[str, str, dict[str, str], Any, str]] = [
         "POST",
         "/v1/apps/{app}/deploy",
         {"app": "search"},
-        {"functions": [spec(schedules=[{"period_s": 60}])]},
+        {"functions": [spec(schedules=[{"period_s": 60}], log=MONITORED)]},
         "app.deploy",
+    ),
+    (
+        "PUT",
+        "/v1/apps/{app}/functions/{function}/drift/baseline",
+        {"app": "search", "function": "hello"},
+        BASELINE,
+        "drift.baseline",
     ),
     ("POST", "/v1/schedules/{app}/{function}/{number}:pause", HELLO_0, None, "schedule.pause"),
     ("POST", "/v1/schedules/{app}/{function}/{number}:resume", HELLO_0, None, "schedule.resume"),

@@ -43,6 +43,7 @@ PAGES = (
     "/dashboard/releases",
     "/dashboard/experiments",
     "/dashboard/objectives",
+    "/dashboard/drift",
     "/dashboard/objectives/search/embed",
     "/dashboard/budgets",
     "/dashboard/invoices",

@@ -10,6 +10,7 @@ import pilotlight
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk.options import resolve_options
 from pilotlight.spec.function import FunctionSpec, from_json, to_json
+from pilotlight.spec.json_paths import Segment, parse_path
 from pilotlight.spec.prediction_log import (
     DAY_S,
     HOUR_S,
@@ -17,8 +18,6 @@ from pilotlight.spec.prediction_log import (
     SUMMARY_KEEP_S,
     Content,
     PredictionLogSpec,
-    Segment,
-    parse_path,
 )
 from tests.fakes.routes import spec_of
 

@@ -72,6 +72,7 @@ SECTIONS = (
             _page("Releases", "releases"),
             _page("Experiments", "experiments"),
             _page("Objectives", "objectives"),
+            _page("Drift", "drift"),
             _page("Models", "models"),
         ),
     ),

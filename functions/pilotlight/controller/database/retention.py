@@ -87,7 +87,10 @@ def _delete_batch(sql: sa.Connection, ids: Sequence[str]) -> None:
         tables.revisions,
     ):
         sql.execute(sa.delete(table).where(table.c.function.in_(ids)))
-    sql.execute(sa.delete(tables.feedback).where(tables.feedback.c.function_id.in_(ids)))
+    for table in (tables.feedback, tables.drift_references, tables.drift_reports):
+        sql.execute(sa.delete(table).where(table.c.function_id.in_(ids)))
+    for table in (tables.drift_sketches, tables.drift_scores):  # the janitor deletes and uncounts
+        sql.execute(sa.update(table).where(table.c.function_id.in_(ids)).values(expires_at=0.0))
     sql.execute(sa.delete(tables.functions).where(tables.functions.c.id.in_(ids)))
 
 

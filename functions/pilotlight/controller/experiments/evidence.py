@@ -12,7 +12,6 @@ import sqlalchemy as sa
 
 from pilotlight.controller.analytics.feedback import LABEL, column_of
 from pilotlight.controller.database import tables
-from pilotlight.controller.experiments import stats
 from pilotlight.controller.experiments.design import (
     FEEDBACK,
     QUANTILES,
@@ -20,7 +19,8 @@ from pilotlight.controller.experiments.design import (
     Design,
     is_feedback,
 )
-from pilotlight.controller.experiments.stats import Estimate, Interval, Moments
+from pilotlight.controller.statistics import estimates
+from pilotlight.controller.statistics.estimates import Estimate, Interval, Moments
 from pilotlight.spec.observations import GROWTH, latency_quantile_ms
 
 PICOS = 1e12
@@ -127,7 +127,8 @@ class ExperimentEvidence:
         if metric in QUANTILES:
             return self._quantiles(metric, alpha=alpha)
         return {
-            arm: stats.interval(found, alpha=alpha) for arm, found in self.estimates(metric).items()
+            arm: estimates.interval(found, alpha=alpha)
+            for arm, found in self.estimates(metric).items()
         }
 
     def estimates(self, metric: str) -> dict[str, Estimate]:
@@ -139,7 +140,7 @@ class ExperimentEvidence:
         else:
             rows, scale = self._sums[metric], _SUMS[metric][2]
         is_share = metric in RATIOS or metric.startswith(f"{FEEDBACK}{LABEL}=")
-        found = {arm: stats.ratio(moments, is_share=is_share) for arm, moments in rows.items()}
+        found = {arm: estimates.ratio(moments, is_share=is_share) for arm, moments in rows.items()}
         return {
             arm: Estimate(
                 value=one.value * scale, variance=one.variance * scale * scale, calls=one.calls
@@ -210,10 +211,10 @@ class ExperimentEvidence:
         bounds of the percentile itself."""
         share, out = QUANTILES[metric], {}
         for arm, moments in self._below.get(metric, {}).items():
-            below = stats.ratio(moments, is_share=True)
+            below = estimates.ratio(moments, is_share=True)
             if below is None:
                 continue
-            reach = stats.radius(below.variance, below.calls, alpha=alpha)
+            reach = estimates.radius(below.variance, below.calls, alpha=alpha)
             low, value, high = (
                 _milliseconds(self._histograms[arm], at)
                 for at in (share - reach, share, share + reach)
@@ -297,14 +298,14 @@ def contrasts(
         bounds = evidence.intervals(metric, alpha=alpha / 2)
         base = bounds.get(first)
         return {
-            arm: stats.contrast_of(bounds[arm], base, factor=factor)
+            arm: estimates.contrast_of(bounds[arm], base, factor=factor)
             for arm in arms
             if arm in bounds and base is not None
         }
     found = evidence.estimates(metric)
     one = found.get(first)
     return {
-        arm: stats.contrast(found[arm], one, factor=factor, alpha=alpha)
+        arm: estimates.contrast(found[arm], one, factor=factor, alpha=alpha)
         for arm in arms
         if arm in found and one is not None
     }

@@ -14,11 +14,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from pilotlight.controller.experiments import stats
 from pilotlight.controller.experiments.design import METRICS, Design, Guardrail
 from pilotlight.controller.experiments.evidence import ArmExposure, ExperimentEvidence, contrasts
 from pilotlight.controller.experiments.lifecycle import Experiment
-from pilotlight.controller.experiments.stats import Interval
+from pilotlight.controller.statistics import estimates
+from pilotlight.controller.statistics.estimates import Interval
 
 VALIDITY = (
     "Intervals are confidence sequences: with probability 95 %, each holds at all times at once, "
@@ -54,13 +54,13 @@ def make_report(sql: sa.Connection, found: Experiment, *, now: float) -> dict[st
     ratio = sample_ratio(found.design, met)
     doubts = troubles(found.design, met, crossed=evidence.crossed(), ratio=ratio)
     metrics = [*METRICS, *evidence.feedback_metrics()]
-    values = {metric: evidence.intervals(metric, alpha=stats.ALPHA) for metric in metrics}
+    values = {metric: evidence.intervals(metric, alpha=estimates.ALPHA) for metric in metrics}
     return {
         "experiment": found.to_json(),
         "at": now,
         "valid": not doubts,
         "problems": doubts,
-        "alpha": stats.ALPHA,
+        "alpha": estimates.ALPHA,
         "peeking": VALIDITY,
         "arms": [_arm(found.design, arm.name, met, values) for arm in found.design.arms],
         "comparisons": _comparisons(evidence, found.design, metrics, values, is_valid=not doubts),
@@ -91,7 +91,7 @@ def sample_ratio(design: Design, met: Mapping[str, ArmExposure]) -> dict[str, An
     changes the shares."""
     observed = [met.get(arm.name, ArmExposure()).units_before for arm in design.arms]
     shares = [arm.share / 100 for arm in design.arms]
-    statistic, p = stats.chi_square(observed, shares)
+    statistic, p = estimates.chi_square(observed, shares)
     names = [arm.name for arm in design.arms]
     return {
         "observed": dict(zip(names, observed, strict=True)),
@@ -100,7 +100,7 @@ def sample_ratio(design: Design, met: Mapping[str, ArmExposure]) -> dict[str, An
         },
         "chi_square": statistic,
         "p_single_look": p,
-        "p": stats.ratio_p(observed, shares),
+        "p": estimates.ratio_p(observed, shares),
     }
 
 
@@ -109,7 +109,7 @@ def troubles(
 ) -> list[str]:
     """The reasons why the report is invalid; empty if it is valid."""
     out = []
-    if ratio["p"] < stats.SRM_ALPHA:
+    if ratio["p"] < estimates.SRM_ALPHA:
         seen = ", ".join(
             f"{arm} {count} (planned {ratio['expected'][arm]:.0f})"
             for arm, count in ratio["observed"].items()
@@ -142,7 +142,7 @@ def check_guardrails(evidence: ExperimentEvidence, design: Design) -> list[Guard
     an arm that is within its bounds is at most 5 % in total."""
     first, *others = design.arms
     arms = [arm.name for arm in others if arm.name not in design.stopped]
-    alpha = stats.ALPHA / max(1, len(others) * len(design.guardrails))
+    alpha = estimates.ALPHA / max(1, len(others) * len(design.guardrails))
     out: list[GuardrailCheck] = []
     for guardrail in design.guardrails:
         factor = 1 + guardrail.allowed if guardrail.is_relative else 1.0
@@ -195,7 +195,7 @@ def _comparisons(
     first, *others = (arm.name for arm in design.arms)
     out = []
     for metric in metrics:
-        found = contrasts(evidence, metric, first=first, arms=others, alpha=stats.ALPHA)
+        found = contrasts(evidence, metric, first=first, arms=others, alpha=estimates.ALPHA)
         for arm, difference in found.items():
             base = values[metric][first].value
             share = {"relative": difference.value / base} if base else {"relative": None}

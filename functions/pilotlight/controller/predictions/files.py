@@ -29,7 +29,7 @@ MAX_READ_FILES: Final = 20_000
 _ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _NAME: Final = re.compile(
     rf"(?P<tenant>{_ID})~(?P<function>{_ID})~(?P<hour>[0-9]{{1,7}})~(?P<keep_s>[0-9]{{1,9}})"
-    r"~(?P<id>[0-9a-f]{20,48})~(?P<rows>[0-9]{1,7})\.parquet"
+    r"~(?P<id>[0-9a-f]{20,48})~(?P<rows>[0-9]{1,7})\.(?:parquet|sketch)"
 )
 
 

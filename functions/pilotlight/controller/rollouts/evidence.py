@@ -10,15 +10,19 @@ import sqlalchemy as sa
 
 from pilotlight.controller.analytics import feedback
 from pilotlight.controller.database import tables
+from pilotlight.controller.drift import labels, sketch_store
+from pilotlight.controller.drift.targets import monitor_of
 from pilotlight.controller.rollouts.abort_conditions import HOUR_S, RECENT_S
 from pilotlight.controller.rollouts.baseline import subtract
-from pilotlight.controller.rollouts.plan import FEEDBACK, RolloutPlan
+from pilotlight.controller.rollouts.plan import FEEDBACK, PREDICTION_KS, QUALITY, RolloutPlan
 from pilotlight.controller.rollouts.records import RevisionEvidence
 from pilotlight.controller.rollouts.repository import Rollout
-from pilotlight.controller.rollouts.sequential_tests import Sample
 from pilotlight.controller.slo import observations
+from pilotlight.controller.statistics.sequential_tests import Sample
+from pilotlight.spec.monitor import PREDICTION
 from pilotlight.spec.observations import COUNTS, SHADOW_ARM, Observation, sum_observations
 from pilotlight.spec.pricing import Footprint, Rates, dearest_gpu, rate_per_s
+from pilotlight.spec.sketches import Sketch
 from pilotlight.spec.traffic import WHOLE
 
 MINUTE_S = 60.0
@@ -53,6 +57,7 @@ def gather(
         before: Observation | None,
     ) -> RevisionEvidence:
         answers = _feedback(sql, rollout, revision, since_s=since_s, now=now)
+        quality, predictions = _predictions(sql, rollout, revision, since_s=began_at, now=now)
         price = prices.get(revision, 0.0)
         return RevisionEvidence(
             step=subtract(seen[revision], before),
@@ -60,6 +65,8 @@ def gather(
             hour=hour[revision],
             feedback=answers,
             price=price,
+            quality=quality,
+            predictions=predictions,
         )
 
     candidate = of(
@@ -191,7 +198,7 @@ def _feedback(
     sql: sa.Connection, rollout: Rollout, revision: str, *, since_s: float, now: float
 ) -> dict[str, Sample]:
     out = {}
-    for metric in feedback_metrics(rollout.plan):
+    for metric in gate_metrics(rollout.plan, FEEDBACK):
         answers = feedback.window(
             sql,
             function_id=rollout.function_id,
@@ -208,12 +215,49 @@ def _feedback(
     return out
 
 
-def feedback_metrics(plan: RolloutPlan) -> tuple[str, ...]:
-    """Names of the feedback metrics that the plan's gates use."""
+def _predictions(
+    sql: sa.Connection, rollout: Rollout, revision: str, *, since_s: float, now: float
+) -> tuple[dict[str, Sample], Sketch | None]:
+    """Quality and distribution of a revision's predictions, as far as gates use them."""
+    names = gate_metrics(rollout.plan, QUALITY)
+    quality: dict[str, Sample] = {}
+    if names:
+        spec = sa.select(tables.revisions.c.spec).where(
+            tables.revisions.c.function == rollout.function_id,
+            tables.revisions.c.name == rollout.candidate,
+        )
+        terms = monitor_of(sql.execute(spec).scalar_one())
+        found = (
+            labels.labelled(
+                sql,
+                rollout.function_id,
+                terms,
+                since_s=since_s,
+                until_s=now + 1,
+                now=now,
+                revision=revision,
+            )
+            if terms is not None
+            else []
+        )
+        quality = {name: labels.sample_of(found, name) for name in names}
+    if all(gate.metric != PREDICTION_KS for gate in rollout.plan.gates):
+        return quality, None
+    counted = sketch_store.window(
+        sql,
+        rollout.function_id,
+        since_h=int(max(since_s, now - sketch_store.KEEP_S) // HOUR_S),
+        until_h=int(now // HOUR_S) + 1,
+        now=now,
+        revision=revision,
+        only=PREDICTION,
+    )
+    return quality, counted.features.get(PREDICTION)
+
+
+def gate_metrics(plan: RolloutPlan, kind: str) -> tuple[str, ...]:
+    """Names of the metrics of one kind (`feedback:`, `quality:`) that the plan's gates use."""
     named = {
-        name
-        for gate in plan.gates
-        for name in (gate.metric, gate.paid_by)
-        if name.startswith(FEEDBACK)
+        name for gate in plan.gates for name in (gate.metric, gate.paid_by) if name.startswith(kind)
     }
-    return tuple(sorted(name.removeprefix(FEEDBACK) for name in named))
+    return tuple(sorted(name.removeprefix(kind) for name in named))

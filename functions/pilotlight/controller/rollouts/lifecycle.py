@@ -19,11 +19,11 @@ from pilotlight.controller.experiments import lifecycle as experiments
 from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.controller.release import traffic
 from pilotlight.controller.rollouts import evidence, repository
-from pilotlight.controller.rollouts.plan import RolloutPlan
+from pilotlight.controller.rollouts.plan import PREDICTION_KS, QUALITY, RolloutPlan
 from pilotlight.controller.rollouts.records import ACTIVE, Decision, RolloutState, Verdict
 from pilotlight.controller.rollouts.repository import Rollout
 from pilotlight.controller.webhooks import deliveries
-from pilotlight.errors import Conflict, NotFound
+from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.spec.function import FunctionSpec, from_json, to_json
 from pilotlight.spec.traffic import WHOLE, TrafficDocument
 
@@ -57,7 +57,9 @@ def begin(write: Write, place: AppRef, *, function: str, candidate: str, plan: R
     function_id = place.function_id(function)
     stable = _stable_of(write, place, function, candidate)
     experiments.require_no_experiment(write.sql, function_id)
-    objectives = _spec(write.sql, function_id, candidate).objectives
+    spec = _spec(write.sql, function_id, candidate)
+    _require_watched(plan, spec)
+    objectives = spec.objectives
     if objectives is not None:
         plan = replace(plan, availability=objectives.availability)
     end(write, function_id, reason=f"{candidate} was deployed", keep_stable=True)
@@ -352,6 +354,23 @@ def _spec(sql: sa.Connection, function_id: str, revision: str) -> FunctionSpec:
     if text is None:
         raise NotFound(f"there is no revision {revision!r} of this function", revision=revision)
     return from_json(FunctionSpec, json.loads(text))
+
+
+def _require_watched(plan: RolloutPlan, spec: FunctionSpec) -> None:
+    """Raise InvalidInput for a gate on predictions that are not watched: it would hold for ever."""
+    monitor = spec.log.monitor if spec.log is not None else None
+    for gate in plan.gates:
+        if gate.metric.startswith(QUALITY) and (monitor is None or not monitor.label):
+            needed = "label"
+        elif gate.metric == PREDICTION_KS and (monitor is None or not monitor.prediction):
+            needed = "prediction"
+        else:
+            continue
+        raise InvalidInput(
+            f"rollout: {gate.metric}: {spec.name} is not deployed with "
+            f"monitor=pilotlight.Monitor({needed}=…)",
+            parameter="rollout",
+        )
 
 
 def _baseline(write: Write, rollout: Rollout) -> dict[str, Any]:

@@ -15,10 +15,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from pilotlight.controller.rollouts import sequential_tests
-from pilotlight.controller.rollouts.plan import FEEDBACK, Gate, GateKind, RolloutPlan, metric_of
+from pilotlight.controller.rollouts.plan import (
+    FEEDBACK,
+    PREDICTION_KS,
+    QUALITY,
+    Gate,
+    GateKind,
+    RolloutPlan,
+    metric_of,
+)
 from pilotlight.controller.rollouts.records import GateOutcome, GateResult, RevisionEvidence
-from pilotlight.controller.rollouts.sequential_tests import Sample
+from pilotlight.controller.statistics import distributions, sequential_tests
+from pilotlight.controller.statistics.sequential_tests import Sample
 from pilotlight.spec.observations import (
     Observation,
     count_eligible,
@@ -103,7 +111,9 @@ def prove(
     bought: float,
 ) -> Proof:
     """Test this gate's metric. `bought`: relative worsening that a gain has paid for."""
-    if gate.metric.startswith(FEEDBACK):
+    if gate.metric == PREDICTION_KS:
+        return _prove_distance(gate, plan, candidate, stable)
+    if gate.metric.startswith((FEEDBACK, QUALITY)):
         return _prove_mean(
             gate,
             plan,
@@ -163,8 +173,11 @@ def _per_unit(seen: Observation, metric: str, cost: float) -> Sample:
 
 
 def feedback_of(seen: RevisionEvidence, metric: str) -> Sample:
-    """Feedback of callers on this metric."""
-    return seen.feedback.get(metric.removeprefix(FEEDBACK), Sample(n=0, mean=0.0, variance=0.0))
+    """Feedback of callers on this metric, or predictions against it."""
+    empty = Sample(n=0, mean=0.0, variance=0.0)
+    if metric.startswith(QUALITY):
+        return seen.quality.get(metric.removeprefix(QUALITY), empty)
+    return seen.feedback.get(metric.removeprefix(FEEDBACK), empty)
 
 
 def clock_of(metric: str) -> tuple[str, float]:
@@ -179,10 +192,10 @@ def gain(
     """Proven relative gain of the candidate; 0 without proof. A share or percentile that dropped
     to zero gains 1."""
     threshold = math.log(1 / plan.alpha)
-    if metric.startswith((FEEDBACK, "cost_")):
+    if metric.startswith((FEEDBACK, QUALITY, "cost_")):
         of = (
             feedback_of
-            if metric.startswith(FEEDBACK)
+            if metric.startswith((FEEDBACK, QUALITY))
             else lambda seen, name: cost_of(seen.step, name)
         )
         ours, theirs = of(candidate, metric), of(stable, metric)
@@ -323,6 +336,27 @@ def _prove_mean(
         limit=limit,
         samples=ours.n,
         is_worse=is_worse,
+    )
+
+
+def _prove_distance(
+    gate: Gate, plan: RolloutPlan, candidate: RevisionEvidence, stable: RevisionEvidence
+) -> Proof:
+    """Test the distance of both revisions' predictions, less what chance may add to it at any
+    time."""
+    ours, theirs = candidate.predictions, stable.predictions
+    if ours is None or theirs is None or not ours.present or not theirs.present:
+        samples = ours.present if ours is not None else 0
+        return Proof(candidate=None, stable=None, limit=None, samples=samples, is_worse=False)
+    limit = _limit(gate, 0.0, 0.0)
+    distance = distributions.ks(ours, theirs)
+    chance = sum(distributions.ks_radius(one.present, plan.alpha / 2) for one in (ours, theirs))
+    return Proof(
+        candidate=distance,
+        stable=None,
+        limit=limit,
+        samples=min(ours.present, theirs.present),
+        is_worse=limit is not None and distance - chance > limit,
     )
 
 

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pilotlight.controller.statistics.quality import SHARES
 from pilotlight.errors import InvalidInput
 from pilotlight.spec.function import from_json
+from pilotlight.spec.monitor import QUALITY_BOUNDS
 from pilotlight.spec.policies import require_in_range
 from pilotlight.spec.traffic import WHOLE
 
@@ -17,6 +19,10 @@ MAX_GATES = 16
 FEEDBACK = "feedback:"
 """`feedback:<metric>`: the mean of the values that `POST /v1/feedback` gave the calls; higher is
 better."""
+QUALITY = "quality:"
+"""`quality:accuracy`, `quality:brier`, …: predictions against feedback (`pilotlight.Monitor`)."""
+PREDICTION_KS = "prediction_ks"
+"""Kolmogorov-Smirnov distance between the candidate's predictions and stable's."""
 
 
 class GateKind(enum.StrEnum):
@@ -53,6 +59,16 @@ METRICS: Mapping[str, Metric] = {
     **{f"cold_p{share}": Metric(max_increase=0.3, slack=50.0, unit="ms") for share in (50, 90, 95)},
     "cost_per_call": Metric(max_increase=0.2, slack=0.0, unit="money"),
     "cost_per_1k_tokens": Metric(max_increase=0.2, slack=0.0, unit="money"),
+    PREDICTION_KS: Metric(max_increase=0.0, slack=0.1, unit=""),
+    **{
+        f"{QUALITY}{name}": Metric(
+            max_increase=0.02 if name in SHARES else 0.05,
+            slack=0.0,
+            unit="share" if name in SHARES else "",
+            is_higher_better=name in SHARES,
+        )
+        for name in QUALITY_BOUNDS
+    },
 }
 """`latency_*` covers warm calls, `cold_*` calls that waited for a start; the two are never mixed.
 Latency is accurate to a tenth (buckets)."""
@@ -125,6 +141,9 @@ class Gate:
                 raise InvalidInput(f"rollout: {self.metric}: {text}", parameter="rollout")
             return
         metric_of(self.paid_by)
+        if PREDICTION_KS in (self.metric, self.paid_by):
+            text = "has no gain: use kind 'veto'"
+            raise InvalidInput(f"rollout: {PREDICTION_KS} {text}", parameter="rollout")
         if self.paid_by == self.metric:
             raise InvalidInput(
                 f"rollout: {self.metric} cannot pay for itself: set another metric in `paid_by`",

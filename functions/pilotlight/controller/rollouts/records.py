@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pilotlight.controller.database.tables.releases import ACTIVE_ROLLOUT_STATES
-from pilotlight.controller.rollouts.sequential_tests import Sample
+from pilotlight.controller.statistics.sequential_tests import Sample
 from pilotlight.core.json_record import JsonRecord
 from pilotlight.spec.observations import Observation
+from pilotlight.spec.sketches import Sketch
 
 
 class RolloutState(enum.StrEnum):
@@ -57,6 +58,9 @@ class RevisionEvidence:
         hour: in the last hour, but not before this rollout began.
         feedback: metric → feedback of callers on its calls since the step began.
         price: of one second of one whole instance, in money; 0 = unknown.
+        quality: measure → predictions of calls since the rollout began, against feedback.
+        predictions: what it predicted since the hour in which the rollout began; None = nothing is
+            watched.
     """
 
     step: Observation
@@ -64,6 +68,8 @@ class RevisionEvidence:
     hour: Observation
     feedback: Mapping[str, Sample] = field(default_factory=dict)
     price: float = 0.0
+    quality: Mapping[str, Sample] = field(default_factory=dict)
+    predictions: Sketch | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

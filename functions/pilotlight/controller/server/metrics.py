@@ -20,15 +20,19 @@
 | `pilotlight_controller_warm_pods` | gauge | `shape`, `state` | pods of the pool, from the leader: `wanted`, `warm`, `starting`, `promoted` |
 | `pilotlight_controller_promotions_total` | counter | `outcome` | requests for a warm pod: `promoted`, or why there was none (`empty`, `no-shape`, `quota`, …) |
 | `pilotlight_controller_pod_resizes_total` | counter | `outcome` | promoted pods that got the size of their functions (`grown`, `shrunk`), or why not: `deferred`, `infeasible`, `unanswered` (by the kubelet), `refused` (by the API server), `failed` |
+| `pilotlight_controller_drift_features` | gauge | `tenant`, `environment`, `app`, `function` | features, and the prediction, in drift in the last window |
+| `pilotlight_controller_drift_psi` | gauge | the same | their greatest stability index |
+| `pilotlight_controller_drift_quality` | gauge | the same | bounds of quality that are broken, slices included |
 
-The first SERIES tenants and budgets have separate series; further ones are counted as `other`
-(spend) or omitted (budgets)."""
+The first SERIES tenants, budgets and monitored functions have separate series; further ones are
+counted as `other` (spend) or omitted."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -39,6 +43,16 @@ _PREFIX = "pilotlight_controller_"
 _PICOS = 10**12
 SERIES = 1000
 OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriftSeries:
+    """Metrics of one monitored function. `labels`: tenant, environment, app, function."""
+
+    labels: tuple[str, str, str, str]
+    drifted: int
+    max_psi: float
+    broken: int
 
 
 class Metrics:
@@ -75,6 +89,10 @@ class Metrics:
         self._foreign_namespaces = gauge(
             "cluster_foreign_namespaces", "Tenants' namespaces of another platform"
         )
+        names = ("tenant", "environment", "app", "function")
+        self._drifted = gauge("drift_features", "Features in drift in the last window", *names)
+        self._psi = gauge("drift_psi", "Greatest population stability index", *names)
+        self._broken = gauge("drift_quality", "Bounds of quality that are broken", *names)
         self.probes = Probes()
         self._tenants: set[str] = set()
         self._known_budgets: set[tuple[str, str]] = set()
@@ -125,6 +143,15 @@ class Metrics:
             if (tenant, budget) in self._known_budgets:
                 self._known_budgets.discard((tenant, budget))
                 self._budgets.remove(tenant, budget)
+
+    def set_drift(self, found: Sequence[DriftSeries]) -> None:
+        """Set the metrics of monitored functions; those that are not in `found` have no series."""
+        for one in (self._drifted, self._psi, self._broken):
+            one.clear()
+        for each in found[:SERIES]:
+            self._drifted.labels(*each.labels).set(each.drifted)
+            self._psi.labels(*each.labels).set(each.max_psi)
+            self._broken.labels(*each.labels).set(each.broken)
 
     async def expose(self, address: MetricsAddress) -> list[asyncio.Server]:
         """Serve the metrics as Prometheus text, and the health probes. Raises SettingsInvalid when

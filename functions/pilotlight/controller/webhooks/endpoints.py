@@ -2,8 +2,8 @@
 subscribes to, and the sealed secret that signs the messages.
 
 A call names a webhook in `Pilotlight-Webhook`; every other event goes to each webhook that
-subscribes to it. Events are `call.finished`, `rollout.*`, `slo.*` and `experiment.*`; a pattern is
-a single event, all of a kind (`slo.*`), or `*`."""
+subscribes to it. Events are `call.finished`, `rollout.*`, `slo.*`, `experiment.*` and `drift.*`; a
+pattern is a single event, all of a kind (`slo.*`), or `*`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pilotlight.core.crypto import PlatformKey
 from pilotlight.errors import InvalidInput, NotFound, TooManyRequests
 from pilotlight.spec.identifiers import require_name
 
-KINDS = ("call", "rollout", "slo", "experiment")
+KINDS = ("call", "rollout", "slo", "experiment", "drift")
 """The first component of event names."""
 MAX_WEBHOOKS = 100
 """Webhooks per environment, of which a tenant has at most `tenants.MAX_ENVIRONMENTS`: each event is

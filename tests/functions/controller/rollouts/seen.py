@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pilotlight.controller.rollouts.records import RevisionEvidence
-from pilotlight.controller.rollouts.sequential_tests import Sample
+from pilotlight.controller.statistics.sequential_tests import Sample
 from pilotlight.spec.observations import Observation, latency_bucket
 
 CENT_PICOS = 10_000_000_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from pilotlight.controller.rollouts.records import (
     RolloutStatus,
     Verdict,
 )
-from pilotlight.controller.rollouts.sequential_tests import Sample
+from pilotlight.controller.statistics.sequential_tests import Sample
+from pilotlight.errors import InvalidInput
+from pilotlight.spec.sketches import Sketch
 from tests.functions.controller.rollouts.seen import evidence, observed
 
 PLAN = RolloutPlan(steps=(5, 50, 100), every_s=300, min_samples=200)
@@ -288,3 +291,73 @@ def test_twice_the_price_fails_also_where_calls_share_instances() -> None:
         decided(shared(1000, at_once=1, exec_ms=40), shared(19_000, at_once=4)).verdict
         is Verdict.ROLLBACK
     )
+
+
+# -- predictions -----------------------------------------------------------------------------------
+WATCHED = dataclasses.replace(
+    PLAN, gates=(Gate(metric="prediction_ks"), Gate(metric="quality:accuracy"))
+)
+
+
+def predicted(calls: int, *, mean: float = 0.0, accuracy: float = 0.9) -> RevisionEvidence:
+    """A revision whose predictions are normally distributed around `mean`."""
+    rng = random.Random(calls)
+    right = Sample(n=calls, mean=accuracy, variance=accuracy * (1 - accuracy))
+    return dataclasses.replace(
+        evidence(calls),
+        predictions=Sketch.of([rng.gauss(mean, 1) for _ in range(calls)]),
+        quality={"accuracy": right},
+    )
+
+
+def test_a_candidate_that_predicts_as_stable_does_advances() -> None:
+    decision = decided(predicted(2_000), predicted(19_000), plan=WATCHED)
+    assert decision.verdict is Verdict.ADVANCE
+    assert [gate.outcome for gate in decision.gates] == ["pass", "pass"]
+
+
+def test_other_predictions_than_stables_are_vetoed() -> None:
+    decision = decided(predicted(2_000, mean=1.0), predicted(19_000), plan=WATCHED)
+    assert (decision.verdict, decision.cause) == (Verdict.ROLLBACK, "gate")
+    assert decision.reasons[0].startswith("prediction_ks: 0.3")
+
+
+def test_a_difference_that_chance_may_explain_holds() -> None:
+    decision = decided(predicted(300, mean=0.5), predicted(3_000), plan=WATCHED)
+    assert (decision.verdict, decision.cause) == (Verdict.HOLD, "unclear")
+
+
+def test_worse_predictions_are_vetoed() -> None:
+    decision = decided(predicted(2_000, accuracy=0.7), predicted(19_000), plan=WATCHED)
+    assert decision.verdict is Verdict.ROLLBACK
+    assert decision.reasons[0].startswith("quality:accuracy: 70.00%")
+
+
+def test_predictions_that_did_not_arrive_are_no_pass() -> None:
+    decision = decided(evidence(2_000), predicted(19_000), plan=WATCHED)
+    assert (decision.verdict, decision.cause) == (Verdict.HOLD, "samples")
+    assert "no data from the candidate" in decision.reasons[0]
+
+
+def test_an_equal_candidate_is_seldom_vetoed_however_often_it_is_judged() -> None:
+    plan = dataclasses.replace(
+        PLAN, gates=(Gate(metric="prediction_ks", max=0.0),), false_rollback_rate=0.2
+    )
+    stopped = 0
+    for seed in range(20):
+        rng = random.Random(seed)
+        ours, theirs = ([rng.gauss(0, 1) for _ in range(600)] for _ in range(2))
+        for n in range(100, 600, 50):
+            pair = [
+                dataclasses.replace(evidence(n), predictions=Sketch.of(values[:n]))
+                for values in (ours, theirs)
+            ]
+            if decided(*pair, plan=plan).verdict is Verdict.ROLLBACK:
+                stopped += 1
+                break
+    assert stopped <= 4  # a fifth of 20
+
+
+def test_the_distance_of_predictions_pays_for_nothing() -> None:
+    with pytest.raises(InvalidInput, match="has no gain"):
+        Gate(metric="cost_per_call", kind=GateKind.TRADE, paid_by="prediction_ks", exchange=1)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
+import anyio.to_thread
 from fastapi import Depends, Query, Request
 from fastapi.responses import StreamingResponse
 
@@ -13,10 +14,13 @@ from pilotlight.controller.api.account.billing import parse_time
 from pilotlight.controller.api.schemas import Body
 from pilotlight.controller.context import Ctx, Deployer, RequestId, require_platform_token
 from pilotlight.controller.database import audit_trail
+from pilotlight.controller.drift import sketch_store
+from pilotlight.controller.drift.sketch_store import SketchFile
 from pilotlight.controller.identity.access_control import Principal
 from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.predictions import files, storage
-from pilotlight.controller.predictions.files import FileQuery, StoredFile
+from pilotlight.controller.predictions.files import FileQuery, PredictionFile, StoredFile
+from pilotlight.controller.registry import launch_spec
 from pilotlight.errors import TooLarge
 from pilotlight.protocol import PREDICTIONS_PATH
 
@@ -91,6 +95,10 @@ def delete_predictions(
     query = _query(caller, app, function, None, until)
     with context.store.write() as write:
         count, rows = files.delete(write, query)
+        function_id = launch_spec.function_id(
+            tenant=caller.tenant, environment=caller.environment, app=app, function=function
+        )
+        sketch_store.end(write, function_id, tenant=caller.tenant, until=query.until)
         audit_trail.record(
             write,
             tenant=caller.tenant,
@@ -105,9 +113,19 @@ def delete_predictions(
 
 @internal.put(f"{PREDICTIONS_PATH}/{{name}}")
 async def put_predictions(context: Ctx, request: Request, name: str) -> dict[str, bool]:
-    """Store a file of an activator. `stored` is false for a deleted function, or after its
-    window."""
-    return {"stored": await storage.store(context, name, await _body(request))}
+    """Store a file of an activator, or count its sketch. `stored` is false for a deleted function,
+    or after its window."""
+    data = await _body(request)
+    if not name.endswith(sketch_store.SUFFIX):
+        return {"stored": await storage.store(context, name, data)}
+    file = PredictionFile.parse(name)
+
+    def count() -> bool:
+        found = SketchFile.parse(data)
+        with context.store.write() as write:
+            return sketch_store.ingest(write, file, found, plans=context.config.plans)
+
+    return {"stored": await anyio.to_thread.run_sync(count)}
 
 
 async def _body(request: Request) -> bytes:

@@ -25,7 +25,13 @@ from pilotlight.controller.database.tables.collections import (
     collections,
 )
 from pilotlight.controller.database.tables.columns import metadata
-from pilotlight.controller.database.tables.predictions import prediction_files
+from pilotlight.controller.database.tables.predictions import (
+    drift_references,
+    drift_reports,
+    drift_scores,
+    drift_sketches,
+    prediction_files,
+)
 from pilotlight.controller.database.tables.registry import (
     adopted_platforms,
     aliases,
@@ -99,6 +105,10 @@ __all__ = [
     "container_images",
     "deliveries",
     "deployments",
+    "drift_references",
+    "drift_reports",
+    "drift_scores",
+    "drift_sketches",
     "due_calls",
     "ended_sessions",
     "environments",

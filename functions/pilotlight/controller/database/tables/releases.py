@@ -159,6 +159,7 @@ feedback = sa.Table(
     time("at"),
     sa.Column("reach", sa.Text, nullable=False, server_default="{}"),
     sa.Index("ix_feedback_function_id", "function_id", "metric", "called_at"),
+    sa.Index("ix_feedback_at", "function_id", "metric", "at"),
     sa.Index("ix_feedback_experiment", "experiment", "metric"),
 )
 """`called_at` 0 and `function_id` "": the call's record has not arrived yet; `reach` is what the

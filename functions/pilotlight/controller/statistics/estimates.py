@@ -153,7 +153,7 @@ def chi_square(observed: Sequence[int], shares: Sequence[float]) -> tuple[float,
         (count - total * share) ** 2 / (total * share)
         for count, share in zip(observed, shares, strict=True)
     )
-    return statistic, _tail(statistic, len(observed) - 1)
+    return statistic, chi_square_tail(statistic, len(observed) - 1)
 
 
 def ratio_p(observed: Sequence[int], shares: Sequence[float]) -> float:
@@ -179,7 +179,7 @@ def _log_bayes_factor(
     return log
 
 
-def _tail(statistic: float, freedom: int) -> float:
+def chi_square_tail(statistic: float, freedom: int) -> float:
     """P(chi-square with `freedom` degrees of freedom > statistic): Q(freedom/2, statistic/2), by
     its recurrence."""
     half = statistic / 2

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotlight.controller.rollouts import sequential_tests
 from pilotlight.controller.rollouts.baseline import subtract
+from pilotlight.controller.statistics import sequential_tests
 from pilotlight.spec.observations import Observation, latency_bucket
 from tests.functions.controller.rollouts.seen import observed
 
