@@ -16,8 +16,9 @@ from activator.routing.call_target import CallTarget
 from activator.tracing.trace_builder import Json
 from activator.tracing.tracer import Tracer
 from pilotlight.protocol import FunctionRoute, new_call_id
-from pilotlight.spec.function import FunctionSpec, MethodSpec, to_json
+from pilotlight.spec.function import FunctionSpec, MethodSpec
 from pilotlight.spec.pricing import Rates
+from pilotlight.spec.record_json import to_json
 from snapshotter.types import LaunchSpec, RevisionKey
 
 ROUNDS = 200_000

@@ -34,7 +34,8 @@ from benchmarks.harness import (
 )
 from benchmarks.load import Load, LoadFailed, flood, steady, wrk
 from pilotlight.protocol import HEADER_REVISION
-from pilotlight.spec.function import FunctionSpec, from_json
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.record_json import from_json
 
 NEEDS = ("wrk", "h2load")
 ECHO = ROOT / "benchmarks" / "functions" / "echo.py"

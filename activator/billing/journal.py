@@ -33,7 +33,7 @@ from activator.billing.segments import Cursor, lock, read_segment
 from activator.billing.usage_pricing import UsageTemplate, encode_optional_fields
 from pilotlight.errors import Conflict, NotFound
 from pilotlight.protocol import UsageRecord
-from pilotlight.spec.function import canonical_json
+from pilotlight.spec.record_json import canonical_json
 
 log = logging.getLogger(__name__)
 

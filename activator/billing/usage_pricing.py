@@ -9,8 +9,8 @@ from decimal import Decimal, InvalidOperation, localcontext
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
-from pilotlight.spec.function import canonical_json
 from pilotlight.spec.pricing import Footprint, Rates, billable_ns, kind_factor, rate_per_s
+from pilotlight.spec.record_json import canonical_json
 
 CALL = "CALL"
 CPU = "CPU"

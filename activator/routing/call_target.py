@@ -8,10 +8,11 @@ from decimal import Decimal
 from activator.arguments.validator import ArgumentValidator
 from pilotlight import errors
 from pilotlight.protocol import FunctionRoute
-from pilotlight.spec.function import FunctionSpec, MethodSpec, from_json, to_json
+from pilotlight.spec.function import FunctionSpec, MethodSpec
 from pilotlight.spec.identifiers import MAX_NAME_LENGTH
 from pilotlight.spec.policies import Objectives
 from pilotlight.spec.pricing import Footprint, Rates, dearest_gpu, price_name_of, rate_per_s
+from pilotlight.spec.record_json import from_json, to_json
 from snapshotter.types import GpuGrant, LaunchSpec
 
 

@@ -17,7 +17,8 @@ from pilotlight.controller.registry import feed_publisher
 from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.controller.rollouts import lifecycle
 from pilotlight.controller.rollouts.plan import RolloutPlan
-from pilotlight.spec.function import FunctionSpec, canonical_json, from_json, to_json
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.record_json import canonical_json, from_json, to_json
 from tests.functions.controller.parts import ManualClock, spec
 
 PLACE = AppRef(tenant="t-1", uid=20_000, environment="staging", app="search", actor="k-1")

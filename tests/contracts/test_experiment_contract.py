@@ -21,8 +21,8 @@ from pilotlight.controller.identity import tenants
 from pilotlight.controller.identity.access_control import Principal
 from pilotlight.controller.statistics.estimates import Estimate, Moments, ratio
 from pilotlight.protocol import UsageRecord
-from pilotlight.spec.function import canonical_json
 from pilotlight.spec.identifiers import Scope
+from pilotlight.spec.record_json import canonical_json
 from pilotlight.spec.traffic import Arm
 from tests.functions.controller.parts import ManualClock, usage
 

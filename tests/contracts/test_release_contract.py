@@ -25,7 +25,8 @@ from pilotlight.controller.release import (
 )
 from pilotlight.controller.rollouts.plan import RolloutPlan
 from pilotlight.errors import ApprovalRequired, Conflict
-from pilotlight.spec.function import FunctionSpec, from_json
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.record_json import from_json
 from tests.functions.controller.parts import spec
 
 

@@ -33,9 +33,10 @@ from pilotlight.controller.weights.blobs import BlobStore
 from pilotlight.core.object_store import DirectoryStore, blob_key
 from pilotlight.errors import InvalidInput, StorageQuotaExceeded
 from pilotlight.spec.collection import CollectionKind
-from pilotlight.spec.function import FunctionSpec, ImageSpec, from_json
+from pilotlight.spec.function import FunctionSpec, ImageSpec
 from pilotlight.spec.identifiers import Scope
 from pilotlight.spec.quotas import Plan
+from pilotlight.spec.record_json import from_json
 from tests.fakes.databases import empty_sqlite
 from tests.fakes.killed_sweep import AFTER, BEFORE, NEVER
 from tests.fakes.stored_bytes import checked_usage

@@ -40,8 +40,9 @@ from pilotlight.controller.scheduling import submitted_calls
 from pilotlight.controller.server import bootstrap, database_lock
 from pilotlight.errors import Conflict, InvalidInput, NotFound, Unavailable
 from pilotlight.protocol import CallRecord, FunctionRoute
-from pilotlight.spec.function import FunctionSpec, from_json
+from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.identifiers import Scope
+from pilotlight.spec.record_json import from_json
 from snapshotter.types import LaunchSpec
 from tests.functions.controller.parts import ManualClock, at_once, spec, usage
 

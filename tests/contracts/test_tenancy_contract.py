@@ -22,9 +22,10 @@ from pilotlight.controller.registry import launch_spec
 from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.controller.server import error_responses
 from pilotlight.errors import Conflict, NotFound, Unauthenticated
-from pilotlight.spec.function import FunctionSpec, from_json
+from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.identifiers import Scope
 from pilotlight.spec.quotas import BUILT_IN_PLANS
+from pilotlight.spec.record_json import from_json
 from tests.functions.controller.parts import INJECTIONS, ManualClock, at_once, refused, spec
 
 

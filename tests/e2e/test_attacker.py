@@ -38,7 +38,8 @@ from pilotlight.client import sessions
 from pilotlight.packaging.app_loader import load_app, load_module
 from pilotlight.packaging.build import build
 from pilotlight.packaging.deploy import deploy
-from pilotlight.spec.function import WeightsSpec, to_json
+from pilotlight.spec.function import WeightsSpec
+from pilotlight.spec.record_json import to_json
 from snapshotter.shim.sandbox import netns
 from tests.e2e.frozen import SNAPSHOT_S
 from tests.e2e.harness import APPS, PlatformUnderTest, platform_up, wait_for

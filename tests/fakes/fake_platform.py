@@ -58,7 +58,8 @@ from pilotlight.protocol import (
 )
 from pilotlight.sdk.batches import local_body
 from pilotlight.spec.bound import bind
-from pilotlight.spec.function import FunctionKind, FunctionSpec, ImageSpec, from_json, to_json
+from pilotlight.spec.function import FunctionKind, FunctionSpec, ImageSpec
+from pilotlight.spec.record_json import from_json, to_json
 from tests.fakes.loopback import LoopbackServer, handler_for
 from tests.fakes.pushed_weights import PushedWeights
 from tests.fakes.streamed_calls import stream_of

@@ -15,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pilotlight.spec.function import MethodSpec, to_json
+from pilotlight.spec.function import MethodSpec
+from pilotlight.spec.record_json import to_json
 from snapshotter.agent.app import own_runtime
 from snapshotter.client import AgentClient
 from snapshotter.images.image_layout import ImageLayout

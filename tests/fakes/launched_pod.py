@@ -20,7 +20,8 @@ from pathlib import Path
 
 import httpx
 
-from pilotlight.spec.function import FunctionSpec, to_json
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.record_json import to_json
 from snapshotter.types import LaunchSpec, RevisionKey, WeightsMount
 from tests.fakes.process_trees import kill_tree
 

@@ -13,7 +13,7 @@ from activator.billing.errors import LedgerRefused, LedgerUnavailable
 from activator.billing.periods import period_at
 from activator.billing.usage_pricing import cost_text
 from pilotlight.protocol import BudgetRecord, BudgetState
-from pilotlight.spec.function import canonical_json
+from pilotlight.spec.record_json import canonical_json
 
 
 class FakeLedger:

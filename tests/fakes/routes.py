@@ -16,9 +16,9 @@ from pilotlight.spec.function import (
     FunctionSpec,
     MethodSpec,
     Scaling,
-    to_json,
 )
 from pilotlight.spec.pricing import Rates
+from pilotlight.spec.record_json import to_json
 from pilotlight.spec.traffic import TrafficDocument, with_weights
 from pilotlight.spec.traffic import to_json as document_to_json
 from snapshotter.types import LaunchSpec, RevisionKey, WeightsMount

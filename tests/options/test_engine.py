@@ -10,7 +10,8 @@ from activator.llm.token_admission import TokenAdmission
 from activator.worker_client.engine_sleep import EngineSleepMode
 from pilotlight import errors
 from pilotlight.spec.engines import Task
-from pilotlight.spec.function import FunctionSpec, from_json
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.record_json import from_json
 from pilotlight.worker.engine import arguments
 from snapshotter.errors import SnapshotterError
 from snapshotter.gpus.grants import GpuGrants

@@ -28,9 +28,9 @@ from pilotlight.spec.function import (
     VolumeSpec,
     WeightsSpec,
     check_mount_path,
-    from_json,
 )
 from pilotlight.spec.quotas import Plan
+from pilotlight.spec.record_json import from_json
 from pilotlight.spec.sandboxes import ENTRY
 from pilotlight.worker.launch_file import Launch
 from pilotlight.worker.user_code.loader import load, set_script
@@ -242,7 +242,7 @@ async def test_calls_have_the_functions_priority(fleet: str, edge: Edge) -> None
 
 
 def _json(made: FunctionSpec) -> dict[str, Any]:
-    from pilotlight.spec.function import to_json
+    from pilotlight.spec.record_json import to_json
 
     return dict(to_json(made))
 

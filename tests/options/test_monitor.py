@@ -16,9 +16,9 @@ from pilotlight.controller.drift.loop import GRACE_S, ended_window
 from pilotlight.controller.drift.report import DriftStatus, compare
 from pilotlight.controller.drift.sketch_store import Counted
 from pilotlight.controller.drift.targets import MonitoredFunction
-from pilotlight.spec.function import from_json, to_json
 from pilotlight.spec.monitor import MonitoredFeature, MonitorSpec, Reference
 from pilotlight.spec.prediction_log import HOUR_S, PredictionLogSpec
+from pilotlight.spec.record_json import from_json, to_json
 from pilotlight.spec.sketches import Sketch
 from tests.activator.conftest import Edge
 from tests.fakes.routes import route_of, spec_of

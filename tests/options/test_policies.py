@@ -15,10 +15,10 @@ import pytest
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.scheduling.schedules import GRACE_S
 from pilotlight.errors import ReleaseFrozen
-from pilotlight.spec.function import to_json
 from pilotlight.spec.identifiers import Priority
 from pilotlight.spec.observations import latency_bucket
 from pilotlight.spec.policies import Fallback, ModelCard, Objectives, Variant
+from pilotlight.spec.record_json import to_json
 from tests.activator.calls.test_fallback import DEGRADED, broken, says_small, taken, with_variant
 from tests.activator.conftest import Edge
 from tests.activator.test_gateway import until

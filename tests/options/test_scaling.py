@@ -33,7 +33,7 @@ from pilotlight.kubernetes.manifests.revisions import RevisionOf
 from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.protocol import FunctionRoute, KeyRecord
 from pilotlight.schedules.scaling_schedules import floor_at
-from pilotlight.spec.function import Clocks, FunctionSpec, MethodSpec, Scaling, from_json
+from pilotlight.spec.function import Clocks, FunctionSpec, MethodSpec, Scaling
 from pilotlight.spec.policies import (
     BatchPolicy,
     RetryPolicy,
@@ -42,6 +42,7 @@ from pilotlight.spec.policies import (
     ScalingSchedule,
 )
 from pilotlight.spec.quotas import Plan
+from pilotlight.spec.record_json import from_json
 from pilotlight.worker.batching.batch_key import batch_key_for
 from pilotlight.worker.batching.latency_model import LatencyFit
 from pilotlight.worker.batching.release_policy import BatchState, ReleaseReason, decide_release

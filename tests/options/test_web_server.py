@@ -18,8 +18,9 @@ from activator.llm.token_admission import TokenAdmission
 from activator.routing.call_target import CallTarget
 from pilotlight.controller.deployments.fleet_checks import check_cluster
 from pilotlight.errors import InvalidInput
-from pilotlight.spec.function import FunctionKind, FunctionSpec, from_json
+from pilotlight.spec.function import FunctionKind, FunctionSpec
 from pilotlight.spec.quotas import Plan
+from pilotlight.spec.record_json import from_json
 from pilotlight.spec.web_servers import OpenAIServerSpec, WebServerSpec
 from pilotlight.worker.engine import server_worker
 from pilotlight.worker.engine.errors import ServerHung, WrongAnswer

@@ -22,8 +22,8 @@ from pilotlight.spec.function import (
     MethodSpec,
     Resources,
     WeightsSpec,
-    to_json,
 )
+from pilotlight.spec.record_json import to_json
 from snapshotter.agent.app import own_runtime
 from snapshotter.client import AgentClient
 from snapshotter.cuda.devices import Suspension

@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 
 from pilotlight.protocol import WORKER_ASGI
-from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec, to_json
+from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec
+from pilotlight.spec.record_json import to_json
 from snapshotter.agent.app import own_runtime
 from snapshotter.client import AgentClient
 from snapshotter.linux import host_network

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from pilotlight.protocol import WORKER_ASGI
-from pilotlight.spec.function import Clocks, FunctionKind, FunctionSpec, MethodSpec, to_json
+from pilotlight.spec.function import Clocks, FunctionKind, FunctionSpec, MethodSpec
+from pilotlight.spec.record_json import to_json
 from pilotlight.spec.web_servers import WebServerSpec
 from snapshotter.agent.app import own_runtime
 from snapshotter.client import AgentClient

@@ -64,7 +64,8 @@ from pilotlight.protocol import (
     HEADER_REQUEST_ID,
     CallRecord,
 )
-from pilotlight.spec.function import ImageSpec, to_json
+from pilotlight.spec.function import ImageSpec
+from pilotlight.spec.record_json import to_json
 
 if TYPE_CHECKING:
     import httpx

@@ -26,7 +26,8 @@ from pilotlight.packaging.oci.export import export_image, source_date_epoch
 from pilotlight.packaging.oci.registry import Registry
 from pilotlight.packaging.oci.registry_login import find_login
 from pilotlight.packaging.progress import IMAGE, PUSH, Progress, ProgressEvent
-from pilotlight.spec.function import ImageSpec, to_json
+from pilotlight.spec.function import ImageSpec
+from pilotlight.spec.record_json import to_json
 from snapshotter.errors import SnapshotterError
 from snapshotter.images.images import Images, runtime_requirements
 

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from pilotlight.errors import InvalidInput
-from pilotlight.spec.function import FunctionSpec, canonical_json, from_json, to_json
+from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.identifiers import MAX_NAME_LENGTH
+from pilotlight.spec.record_json import canonical_json, from_json, to_json
 
 _MARK = "--"
 _DIGITS = 12

@@ -19,7 +19,7 @@ from activator.billing.journal import Journal
 from activator.billing.shipping import Shipper
 from activator.billing.usage_pricing import to_picos
 from pilotlight.protocol import BudgetRecord, BudgetState
-from pilotlight.spec.function import canonical_json
+from pilotlight.spec.record_json import canonical_json
 from tests.activator.billing_world import SECOND, Wall, account, budget, records_on_disk
 from tests.fakes.ledger import FakeLedger
 from tests.hypothesis_profiles import examples

@@ -11,8 +11,8 @@ import pyarrow.parquet
 
 from activator.prediction_log.frames import Logged
 from activator.prediction_log.shipper import Answer
-from pilotlight.spec.function import to_json
 from pilotlight.spec.prediction_log import Content, PredictionLogSpec
+from pilotlight.spec.record_json import to_json
 
 FULL = PredictionLogSpec(sample=1.0, inputs=Content.FULL, outputs=Content.FULL)
 

@@ -18,8 +18,8 @@ from pilotlight.cli.main import build
 from pilotlight.controller.database import tables
 from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.protocol import PREDICTIONS_PATH
-from pilotlight.spec.function import to_json
 from pilotlight.spec.monitor import MonitoredFeature, MonitorSpec
+from pilotlight.spec.record_json import to_json
 from tests.fakes.served_controller import ServedController
 from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, spec
 from tests.functions.controller.test_drift import rows

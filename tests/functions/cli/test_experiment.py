@@ -13,7 +13,8 @@ from pilotlight.client.client import AsyncClient
 from pilotlight.controller.billing import usage_ingestion
 from pilotlight.errors import Conflict, NotFound
 from pilotlight.sdk.calls import FunctionCall
-from pilotlight.spec.function import FunctionSpec, from_json
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.record_json import from_json
 from tests.fakes.served_controller import ServedController
 from tests.fakes.shell import Typist
 from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, spec, usage

@@ -9,7 +9,8 @@ from pilotlight.controller.deployments import app_registry
 from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.controller.scheduling import submitted_calls
 from pilotlight.protocol import CallRecord
-from pilotlight.spec.function import FunctionSpec, from_json
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.record_json import from_json
 from tests.fakes.served_controller import ServedController
 from tests.fakes.shell import Typist
 from tests.functions.controller.parts import spec

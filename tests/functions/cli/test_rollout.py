@@ -14,7 +14,8 @@ from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.controller.rollouts import lifecycle
 from pilotlight.controller.rollouts.plan import parse
 from pilotlight.errors import InvalidInput
-from pilotlight.spec.function import FunctionSpec, from_json
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.record_json import from_json
 from tests.fakes.served_controller import ServedController
 from tests.fakes.shell import Typist
 from tests.functions.controller.parts import spec

@@ -17,7 +17,8 @@ from pilotlight.cli.main import build
 from pilotlight.controller.database import tables
 from pilotlight.controller.deployments import app_registry
 from pilotlight.controller.registry.app_ref import AppRef
-from pilotlight.spec.function import FunctionSpec, from_json
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.record_json import from_json
 from tests.fakes.served_controller import ServedController
 from tests.functions.controller.parts import spec
 

@@ -10,7 +10,8 @@ import pytest
 from pilotlight.client.client import Client
 from pilotlight.controller.registry import images
 from pilotlight.errors import StorageQuotaExceeded
-from pilotlight.spec.function import FunctionSpec, ImageSpec, from_json
+from pilotlight.spec.function import FunctionSpec, ImageSpec
+from pilotlight.spec.record_json import from_json
 from tests.functions.cli.test_tenancy import Shell, _client, _shell
 from tests.functions.controller.parts import spec
 

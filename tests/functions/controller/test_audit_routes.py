@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from pilotlight.controller.server.dataplane_openapi import TAG
-from pilotlight.spec.function import to_json
+from pilotlight.spec.record_json import to_json
 from pilotlight.spec.sketches import Sketch
 from snapshotter.types import RevisionKey, TemplateInfo
 from tests.functions.controller.conftest import Controller

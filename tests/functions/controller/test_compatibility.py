@@ -16,7 +16,8 @@ from pilotlight.controller.release.schema_diff import (
     StepBudget,
     incompatibilities,
 )
-from pilotlight.spec.function import FunctionSpec, from_json
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.record_json import from_json
 from tests.functions.controller.parts import spec
 from tests.hypothesis_profiles import examples
 

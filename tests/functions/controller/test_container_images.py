@@ -14,7 +14,8 @@ from pilotlight.controller.database import tables
 from pilotlight.controller.registry import container_images
 from pilotlight.core.settings import PlatformSettings
 from pilotlight.kubernetes.settings import ClusterSettings
-from pilotlight.spec.function import ImageSpec, to_json
+from pilotlight.spec.function import ImageSpec
+from pilotlight.spec.record_json import to_json
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, refused, spec
 

@@ -21,8 +21,8 @@ from pilotlight.controller.drift.sketch_store import Counted
 from pilotlight.controller.drift.targets import find_targets
 from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.protocol import PREDICTIONS_PATH
-from pilotlight.spec.function import to_json
 from pilotlight.spec.monitor import MonitoredFeature, MonitorSpec
+from pilotlight.spec.record_json import to_json
 from pilotlight.spec.sketches import Sketch
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import refused, spec

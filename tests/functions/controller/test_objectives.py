@@ -32,9 +32,9 @@ from pilotlight.controller.slo.burn_rate import (
     exceeds_burn_rate,
 )
 from pilotlight.errors import ReleaseFrozen
-from pilotlight.spec.function import to_json
 from pilotlight.spec.observations import SHADOW_ARM, Observation, latency_bucket
 from pilotlight.spec.policies import Objectives
+from pilotlight.spec.record_json import to_json
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import refused, spec
 from tests.functions.controller.test_dashboard import sign_in

@@ -20,7 +20,8 @@ from pilotlight.core.object_store.errors import ObjectStoreUnavailable
 from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import PREDICTIONS_PATH
-from pilotlight.spec.function import FunctionSpec, from_json
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.record_json import from_json
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import refused, spec
 

@@ -13,7 +13,8 @@ from pilotlight.controller.database.store import Write
 from pilotlight.controller.release import compatibility, release_gates
 from pilotlight.errors import Incompatible
 from pilotlight.protocol import PROBLEM_BASE
-from pilotlight.spec.function import FunctionSpec, from_json
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.record_json import from_json
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import refused, spec
 

@@ -18,7 +18,8 @@ from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.controller.scheduling import dispatch_queue, schedules, submitted_calls
 from pilotlight.controller.scheduling.schedules import GRACE_S, ScheduleEntry
 from pilotlight.errors import InvalidInput
-from pilotlight.spec.function import FunctionSpec, from_json
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.record_json import from_json
 from tests.functions.controller.parts import ManualClock, spec
 
 HOUR = 3600.0

@@ -23,7 +23,8 @@ from pilotlight.controller.weights.blob_gc import collect_garbage
 from pilotlight.core.disk_floor import DiskFloor
 from pilotlight.core.object_store import blob_key
 from pilotlight.errors import InvalidInput, Unavailable
-from pilotlight.spec.function import FunctionSpec, ImageSpec, from_json
+from pilotlight.spec.function import FunctionSpec, ImageSpec
+from pilotlight.spec.record_json import from_json
 from snapshotter.errors import ImageBuildFailed
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, refused, spec

@@ -18,7 +18,8 @@ from pilotlight.packaging.app_loader import load_app
 from pilotlight.packaging.build import build
 from pilotlight.packaging.deploy import ProgressEvent, deploy
 from pilotlight.packaging.weights_push import SourceBody
-from pilotlight.spec.function import FunctionKind, FunctionSpec, from_json, to_json
+from pilotlight.spec.function import FunctionKind, FunctionSpec
+from pilotlight.spec.record_json import from_json, to_json
 from snapshotter.images.spec import image_digest, parse_image
 from tests.fakes.fake_platform import FakePlatform
 from weight_cache.manifest import parse as parse_manifest

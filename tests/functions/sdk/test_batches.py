@@ -17,8 +17,9 @@ from pilotlight.errors import InvalidInput
 from pilotlight.sdk.batches import BatchLists, WrongResults, item_hints
 from pilotlight.sdk.declaration import Declaration
 from pilotlight.sdk.decorator_metadata import PilotlightWarning
-from pilotlight.spec.function import FunctionSpec, MethodSpec, from_json, to_json
+from pilotlight.spec.function import FunctionSpec, MethodSpec
 from pilotlight.spec.policies import BatchPolicy
+from pilotlight.spec.record_json import from_json, to_json
 from tests.functions.sdk.conftest import Write
 
 app = pilotlight.App("batches")

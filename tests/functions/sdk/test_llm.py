@@ -17,7 +17,8 @@ from pilotlight.errors import InvalidInput
 from pilotlight.packaging.archive import pack_files
 from pilotlight.packaging.build import build
 from pilotlight.spec.engines import Task
-from pilotlight.spec.function import GIB, MIB, FunctionKind, FunctionSpec, from_json, to_json
+from pilotlight.spec.function import GIB, MIB, FunctionKind, FunctionSpec
+from pilotlight.spec.record_json import from_json, to_json
 
 
 @pytest.fixture(name="model", scope="module")

@@ -9,9 +9,10 @@ import pytest
 import pilotlight
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk.options import resolve_options
-from pilotlight.spec.function import FunctionSpec, from_json, to_json
+from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.monitor import MonitoredFeature, MonitorSpec, Reference, value_at
 from pilotlight.spec.prediction_log import PredictionLogSpec
+from pilotlight.spec.record_json import from_json, to_json
 from tests.fakes.routes import spec_of
 
 

@@ -9,7 +9,7 @@ import pytest
 import pilotlight
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk.options import resolve_options
-from pilotlight.spec.function import FunctionSpec, from_json, to_json
+from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.json_paths import Segment, parse_path
 from pilotlight.spec.prediction_log import (
     DAY_S,
@@ -19,6 +19,7 @@ from pilotlight.spec.prediction_log import (
     Content,
     PredictionLogSpec,
 )
+from pilotlight.spec.record_json import from_json, to_json
 from tests.fakes.routes import spec_of
 
 

@@ -11,7 +11,8 @@ import pilotlight
 from pilotlight.errors import InvalidInput
 from pilotlight.packaging.sandbox import SandboxCreation
 from pilotlight.sdk.sandboxes.process import SandboxProcess
-from pilotlight.spec.function import FunctionNetwork, FunctionSpec, from_json, to_json
+from pilotlight.spec.function import FunctionNetwork, FunctionSpec
+from pilotlight.spec.record_json import from_json, to_json
 
 APP = pilotlight.App("agent", env={"SHARED": "1"})
 

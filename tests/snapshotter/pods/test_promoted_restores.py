@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pilotlight.spec.function import to_json
+from pilotlight.spec.record_json import to_json
 from snapshotter.agent.agent import Agent
 from snapshotter.agent.app import own_runtime
 from snapshotter.agent.launch_signature import LaunchSigner

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from pilotlight.protocol import POD_CONTROL_PORT, POD_FORK, POD_PROMOTE
-from pilotlight.spec.function import to_json
+from pilotlight.spec.record_json import to_json
 from snapshotter.agent.agent import Agent
 from snapshotter.agent.app import own_runtime
 from snapshotter.errors import Unsupported

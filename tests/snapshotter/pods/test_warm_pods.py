@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.spec.function import to_json
+from pilotlight.spec.record_json import to_json
 from snapshotter.agent.launch_signature import LaunchSigner
 from snapshotter.pods.entry_processes import EntryProcesses
 from snapshotter.pods.tenant_listeners import Tenants

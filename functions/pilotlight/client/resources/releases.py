@@ -12,7 +12,8 @@ from pilotlight.client.resources.node import NodeResources
 from pilotlight.client.transport import path_segment
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import HEADER_IDEMPOTENCY_KEY
-from pilotlight.spec.function import FunctionSpec, to_json
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.record_json import to_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.identity.access_control import Principal
 from pilotlight.errors import Conflict, InvalidInput, NotFound
-from pilotlight.spec.function import canonical_json
+from pilotlight.spec.record_json import canonical_json
 
 LABEL = "label"
 MAX_METRICS = 16

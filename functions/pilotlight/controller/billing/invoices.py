@@ -20,8 +20,8 @@ from pilotlight.controller.billing.usage_aggregation import DAY_S, month_of_day,
 from pilotlight.controller.database import audit_trail, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.errors import Conflict, InvalidInput, NotFound
-from pilotlight.spec.function import canonical_json
 from pilotlight.spec.pricing import COST_QUANTUM
+from pilotlight.spec.record_json import canonical_json
 
 DRAFT, ISSUED = "draft", "issued"
 COLUMNS = (

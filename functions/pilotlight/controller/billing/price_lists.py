@@ -15,8 +15,8 @@ from pilotlight.controller.database.store import Write
 from pilotlight.controller.identity.tenant_plan import tenant_plan_of
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.core.settings import SettingsInvalid
-from pilotlight.spec.function import canonical_json
 from pilotlight.spec.pricing import Rates
+from pilotlight.spec.record_json import canonical_json
 
 _WORDS = frozenset({"version", "currency"})
 

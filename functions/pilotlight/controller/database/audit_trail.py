@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
-from pilotlight.spec.function import canonical_json
+from pilotlight.spec.record_json import canonical_json
 
 MAX_ADDRESS = 64
 """Characters of an address; an IPv6 address with its zone is shorter."""

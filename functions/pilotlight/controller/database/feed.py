@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
-from pilotlight.spec.function import canonical_json
+from pilotlight.spec.record_json import canonical_json
 
 _SEQ_BITS = 40
 """A million changes per second for twelve days, or a hundred for three hundred years."""

@@ -25,7 +25,8 @@ from pilotlight.controller.rollouts import lifecycle as rollouts
 from pilotlight.controller.scheduling import schedules
 from pilotlight.errors import NotFound
 from pilotlight.spec.bound import is_bound_of
-from pilotlight.spec.function import FunctionSpec, to_json
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.record_json import to_json
 
 _AT_ONCE = ReleaseOptions()
 

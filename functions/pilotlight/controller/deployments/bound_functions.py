@@ -20,7 +20,8 @@ from pilotlight.controller.release import approvals, traffic
 from pilotlight.controller.weights import storage_usage
 from pilotlight.errors import ApprovalRequired, Conflict, NotFound
 from pilotlight.spec.bound import MAX_BOUND, bind
-from pilotlight.spec.function import FunctionSpec, to_json
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.record_json import to_json
 from pilotlight.spec.traffic import WHOLE
 
 

@@ -17,9 +17,10 @@ from pilotlight.controller.scheduling import schedules
 from pilotlight.controller.volumes import volumes
 from pilotlight.controller.weights import blobs
 from pilotlight.errors import InvalidInput, TooLarge
-from pilotlight.spec.function import PUBLIC, FunctionSpec, canonical_json, from_json, to_json
+from pilotlight.spec.function import PUBLIC, FunctionSpec
 from pilotlight.spec.identifiers import require_name
 from pilotlight.spec.pricing import Rates, is_any_gpu
+from pilotlight.spec.record_json import canonical_json, from_json, to_json
 from snapshotter.engines import check_environment_name
 from snapshotter.linux.egress_policy import EgressPolicy
 from snapshotter.types import VISIBLE_DEVICES

@@ -17,8 +17,9 @@ from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.controller.registry.revisions import RevisionMetadata
 from pilotlight.controller.release import aliases, app_history, traffic
 from pilotlight.errors import InvalidInput
-from pilotlight.spec.function import FunctionSpec, Resources, from_json, to_json
+from pilotlight.spec.function import FunctionSpec, Resources
 from pilotlight.spec.identifiers import check_name
+from pilotlight.spec.record_json import from_json, to_json
 
 
 def parse_model_name(model: str) -> tuple[str, str]:

@@ -25,7 +25,8 @@ from pilotlight.controller.registry.revisions import RevisionMetadata
 from pilotlight.controller.release import app_history, approvals, traffic
 from pilotlight.controller.weights import blobs, weight_names
 from pilotlight.errors import Conflict, InvalidInput, NotFound
-from pilotlight.spec.function import FunctionSpec, from_json, to_json
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.record_json import from_json, to_json
 from weight_cache.manifest import Manifest
 
 ACTION = "promote"

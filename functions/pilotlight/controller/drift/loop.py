@@ -22,9 +22,9 @@ from pilotlight.controller.drift.targets import MonitoredFunction, find_targets
 from pilotlight.controller.server.metrics import DriftSeries, Metrics
 from pilotlight.controller.webhooks import deliveries
 from pilotlight.errors import PilotlightError
-from pilotlight.spec.function import to_json
 from pilotlight.spec.monitor import MAX_WINDOW_H, Reference
 from pilotlight.spec.prediction_log import DAY_S, HOUR_S
+from pilotlight.spec.record_json import to_json
 
 log = logging.getLogger(__name__)
 

@@ -20,10 +20,10 @@ from pilotlight.controller.identity import stored_bytes
 from pilotlight.controller.predictions.files import PredictionFile
 from pilotlight.controller.weights import storage_usage
 from pilotlight.errors import InvalidInput
-from pilotlight.spec.function import canonical_json
 from pilotlight.spec.monitor import MAX_FEATURES, MAX_SLICES
 from pilotlight.spec.prediction_log import DAY_S, HOUR_S
 from pilotlight.spec.quotas import Plan
+from pilotlight.spec.record_json import canonical_json
 from pilotlight.spec.sketches import MAX_CATEGORY_CHARS, Sketch
 
 MAX_BYTES: Final = 2 * 1024**2

@@ -9,8 +9,8 @@ import sqlalchemy as sa
 
 from pilotlight.controller.database import tables
 from pilotlight.errors import NotFound
-from pilotlight.spec.function import from_json
 from pilotlight.spec.monitor import MonitorSpec
+from pilotlight.spec.record_json import from_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

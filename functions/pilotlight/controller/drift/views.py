@@ -13,9 +13,9 @@ from pilotlight.controller.drift.report import plain
 from pilotlight.controller.drift.targets import MonitoredFunction, find_targets
 from pilotlight.controller.statistics import distributions, estimates
 from pilotlight.controller.statistics.quality import measure
-from pilotlight.spec.function import to_json
 from pilotlight.spec.monitor import PREDICTION
 from pilotlight.spec.prediction_log import HOUR_S
+from pilotlight.spec.record_json import to_json
 
 MAX_REPORTS: Final = 50
 

@@ -22,8 +22,8 @@ from pilotlight.controller.release import aliases, release_gates, traffic
 from pilotlight.controller.webhooks import deliveries
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.spec import traffic as documents
-from pilotlight.spec.function import canonical_json
 from pilotlight.spec.identifiers import require_name
+from pilotlight.spec.record_json import canonical_json
 from pilotlight.spec.traffic import WHOLE, ExperimentTraffic, TrafficDocument
 
 DRAFT, RUNNING, STOPPED, CONCLUDED = "DRAFT", "RUNNING", "STOPPED", "CONCLUDED"

@@ -18,8 +18,8 @@ from pilotlight.controller.identity import access_control, quotas
 from pilotlight.controller.identity.tenants import require_environment
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.protocol import KeyRecord
-from pilotlight.spec.function import canonical_json, to_json
 from pilotlight.spec.identifiers import Scope, require_name
+from pilotlight.spec.record_json import canonical_json, to_json
 
 MAX_LABEL = 200
 MAX_LIFE_S = 100 * 365 * 86_400.0

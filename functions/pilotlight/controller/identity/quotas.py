@@ -14,9 +14,9 @@ from pilotlight.controller.database import audit_trail, feed, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.identity.tenants import require_environment
 from pilotlight.errors import InvalidInput
-from pilotlight.spec.function import canonical_json
 from pilotlight.spec.identifiers import require_name
 from pilotlight.spec.quotas import parse_quotas
+from pilotlight.spec.record_json import canonical_json
 
 NOT_OF_KEYS = frozenset({"instances", "gpus"})
 """An instance serves every key of its function, so these quotas cannot apply to a key."""

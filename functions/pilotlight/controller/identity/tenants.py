@@ -21,9 +21,9 @@ from pilotlight.controller.identity.tenant_plan import (
 from pilotlight.core.settings import SettingsInvalid
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.protocol import TenantRecord
-from pilotlight.spec.function import canonical_json, to_json
 from pilotlight.spec.identifiers import DEFAULT_ENVIRONMENT, require_name
 from pilotlight.spec.quotas import BUILT_IN_PLANS, Plan
+from pilotlight.spec.record_json import canonical_json, to_json
 
 MAX_ENVIRONMENTS = 100
 """Environments per tenant. It also bounds per tenant what is limited per environment (webhooks)."""

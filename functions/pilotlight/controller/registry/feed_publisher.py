@@ -17,7 +17,8 @@ from pilotlight.controller.registry import launch_spec, revisions
 from pilotlight.controller.scheduling import schedules
 from pilotlight.errors import NotFound, TooLarge
 from pilotlight.spec import traffic
-from pilotlight.spec.function import FunctionSpec, canonical_json, from_json
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.record_json import canonical_json, from_json
 from pilotlight.spec.traffic import TrafficDocument
 
 STABLE, CANDIDATE = "stable", "candidate"

@@ -13,7 +13,8 @@ from pilotlight.controller.database.store import Write
 from pilotlight.controller.identity import stored_bytes
 from pilotlight.core import image_steps
 from pilotlight.errors import Conflict, InvalidInput, NotFound
-from pilotlight.spec.function import ImageSpec, canonical_json, to_json
+from pilotlight.spec.function import ImageSpec
+from pilotlight.spec.record_json import canonical_json, to_json
 
 
 def register(

@@ -12,8 +12,9 @@ from typing import Any
 from pilotlight.controller.database import feed
 from pilotlight.protocol import FunctionRoute
 from pilotlight.spec import traffic
-from pilotlight.spec.function import FunctionKind, FunctionNetwork, FunctionSpec, to_json
+from pilotlight.spec.function import FunctionKind, FunctionNetwork, FunctionSpec
 from pilotlight.spec.identifiers import FunctionId
+from pilotlight.spec.record_json import to_json
 from pilotlight.spec.traffic import TrafficDocument
 from snapshotter.agent.launch_signature import LaunchSigner
 from snapshotter.types import LaunchSpec, RevisionKey, VolumeMount, WeightsMount

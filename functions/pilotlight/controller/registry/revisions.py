@@ -17,7 +17,8 @@ import sqlalchemy as sa
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
 from pilotlight.errors import Conflict, NotFound
-from pilotlight.spec.function import FunctionSpec, canonical_json, from_json, to_json
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.record_json import canonical_json, from_json, to_json
 
 DIGEST_HEX = 6
 """Hex digits of the content hash in a revision's name; the ordinal already makes it unique within

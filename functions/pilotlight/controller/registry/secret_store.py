@@ -19,8 +19,8 @@ from pilotlight.controller.identity.tenants import require_environment
 from pilotlight.controller.registry import feed_publisher
 from pilotlight.core.crypto import PlatformKey
 from pilotlight.errors import Conflict, InvalidInput, NotFound
-from pilotlight.spec.function import canonical_json
 from pilotlight.spec.identifiers import MAX_NAME_LENGTH
+from pilotlight.spec.record_json import canonical_json
 from snapshotter.types import VISIBLE_DEVICES
 
 MAX_SECRET_BYTES = 65_536

@@ -16,7 +16,7 @@ from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.errors import NotFound
-from pilotlight.spec.function import canonical_json
+from pilotlight.spec.record_json import canonical_json
 
 ROLLBACK = "rollback"
 """The action of a rollback; other actions that roll back end in `.rollback`."""

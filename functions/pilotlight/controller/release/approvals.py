@@ -19,7 +19,7 @@ from pilotlight.controller.database.store import Write
 from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.errors import ApprovalRequired, Conflict, NotFound
 from pilotlight.spec.bound import is_bound
-from pilotlight.spec.function import canonical_json
+from pilotlight.spec.record_json import canonical_json
 
 MAX_APPROVALS = 10
 

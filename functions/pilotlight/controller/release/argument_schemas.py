@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pilotlight.errors import InvalidInput
-from pilotlight.spec.function import canonical_json
+from pilotlight.spec.record_json import canonical_json
 from pilotlight.validation.json_schema import build_validator
 from pilotlight.validation.schema_cost import pattern_weights, reference_target
 

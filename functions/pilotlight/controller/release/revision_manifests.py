@@ -13,8 +13,9 @@ from pilotlight.controller.database import tables
 from pilotlight.controller.registry import revisions
 from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.controller.release import aliases, approvals, compatibility, traffic
-from pilotlight.spec.function import FunctionSpec, canonical_json, from_json, to_json
+from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.policies import parse_gate
+from pilotlight.spec.record_json import canonical_json, from_json, to_json
 
 MAX_CHANGES = 500
 """Changes per comparison: revisions that differ more are better inspected separately."""

@@ -23,7 +23,7 @@ from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.controller.release import app_history, approvals
 from pilotlight.errors import Conflict, InvalidInput, NotFound, PilotlightError
 from pilotlight.spec import traffic
-from pilotlight.spec.function import canonical_json
+from pilotlight.spec.record_json import canonical_json
 from pilotlight.spec.traffic import TrafficDocument
 
 log = logging.getLogger(__name__)

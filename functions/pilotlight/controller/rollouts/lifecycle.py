@@ -24,7 +24,8 @@ from pilotlight.controller.rollouts.records import ACTIVE, Decision, RolloutStat
 from pilotlight.controller.rollouts.repository import Rollout
 from pilotlight.controller.webhooks import deliveries
 from pilotlight.errors import Conflict, InvalidInput, NotFound
-from pilotlight.spec.function import FunctionSpec, from_json, to_json
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.record_json import from_json, to_json
 from pilotlight.spec.traffic import WHOLE, TrafficDocument
 
 _ENDS = {

@@ -9,9 +9,9 @@ from typing import Any
 
 from pilotlight.controller.statistics.quality import SHARES
 from pilotlight.errors import InvalidInput
-from pilotlight.spec.function import from_json
 from pilotlight.spec.monitor import QUALITY_BOUNDS
 from pilotlight.spec.policies import require_in_range
+from pilotlight.spec.record_json import from_json
 from pilotlight.spec.traffic import WHOLE
 
 MAX_STEPS = 20

@@ -16,8 +16,8 @@ from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.controller.rollouts.plan import RolloutPlan, parse
 from pilotlight.controller.rollouts.records import ACTIVE, Decision, RolloutState
 from pilotlight.errors import NotFound
-from pilotlight.spec.function import canonical_json, to_json
 from pilotlight.spec.observations import Observation
+from pilotlight.spec.record_json import canonical_json, to_json
 
 BEGAN = "began"
 """Action prefix of a decision that (re)starts its step; its evidence contains the baseline."""

@@ -10,8 +10,8 @@ from pilotlight.controller.rollouts import loop, repository
 from pilotlight.controller.rollouts.plan import metric_of
 from pilotlight.controller.rollouts.records import ACTIVE
 from pilotlight.controller.rollouts.repository import Rollout, StoredDecision
-from pilotlight.spec.function import to_json
 from pilotlight.spec.pricing import Rates
+from pilotlight.spec.record_json import to_json
 
 
 def summary(rollout: Rollout, *, now: float) -> dict[str, Any]:

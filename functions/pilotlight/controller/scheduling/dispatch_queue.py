@@ -25,7 +25,7 @@ from pilotlight.controller.database.store import Write
 from pilotlight.controller.scheduling import submitted_calls
 from pilotlight.controller.scheduling.submitted_calls import CallQuery
 from pilotlight.protocol import CONTENT_JSON, CallRecord
-from pilotlight.spec.function import canonical_json
+from pilotlight.spec.record_json import canonical_json
 
 CLAIM_S = 30.0
 """Long enough for a journal's group commit and one request; a restarted process requests its own

@@ -24,8 +24,9 @@ from pilotlight.controller.scheduling import dispatch_queue
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.protocol import CallRecord
 from pilotlight.schedules import cron
-from pilotlight.spec.function import FunctionSpec, canonical_json, from_json, to_json
+from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.policies import MissedRunPolicy, Schedule
+from pilotlight.spec.record_json import canonical_json, from_json, to_json
 
 log = logging.getLogger(__name__)
 

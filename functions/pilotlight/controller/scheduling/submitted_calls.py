@@ -18,7 +18,7 @@ from pilotlight.controller.database.store import Write
 from pilotlight.controller.webhooks import deliveries, endpoints
 from pilotlight.errors import NotFound
 from pilotlight.protocol import CallRecord, UsageRecord
-from pilotlight.spec.function import canonical_json, to_json
+from pilotlight.spec.record_json import canonical_json, to_json
 
 log = logging.getLogger(__name__)
 

@@ -23,9 +23,9 @@ from pilotlight.controller.identity.tenant_plan import TenantPlan
 from pilotlight.controller.server.process_user import keep_root
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.errors import Forbidden, NotFound
-from pilotlight.spec.function import from_json, to_json
 from pilotlight.spec.identifiers import Scope
 from pilotlight.spec.quotas import BUILT_IN_PLANS, Plan
+from pilotlight.spec.record_json import from_json, to_json
 
 ACTOR = "platform"
 """The actor in the audit log: the operator, who has access to the files."""

@@ -19,9 +19,9 @@ from pilotlight.controller.slo.burn_rate import (
     compute_budget_spend,
 )
 from pilotlight.errors import NotFound
-from pilotlight.spec.function import from_json
 from pilotlight.spec.observations import SHADOW_ARM, Observation, sum_observations
 from pilotlight.spec.policies import DEFAULT_OBJECTIVES, Objectives
+from pilotlight.spec.record_json import from_json
 
 BY_MINUTE_S = 2 * 3600
 """Windows up to this length, in seconds, are read by the minute; longer ones mostly by the

@@ -22,7 +22,7 @@ from pilotlight.controller.database.delivery_retry import AT_ONCE_OF_ONE
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.webhooks import endpoints
 from pilotlight.controller.webhooks.webhook_sender import WebhookMessage
-from pilotlight.spec.function import canonical_json
+from pilotlight.spec.record_json import canonical_json
 
 KEPT_S = 7 * 86_400.0
 """How long a finished delivery is listed, in seconds."""

@@ -9,7 +9,7 @@ from typing import Any
 from pilotlight.kubernetes import names
 from pilotlight.kubernetes.kinds import Kind
 from pilotlight.kubernetes.settings import ClusterSettings
-from pilotlight.spec.function import canonical_json
+from pilotlight.spec.record_json import canonical_json
 
 Manifest = dict[str, Any]
 _OURS = "app.kubernetes.io/managed-by"

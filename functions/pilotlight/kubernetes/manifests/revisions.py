@@ -18,7 +18,8 @@ from pilotlight.kubernetes.manifests import autoscaling, network_policies, pod
 from pilotlight.kubernetes.manifests.labels import Manifest, object_manifest
 from pilotlight.kubernetes.manifests.tenant_namespace import Tenancy
 from pilotlight.protocol import FunctionRoute
-from pilotlight.spec.function import FunctionSpec, from_json
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.record_json import from_json
 from snapshotter.types import CONTAINER_IMAGE_LABEL, LaunchSpec
 
 MAX_CONFIG_MAP_BYTES = 1 << 20

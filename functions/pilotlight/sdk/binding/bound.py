@@ -16,7 +16,7 @@ from pilotlight.client import sessions
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk.binding.parameters import Parameter, encode_arguments
 from pilotlight.sdk.options import resolve_options
-from pilotlight.spec.function import to_json
+from pilotlight.spec.record_json import to_json
 
 _names: dict[tuple[Any, ...], str] = {}
 """Profile, app, function and binding → name. Each change is one atomic operation on the dict."""

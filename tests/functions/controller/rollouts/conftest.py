@@ -20,7 +20,8 @@ from pilotlight.controller.rollouts.plan import Gate, RolloutPlan
 from pilotlight.controller.rollouts.repository import Rollout, StoredDecision
 from pilotlight.controller.server import bootstrap
 from pilotlight.controller.slo import observations
-from pilotlight.spec.function import FunctionSpec, from_json
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.record_json import from_json
 from pilotlight.spec.traffic import TrafficDocument
 from tests.functions.controller.parts import ManualClock, spec
 from tests.functions.controller.rollouts.seen import observed

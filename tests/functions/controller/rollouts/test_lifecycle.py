@@ -17,7 +17,8 @@ from pilotlight.controller.rollouts.loop import NOTE_EVERY_S, RolloutController
 from pilotlight.controller.rollouts.plan import Gate
 from pilotlight.controller.rollouts.records import Decision, RolloutState, Verdict
 from pilotlight.errors import Conflict, NotFound
-from pilotlight.spec.function import FunctionSpec, from_json
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.record_json import from_json
 from tests.functions.controller.parts import spec
 from tests.functions.controller.rollouts.conftest import PLAN, World
 

@@ -9,7 +9,7 @@ import pytest
 
 from pilotlight.controller.rollouts.plan import DEFAULT_GATES, Gate, GateKind, RolloutPlan, parse
 from pilotlight.errors import InvalidInput
-from pilotlight.spec.function import to_json
+from pilotlight.spec.record_json import to_json
 
 
 def test_what_is_not_said_is_as_by_default() -> None:

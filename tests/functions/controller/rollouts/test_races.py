@@ -14,7 +14,8 @@ from pilotlight.controller.experiments import lifecycle as experiments
 from pilotlight.controller.release import aliases, approvals, traffic
 from pilotlight.controller.rollouts import repository
 from pilotlight.errors import Conflict, PilotlightError
-from pilotlight.spec.function import FunctionSpec, from_json
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.record_json import from_json
 from tests.functions.controller.parts import spec
 from tests.functions.controller.rollouts.conftest import PLAN, World
 

@@ -16,7 +16,8 @@ from pilotlight.cli.main import build as build_cli
 from pilotlight.packaging.app_loader import load_app
 from pilotlight.packaging.build import build
 from pilotlight.packaging.oci.environment import needed_files
-from pilotlight.spec.function import FunctionSpec, to_json
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.record_json import to_json
 from snapshotter.types import LaunchSpec, RevisionKey
 from tests.fakes.unpacked_image import Container, manifest_and_config, unpack
 

@@ -16,7 +16,7 @@ import pytest
 from pilotlight.core.disk_floor import no_floor
 from pilotlight.packaging.archive import pack_files, pack_tree
 from pilotlight.sdk.image import Image
-from pilotlight.spec.function import to_json
+from pilotlight.spec.record_json import to_json
 from snapshotter.criu.bundle import make_bundle
 from snapshotter.criu.processes import Criu
 from snapshotter.criu.self_test import SelfTest

@@ -18,8 +18,8 @@ from pilotlight.cli.core.command import Yes, command_group
 from pilotlight.cli.core.formatting import format_table, parse_duration_s, parse_pairs
 from pilotlight.cli.core.session import Session
 from pilotlight.errors import InvalidInput
-from pilotlight.spec.function import to_json
 from pilotlight.spec.identifiers import Scope
+from pilotlight.spec.record_json import to_json
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 

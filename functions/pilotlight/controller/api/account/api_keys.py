@@ -15,8 +15,8 @@ from pilotlight.controller.identity.access_control import Principal
 from pilotlight.controller.identity.api_keys import KeyRestrictions, NewKey
 from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.errors import Forbidden, NotFound
-from pilotlight.spec.function import to_json
 from pilotlight.spec.identifiers import Scope
+from pilotlight.spec.record_json import to_json
 
 router = APIRouter(prefix="/v1/keys", tags=["keys"])
 Seconds = Annotated[float, Field(allow_inf_nan=False)]

@@ -39,9 +39,9 @@ from pilotlight.controller.webhooks.delivery_queues import alert_data
 from pilotlight.controller.webhooks.webhook_sender import WebhookMessage, WebhookSender
 from pilotlight.errors import Conflict, Forbidden, NotFound
 from pilotlight.protocol import BUDGETS_PATH, new_call_id
-from pilotlight.spec.function import to_json
 from pilotlight.spec.identifiers import Scope
 from pilotlight.spec.pricing import COST_QUANTUM
+from pilotlight.spec.record_json import to_json
 
 router = APIRouter(prefix="/v1/budgets", tags=["budgets"])
 internal = APIRouter(dependencies=[Depends(require_platform_token)], include_in_schema=False)

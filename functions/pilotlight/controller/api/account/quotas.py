@@ -15,8 +15,8 @@ from pilotlight.controller.identity.access_control import Principal
 from pilotlight.controller.identity.quotas import FunctionRef
 from pilotlight.controller.identity.tenant_plan import tenant_plan_of
 from pilotlight.controller.lazy_routes import APIRouter
-from pilotlight.spec.function import to_json
 from pilotlight.spec.quotas import STORAGE_KEYS
+from pilotlight.spec.record_json import to_json
 
 router = APIRouter(prefix="/v1/quotas", tags=["quotas"])
 

@@ -41,8 +41,8 @@ from pilotlight.controller.release import release_gates
 from pilotlight.controller.rollouts import plan
 from pilotlight.controller.weights import blob_deletion, node_cache, storage_usage, weight_names
 from pilotlight.errors import InvalidInput
-from pilotlight.spec.function import to_json
 from pilotlight.spec.identifiers import Scope
+from pilotlight.spec.record_json import to_json
 from snapshotter.errors import SnapshotterError
 
 router = APIRouter(prefix="/v1/apps", tags=["apps"])

@@ -26,7 +26,7 @@ from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.server.ndjson import NdjsonResponse
 from pilotlight.errors import NotFound
 from pilotlight.protocol import CONTENT_NDJSON
-from pilotlight.spec.function import canonical_json
+from pilotlight.spec.record_json import canonical_json
 from snapshotter.types import InstanceId, InstanceInfo, RevisionKey
 
 MAX_TAIL = 100_000

@@ -14,7 +14,7 @@ from pilotlight.controller.identity.access_control import Principal
 from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.scheduling import schedules
 from pilotlight.controller.scheduling.schedules import ScheduleEntry
-from pilotlight.spec.function import to_json
+from pilotlight.spec.record_json import to_json
 
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
 App = Annotated[str, Path(max_length=63)]

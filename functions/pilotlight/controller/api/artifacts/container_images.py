@@ -24,7 +24,8 @@ from pilotlight.controller.registry import container_images, images
 from pilotlight.controller.weights import blobs
 from pilotlight.core.oci.image_reference import Repository, parse_repository
 from pilotlight.errors import InvalidInput
-from pilotlight.spec.function import ImageSpec, from_json
+from pilotlight.spec.function import ImageSpec
+from pilotlight.spec.record_json import from_json
 
 router = APIRouter(prefix="/v1/apps/{app}/images", tags=["images"])
 AppName = Annotated[str, Path(max_length=63)]

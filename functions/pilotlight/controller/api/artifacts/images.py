@@ -23,8 +23,9 @@ from pilotlight.controller.weights import blob_deletion, blobs, storage_usage
 from pilotlight.controller.weights.storage_reservations import image_key
 from pilotlight.errors import Conflict, InvalidInput, StorageQuotaExceeded
 from pilotlight.protocol import CONTENT_NDJSON
-from pilotlight.spec.function import ImageSpec, from_json, to_json
+from pilotlight.spec.function import ImageSpec
 from pilotlight.spec.quotas import Plan
+from pilotlight.spec.record_json import from_json, to_json
 from snapshotter.errors import SnapshotterError
 
 log = logging.getLogger(__name__)

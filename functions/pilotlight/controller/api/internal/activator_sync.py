@@ -24,8 +24,8 @@ from pilotlight.controller.scheduling import submitted_calls
 from pilotlight.controller.weights import storage_usage
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import CALLS_PATH, CONTENT_JSON, FEED_PATH, USAGE_PATH, CallRecord
-from pilotlight.spec.function import from_json
 from pilotlight.spec.pricing import NOT_RUN
+from pilotlight.spec.record_json import from_json
 
 MAX_WAIT_S = 60.0
 MAX_PAGE = 5000
