@@ -95,7 +95,7 @@ class Traffic:
 
     Attributes:
         outcomes: number of calls by (kind, status); status `lost`: the connection broke.
-        failures: what became of lost calls and failed deploys: when (seconds since the epoch), the
+        failures: lost and submitted calls and deploys that failed: when (seconds since the epoch), the
             kind, and the error."""
 
     platform: stack.Stack
@@ -169,15 +169,16 @@ class Traffic:
 
     def submitted(self, number: int) -> None:
         """A submitted call, until it has ended."""
+        began, state = time.time(), "QUEUED"
         try:
             with self.platform.client as client:
                 call = client.submit_json(APP, "stores", [number])
-                state = "QUEUED"
                 while state in {"QUEUED", "RUNNING"} and not self.stop.is_set():
                     state = client.call(call, wait_s=5.0).state
         except PilotlightError as e:
-            state = type(e).__name__
-        self.count("submitted", state)
+            self.failed("submitted", type(e).__name__, e, began=began)
+        else:
+            self.count("submitted", state)
 
     def deploy(self, number: int) -> None:
         """New code, proven as every deploy is."""
