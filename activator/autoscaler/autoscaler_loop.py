@@ -159,8 +159,7 @@ class AutoscalerLoop:
                 raise start_error_for_caller(target, e) from e
             report["template"] = template.to_json()
             report["prepare_ms"] = (self._clock() - began) * 1000
-            stage("snapshot")
-            report["snapshot"] = await self._checkpoint(target)
+            report["snapshot"] = await self._checkpoint(target, stage)
         stage("instance")
         reservation = await self.throttler_of(target).reserve(target.spec.clocks.startup_s)
         info = reservation.instance.info
@@ -172,11 +171,12 @@ class AutoscalerLoop:
         }
         reservation.release_unused()
         if snapshot and "snapshot" not in report:
-            stage("snapshot")
-            report["snapshot"] = await self._checkpoint(target)
+            report["snapshot"] = await self._checkpoint(target, stage)
         return report
 
-    async def _checkpoint(self, target: CallTarget) -> Mapping[str, Any]:
+    async def _checkpoint(
+        self, target: CallTarget, stage: Callable[[str], None]
+    ) -> Mapping[str, Any]:
         """Make a snapshot. Returns `SnapshotInfo`, or `{"refused": [reasons]}`, `{"off": why}`,
         `{"failed": message}`."""
         if not target.spec.snapshot:
@@ -186,6 +186,7 @@ class AutoscalerLoop:
                 "off": f"switched off: `pilotlight snapshot enable "
                 f"{target.app}/{target.function}` allows it again"
             }
+        stage("snapshot")
         try:
             info = await self._fleet.checkpoint(target)
         except agent_errors.SnapshotRefused as e:

@@ -1,8 +1,8 @@
 """Capabilities of this machine, tested where a test is cheap, each with the reason and the remedy
 if it is missing.
 
-Each kernel feature is tested in a child process (`snapshotter/linux/kernel_probes.py`), so that an
-error, or a kernel that kills the process, does no harm.
+Kernel features are tested in processes of their own (`snapshotter/linux/kernel_probes.py`), so that
+an error, or a kernel that kills the process, does no harm.
 """
 
 from __future__ import annotations
@@ -59,9 +59,8 @@ async def probe(
     `uid_base`: first uid of tenants. `engines`: environments with inference servers (None: those of
     the home). `function_network`: configured network of functions.
     """
-    kernel = asyncio.gather(*(_in_child(label, name, str(uid_base)) for label, name in _KERNEL))
     results, restore, networks, gpus, interpreters = await asyncio.gather(
-        kernel,
+        _kernel(uid_base),
         _restore(environ, criu_cache(home)),
         _networks(function_network),
         _gpus(environ),
@@ -114,17 +113,16 @@ def _root() -> Feature:
     return Feature(name="root", on=on, why=why)
 
 
-async def _in_child(label: str, name: str, argument: str) -> Feature:
-    status, out = await _run(sys.executable, "-I", "-S", "-B", str(_PROBE), name, argument)
+async def _kernel(uid_base: int) -> list[Feature]:
+    status, out = await _run(sys.executable, "-I", "-S", "-B", str(_PROBE), str(uid_base))
     try:
         body = json.loads(out)
     except ValueError:
-        return Feature(
-            name=label,
-            on=False,
-            why=f"the probe ended with status {status}: {out.strip()[-200:] or 'no output'}",
-        )
-    return Feature(name=label, on=body["on"], why=body["why"])
+        why = f"the probe ended with status {status}: {out.strip()[-200:] or 'no output'}"
+        return [Feature(name=label, on=False, why=why) for label, _ in _KERNEL]
+    return [
+        Feature(name=label, on=body[name]["on"], why=body[name]["why"]) for label, name in _KERNEL
+    ]
 
 
 async def _cgroup_memory(cgroups: Cgroups) -> Feature:

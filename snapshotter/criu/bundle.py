@@ -35,13 +35,13 @@ async def make_bundle(binary: Path, beside: Path) -> CriuBundle:
     Unsupported, OSError."""
     status = binary.stat()
     directory = beside / f"kit-{_RECIPE}-{status.st_size:x}-{status.st_mtime_ns:x}"
-    libraries = await _libraries(binary)
-    loader = next((path for path in libraries if path.name.startswith("ld-")), None)
-    if loader is None:
-        raise Unsupported(
-            f"{binary} has no dynamic loader: it is linked in a way that a pod cannot use"
-        )
     if not directory.exists():
+        libraries = await _libraries(binary)
+        loader = next((path for path in libraries if path.name.startswith("ld-")), None)
+        if loader is None:
+            raise Unsupported(
+                f"{binary} has no dynamic loader: it is linked in a way that a pod cannot use"
+            )
         await asyncio.to_thread(_copy, binary, loader, libraries, directory)
     return CriuBundle(directory=directory)
 

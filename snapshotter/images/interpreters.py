@@ -44,13 +44,10 @@ def own_interpreter() -> Interpreter:
 async def find_interpreter(version: str, environ: Mapping[str, str]) -> Interpreter:
     """The best interpreter of `version`: the platform's own, then PATH, then pyenv's. Raises
     Unsupported with the installed versions."""
+    found = await _find(version, environ)
+    if found is not None:
+        return found
     own = own_interpreter()
-    if own.version == version:
-        return own
-    for candidate in _candidates(f"python{version}", environ):
-        found = await _ask(candidate)
-        if found is not None and found.version == version:
-            return found
     there = ", ".join(
         sorted({i.version for i in await installed_interpreters(environ)}, key=_as_numbers)
     )
@@ -64,12 +61,27 @@ async def find_interpreter(version: str, environ: Mapping[str, str]) -> Interpre
 async def installed_interpreters(environ: Mapping[str, str]) -> list[Interpreter]:
     """The installed interpreters that an image may use, one per version: the platform's own first,
     then the newest."""
-    found = {(own := own_interpreter()).version: own}
-    answers = await asyncio.gather(*(_ask(c) for c in _candidates("python3.*", environ)))
-    usable = (i for i in answers if i is not None and _as_numbers(i.version) >= OLDEST_PYTHON)
-    for interpreter in sorted(usable, key=lambda i: _as_numbers(i.version), reverse=True):
-        found.setdefault(interpreter.version, interpreter)
-    return list(found.values())
+    own = own_interpreter()
+    named = {c.name.removeprefix("python") for c in _candidates("python3.*", environ)}
+    usable = [
+        version
+        for version in sorted(named, key=_as_numbers, reverse=True)
+        if version != own.version and _as_numbers(version) >= OLDEST_PYTHON
+    ]
+    found = await asyncio.gather(*(_find(version, environ) for version in usable))
+    return [own, *(interpreter for interpreter in found if interpreter is not None)]
+
+
+async def _find(version: str, environ: Mapping[str, str]) -> Interpreter | None:
+    """The best interpreter of `version`; None if there is none."""
+    own = own_interpreter()
+    if own.version == version:
+        return own
+    for candidate in _candidates(f"python{version}", environ):
+        found = await _ask(candidate)
+        if found is not None and found.version == version:
+            return found
+    return None
 
 
 def _candidates(pattern: str, environ: Mapping[str, str]) -> list[Path]:

@@ -1,8 +1,8 @@
-"""Small tests of kernel features, each in a separate process.
+"""Small tests of kernel features, each in a forked process.
 
-Executed as `python -I -S -B kernel_probes.py NAME [ARGUMENT]`, standard library only. Prints
-`{"on": bool, "why": text}`: if off, the reason and the remedy. A probe that is killed counts as off
-as well; its caller reports that.
+Executed as `python -I -S -B kernel_probes.py UID`, standard library only. Prints `{name: {"on":
+bool, "why": text}}`: if off, the reason and the remedy. A probe that is killed counts as off as
+well.
 """
 
 from __future__ import annotations
@@ -138,9 +138,29 @@ PROBES: dict[str, Callable[[str], str]] = {
     "fork_server": fork_server,
     "userfaultfd": userfaultfd,
 }
+_TIMEOUT_S = 8
+
+
+def in_fork(probe: Callable[[str], str], argument: str) -> str:
+    """Run a probe in a forked process. Returns "" or the reason."""
+    receive, send = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(_TIMEOUT_S)
+        try:
+            os.write(send, probe(argument).encode() or b"\0")
+        except OSError as e:
+            os.write(send, str(e).encode())
+        finally:  # whatever it raised: this process ends here
+            os._exit(0)
+    os.close(send)
+    why = os.read(receive, 4096).decode()
+    os.close(receive)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return why.strip("\0") if why else f"the probe ended with status {status}"
 
 
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    why = PROBES[sys.argv[1]](sys.argv[2] if len(sys.argv) > 2 else "")
-    print(json.dumps({"on": not why, "why": why}))
+    reasons = {name: in_fork(probe, sys.argv[1]) for name, probe in PROBES.items()}
+    print(json.dumps({name: {"on": not why, "why": why} for name, why in reasons.items()}))

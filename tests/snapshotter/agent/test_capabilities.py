@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from snapshotter.agent.capabilities import Feature, isolation, probe
+from snapshotter.linux import kernel_probes
 from snapshotter.linux.cgroups import Cgroups
 from snapshotter.linux.slot_network import Network
 
@@ -71,6 +73,20 @@ async def test_memory_group_that_cannot_be_made_is_reported(tmp_path: Path) -> N
     control = feature(body, "device control")
     assert not control["on"]
     assert control["why"].startswith("no devices controller: functions are kept from GPUs")
+
+
+def test_a_probe_that_is_killed_is_off_alone() -> None:
+    def killed(_: str) -> str:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return ""
+
+    def broken(argument: str) -> str:
+        raise OSError(f"no such file: {argument}")
+
+    assert kernel_probes.in_fork(killed, "") == f"the probe ended with status -{signal.SIGKILL:d}"
+    assert kernel_probes.in_fork(broken, "/x") == "no such file: /x"
+    assert kernel_probes.in_fork(kernel_probes.seccomp, "") == ""
+    assert kernel_probes.in_fork(kernel_probes.fork_server, "") == ""
 
 
 @pytest.mark.root

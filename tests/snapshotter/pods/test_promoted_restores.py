@@ -172,8 +172,8 @@ async def test_a_start_that_is_expected_to_be_slower_than_a_boot_is_not_tried(
     launch = node.launch()
     async with node.agent() as agent:
         await agent.snapshots.checkpoint(launch)
-        agent.snapshots.selector.took(launch, StartKind.RESTORE, 900.0)
-        agent.snapshots.selector.took(launch, StartKind.COLD, 400.0)
+        agent.snapshots.selector.took(launch, StartKind.RESTORE, 90_000.0)
+        agent.snapshots.selector.took(launch, StartKind.COLD, 40_000.0)
         assert "start=COLD" in await promoted(warm, launch)
 
 

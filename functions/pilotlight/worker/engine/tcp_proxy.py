@@ -4,8 +4,10 @@ Each caller's connection has its own connection to the server for its lifetime, 
 number of requests to an engine, and one to a web server of user code, whose heads are edited
 (`one_request`). The server's bytes are forwarded at once. A side that reads slowly pauses reading
 from the other side, so at most two socket buffers and some pieces wait per direction. A caller's
-half-close is forwarded; when a side disconnects, the other is closed too, so the server notices
-that its caller left and frees the request. Owner: one event loop.
+half-close is forwarded; when the caller disconnects, the server's side is closed too, so that the
+server frees the request. When the server disconnects, what the caller still sends is read and
+discarded until the caller has closed (RFC 9112, section 9.6): a socket that is closed with unread
+bytes resets the connection, and the response would be lost. Owner: one event loop.
 
 The worker answers requests about itself: a connection that begins with one never reaches the server
 (`ProxyCaller`)."""
@@ -30,6 +32,8 @@ _ANSWER = (
     b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: "
     b"close\r\ncontent-length: %d\r\n\r\n"
 )
+LINGER_S = 5.0
+"""How long a caller may go on to send after the server has disconnected."""
 HIGH_WATER_BYTES = 256 * 1024
 """Number of a side's unsent bytes above which reading from the other side pauses."""
 
@@ -83,7 +87,7 @@ class ProxySide(asyncio.Protocol):
             self._other.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Close the other side, too."""
+        """End the other side, too."""
         self._pair.lost(self, exc)
 
 
@@ -99,6 +103,8 @@ class ProxyCaller(ProxySide):
 
     def data_received(self, data: bytes) -> None:
         """Answer a request to the worker, or forward."""
+        if self._pair.engine_is_lost:
+            return
         if self._head is None:
             super().data_received(data)
             return
@@ -179,6 +185,7 @@ class ProxyPair:
         self._open = 0
         self._early = b""
         self._is_joined = False
+        self.engine_is_lost = False
         self.caller, self.engine = ProxyCaller(self, answers), ProxyServer(self)
         self.last: ProxySide | None = None
         self.moved_at = time.monotonic()
@@ -212,7 +219,7 @@ class ProxyPair:
     def ended(self, half: ProxySide) -> bool:
         """Handle a half-close; returns whether the other direction stays open, which it does not
         after the engine's half-close."""
-        if half is self.engine or self.engine.has_ended:
+        if half is self.engine or self.engine.has_ended or self.engine_is_lost:
             return False
         if self._is_joined and self.engine.transport.can_write_eof():
             self.engine.transport.write_eof()
@@ -220,7 +227,7 @@ class ProxyPair:
 
     def lost(self, half: ProxySide, exc: Exception | None) -> None:
         """Handle a lost side. A lost caller aborts the engine's side at once; after a lost engine,
-        the bytes that it had sent still go out."""
+        the bytes that it had sent still go out, and the caller has LINGER_S to close."""
         self._open -= 1
         if half is self.caller and self._connecting is not None:
             self._connecting.cancel()
@@ -231,7 +238,7 @@ class ProxyPair:
             else:
                 if exc is None and self.edits is not None:
                     other.transport.write(self.edits.end())
-                other.transport.close()
+                self._linger()
         if self._open == 0:
             self._on_gone(self)
 
@@ -240,6 +247,17 @@ class ProxyPair:
         for half in (self.engine, self.caller):
             if half.transport is not None:
                 half.transport.close()
+
+    def _linger(self) -> None:
+        """Tell the caller that nothing follows, and discard what it sends."""
+        self.engine_is_lost = True
+        transport = self.caller.transport
+        if self.caller.has_ended or not transport.can_write_eof():
+            transport.close()
+            return
+        transport.write_eof()
+        transport.resume_reading()
+        self._loop.call_later(LINGER_S, transport.close)
 
     async def _connect(self) -> None:
         try:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pilotlight.worker.engine import tcp_proxy
 from pilotlight.worker.engine.tcp_proxy import HIGH_WATER_BYTES, STATUS_QUESTION, ProxyPair
 
 PATIENCE_S = 20.0
@@ -213,6 +214,45 @@ async def test_a_caller_gets_what_the_engine_sent_before_it_died(world: World) -
 
     async with asyncio.timeout(PATIENCE_S):
         assert await reader.read() == b"half of an ans"
+        writer.write_eof()
+        await world.gone.wait()
+    assert not world.pairs
+
+
+async def test_a_caller_that_still_sends_gets_the_answer_of_an_engine_that_has_closed(
+    world: World,
+) -> None:
+    reader, writer = await world.call()
+    writer.write(b"head")
+    asked, engine = await world.engine.side()
+    await asked.readexactly(4)
+    (pair,) = world.pairs
+    engine.write(b"answer")
+    engine.close()
+
+    async with asyncio.timeout(PATIENCE_S):
+        while not pair.engine_is_lost:
+            await asyncio.sleep(0.001)
+        for _ in range(3):
+            writer.write(bytes(2 * HIGH_WATER_BYTES))
+            await writer.drain()
+        assert await reader.read() == b"answer"
+        assert not world.gone.is_set(), "it may still send"
+        writer.write_eof()
+        await world.gone.wait()
+
+
+async def test_a_caller_that_sends_without_end_is_cut_off(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp_proxy, "LINGER_S", 0.1)
+    reader, writer = await world.call()
+    writer.write(b"head")
+    _, engine = await world.engine.side()
+    engine.close()
+
+    async with asyncio.timeout(PATIENCE_S):
+        assert await reader.read() == b""
         await world.gone.wait()
     assert not world.pairs
 

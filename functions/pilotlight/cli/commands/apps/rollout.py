@@ -182,10 +182,10 @@ def _print_decision(session: Session, decision: Mapping[str, Any]) -> None:
     if session.is_json:
         print(json.dumps(decision, ensure_ascii=False), flush=True)
         return
+    action = "" if decision["action"] == "none" else decision["action"]
     reasons = "; ".join(decision["reasons"])
     print(
-        f"{format_time(decision['at'])}  {decision['verdict']:<8} {decision['action']:<16} "
-        f"{reasons}",
+        f"{format_time(decision['at'])}  {decision['verdict']:<8} {action:<16} {reasons}",
         flush=True,
     )
 
