@@ -316,10 +316,8 @@ def reported(run: Run) -> Report:
         report.remarks.append(f"{kind}: " + ", ".join(f"{n:,} x {s}" for s, n in found.items()))
     for at_s, kind, error in run.failures:
         killed = max((kill for kill in run.kills if kill[0] <= at_s), default=None)
-        before = (
-            "" if killed is None else f", {at_s - killed[0]:.1f} s after {killed[1]} was killed"
-        )
-        report.remarks.append(f"failed: {kind} at {at_s:.1f} s{before}, {error}")
+        since = "" if killed is None else f", {at_s - killed[0]:.1f} s after {killed[1]} was killed"
+        report.remarks.append(f"failed: {kind} at {at_s:.1f} s{since}, {error}")
     answered = run.outcomes["hot", "200"]
     lost = run.outcomes["hot", "lost"]
     report.remarks.append(
