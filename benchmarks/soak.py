@@ -95,10 +95,13 @@ class Traffic:
     """Calls and what became of them. Owner: a lock; each thread counts its own kind.
 
     Attributes:
-        outcomes: number of calls by (kind, status); status `lost`: the connection broke."""
+        outcomes: number of calls by (kind, status); status `lost`: the connection broke.
+        failures: lost and submitted calls and deploys that failed: when (seconds since the epoch), the
+            kind, and the error."""
 
     platform: stack.Stack
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    failures: list[tuple[float, str, str]] = field(default_factory=list)
     stop: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -112,13 +115,21 @@ class Traffic:
         with self._lock:
             self.outcomes[kind, status] += 1
 
+    def failed(self, kind: str, status: str, error: Exception, *, began: float) -> None:
+        """Count one that failed, and record why."""
+        self.count(kind, status)
+        after_s = time.time() - began
+        with self._lock:
+            self.failures.append((began, kind, f"after {after_s:.1f} s: {error!r}"))
+
     def call(self, kind: str, path: str, body: bytes, **headers: str) -> None:
         """Send a request and count its status."""
         host = self.platform.url.removeprefix("http://")
+        began = time.time()
         try:
             answer = stack.post(host, path, body, {**self.platform.headers, **headers})
-        except (OSError, http.client.HTTPException):
-            self.count(kind, "lost")
+        except (OSError, http.client.HTTPException) as e:
+            self.failed(kind, "lost", e, began=began)
         else:
             self.count(kind, str(answer.status))
 
@@ -159,15 +170,16 @@ class Traffic:
 
     def submitted(self, number: int) -> None:
         """A submitted call, until it has ended."""
+        began, state = time.time(), "QUEUED"
         try:
             with self.platform.client as client:
                 call = client.submit_json(APP, "stores", [number])
-                state = "QUEUED"
                 while state in {"QUEUED", "RUNNING"} and not self.stop.is_set():
                     state = client.call(call, wait_s=5.0).state
         except PilotlightError as e:
-            state = type(e).__name__
-        self.count("submitted", state)
+            self.failed("submitted", type(e).__name__, e, began=began)
+        else:
+            self.count("submitted", state)
 
     def deploy(self, number: int) -> None:
         """New code, proven as every deploy is."""
@@ -176,10 +188,11 @@ class Traffic:
         file = folder / "deployed.py"
         text = stack.variant(SOURCE.read_text(), app=f"soak-new-{number % 5}")
         file.write_text(f"{text}\nNUMBER = {number}\n")
+        began = time.time()
         try:
             self.platform.command("deploy", str(file))
-        except stack.StackFailed:
-            self.count("deploys", "refused")
+        except stack.StackFailed as e:
+            self.failed("deploys", "failed", e, began=began)
         else:
             self.count("deploys", "done")
 
@@ -208,12 +221,13 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What a run leaves: samples, outcomes, kills (seconds since it began, and the name), and the
-    ledger at its end."""
+    """What a run leaves: samples, outcomes, failures (seconds since it began, kind, error), kills
+    (seconds since it began, and the name), and the ledger at its end."""
 
     plan: Plan
     samples: Sequence[Sample]
     outcomes: Counter[tuple[str, str]]
+    failures: Sequence[tuple[float, str, str]]
     kills: Sequence[tuple[float, str]]
     charged: int
     differences: int
@@ -239,6 +253,7 @@ def main() -> None:
         written = report.to_json(machine) | {
             "samples": [asdict(sample) for sample in run.samples],
             "kills": list(run.kills),
+            "failures": list(run.failures),
         }
         given.json.write_text(json.dumps(written) + "\n")
         given.json.with_suffix(".svg").write_text(
@@ -266,6 +281,7 @@ def soak(plan: Plan) -> Run:
                     time.sleep(plan.kill_every_s)
             with phase("load again"):
                 time.sleep(max(0.0, plan.run_s - sampler.elapsed_s))
+        began = time.time() - sampler.elapsed_s
         sampler.stop()
         with phase("the last records"):
             charged = _charged(platform)
@@ -275,6 +291,7 @@ def soak(plan: Plan) -> Run:
             plan=plan,
             samples=sampler.samples,
             outcomes=traffic.outcomes,
+            failures=[(at - began, kind, error) for at, kind, error in traffic.failures],
             kills=kills,
             charged=charged,
             differences=differences,
@@ -298,6 +315,10 @@ def reported(run: Run) -> Report:
     for kind in dict.fromkeys(kind for kind, _ in run.outcomes):
         found = {s: n for (k, s), n in sorted(run.outcomes.items()) if k == kind}
         report.remarks.append(f"{kind}: " + ", ".join(f"{n:,} x {s}" for s, n in found.items()))
+    for at_s, kind, error in run.failures:
+        killed = max((kill for kill in run.kills if kill[0] <= at_s), default=None)
+        since = "" if killed is None else f", {at_s - killed[0]:.1f} s after {killed[1]} was killed"
+        report.remarks.append(f"failed: {kind} at {at_s:.1f} s{since}, {error}")
     answered = run.outcomes["hot", "200"]
     lost = run.outcomes["hot", "lost"]
     report.remarks.append(

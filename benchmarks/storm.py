@@ -7,23 +7,27 @@ says how often each byte of the model was read. *Storm*: a hot function is calle
 through the activator, while 50 others, each with a model of its own that was dropped from the node,
 are wanted at once:
 
+- writes: as many bytes are written to the same disk and synced, by a program that does nothing
+  else: what any writer costs on this machine;
 - reload: their models are asked for at the weight cache, as 50 starts would, but nothing is
   started;
 - starts: they are called, and start, with their models here;
 - storm: they are called, and start, and their models are not here.
 
 Starting 50 processes takes the CPU of this machine from everybody; storm over starts says what
-missing weights add to that."""
+missing weights add to that. On a virtual machine, writing may take processors away from all of it:
+how much time the host took is counted for each arm (`steal` of /proc/stat, proc(5))."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import functools
+import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,14 +88,25 @@ class Model{n}:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Models:
-    """What the storm wants: manifests of models, and the function of each."""
+    """What the storm wants: manifests of models, their size together, and the function of each."""
 
     manifests: tuple[str, ...]
+    size_bytes: int
 
     @property
     def functions(self) -> tuple[str, ...]:
         """In the order of their models."""
         return tuple(f"Model{n}.run" for n in range(len(self.manifests)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmRun:
+    """The hot function's latencies while an arm ran once, how long that took, and how much
+    processor time the host took meanwhile."""
+
+    hot_ms: Sequence[float]
+    lasted_s: float
+    stolen_ms: float
 
 
 def measure(report: Report, *, models: int, rounds: int, shape: Shape, one: Shape) -> None:
@@ -139,7 +154,11 @@ def deploy(
     ]
     file.write_text(SOURCE_HEAD.format(app=app) + "".join(functions))
     platform.deploy(file, app=app)
-    return Models(manifests=tuple(build_manifest(directory).digest for directory in directories))
+    made = [build_manifest(directory) for directory in directories]
+    return Models(
+        manifests=tuple(one.digest for one in made),
+        size_bytes=sum(file.size_bytes for one in made for file in one.files),
+    )
 
 
 def starts(
@@ -181,20 +200,26 @@ def hot(report: Report, platform: stack.Stack, wanted: Models, *, rounds: int) -
     socket = platform.run_directory() / "weight_cache.sock"
     arms: dict[str, Callable[[], None]] = {
         "calm": lambda: time.sleep(CALM_S),
+        "writes": lambda: write_plain(platform.directory / "written", wanted.size_bytes),
         "reload": lambda: asyncio.run(reload(socket, wanted)),
         "starts": lambda: call_all(platform, wanted),
         "storm": lambda: call_all(platform, wanted),
     }
-    samples: dict[str, list[float]] = {name: [] for name in arms}
-    lasted: dict[str, list[float]] = {name: [] for name in arms}
+    runs: dict[str, list[ArmRun]] = {name: [] for name in arms}
     for i in range(rounds):
         for name, act in arms.items():
             prepare(platform, socket, wanted, missing=name in ("reload", "storm"))
+            stolen_ms = _stolen_ms()
             with phase(f"storm: {name} {i + 1}/{rounds}"):
                 began, ended, requests = beside(platform, act)
-            samples[name] += [r.milliseconds for r in requests if began <= r.sent_at <= ended]
-            lasted[name].append(ended - began)
-    write(report, len(wanted.manifests), samples, lasted)
+            runs[name].append(
+                ArmRun(
+                    hot_ms=[r.milliseconds for r in requests if began <= r.sent_at <= ended],
+                    lasted_s=ended - began,
+                    stolen_ms=_stolen_ms() - stolen_ms,
+                )
+            )
+    write(report, len(wanted.manifests), runs)
 
 
 def beside(platform: stack.Stack, act: Callable[[], None]) -> tuple[float, float, list[Request]]:
@@ -208,6 +233,23 @@ def beside(platform: stack.Stack, act: Callable[[], None]) -> tuple[float, float
         ended = time.time()
         time.sleep(SETTLE_S)  # what was sent in time and answered late belongs to it
         return began, ended, requests()
+
+
+def write_plain(file: Path, size_bytes: int) -> None:
+    """Write so many bytes, and sync them."""
+    command = ["dd", "if=/dev/zero", f"of={file}", "bs=16M", f"count={size_bytes}B", "conv=fsync"]
+    process = priority.started([*command, "status=none"], niceness=priority.AFTER_OTHERS)
+    if status := process.wait():
+        raise stack.StackFailed(f"{' '.join(command)} ended with status {status}")
+    file.unlink()
+
+
+def _stolen_ms() -> float:
+    """Processor time that the host took from this machine, since it started (proc(5))."""
+    (total,) = (
+        line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("cpu ")
+    )
+    return 1000 * int(total.split()[8]) / os.sysconf("SC_CLK_TCK")
 
 
 def call_all(platform: stack.Stack, wanted: Models) -> None:
@@ -271,19 +313,22 @@ async def _drop_all(socket: Path, wanted: Models) -> None:
         await client.aclose()
 
 
-def write(
-    report: Report, models: int, samples: dict[str, list[float]], lasted: dict[str, list[float]]
-) -> None:
+def write(report: Report, models: int, runs: Mapping[str, Sequence[ArmRun]]) -> None:
     """Rows of the hot function, of how long each storm took, and the ratios of its p99."""
-    for name, milliseconds in samples.items():
-        note = f"{models} functions" if name != "calm" else f"{HOT_PER_S} calls/s"
+    p99 = {}
+    for name, those in runs.items():
+        milliseconds = [ms for run in those for ms in run.hot_ms]
+        stolen_ms = sum(run.stolen_ms for run in those) / len(those)
+        what = f"{HOT_PER_S} calls/s" if name == "calm" else f"{models} functions"
+        note = f"{what}; the host took {stolen_ms:.0f} ms a round"
         report.rows.append(Row.of(f"hot function, {name}", "ms", milliseconds, note=note))
         if name != "calm":
-            report.rows.append(
-                Row.of(f"{name}: until the last of {models} was there", "s", lasted[name])
-            )
-    p99 = {name: percentile(milliseconds, 99) for name, milliseconds in samples.items()}
+            lasted_s = [run.lasted_s for run in those]
+            label = f"{name}: until the last of {models} was there"
+            report.rows.append(Row.of(label, "s", lasted_s))
+        p99[name] = percentile(milliseconds, 99)
     report.ratio("hot_p99_storm_over_calm", p99["storm"] / p99["calm"])
     report.ratio("hot_p99_starts_over_calm", p99["starts"] / p99["calm"])
     report.ratio("hot_p99_storm_over_starts", p99["storm"] / p99["starts"])
     report.ratio("hot_p99_reload_over_calm", p99["reload"] / p99["calm"])
+    report.ratio("hot_p99_writes_over_calm", p99["writes"] / p99["calm"])

@@ -4,8 +4,8 @@ the same bytes put and fetched by the platform's own S3 client.
 The commit is timed in the function: reading, hashing and uploading the file, and the transaction.
 The read is the phase `volumes` of a start in a home that has the controller's state and nothing on
 its node: the manifest, fetching, hashing and placing the file. *Plain* is `S3Store.put_file` and
-`S3Store.fetch` of one object of the same size, in this process, without hashes. The arms take turns.
-With --quick: 128 MiB, one round."""
+`S3Store.fetch` of one object of the same size, in this process, without hashes. The arms take
+turns, and none begins before what others wrote is on the disk. With --quick: 128 MiB, one round."""
 
 from __future__ import annotations
 
@@ -108,12 +108,14 @@ def _measure(
     file = stack.directory / "plain"
     for number in range(rounds):
         block = random.Random(1000 + number).randbytes(MIB - 8)
+        os.sync()
         with file.open("wb") as target:
             for index in range(size // MIB):
                 target.write(index.to_bytes(8) + block)
         objects.put("warm", stack.config)
         samples["plain put"].append(objects.put(f"plain-{number}", file))
         arguments = {"seed": number, "size_bytes": size}
+        os.sync()
         answer = json.loads(stack.invoke("stored", "write", arguments).body)
         samples["write"].append(answer["write_s"])
         samples["commit"].append(answer["commit_s"])
@@ -127,11 +129,13 @@ def _measure(
 
         stack.restart(platform={"home": str(fresh)}, variables=variables, between=move)
         home = fresh
+        os.sync()
         stack.invoke("stored", "read", {})
         with stack.client as client:
             (instance,) = client.instances(app="stored")
         samples["read"].append(instance["phases_ms"]["volumes"] / 1000)
         copy = stack.directory / "fetched"
+        os.sync()
         samples["plain fetch"].append(objects.fetch(f"plain-{number}", copy))
         copy.unlink()
         stack.wait_zero("stored")

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from pilotlight.client.json_stream import (
     Json,
     iter_json_lines,
-    iter_json_objects,
     iter_json_objects_async,
     without_none,
 )
@@ -320,13 +319,13 @@ class Client(
 
     def warmup_stages(self, app: str, function: str, *, snapshot: bool = True) -> Iterator[Json]:
         """Start one instance and yield its progress: `{"stage", "elapsed_ms"}` at least every 10 s,
-        `{"report": {…}}` last. With `snapshot`, also wait until its snapshot is verified."""
+        `{"report": {…}}` last. With `snapshot`, also wait until its snapshot is verified. It begins
+        anew when the activator or the node agent restarts meanwhile."""
         path = function_path(app, function, "warmup")
         params = {} if snapshot else {"snapshot": "false"}
-        with self._transport.stream(
-            "POST", path, params=params, headers={"accept": CONTENT_NDJSON}, repeatable=True
-        ) as response:
-            yield from iter_json_objects(response)
+        return self._transport.stream_objects(
+            "POST", path, params=params, headers={"accept": CONTENT_NDJSON}
+        )
 
     # -- uploads -----------------------------------------------------------------------------------
     def has_blob(self, digest: str) -> bool:
@@ -359,10 +358,7 @@ class Client(
     def build_image(self, spec: ImageSpec) -> Iterator[Json]:
         """Build an image unless it exists, and yield its progress: `{"step", "text", …}`, and
         `{"image": digest}` last."""
-        with self._transport.stream(
-            "POST", "/v1/images", json=to_json(spec), repeatable=True
-        ) as response:
-            yield from iter_json_objects(response)
+        return self._transport.stream_objects("POST", "/v1/images", json=to_json(spec))
 
     def container_image(self, app: str, digest: str) -> Json:
         """Where the container image of an app's Image is: `repository` to push it to (None: the

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from pilotlight.client.errors import error_from_response, retry_after_s
+from pilotlight.client.json_stream import iter_json_objects
 from pilotlight.client.socket_http import AsyncSocketClient, ConnectionFailed, SocketClient
 from pilotlight.errors import PilotlightError, Unauthenticated, Unavailable
 from pilotlight.profile import Profile
@@ -78,6 +79,14 @@ class _Retries:
         delay = self._next(may_repeat=self._repeatable or not _was_sent(error), retry_after=None)
         if delay is None:
             raise _lost(self._profile, self._method, self._path, error) from error
+        return delay
+
+    def after_error(self, error: Unavailable) -> float:
+        """Return the seconds to wait after an error that a streamed response ended with, as after
+        its status. Raises it instead of the last retry."""
+        delay = self._next(may_repeat=True, retry_after=error.retry_after_s)
+        if delay is None:
+            raise error
         return delay
 
     def _next(self, *, may_repeat: bool, retry_after: float | None) -> float | None:
@@ -279,6 +288,22 @@ class Transport:
             yield response
         finally:
             response.close()
+
+    def stream_objects(self, method: str, path: str, **options: Any) -> Iterator[dict[str, Any]]:
+        """Send a request that may be repeated, and yield the JSON objects of its NDJSON response.
+        It is repeated, and its objects yielded again, where the response breaks off or ends with
+        Unavailable. Raises like `request`."""
+        retries = _Retries(self.profile, method, path, budget_s=self._budget_s, repeatable=True)
+        while True:
+            with self.stream(method, path, repeatable=True, **options) as response:
+                try:
+                    yield from iter_json_objects(response)
+                    return
+                except connection_errors() as e:
+                    delay = retries.after_failure(e)
+                except Unavailable as e:
+                    delay = retries.after_error(e)
+            time.sleep(delay)
 
     def _open(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import socket
@@ -59,27 +60,72 @@ def test_a_lost_connection_is_tried_again_where_that_is_harmless(platform: FakeP
     assert platform.asked == ["GET /v1/apps"] * 3
 
 
-@pytest.fixture
-def breaking() -> Iterator[Profile]:
-    """A platform whose every other answer breaks off in its body."""
-    answer = b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 11\r\n\r\n{"apps":[]}'
+@contextlib.contextmanager
+def answering(*answers: bytes) -> Iterator[Profile]:
+    """A platform that gives these answers in turn, one on each connection, and closes it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
-            for length in itertools.cycle((-11, None)):
+            for answer in itertools.cycle(answers):
                 try:
                     connection, _ = listener.accept()
                 except OSError:
                     return
                 with connection:
                     connection.recv(65536)
-                    connection.sendall(answer[:length])
+                    connection.sendall(answer)
 
         thread = threading.Thread(target=serve)
         thread.start()
         yield Profile(url=f"http://127.0.0.1:{listener.getsockname()[1]}")
         listener.shutdown(socket.SHUT_RDWR)
     thread.join()
+
+
+@pytest.fixture
+def breaking() -> Iterator[Profile]:
+    """A platform whose every other answer breaks off in its body."""
+    answer = b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 11\r\n\r\n{"apps":[]}'
+    with answering(answer[:-11], answer) as profile:
+        yield profile
+
+
+def stages(*objects: dict[str, object], is_whole: bool = True) -> bytes:
+    """The response of a warmup with these stages, or a part of one."""
+    lines = b"".join(json.dumps(one).encode() + b"\n" for one in objects)
+    length = len(lines) + (0 if is_whole else 1)
+    head = (
+        f"HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\ncontent-length: {length}\r\n\r\n"
+    )
+    return head.encode() + lines
+
+
+def failed(kind: type[errors.PilotlightError], *, retry_after_s: float) -> dict[str, object]:
+    """The last line of a warmup that ends with this error."""
+    extra = {"retry_after_s": retry_after_s}
+    return {
+        "error": problem(type=kind.type, title="", status=kind.status, detail="reason", extra=extra)
+    }
+
+
+def test_a_warmup_begins_anew_when_the_activator_or_the_node_agent_restarts() -> None:
+    began = {"stage": "instance", "elapsed_ms": 1}
+    refused = failed(errors.Unavailable, retry_after_s=0.01)
+    answers = stages(began, is_whole=False), stages(began, refused), stages({"report": {"n": 1}})
+    with answering(*answers) as profile, Client(profile) as client:
+        assert list(client.warmup_stages("a", "f")) == [began, began, {"report": {"n": 1}}]
+
+
+@pytest.mark.parametrize("kind", [errors.Unavailable, errors.StartFailed])
+def test_a_warmup_that_failed_or_is_to_be_repeated_too_late_is_not_repeated(
+    kind: type[errors.PilotlightError],
+) -> None:
+    with (
+        answering(stages(failed(kind, retry_after_s=5)), stages({"report": {}})) as profile,
+        Client(profile, retry_budget_s=1) as client,
+        pytest.raises(kind, match="reason"),
+    ):
+        list(client.warmup_stages("a", "f"))
 
 
 async def test_an_answer_that_breaks_off_is_one_that_never_came(breaking: Profile) -> None:
