@@ -237,7 +237,7 @@ class _Image:
 
 
 @dataclass(slots=True)
-class _Piece:
+class Piece:
     """A part of the working set, and the argument of the call that brings it."""
 
     start: int
@@ -246,7 +246,7 @@ class _Piece:
 
 
 @dataclass(eq=False, kw_only=True)
-class _Memory:
+class Memory:
     """One address space. `wanted`: the pieces of the working set that are to be brought; `brought`:
     those that are there and that `missing` still has. The last zeros were `zeroed_bytes` before the
     address `zeroed_end`."""
@@ -255,10 +255,26 @@ class _Memory:
     uffd: int
     image: _Image
     missing: MissingPages
-    wanted: deque[_Piece] = field(default_factory=deque)
-    brought: list[_Piece] = field(default_factory=list)
+    wanted: deque[Piece] = field(default_factory=deque)
+    brought: list[Piece] = field(default_factory=list)
     zeroed_bytes: int = 0
     zeroed_end: int = 0
+
+    def on_change(self, event: int, words: tuple[int, int, int]) -> None:
+        """The process has moved, discarded or unmapped memory: what the image has of it is obsolete
+        there, also of the working set."""
+        if event == _REMAP:
+            source, target, length = words
+            self.missing.move(source, target, length)
+            self._discard_wanted(source, source + length)
+            self._discard_wanted(target, target + length)
+        else:
+            start, end, _ = words
+            self.missing.remove(start, end)
+            self._discard_wanted(start, end)
+
+    def _discard_wanted(self, start: int, end: int) -> None:
+        self.wanted = deque(one for one in self.wanted if one.end <= start or one.start >= end)
 
 
 class PageServer:
@@ -275,8 +291,8 @@ class PageServer:
         self._zeros = mmap.mmap(-1, _STEP_BYTES)
         self._zeros_address = ctypes.addressof(ctypes.c_char.from_buffer(self._zeros))
         self._prepared = {pid: self._prepare(pid, ranges) for pid, ranges in working_set.items()}
-        self._memories: dict[int, _Memory] = {}
-        self._around: deque[tuple[_Memory, int]] = deque()
+        self._memories: dict[int, Memory] = {}
+        self._around: deque[tuple[Memory, int]] = deque()
         self._is_restored = False
         self._background_at = 0.0
         self._load = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
@@ -297,10 +313,10 @@ class PageServer:
                     self._on_criu(connection)
             timeout_s = 0.0 if events else self._work()
 
-    def _prepare(self, pid: int, ranges: _Ranges) -> tuple[_Image, deque[_Piece]]:
+    def _prepare(self, pid: int, ranges: _Ranges) -> tuple[_Image, deque[Piece]]:
         """The image of a process, and the pieces of its working set, mapped in."""
         image = _Image(self._images, pid)
-        pieces: deque[_Piece] = deque()
+        pieces: deque[Piece] = deque()
         places = [
             [(start - _EMPTY, end, 0)] if start & _EMPTY else list(image.missing.within(start, end))
             for start, end in ranges
@@ -319,7 +335,7 @@ class PageServer:
                     length = min(_STEP_BYTES, until - here)
                     offset = position + here - at if source == image.address else 0
                     argument = _COPY.pack(here, source + offset, length, 0, 0)
-                    pieces.append(_Piece(here, here + length, bytearray(argument)))
+                    pieces.append(Piece(here, here + length, bytearray(argument)))
         image.map_in_all((position, until - at) for at, until, position in in_image)
         return image, pieces
 
@@ -339,16 +355,14 @@ class PageServer:
         elif pid > 0:  # a zombie's is negative: it has no memory
             _, (uffd,), _, _ = socket.recv_fds(connection, 1, 1)
             image, wanted = self._prepared.get(pid) or (_Image(self._images, pid), deque())
-            self._add(
-                _Memory(pid=pid, uffd=uffd, image=image, missing=image.missing, wanted=wanted)
-            )
+            self._add(Memory(pid=pid, uffd=uffd, image=image, missing=image.missing, wanted=wanted))
 
-    def _add(self, memory: _Memory) -> None:
+    def _add(self, memory: Memory) -> None:
         os.set_blocking(memory.uffd, False)
         self._memories[memory.uffd] = memory
         self._poll.register(memory.uffd, select.POLLIN)
 
-    def _drop(self, memory: _Memory) -> None:
+    def _drop(self, memory: Memory) -> None:
         """Nothing of it is missing, or it is gone: memory that is touched from now on is the
         kernel's."""
         if self._memories.pop(memory.uffd, None) is not None:
@@ -357,7 +371,7 @@ class PageServer:
 
     # -- the process
 
-    def _on_messages(self, memory: _Memory) -> None:
+    def _on_messages(self, memory: Memory) -> None:
         try:
             data = os.read(memory.uffd, _MESSAGES_AT_ONCE * _MESSAGE.size)
         except BlockingIOError:
@@ -373,12 +387,10 @@ class PageServer:
             elif event == _FORK:
                 uffd, missing = words[0] & 0xFFFFFFFF, memory.missing.copy()
                 self._add(replace(memory, uffd=uffd, missing=missing, wanted=deque(), brought=[]))
-            elif event == _REMAP:
-                memory.missing.move(*words)
-            elif event in (_REMOVE, _UNMAP):
-                memory.missing.remove(words[0], words[1])
+            elif event in (_REMAP, _REMOVE, _UNMAP):
+                memory.on_change(event, (words[0], words[1], words[2]))
 
-    def _on_fault(self, memory: _Memory, *, flags: int, address: int) -> None:
+    def _on_fault(self, memory: Memory, *, flags: int, address: int) -> None:
         self._faults += 1
         if self._is_restored and self._faults <= _MANY_FAULTS:
             self._background_at = time.monotonic() + _BACKGROUND_S
@@ -399,7 +411,7 @@ class PageServer:
         elif not is_recording:
             self._around.append((memory, address & ~(_AROUND_BYTES - 1)))
 
-    def _zero_ahead(self, memory: _Memory, address: int) -> bool:
+    def _zero_ahead(self, memory: Memory, address: int) -> bool:
         """Fill this page and those that follow, if the process has reached it through the last
         ones: twice as many each time, like a read-ahead. False: nothing was filled."""
         is_next = address == memory.zeroed_end
@@ -419,7 +431,7 @@ class PageServer:
                 return True
         return False
 
-    def _zero(self, memory: _Memory, address: int, *, is_write: bool) -> None:
+    def _zero(self, memory: Memory, address: int, *, is_write: bool) -> None:
         """A page that was never touched, or was discarded, or has arrived meanwhile."""
         try:
             if is_write:  # the shared page of zeros would be copied at once
@@ -437,7 +449,7 @@ class PageServer:
             else:
                 raise
 
-    def _wake(self, memory: _Memory, address: int) -> None:
+    def _wake(self, memory: Memory, address: int) -> None:
         """Have a waiting thread ask again, after a pause: its page could not be filled now."""
         time.sleep(_RETRY_S)
         fcntl.ioctl(memory.uffd, _UFFDIO_WAKE, bytearray(_RANGE.pack(address, _PAGE)))
@@ -486,7 +498,7 @@ class PageServer:
             return _BUSY_PAUSE_S
         return 0.0
 
-    def _bring_wanted(self, memory: _Memory) -> float:
+    def _bring_wanted(self, memory: Memory) -> float:
         left = _STEP_BYTES
         while memory.wanted and left > 0:
             piece = memory.wanted[0]
@@ -508,14 +520,14 @@ class PageServer:
                 memory.wanted.popleft()
         return 0.0
 
-    def _bring_rest(self, memory: _Memory, piece: _Piece, copied: int) -> None:
+    def _bring_rest(self, memory: Memory, piece: Piece, copied: int) -> None:
         """The rest of a piece of which a part was there already."""
         memory.missing.remove(piece.start, piece.start + copied)
         while (found := memory.missing.first_within(piece.start, piece.end)) is not None:
             if not self._copy(memory, *found):
                 return  # it comes with its first access, or later
 
-    def _copy(self, memory: _Memory, start: int, end: int, position: int) -> bool:
+    def _copy(self, memory: Memory, start: int, end: int, position: int) -> bool:
         """Copy pages that are missing. False: they could not be copied now. Raises PagesLost."""
         memory.image.map_in(position, end - start)
         try:
@@ -529,7 +541,7 @@ class PageServer:
         self._no_memory = 0
         return True
 
-    def _on_copy_failed(self, memory: _Memory, start: int, code: int) -> bool:
+    def _on_copy_failed(self, memory: Memory, start: int, code: int) -> bool:
         if code == errno.EEXIST or (code == errno.ENOENT and self._is_restored):
             # it is there already, or not mapped any longer
             memory.missing.remove(start, start + _PAGE)
@@ -552,7 +564,7 @@ def is_busy(loadavg: bytes, *, processors: int) -> bool:
     return int(loadavg.split()[3].partition(b"/")[0]) > processors
 
 
-def _settle(memory: _Memory) -> None:
+def _settle(memory: Memory) -> None:
     """Have what was brought no longer missing. Not with each piece: the process waits for the next
     ones meanwhile."""
     for piece in memory.brought:

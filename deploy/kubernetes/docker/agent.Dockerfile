@@ -33,7 +33,7 @@ RUN sed -n '/^uv==/,/[^\\]$/p' requirements.lock > /tmp/uv.lock \
 FROM base AS agent
 RUN apt-get update -qq \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-       debootstrap iproute2 libbsd0 libgnutls30 libnet1 libnftables1 libnl-3-200 libprotobuf-c1 libuuid1 nftables \
+       debootstrap iproute2 libbsd0 libnet1 libnl-3-200 libprotobuf-c1 libuuid1 nftables \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=criu /usr/local/sbin/criu /usr/local/sbin/criu
 COPY --from=criu /usr/local/share/pilotlight /usr/local/share/pilotlight
