@@ -2,10 +2,10 @@
 PY ?= $(shell scripts/find-python)
 VENV ?= .venv
 PYTEST_ARGS ?=
-# Processes that share the tests. Two more than there are processors: tests wait as much as they compute.
-WORKERS ?= $(shell n=$$(nproc); if [ $$n -lt 7 ]; then expr $$n + 2; else echo 8; fi)
+# Processes that share the tests: more than processors, since tests wait as much as they compute.
+WORKERS ?= $(shell n=$$(nproc); if [ $$n -lt 7 ]; then expr 2 \* $$n + 2; else echo 16; fi)
 # The real vLLM takes every processor by itself.
-FEWER ?= $(shell expr $(WORKERS) - 1)
+FEWER ?= $(shell expr $(WORKERS) / 2)
 BENCH_ARGS ?= --quick
 export VENV
 # Bytecode that the first process of a test run writes serves all the others.

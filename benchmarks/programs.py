@@ -16,7 +16,7 @@ from types import MappingProxyType
 SBIN = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 """Searched after PATH, which on Debian lacks them for users other than root; nginx and CRIU are
 installed there."""
-BASE = ("nice",)
+BASE = ("nice", "dd")
 """Part of coreutils, which no Debian system lacks: benchmarks run these without listing them in
 `NEEDS`."""
 VLLM = "vllm"

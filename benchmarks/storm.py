@@ -37,6 +37,7 @@ from benchmarks.cache import remove
 from benchmarks.checkpoints import Shape, checkpoint
 from benchmarks.harness import BENCH_HOME, ROOT, Report, Row, percentile, phase
 from benchmarks.load import Request, steady
+from benchmarks.programs import program
 from pilotlight.core.object_store import blob_key
 from weight_cache.client import WeightCacheClient
 from weight_cache.sources.manifest_builder import build_manifest
@@ -237,7 +238,14 @@ def beside(platform: stack.Stack, act: Callable[[], None]) -> tuple[float, float
 
 def write_plain(file: Path, size_bytes: int) -> None:
     """Write so many bytes, and sync them."""
-    command = ["dd", "if=/dev/zero", f"of={file}", "bs=16M", f"count={size_bytes}B", "conv=fsync"]
+    command = [
+        program("dd"),
+        "if=/dev/zero",
+        f"of={file}",
+        "bs=16M",
+        f"count={size_bytes}B",
+        "conv=fsync",
+    ]
     process = priority.started([*command, "status=none"], niceness=priority.AFTER_OTHERS)
     if status := process.wait():
         raise stack.StackFailed(f"{' '.join(command)} ended with status {status}")

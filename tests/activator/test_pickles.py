@@ -302,7 +302,7 @@ NO_ENTRANCES = {
     ),
     "self._forwarded.record": "reads who makes the request, as a trusted proxy or another activator says",
     **dict.fromkeys(
-        ("self._resolver.raw_entry", "self._resolver.reader"),
+        ("self._resolver.raw_entry", "self._resolver.operation"),
         "finds the caller",
     ),
     "self._web_socket_entry": "finds the caller of a WebSocket",
