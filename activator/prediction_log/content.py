@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
-from pilotlight.spec.json_paths import Segment, parse_path
 from pilotlight.spec.prediction_log import Content
+from pilotlight.validation.json_paths import Segment, parse_path
 
 SCRUBBED: Final = "[scrubbed]"
 HASH_BYTES: Final = 16

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from pilotlight.errors import InvalidInput
-from pilotlight.spec.json_paths import MAX_PATH_CHARS, Segment, parse_path
+from pilotlight.validation.json_paths import MAX_PATH_CHARS, Segment, parse_path
 
 MAX_FEATURES: Final = 32
 MAX_SLICES: Final = 4

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from pilotlight.errors import InvalidInput
-from pilotlight.spec.json_paths import parse_path
 from pilotlight.spec.monitor import MonitorSpec, Reference
+from pilotlight.validation.json_paths import parse_path
 
 HOUR_S: Final = 3600
 DAY_S: Final = 24 * HOUR_S

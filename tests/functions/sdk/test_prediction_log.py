@@ -10,7 +10,6 @@ import pilotlight
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk.options import resolve_options
 from pilotlight.spec.function import FunctionSpec
-from pilotlight.spec.json_paths import Segment, parse_path
 from pilotlight.spec.prediction_log import (
     DAY_S,
     HOUR_S,
@@ -20,6 +19,7 @@ from pilotlight.spec.prediction_log import (
     PredictionLogSpec,
 )
 from pilotlight.spec.record_json import from_json, to_json
+from pilotlight.validation.json_paths import Segment, parse_path
 from tests.fakes.routes import spec_of
 
 
