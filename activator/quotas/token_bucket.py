@@ -49,16 +49,6 @@ class Refusal:
                 of=rule.of,
                 limit=self.limit,
             )
-        if rule.of == "operations":
-            return errors.OverQuota(
-                f"requests to sandboxes and about submitted calls have used up {self.quota} = "
-                f"{self.limit:g}: send fewer, or less data in them, or ask for a higher quota "
-                f"(`pilotlight quota show`)",
-                retry_after_s=self.wait_s,
-                quota=self.quota,
-                of=rule.of,
-                limit=self.limit,
-            )
         if not rule.is_shown:
             return errors.OverQuota(
                 f"the tenant of this function has used up its quota {self.quota}: try again later",
@@ -66,9 +56,15 @@ class Refusal:
                 quota=self.quota,
                 of=rule.of,
             )
+        used = (
+            f"requests to sandboxes and about submitted calls have used up {self.quota} = "
+            f"{self.limit:g}: send fewer, or less data in them"
+            if rule.of == "operations"
+            else f"quota {self.quota} = {self.limit:g} of this {rule.of} is used up: send fewer "
+            f"requests"
+        )
         return errors.OverQuota(
-            f"quota {self.quota} = {self.limit:g} of this {rule.of} is used up: send fewer "
-            f"requests, or ask for a higher quota (`pilotlight quota show`)",
+            f"{used}, or ask for a higher quota (`pilotlight quota show`)",
             retry_after_s=self.wait_s,
             quota=self.quota,
             of=rule.of,

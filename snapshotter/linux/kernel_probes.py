@@ -138,7 +138,7 @@ PROBES: dict[str, Callable[[str], str]] = {
     "fork_server": fork_server,
     "userfaultfd": userfaultfd,
 }
-_TIMEOUT_S = 8
+_TIMEOUT_S = 4
 
 
 def in_fork(probe: Callable[[str], str], argument: str) -> str:

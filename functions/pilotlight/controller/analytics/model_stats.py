@@ -18,6 +18,7 @@ from pilotlight.controller.analytics import rollup_queries
 from pilotlight.controller.analytics.environment_usage import START_KINDS
 from pilotlight.controller.analytics.time_range import DAY_S, HOUR_S
 from pilotlight.controller.database import tables
+from pilotlight.controller.database.serving_revisions import select_serving
 from pilotlight.controller.slo import observations
 from pilotlight.controller.slo.error_budget import total_observation
 from pilotlight.spec.engines import is_language_model
@@ -121,28 +122,11 @@ def _rows(
 ) -> list[sa.Row[Any]]:
     """Return functions with the spec of their revision with the most traffic, if it is a language
     model."""
-    functions, revisions, traffic = tables.functions, tables.revisions, tables.traffic
-    same = (revisions.c.function == traffic.c.function) & (revisions.c.name == traffic.c.revision)
-    where = [
-        functions.c.tenant == tenant,
-        functions.c.environment == environment,
-        functions.c.removed_at.is_(None),
-    ]
+    functions = tables.functions
+    where = [functions.c.tenant == tenant, functions.c.environment == environment]
     where += [functions.c.app == app] if app else []
     where += [functions.c.name == function] if function else []
-    query = (
-        sa.select(
-            functions.c.id,
-            functions.c.app,
-            functions.c.name,
-            revisions.c.name.label("revision"),
-            revisions.c.spec,
-        )
-        .join(traffic, traffic.c.function == functions.c.id)
-        .join(revisions, same)
-        .where(*where, revisions.c.spec.like('%"max_model_len"%'))
-        .order_by(functions.c.app, functions.c.name, traffic.c.weight.desc())
-    )
+    query = select_serving(*where, tables.revisions.c.spec.like('%"max_model_len"%'))
     heaviest: dict[str, Any] = {}
     for row in sql.execute(query):
         if is_language_model(json.loads(row.spec)):

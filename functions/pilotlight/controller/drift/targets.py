@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from pilotlight.controller.database import tables
+from pilotlight.controller.database.serving_revisions import select_serving
 from pilotlight.errors import NotFound
 from pilotlight.spec.monitor import MonitorSpec
 from pilotlight.spec.record_json import from_json
@@ -34,17 +35,8 @@ class MonitoredFunction:
 def find_targets(sql: sa.Connection, *where: sa.ColumnElement[bool]) -> list[MonitoredFunction]:
     """Return the monitored functions among those that the conditions on `functions` select, by
     name."""
-    functions, revisions, traffic = tables.functions, tables.revisions, tables.traffic
-    same = (revisions.c.function == traffic.c.function) & (revisions.c.name == traffic.c.revision)
-    query = (
-        sa.select(functions, revisions.c.spec, revisions.c.name.label("revision"))
-        .join(traffic, traffic.c.function == functions.c.id)
-        .join(revisions, same)
-        .where(functions.c.removed_at.is_(None), *where)
-        .order_by(functions.c.app, functions.c.name, traffic.c.weight.desc(), revisions.c.name)
-    )
     found: dict[str, MonitoredFunction | None] = {}
-    for row in sql.execute(query):
+    for row in sql.execute(select_serving(*where)):
         if row.id in found:
             continue
         terms = monitor_of(row.spec)

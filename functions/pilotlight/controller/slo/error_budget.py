@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from pilotlight.controller.database import tables
+from pilotlight.controller.database.serving_revisions import select_serving
 from pilotlight.controller.slo import observations
 from pilotlight.controller.slo.burn_rate import (
     DAY,
@@ -53,17 +54,7 @@ class SloTarget:
 
 def slo_target(sql: sa.Connection, function_id: str) -> SloTarget:
     """Return a function's objectives. Raises NotFound if it does not exist or has no traffic."""
-    functions, revisions, traffic = tables.functions, tables.revisions, tables.traffic
-    same = (revisions.c.function == traffic.c.function) & (revisions.c.name == traffic.c.revision)
-    query = (
-        sa.select(functions, revisions.c.spec, revisions.c.name.label("revision"))
-        .join(traffic, traffic.c.function == functions.c.id)
-        .join(revisions, same)
-        .where(functions.c.id == function_id, functions.c.removed_at.is_(None))
-        .order_by(traffic.c.weight.desc(), revisions.c.name.desc())
-        .limit(1)
-    )
-    row = sql.execute(query).first()
+    row = sql.execute(select_serving(tables.functions.c.id == function_id).limit(1)).first()
     if row is None:
         raise NotFound(f"there is no function {function_id} with traffic", function=function_id)
     document = json.loads(row.spec).get("objectives")
