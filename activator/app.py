@@ -20,7 +20,7 @@ from activator.async_calls.api import RemoteCalls
 from activator.async_calls.schedule_poller import SchedulePoller
 from activator.async_calls.service import AsyncCalls
 from activator.autoscaler.autoscaler_loop import AutoscalerLoop
-from activator.balancing.cutover import CutoverStartObserver, CutoverTracker
+from activator.balancing.cutover import CutoverTracker
 from activator.balancing.fleet import NodeFleet
 from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.provisioner import InstanceProvisioner
@@ -42,14 +42,13 @@ from activator.gateway.calls_by_functions import CallsByFunctions
 from activator.gateway.cors import CrossOrigin
 from activator.gateway.forwarded_callers import ForwardedCallers
 from activator.gateway.functions_api import FunctionsApi
-from activator.gateway.gateway import Gateway
+from activator.gateway.gateway import Apis, Gateway
 from activator.gateway.health import Health, HealthApi
 from activator.gateway.http_proxy import HttpProxy
 from activator.gateway.instance_sockets import InstanceSockets
 from activator.gateway.pipeline import CallPipeline
 from activator.gateway.pod_connections import PodConnections
 from activator.gateway.response_writer import CallObserver, ResponseWriter
-from activator.gateway.router import RequestRouter
 from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.http.bodies import Bodies
 from activator.http.connection_limits import ConnectionLimits
@@ -359,7 +358,7 @@ class ActivatorApp:
             target,
             provisioner=self.provisioner,
             queue=self.queue,
-            observer=CutoverStartObserver(self.metrics, self.handovers),
+            observer=self.metrics,
             account=self.billing.account,
             terms=_breaker_terms(self.settings),
             listen=self.sockets.listen,
@@ -460,7 +459,7 @@ class ActivatorApp:
         dashboard = DashboardHost(self._dashboard) if self._dashboard is not None else None
         pipeline = self._pipeline(self.traces.tracer, self.shadows)
         self.gateway = Gateway(
-            router=self._router(resolver, pipeline),
+            apis=self._apis(resolver, pipeline),
             pipeline=pipeline,
             metrics=self.metrics,
             bodies=bodies,
@@ -499,7 +498,7 @@ class ActivatorApp:
             body_timeout_s=settings.body_timeout_s,
         )
 
-    def _router(self, resolver: RequestResolver, pipeline: CallPipeline) -> RequestRouter:
+    def _apis(self, resolver: RequestResolver, pipeline: CallPipeline) -> Apis:
         settings = self.settings
         http_proxy = HttpProxy(
             runner=self.runner,
@@ -535,7 +534,7 @@ class ActivatorApp:
             run=pipeline.run_whole,
             arguments=self.arguments,
         )
-        return RequestRouter(
+        return Apis(
             resolver=resolver,
             functions=functions,
             openai=openai,

@@ -148,7 +148,7 @@ REQUEST = Picture(
     description=(
         "ClientConnection asks RouteCache for the path and key. When they are known, FastPath "
         "reserves a slot and sends to the WorkerConnection. Otherwise the "
-        "RequestRouter passes the request to an API, RequestResolver finds function and revision, "
+        "Gateway passes the request to an API, RequestResolver finds function and revision, "
         "CallPipeline admits it, CallRunner reserves a slot of the Throttler and forwards. Without "
         "a free slot, InstanceLifecycle and InstanceProvisioner have the Fleet start an instance: "
         "the node agent's InstanceStarter runs the ladder."
@@ -159,7 +159,7 @@ REQUEST = Picture(
         Box(x=240, y=30, width=170, name="RouteCache", lines=("find_warm",)),
         Box(x=460, y=30, width=190, name="FastPath", lines=("admit, reserve, meter",)),
         Box(x=740, y=30, width=200, name="WorkerConnection", lines=("send",)),
-        Box(x=20, y=140, width=170, name="RequestRouter", lines=("the API of the path",)),
+        Box(x=20, y=140, width=170, name="Gateway", lines=("the API of the path",)),
         Box(x=210, y=140, width=170, name="RequestResolver", lines=("authenticate, route",)),
         Box(x=400, y=140, width=140, name="CallPipeline", lines=("admit",)),
         Box(x=560, y=140, width=150, name="CallRunner", lines=("reserve, retry",)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from activator.calls.caller import Caller
-from activator.fairness.queue_priority import QueuePriority
+from activator.fairness.queue_priority import QueueBound, QueuePriority
 from activator.http.payloads import (
     CONTENT_TYPE,
     JSON,
@@ -20,14 +20,7 @@ from activator.http.payloads import (
 )
 from activator.http.trusted_proxies import network_of
 from activator.quotas.admission import Admission, admit
-from activator.quotas.rules import (
-    Rule,
-    Rules,
-    body_bytes_of,
-    operations_of,
-    queue_bounds_of,
-    token_bound_of,
-)
+from activator.quotas.rules import Rule, Rules, TokenBound, operations_of
 from activator.quotas.store_protocol import QuotaCheck, QuotaStore
 from activator.routing.api_keys import Principal
 from activator.routing.call_origin import CallOrigin
@@ -337,3 +330,30 @@ def split_function(name: str) -> tuple[str | None, str]:
     parts = name.split("/", 2)
     is_theirs = len(parts) == 3 and parts[0] == TENANT_PATH.strip("/")
     return (parts[1], parts[2]) if is_theirs else (None, name)
+
+
+def token_bound_of(rules: Rules) -> TokenBound | None:
+    """The smallest token quota among the rules; None = none."""
+    bounds = [
+        TokenBound(rule.of, rule.quotas.tokens_per_min, rule.is_shown)
+        for rule in rules
+        if rule.quotas.tokens_per_min is not None
+    ]
+    return min(bounds, key=lambda bound: bound.limit, default=None)
+
+
+def body_bytes_of(rules: Rules, limit_bytes: int | None) -> int | None:
+    """The smallest limit on a body, of all rules and `limit_bytes`; None = none."""
+    bounds = [rule.quotas.body_bytes for rule in rules if rule.quotas.body_bytes is not None]
+    if limit_bytes is not None:
+        bounds.append(limit_bytes)
+    return min(bounds, default=None)
+
+
+def queue_bounds_of(rules: Rules) -> tuple[QueueBound, ...]:
+    """Every `queued` quota among the rules."""
+    return tuple(
+        QueueBound(of=rule.counted_of, subject=rule.subject, limit=rule.quotas.queued)
+        for rule in rules
+        if rule.quotas.queued is not None
+    )

@@ -23,15 +23,14 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 
-from activator.balancing.instance_lifecycle import StartObserver
 from activator.balancing.throttler import Throttler
 from activator.resilience.breaker import State
 from activator.routing.call_target import CallTarget
 from activator.routing.traffic_split import Cutover, FunctionRouter
 from pilotlight.spec.policies import RolloutStrategy
 from snapshotter.errors import NoCapacity
-from snapshotter.types import InstanceInfo
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ class CutoverTracker:
         if (old := self.running.pop(name, None)) is not None:
             _stop(old)
             for target in old.awaited.values():
-                self._throttler_of(target).is_awaited = False
+                self._throttler_of(target).on_awaited_start = None
             if self._awaited(old.awaited.values()):
                 before = old.previous
         live = {target.key: self._live(target) for target in before.answering}
@@ -83,7 +82,8 @@ class CutoverTracker:
             return
         for target in awaited.values():
             share = routed.document.weights[target.revision] / 100
-            self._throttler_of(target).is_awaited = not routed.document.at_once
+            if not routed.document.at_once:
+                self._throttler_of(target).on_awaited_start = partial(self._start_ended, target)
             self._start(target, math.ceil(sum(live.values()) * share))
         if routed.document.at_once:
             return
@@ -108,7 +108,7 @@ class CutoverTracker:
         if (old := self.running.pop(name, None)) is not None:
             _stop(old)
             for target in old.awaited.values():
-                self._throttler_of(target).is_awaited = False
+                self._throttler_of(target).on_awaited_start = None
 
     def clear(self) -> None:
         """Cancel all cutovers."""
@@ -119,13 +119,13 @@ class CutoverTracker:
         """Cancel all cutovers."""
         self.clear()
 
-    def started(self, target: CallTarget, failed: str | None = None) -> None:
-        """An instance of the revision started, or a start `failed` with that code: check whether
-        its cutover can end."""
+    def _start_ended(self, target: CallTarget, failed: str) -> None:
+        """A start of the revision ended, with the error's code or "": check whether its cutover can
+        end."""
         handover = self.running.get(target.name)
         if handover is not None and target.key in handover.awaited:
             _mark(handover.lacking, target.key, is_so=failed == NoCapacity.code)
-            _mark(handover.broken, target.key, is_so=failed not in (None, NoCapacity.code))
+            _mark(handover.broken, target.key, is_so=failed not in ("", NoCapacity.code))
             asyncio.get_running_loop().call_soon(self._check_ready, target.name)
 
     def _check_ready(self, name: str) -> None:
@@ -136,7 +136,7 @@ class CutoverTracker:
             handover.awaited.keys() - (awaited := self._awaited(handover.awaited.values())).keys()
         )
         for key in come:
-            self._throttler_of(handover.awaited[key]).is_awaited = False
+            self._throttler_of(handover.awaited[key]).on_awaited_start = None
         handover.awaited = awaited
         if not handover.awaited:
             self._end(name, "done")
@@ -247,25 +247,3 @@ def _stop(handover: Cutover) -> None:
     for timer in (handover.timer, handover.ticker):
         if timer is not None:
             timer.cancel()
-
-
-class CutoverStartObserver:
-    """A `StartObserver` that notifies another one, and the cutovers."""
-
-    def __init__(self, observer: StartObserver, handovers: CutoverTracker) -> None:
-        self._observer = observer
-        self._handovers = handovers
-
-    def instance_ready(self, target: CallTarget, info: InstanceInfo, seconds: float) -> None:
-        """An instance started."""
-        self._observer.instance_ready(target, info, seconds)
-        self._handovers.started(target)
-
-    def instance_lost(self, target: CallTarget, reason: str) -> None:
-        """An instance exited unexpectedly."""
-        self._observer.instance_lost(target, reason)
-
-    def start_failed(self, target: CallTarget, code: str) -> None:
-        """A start failed."""
-        self._observer.start_failed(target, code)
-        self._handovers.started(target, failed=code)

@@ -44,8 +44,9 @@ class InstancePool(ABC):
         is_retired: the revision has no traffic.
         is_kept: False while its budget is spent: `min_instances` then has no effect.
         scheduled_min_instances: of its open scaling schedules; `min_instances` where it is larger.
-        is_awaited: it takes over from another revision as soon as it has an instance, so its start
-            is needed.
+        on_awaited_start: called at the end of each start, with the error's code or "", while it
+            takes over from another revision as soon as it has an instance, so that its start is
+            needed; None = it does not.
         kept_until: monotonic time until which one instance stays although the revision is retired,
             for a rollback.
     """
@@ -79,7 +80,7 @@ class InstancePool(ABC):
         self.is_retired = False
         self.is_kept = True
         self.scheduled_min_instances = 0
-        self.is_awaited = False
+        self.on_awaited_start: Callable[[str], None] | None = None
         self.kept_until = 0.0
         self._is_unmetered = False
 
@@ -212,6 +213,8 @@ class InstancePool(ABC):
                 self.target,
                 exc_info=True,
             )
+        if self.on_awaited_start is not None:
+            self.on_awaited_start("")
 
     # -- out ---------------------------------------------------------------------------------------
     def instance_exited(self, instance_id: str, reason: str, cpu_ns: int | None = None) -> None:

@@ -340,6 +340,8 @@ class Throttler(InstancePool):
         """A start ended without an instance."""
         log.warning("start failed target=%r code=%s error=%s", self.target, error.code, error)
         self._observer.start_failed(self.target, error.code)
+        if self.on_awaited_start is not None:
+            self.on_awaited_start(error.code)
         is_functions = isinstance(error, agent_errors.StartFailed | agent_errors.StartTimeout)
         if is_functions and not self.is_start_paused:  # of starts at once, the first
             self._paused_until = self._clock() + self._start_backoff.next_s()
@@ -376,7 +378,7 @@ class Throttler(InstancePool):
         """Whether the last of the starts in progress is still needed."""
         if not self.is_retired and len(self.instances) < self.min_instances:
             return True
-        if self.is_awaited and not any(self.live()):
+        if self.on_awaited_start is not None and not any(self.live()):
             return True
         now = self._clock()
         return is_start_needed(

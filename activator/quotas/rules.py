@@ -1,5 +1,5 @@
-"""Selects the quotas that apply to a call: those of the function's tenant, of the function, of the
-key, and of the caller's own tenant. Pure.
+"""The quotas that apply to a call: those of the function's tenant, of the function, of the key, and
+of the caller's own tenant (`access.grants` selects them).
 
 `tenant` is always the caller's own tenant. A call to another tenant's function also falls under
 that tenant's quotas, as `owner`. These are enforced, but not shown in headers or errors, because
@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from activator.fairness.queue_priority import QueueBound
 from pilotlight.spec.quotas import MAX_COUNT, MAX_RATE, Quotas
 
 Of = Literal["tenant", "owner", "function", "key", "address", "streams", "operations"]
@@ -50,9 +49,14 @@ class Rule:
     is_shown: bool = True
 
     @property
+    def counted_of(self) -> str:
+        """Whose counter it uses: `of`, but a tenant's as caller and as owner is one."""
+        return _SUBJECTS.get(self.of, self.of)
+
+    @property
     def id(self) -> str:
         """Name of the counter: `tenant:t-…`, `function:…`, `key:k-…`, `address:…`."""
-        return f"{_SUBJECTS.get(self.of, self.of)}:{self.subject}"
+        return f"{self.counted_of}:{self.subject}"
 
 
 Rules = tuple[Rule, ...]
@@ -100,32 +104,3 @@ class TokenBound(NamedTuple):
     of: str
     limit: int
     is_shown: bool
-
-
-def token_bound_of(rules: Rules) -> TokenBound | None:
-    """The smallest token quota among the rules; None = none."""
-    bounds = [
-        TokenBound(rule.of, rule.quotas.tokens_per_min, rule.is_shown)
-        for rule in rules
-        if rule.quotas.tokens_per_min is not None
-    ]
-    return min(bounds, key=lambda bound: bound.limit, default=None)
-
-
-def body_bytes_of(rules: Rules, limit_bytes: int | None) -> int | None:
-    """The smallest limit on a body, of all rules and `limit_bytes`; None = none."""
-    bounds = [rule.quotas.body_bytes for rule in rules if rule.quotas.body_bytes is not None]
-    if limit_bytes is not None:
-        bounds.append(limit_bytes)
-    return min(bounds, default=None)
-
-
-def queue_bounds_of(rules: Rules) -> tuple[QueueBound, ...]:
-    """Every `queued` quota among the rules."""
-    return tuple(
-        QueueBound(
-            of=_SUBJECTS.get(rule.of, rule.of), subject=rule.subject, limit=rule.quotas.queued
-        )
-        for rule in rules
-        if rule.quotas.queued is not None
-    )

@@ -23,7 +23,7 @@ from activator.arguments.checker import ArgumentChecker
 from activator.async_calls.api import RemoteCalls
 from activator.async_calls.service import AsyncCalls
 from activator.autoscaler.autoscaler_loop import AutoscalerLoop
-from activator.balancing.cutover import CutoverStartObserver, CutoverTracker
+from activator.balancing.cutover import CutoverTracker
 from activator.balancing.fleet import Fleet
 from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.provisioner import InstanceProvisioner
@@ -39,13 +39,12 @@ from activator.gateway.calls_by_functions import CallsByFunctions
 from activator.gateway.cors import CrossOrigin
 from activator.gateway.forwarded_callers import ForwardedCallers
 from activator.gateway.functions_api import FunctionsApi
-from activator.gateway.gateway import Gateway
+from activator.gateway.gateway import Apis, Gateway
 from activator.gateway.health import Health, HealthApi
 from activator.gateway.http_proxy import HttpProxy
 from activator.gateway.instance_sockets import InstanceSockets
 from activator.gateway.pipeline import CallPipeline
 from activator.gateway.response_writer import CallObserver, ResponseWriter
-from activator.gateway.router import RequestRouter
 from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.http.bodies import Bodies
 from activator.http.connection_limits import ConnectionLimits
@@ -257,7 +256,7 @@ class Edge:
                 self.control, token="token", body_timeout_s=settings.body_timeout_s
             ),
         )
-        router = RequestRouter(
+        apis = Apis(
             resolver=resolver,
             functions=self.functions,
             openai=openai,
@@ -273,7 +272,7 @@ class Edge:
             health=HealthApi(health or Health(), control=self.control, table=self.table),
         )
         self.gateway = Gateway(
-            router=router,
+            apis=apis,
             pipeline=pipeline,
             metrics=self.metrics,
             bodies=bodies,
@@ -323,7 +322,7 @@ class Edge:
             provisioner=self.provisioner,
             queue=self.queue,
             account=self.books.account,
-            observer=CutoverStartObserver(self.metrics, self.handovers),
+            observer=self.metrics,
             listen=self.sockets.listen,
             terms=self.breaker,
         )

@@ -27,7 +27,6 @@ from websockets.asyncio.server import ServerConnection, unix_serve
 
 import activator
 from activator.gateway.gateway import Gateway
-from activator.gateway.router import RequestRouter
 from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.http.payloads import JSON, PICKLE, accepts_pickles, answered_type, payload_type
 from activator.llm.openai.api import MODELS, OURS
@@ -283,7 +282,7 @@ ENTRANCES: dict[str, Row] = {
 NO_ENTRANCES = {
     "self._http_proxy.http": "raw HTTP is the application's own; see the tests of its path and "
     "headers",
-    "self._router.websocket": "frames; see the test of its head",
+    "self._http_proxy.websocket": "frames; see the test of its head",
     "self._calls.answer": "questions about calls: nothing of the request reaches a worker",
     "self._calls.sandboxes.answer": "commands and files: the worker reads JSON or keeps the bytes",
     "self._control.forward": "the controller's paths: no worker is asked",
@@ -293,7 +292,6 @@ NO_ENTRANCES = {
     **dict.fromkeys(
         (
             "self._answer",
-            "self._router.answer",
             "self.bodies.room",
             "self._functions.answer",
             "self._openai.answer",
@@ -355,11 +353,7 @@ async def test_a_pickle_of_the_functions_own_tenant_is_served_as_before(
 
 # -- every way in has a row ------------------------------------------------------------------------
 def test_every_handler_of_the_gateway_is_an_entrance_or_is_known_to_be_none() -> None:
-    found = (
-        handlers_of(Gateway._route)
-        | handlers_of(RequestRouter.answer)
-        | handlers_of(Gateway.__call__)
-    )
+    found = handlers_of(Gateway._route) | handlers_of(Gateway.__call__)
     openai = {f"openai {path}" for path in OURS}
     verbs = {row.covers for row in ENTRANCES.values() if row.covers.startswith("verb ")}
     covered = {row.covers for row in ENTRANCES.values()} | set(NO_ENTRANCES)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from activator.access.grants import body_bytes_of, queue_bounds_of
 from activator.fairness.queue_priority import QueueBound
-from activator.quotas.rules import Rule, body_bytes_of, counted, queue_bounds_of
+from activator.quotas.rules import Rule, counted
 from activator.routing.route_table import RouteTable
 from activator.routing.tenants import Tenants, priority_of
 from pilotlight.protocol import BudgetRecord, FeedChange
