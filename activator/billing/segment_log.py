@@ -1,7 +1,9 @@
 """A durable append-only log in segments. Lines are written at once, synced in groups, and deleted
 oldest first.
 
-`append` is one `write(2)`. `sync` rotates the segment when due, calls `fdatasync` in a thread,
+`append` is one `write(2)`: a line survives the death of the process once the call returns, and that
+of the machine after the next `fdatasync`. A partial write is truncated, so a torn line can only be
+the last one. `sync` rotates the segment when due, calls `fdatasync` in a thread,
 wakes the tasks that wait for it, and deletes the segments that were marked for deletion before it,
 so that the data that replaces them is durable first. Lines that the disk does not accept and that
 must not be lost are deferred: they are kept in memory and written, in order, as soon as there is
@@ -17,13 +19,59 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from activator.billing.errors import JournalFull
-from activator.billing.segments import SegmentFile, segment_path
+from activator.billing.segments import segment_path
 from pilotlight.core.durability import sync_directory
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 """Pause after a failed sync."""
+
+
+class SegmentFile:
+    """The segment that is currently written. Owned by the log."""
+
+    def __init__(self, directory: Path, number: int, *, header: bytes) -> None:
+        """Create the file with its first line, durably. Raises JournalFull, and then leaves no file
+        behind."""
+        self.number = number
+        self.size = 0
+        self.path = segment_path(directory, number)
+        try:
+            self.fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
+        except OSError as e:
+            raise JournalFull(
+                f"cannot create {self.path}: {e.strerror}; free some disk space", retry_after_s=5
+            ) from e
+        try:
+            self.append(header)
+            os.fdatasync(self.fd)
+            sync_directory(directory)
+        except (JournalFull, OSError):
+            os.close(self.fd)
+            self.path.unlink()
+            raise
+
+    def append(self, line: bytes) -> int:
+        """Write a line and return its offset. Raises JournalFull when the disk does not accept the
+        whole line; then none of it remains."""
+        try:
+            written = os.write(self.fd, line)
+        except OSError as e:
+            raise JournalFull(
+                f"cannot write to the journal {self.path}: {e.strerror}; free some disk space",
+                retry_after_s=5,
+            ) from e
+        if written != len(line):
+            os.ftruncate(self.fd, self.size)
+            raise JournalFull(
+                f"only {written} of {len(line)} bytes were written to the journal {self.path}; "
+                f"free some disk space",
+                retry_after_s=5,
+            )
+        offset = self.size
+        self.size = offset + written
+        return offset
 
 
 class SegmentLog:

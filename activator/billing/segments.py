@@ -1,9 +1,5 @@
-"""The journal's files: numbered segments that one process appends to, read by offset, deleted
-oldest first.
-
-A line is written with one `write(2)`. It survives the death of the process once the call returns,
-and that of the machine after the next `fdatasync`. A partial write is truncated, so a torn line can
-only be the last one."""
+"""The journal's files as they are found: numbered segments, read by offset; the lock of their
+directory; the checkpoint. `segment_log` writes segments."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from activator.billing.errors import JournalFull, JournalInUse
+from activator.billing.errors import JournalInUse
 from pilotlight.core.durability import sync_directory
 
 LOCK_NAME = "journal.lock"
@@ -63,52 +59,6 @@ def read_segment(directory: Path, number: int, *, offset: int = 0) -> Iterator[L
                 return
             yield Line(text=text[:-1], segment=number, offset=offset)
             offset += len(text)
-
-
-class SegmentFile:
-    """The segment that is currently written. Owned by the journal."""
-
-    def __init__(self, directory: Path, number: int, *, header: bytes) -> None:
-        """Create the file with its first line, durably. Raises JournalFull, and then leaves no file
-        behind."""
-        self.number = number
-        self.size = 0
-        self.path = segment_path(directory, number)
-        try:
-            self.fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
-        except OSError as e:
-            raise JournalFull(
-                f"cannot create {self.path}: {e.strerror}; free some disk space", retry_after_s=5
-            ) from e
-        try:
-            self.append(header)
-            os.fdatasync(self.fd)
-            sync_directory(directory)
-        except (JournalFull, OSError):
-            os.close(self.fd)
-            self.path.unlink()
-            raise
-
-    def append(self, line: bytes) -> int:
-        """Write a line and return its offset. Raises JournalFull when the disk does not accept the
-        whole line; then none of it remains."""
-        try:
-            written = os.write(self.fd, line)
-        except OSError as e:
-            raise JournalFull(
-                f"cannot write to the journal {self.path}: {e.strerror}; free some disk space",
-                retry_after_s=5,
-            ) from e
-        if written != len(line):
-            os.ftruncate(self.fd, self.size)
-            raise JournalFull(
-                f"only {written} of {len(line)} bytes were written to the journal {self.path}; "
-                f"free some disk space",
-                retry_after_s=5,
-            )
-        offset = self.size
-        self.size = offset + written
-        return offset
 
 
 def lock(directory: Path) -> int:

@@ -471,9 +471,9 @@ async def served(edge: Edge) -> AsyncIterator[Edge]:
     server.lifespan = config.lifespan_class(config)
     await server.startup(sockets=[listener, at_unix])
     tasks = [
-        asyncio.create_task(edge.books.run()),
-        asyncio.create_task(edge.scaler.watch()),
-        asyncio.create_task(edge.limits.sweep()),
+        asyncio.create_task(edge.books.run(), name="books"),
+        asyncio.create_task(edge.scaler.watch(), name="agent events"),
+        asyncio.create_task(edge.limits.sweep(), name="slow heads"),
     ]
     yield edge
     await edge.client.aclose()

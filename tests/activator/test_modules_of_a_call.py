@@ -20,13 +20,23 @@ from tests.activator.conftest import KEY, Edge
 from tests.fakes.routes import route_of, spec_of
 
 ACTIVATOR = str(Path(__file__).parents[2] / "activator") + "/"
-BESIDE = {"journal", "journal-sync", "journal-heartbeat", "usage shipping", "budget states"}
+BESIDE = {
+    "agent events",
+    "books",
+    "budget states",
+    "journal",
+    "journal-heartbeat",
+    "journal-sync",
+    "slow heads",
+    "usage shipping",
+}
 """Names of the tasks that run all the time, beside calls."""
 WARM = {
     "http/server.py": "parses the request and writes the response",
     "gateway/route_cache.py": "route and caller by path and key, with what is precomputed of them",
     "gateway/fast_path.py": "the order of the steps",
     "arguments/validator.py": "JSON Schema of the arguments",
+    "autoscaler/autoscaler_loop.py": "the throttler of the revision, by its key",
     "balancing/throttler.py": "takes and returns a slot, of the least loaded instance",
     "balancing/instance.py": "the reservation of a slot",
     "calls/call.py": "what is known of the call",
@@ -36,28 +46,31 @@ WARM = {
     "billing/instance_account.py": "its record, budget and meter together, once each",
     "billing/instance_meter.py": "pure: time of an instance, shared by its concurrent calls",
     "billing/usage_pricing.py": "pure: the price of a record",
+    "billing/journal.py": "which attempts are open, and where their lines are",
+    "billing/journal_format.py": "pure: a line of the journal",
+    "billing/segment_log.py": "writes lines, and keeps those that the disk does not accept",
     "metrics/call_counters.py": "plain numbers, which Prometheus and the controller read later",
 }
 FROM_ZERO = {
     "http": (4, "server; ASGI: request, payloads, memory of bodies"),
     "gateway": (
-        7,
-        "ASGI, router, API of functions, the cache of routes, pipeline, response, instance's socket",
+        6,
+        "ASGI and the API of the path, API of functions, cache of routes, pipeline, response, socket",
     ),
     "access": (2, "who calls which function, and the grant, which is cached"),
     "routing": (5, "tables of routes, keys and tenants, and the traffic split"),
     "arguments": (2, "the check, and where it is done"),
-    "quotas": (2, "which quotas apply to the caller, and none"),
+    "quotas": (1, "admission, here of nothing that is counted"),
     "calls": (6, "call, attempt and its end, runner, the response, the trace"),
     "resilience": (1, "retries that the function declares, and their budget"),
     "balancing": (
-        10,
+        9,
         "the queue, the start, what starts share, and the lists in which an instance is kept",
     ),
     "fairness": (5, "whose start is first, by quota and by memory of the node"),
-    "autoscaler": (1, "the revision's place in the autoscaler"),
+    "autoscaler": (2, "the throttler of the revision, and its place in the autoscaler"),
     "worker_client": (2, "address, connection"),
-    "billing": (6, "budgets, and the records of start and call"),
+    "billing": (8, "budgets, the records of start and call, and the journal"),
     "metrics": (2, "counters"),
     "call_stats": (1, "the same for the controller"),
     "tracing": (2, "the trace of a cold call is kept"),
