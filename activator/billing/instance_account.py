@@ -263,16 +263,22 @@ class InstanceAccount:
                 mark=mark,
             )
         except BaseException as e:
-            if not is_shadow:
-                cover.release(name, worst, turn=turn)
-            if isinstance(e, JournalFull) and self._on_unbilled is not None:
-                self._on_unbilled()
-                ticket.is_billed = False
-                return ticket
-            if is_metered:
-                self._end(name, now_ns)
-            raise
+            if not self._runs_unbilled(ticket, e):
+                if is_metered:
+                    self._end(name, now_ns)
+                raise
         return ticket
+
+    def _runs_unbilled(self, ticket: OpenRecord, error: BaseException) -> bool:
+        """Return the reservation of an attempt that could not be recorded. Returns whether it runs
+        nevertheless: the journal is full, and such calls are served."""
+        if not ticket.is_shadow:
+            ticket.cover.release(ticket.id, ticket.worst, turn=ticket.turn)
+        if not isinstance(error, JournalFull) or self._on_unbilled is None:
+            return False
+        self._on_unbilled()
+        ticket.is_billed = False
+        return True
 
     def close(
         self,
@@ -295,11 +301,7 @@ class InstanceAccount:
         else:
             tokens.close(status=status, outcome=outcome)
             tokens_in, tokens_out = tokens.tokens_in, tokens.tokens_out
-            mark += marked_tokens(
-                cached=tokens.tokens_cached,
-                finish=tokens.finish,
-                first_token_ms=tokens.first_token_ms,
-            )
+            mark += _mark_of(tokens)
         if self._on_gpu_time is not None:
             self._count_gpu_time(CALL, billed_ns)
         exec_ms = (at_ns - ticket.at_ns) // 1_000_000 if at_ns > ticket.at_ns else 0
@@ -514,3 +516,9 @@ class InstanceAccount:
         template = UsageTemplate(subject, footprint=self._footprint, rates=self._rates, kind=kind)
         self._templates[key, method, caller, is_shadow] = template
         return template
+
+
+def _mark_of(tokens: TokenReservation) -> str:
+    return marked_tokens(
+        cached=tokens.tokens_cached, finish=tokens.finish, first_token_ms=tokens.first_token_ms
+    )

@@ -12,7 +12,6 @@ stops being simple later (its response streams, its worker dies or is busy) cont
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import time
 from collections.abc import Callable, Coroutine
@@ -40,8 +39,6 @@ from pilotlight.protocol import new_call_id
 
 if TYPE_CHECKING:
     from activator.http.server import ClientConnection
-
-log = logging.getLogger(__name__)
 
 CLOCK_STEP_S: Final = 0.05
 """Resolution of the execution clocks of warm calls: a call may run longer by this."""

@@ -11,7 +11,6 @@ server."""
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -23,8 +22,6 @@ from activator.routing.route_table import CallTarget
 from pilotlight.core.backoff import Backoff
 from pilotlight.core.transport.cookies import no_cookies
 from pilotlight.protocol import WORKER_STATUS
-
-log = logging.getLogger(__name__)
 
 MOST = 100
 """Requests held for one revision: KPA adds up to 1000 % a tick, and the next tick sees what still

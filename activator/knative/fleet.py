@@ -16,7 +16,6 @@ Which instance (pod) a call goes to is decided by `balancing.throttler`, as on o
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -48,8 +47,6 @@ from snapshotter.types import (
     RevisionKey,
     StartKind,
 )
-
-log = logging.getLogger(__name__)
 
 LOOK_S = 0.25
 """While a start waits: interval between attempts at pods that were claimed by others. Changes of
@@ -100,17 +97,7 @@ class KnativeFleet(PodFleetLimits):
             warm=promotions.source if promotions is not None else None,
             on_failed=lambda pod: pods.notify(pod.key),
         )
-        self.unclaimed = (
-            UnclaimedPods(
-                pods,
-                claims=claims,
-                readiness=self.readiness,
-                source=promotions.source,
-                target_of=targets.target_of,
-            )
-            if promotions is not None
-            else None
-        )
+        self.unclaimed = self._unclaimed(promotions) if promotions is not None else None
         self.starts = WaitingStarts(pods, self.claimed, promotions, give_back=self._give_back)
         self._ending = PodEnding(pods, self.claimed, self.claims, self.readiness)
         self._checks = StartChecks(
@@ -130,6 +117,15 @@ class KnativeFleet(PodFleetLimits):
             give_back=self._give_back,
         )
         pods.listener = self._on_pod_change
+
+    def _unclaimed(self, promotions: Promotions) -> UnclaimedPods:
+        return UnclaimedPods(
+            self.pods,
+            claims=self._lease_store,
+            readiness=self.readiness,
+            source=promotions.source,
+            target_of=self._targets.target_of,
+        )
 
     def __repr__(self) -> str:
         return (

@@ -11,7 +11,6 @@ applies."""
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import OrderedDict
 
@@ -19,8 +18,6 @@ from activator.coordination.state import SharedState, SharedStateUnreachable
 from activator.http.trusted_proxies import network_of
 from pilotlight import errors
 from pilotlight.core.background_tasks import cancel_all
-
-log = logging.getLogger(__name__)
 
 MAX_REPORTS = 256
 """Most concurrent reports; further attempts are counted locally only, so that a flood does not

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from decimal import Decimal
 
 from activator.arguments.validator import ArgumentValidator
 from pilotlight import errors
@@ -11,7 +10,7 @@ from pilotlight.protocol import FunctionRoute
 from pilotlight.spec.function import FunctionSpec, MethodSpec
 from pilotlight.spec.identifiers import MAX_NAME_LENGTH
 from pilotlight.spec.policies import Objectives
-from pilotlight.spec.pricing import Footprint, Rates, dearest_gpu, price_name_of, rate_per_s
+from pilotlight.spec.pricing import Footprint, Rates, dearest_gpu, price_name_of
 from pilotlight.spec.record_json import from_json, to_json
 from snapshotter.types import GpuGrant, LaunchSpec
 
@@ -43,7 +42,6 @@ class CallTarget:
         "launch",
         "log",
         "log_terms",
-        "rate_per_s",
         "rates",
         "revision",
         "slow_first_ms",
@@ -97,7 +95,6 @@ class CallTarget:
             self.footprint = self._footprint(dearest_gpu(self.spec.resources.gpu, rates))
         except KeyError as e:
             raise _without_price(str(e.args[0])) from e
-        self.rate_per_s: Decimal = rate_per_s(self.footprint, rates)
         self._checks: dict[str, ArgumentValidator] = {}
 
     def __repr__(self) -> str:

@@ -21,7 +21,6 @@ _PUBLIC = "Image.from_registry(…) of a public image"
 _EPHEMERAL = "{0}.from_name(name, create_if_missing=True), and {0}.delete(name) at the end"
 _SERVER = "@pilotlight.web_server(…)"
 _STEPS = "Image.python(…) with .pip_install(…), .apt_install(…) and .run(…)"
-_ENDPOINT = "the address of the platform, which f.get_web_url() returns"
 
 NOT_HERE: Mapping[str, str] = {
     "NetworkFileSystem": _STORAGE,

@@ -4,7 +4,7 @@ scan many records of others."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,30 +123,41 @@ def read(
     if until < math.inf:
         same_moment = (table.c.started_at == until) & (table.c.id < after_id)
         where.append((table.c.started_at <= until) & ((table.c.started_at < until) | same_moment))
-    newest_first = (table.c.started_at.desc(), table.c.id.desc())
-    columns = [table.c[name] for name in UsageRecord.__slots__]
-    query = sa.select(*columns)
-    if wanted.is_narrow:
-        keys = (table.c.id, table.c.started_at, table.c.outcome, table.c.status, table.c.start_kind)
-        scanned = sa.select(*keys).where(*where).order_by(*newest_first).limit(MAX_SCANNED)
-        seen = scanned.subquery()
-        matching = sa.select(seen.c.id).where(*wanted.conditions(seen.c))
-        matching = matching.order_by(seen.c.started_at.desc(), seen.c.id.desc()).limit(limit + 1)
-        query = query.where(table.c.id.in_(matching))
-    else:
-        query = query.where(*where)
-    query = query.order_by(*newest_first).limit(limit + 1)
-    found = [UsageRecord(**row) for row in sql.execute(query).mappings()]
+    found = [
+        UsageRecord(**row) for row in sql.execute(_page(wanted, where, limit=limit + 1)).mappings()
+    ]
     if len(found) > limit:
         last = found[limit - 1]
         return CallPage(calls=found[:limit], older=f"{last.started_at!r}~{last.id}")
     if wanted.is_narrow:
-        rest = sa.select(table.c.started_at, table.c.id).where(*where).order_by(*newest_first)
+        rest = sa.select(table.c.started_at, table.c.id).where(*where).order_by(*_NEWEST_FIRST)
         end = sql.execute(rest.offset(MAX_SCANNED - 1).limit(2)).all()
         if len(end) > 1:
             older = f"{end[0].started_at!r}~{end[0].id}"
             return CallPage(calls=found, older=older, is_cut=True)
     return CallPage(calls=found, older="")
+
+
+_NEWEST_FIRST = (tables.usage.c.started_at.desc(), tables.usage.c.id.desc())
+
+
+def _page(
+    wanted: CallFilter, where: Sequence[sa.ColumnElement[bool]], *, limit: int
+) -> sa.Select[Any]:
+    """Select the newest calls by the indexed conditions `where`; a narrow filter is applied to
+    MAX_SCANNED of them."""
+    table = tables.usage
+    query = sa.select(*(table.c[name] for name in UsageRecord.__slots__))
+    if wanted.is_narrow:
+        keys = (table.c.id, table.c.started_at, table.c.outcome, table.c.status, table.c.start_kind)
+        scanned = sa.select(*keys).where(*where).order_by(*_NEWEST_FIRST).limit(MAX_SCANNED)
+        seen = scanned.subquery()
+        matching = sa.select(seen.c.id).where(*wanted.conditions(seen.c))
+        matching = matching.order_by(seen.c.started_at.desc(), seen.c.id.desc()).limit(limit)
+        query = query.where(table.c.id.in_(matching))
+    else:
+        query = query.where(*where)
+    return query.order_by(*_NEWEST_FIRST).limit(limit)
 
 
 def attempts(sql: sa.Connection, *, tenant: str, environment: str, call: str) -> list[UsageRecord]:

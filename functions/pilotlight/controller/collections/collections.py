@@ -409,10 +409,6 @@ def _at(found: Collection, keys: Sequence[str]) -> list[sa.ColumnElement[bool]]:
     return [_VALUES.c.collection == found.id, _VALUES.c.key.in_(keys)]
 
 
-def _is(found: Collection) -> sa.ColumnElement[bool]:
-    return _COLLECTIONS.c.id == found.id
-
-
 def _of_kind(scope: CollectionScope) -> tuple[sa.ColumnElement[bool], ...]:
     c = _COLLECTIONS.c
     return (

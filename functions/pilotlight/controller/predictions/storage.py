@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import tarfile
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
@@ -15,8 +14,6 @@ from pilotlight.controller.predictions import files
 from pilotlight.controller.predictions.files import MAX_FILE_BYTES, PredictionFile, StoredFile
 from pilotlight.controller.weights.blob_upload import store_errors
 from pilotlight.core.object_store.errors import ObjectNotFound
-
-log = logging.getLogger(__name__)
 
 EXPIRE_BATCH: Final = 500
 _BLOCK: Final = tarfile.BLOCKSIZE

@@ -14,7 +14,7 @@ time (Howard and Ramdas, "Sequential estimation of quantiles", Bernoulli 28(3), 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final
 
@@ -22,7 +22,6 @@ from pilotlight.controller.statistics.estimates import chi_square, chi_square_ta
 from pilotlight.spec.sketches import OTHER, Sketch, cell_bounds, common_cells
 
 PSI_MODERATE: Final = 0.1
-PSI_LARGE: Final = 0.25
 BINS: Final = 10
 _SMOOTHING: Final = 0.5
 """Added to each bin (Jeffreys): an empty one has no logarithm."""
@@ -99,10 +98,6 @@ def ks(one: Sketch, other: Sketch) -> float:
         return 0.0
     ours, theirs = accumulate(a for a, _ in counts), accumulate(b for _, b in counts)
     return max(abs(a / n - b / m) for a, b in zip(ours, theirs, strict=True))
-
-
-def _others(sketch: Sketch, names: Collection[str]) -> int:
-    return sketch.categories.total() - sum(sketch.categories[name] for name in names)
 
 
 def ks_p(distance: float, n: int, m: int) -> float:

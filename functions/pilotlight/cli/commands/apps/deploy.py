@@ -54,31 +54,32 @@ def register(root: typer.Typer) -> None:
     command(root, "serve")(serve)
 
 
+Name = Annotated[str | None, typer.Option(help="Deploy under this name instead of the app's own.")]
+Wait = Annotated[
+    bool,
+    typer.Option(
+        "--wait/--no-wait",
+        help="Start each function once and wait until its snapshot is proven.",
+    ),
+]
+Proof = Annotated[
+    bool,
+    typer.Option(
+        "--proof/--no-proof",
+        help="With --no-proof, wait until each function has started only: its snapshot is made "
+        "and proven in the background.",
+    ),
+]
+
+
 def deploy(
     session: Session,
     *,
     file: File,
-    name: Annotated[
-        str | None, typer.Option(help="Deploy under this name instead of the app's own.")
-    ] = None,
-    message: Annotated[
-        str, typer.Option("--message", "-m", help="Description for the app's history.")
-    ] = "",
-    wait: Annotated[
-        bool,
-        typer.Option(
-            "--wait/--no-wait",
-            help="Start each function once and wait until its snapshot is proven.",
-        ),
-    ] = True,
-    proof: Annotated[
-        bool,
-        typer.Option(
-            "--proof/--no-proof",
-            help="With --no-proof, wait until each function has started only: its snapshot is made "
-            "and proven in the background.",
-        ),
-    ] = True,
+    name: Name = None,
+    message: release_options.Message = "",
+    wait: Wait = True,
+    proof: Proof = True,
     meta: release_options.Meta = None,
     evaluation: release_options.Evaluation = None,
     no_traffic: release_options.NoTraffic = False,

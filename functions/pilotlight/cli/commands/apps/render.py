@@ -55,46 +55,56 @@ class _Sheaf:
         return [one for one in self.manifests if one["kind"] == "Service"]
 
 
+File = Annotated[
+    str, typer.Argument(metavar="FILE[::APP]", help="app.py, app.py::name, or package.module.")
+]
+TenantName = Annotated[
+    str | None,
+    typer.Option(help="Name of the tenant, from which the namespace's name is derived."),
+]
+Namespace = Annotated[
+    str | None,
+    typer.Option(help="Namespace. Default: derived from tenant and environment."),
+]
+ImageOfAll = Annotated[
+    str | None,
+    typer.Option(help="Image of all functions, by digest. Default: from platform.yaml."),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        help="Directory to write to: one file for the namespace and one per function. Default: "
+        "print the manifests."
+    ),
+]
+Check = Annotated[
+    bool,
+    typer.Option("--check", help="Report which features of Knative the cluster must enable."),
+]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Like --check, but features that the cluster must enable are errors.",
+    ),
+]
+InCluster = Annotated[
+    bool,
+    typer.Option("--cluster", help="Have the cluster validate the Services (dry run)."),
+]
+
+
 def render(
     session: Session,
     *,
-    file: Annotated[
-        str, typer.Argument(metavar="FILE[::APP]", help="app.py, app.py::name, or package.module.")
-    ],
-    tenant: Annotated[
-        str | None,
-        typer.Option(help="Name of the tenant, from which the namespace's name is derived."),
-    ] = None,
-    namespace: Annotated[
-        str | None,
-        typer.Option(help="Namespace. Default: derived from tenant and environment."),
-    ] = None,
-    image: Annotated[
-        str | None,
-        typer.Option(help="Image of all functions, by digest. Default: from platform.yaml."),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            help="Directory to write to: one file for the namespace and one per function. Default: "
-            "print the manifests."
-        ),
-    ] = None,
-    check: Annotated[
-        bool,
-        typer.Option("--check", help="Report which features of Knative the cluster must enable."),
-    ] = False,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict",
-            help="Like --check, but features that the cluster must enable are errors.",
-        ),
-    ] = False,
-    cluster: Annotated[
-        bool,
-        typer.Option("--cluster", help="Have the cluster validate the Services (dry run)."),
-    ] = False,
+    file: File,
+    tenant: TenantName = None,
+    namespace: Namespace = None,
+    image: ImageOfAll = None,
+    output: Output = None,
+    check: Check = False,
+    strict: Strict = False,
+    cluster: InCluster = False,
 ) -> None:
     """Print the manifests that would be applied for an app in a cluster.
 

@@ -136,7 +136,6 @@ def loadtest(
 
     Latencies count from the time a request was due, so they include queueing. Ctrl-C ends the test
     early and reports the responses so far."""
-    from pilotlight.loadtest.arrivals import arrivals as drawn
     from pilotlight.loadtest.chart import draw_chart
 
     seconds, patience = parse_duration_s(duration), parse_duration_s(timeout)
@@ -154,12 +153,7 @@ def loadtest(
         chat=chat,
         stream=stream,
     )
-    due = list(drawn(arrivals, rate_per_s=rate, duration_s=seconds, source=random.Random(seed)))
-    if not due:
-        raise InvalidInput(
-            f"no request is due in {seconds:g} s at {rate:g} per second",
-            hint="Use a higher --rate or a longer --duration.",
-        )
+    due = _due_times(arrivals, rate, seconds, seed)
     plan = {
         "target": target,
         "rate_per_s": rate,
@@ -178,6 +172,20 @@ def loadtest(
         raise typer.Exit(INTERRUPTED)
     if not found["good"]:
         raise typer.Exit(1)
+
+
+def _due_times(arrivals: str, rate: float, seconds: float, seed: int) -> list[float]:
+    """Return when requests are due, in seconds from the begin; at least one. Raises
+    InvalidInput."""
+    from pilotlight.loadtest.arrivals import arrivals as drawn
+
+    due = list(drawn(arrivals, rate_per_s=rate, duration_s=seconds, source=random.Random(seed)))
+    if not due:
+        raise InvalidInput(
+            f"no request is due in {seconds:g} s at {rate:g} per second",
+            hint="Use a higher --rate or a longer --duration.",
+        )
+    return due
 
 
 def _measure(

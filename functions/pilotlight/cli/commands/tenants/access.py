@@ -50,50 +50,58 @@ def register(root: typer.Typer) -> None:
         command_group(root, name, help_text, functions)
 
 
+KeyScope = Annotated[
+    Scope,
+    typer.Option(
+        help="Permissions: admin includes deploy, deploy includes invoke and read-billing."
+    ),
+]
+KeyName = Annotated[str, typer.Option(help="Name to recognize the key by.")]
+OnlyEnvironment = Annotated[str | None, typer.Option(help="Restrict the key to this environment.")]
+OnlyApp = Annotated[str | None, typer.Option(help="Restrict the key to this app.")]
+OnlyFunction = Annotated[
+    str | None,
+    typer.Option(metavar="APP/FUNCTION", help="Restrict the key to this function."),
+]
+KeyQuota = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="QUOTA=VALUE",
+        help="Quota of the key's calls, such as requests_per_s=5 or concurrent=2; may be repeated.",
+    ),
+]
+Lifetime = Annotated[
+    str | None, typer.Option(help="Lifetime of the key, such as 12h or 30d. Default: no limit.")
+]
+OfTenant = Annotated[
+    str | None,
+    typer.Option(
+        help="Create the key for this tenant, which has lost its last one; platform "
+        "administrators only."
+    ),
+]
+Local = Annotated[
+    bool,
+    typer.Option(
+        "--local",
+        help="Create the key in the local platform's database, without an API key: for when "
+        "the last admin key is lost.",
+    ),
+]
+
+
 def token_create(
     session: Session,
     *,
-    scope: Annotated[
-        Scope,
-        typer.Option(
-            help="Permissions: admin includes deploy, deploy includes invoke and read-billing."
-        ),
-    ] = Scope.INVOKE,
-    name: Annotated[str, typer.Option(help="Name to recognize the key by.")] = "",
-    only_environment: Annotated[
-        str | None, typer.Option(help="Restrict the key to this environment.")
-    ] = None,
-    app: Annotated[str | None, typer.Option(help="Restrict the key to this app.")] = None,
-    function: Annotated[
-        str | None,
-        typer.Option(metavar="APP/FUNCTION", help="Restrict the key to this function."),
-    ] = None,
-    quota: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="QUOTA=VALUE",
-            help="Quota of the key's calls, such as requests_per_s=5 or concurrent=2; may be "
-            "repeated.",
-        ),
-    ] = None,
-    ttl: Annotated[
-        str | None, typer.Option(help="Lifetime of the key, such as 12h or 30d. Default: no limit.")
-    ] = None,
-    tenant: Annotated[
-        str | None,
-        typer.Option(
-            help="Create the key for this tenant, which has lost its last one; platform "
-            "administrators only."
-        ),
-    ] = None,
-    local: Annotated[
-        bool,
-        typer.Option(
-            "--local",
-            help="Create the key in the local platform's database, without an API key: for when "
-            "the last admin key is lost.",
-        ),
-    ] = False,
+    scope: KeyScope = Scope.INVOKE,
+    name: KeyName = "",
+    only_environment: OnlyEnvironment = None,
+    app: OnlyApp = None,
+    function: OnlyFunction = None,
+    quota: KeyQuota = None,
+    ttl: Lifetime = None,
+    tenant: OfTenant = None,
+    local: Local = False,
 ) -> None:
     """Create an API key. It is shown only once; the platform stores only its hash."""
     ttl_s = parse_duration_s(ttl) if ttl else None

@@ -68,43 +68,51 @@ def register(root: typer.Typer) -> None:
     )
 
 
+Amount = Annotated[
+    str, typer.Argument(metavar="AMOUNT", help="Amount per period, such as 250 or 0.05.")
+]
+OnlyApp = Annotated[str, typer.Option(help="Cover only this app. Default: all apps.")]
+OnlyFunction = Annotated[
+    str, typer.Option(metavar="APP/FUNCTION", help="Cover only this function.")
+]
+OnlyEnvironment = Annotated[
+    str, typer.Option(help="Cover only this environment. Default: all environments.")
+]
+Period = Annotated[Per, typer.Option(help="Calendar period, in UTC.")]
+Currency = Annotated[str | None, typer.Option(help="Currency. Default: that of your price list.")]
+IsHard = Annotated[
+    bool | None,
+    typer.Option(
+        "--hard/--soft",
+        help="Refuse calls when the budget is spent, or only send alerts. Default: hard.",
+    ),
+]
+AlertAt = Annotated[
+    list[int] | None,
+    typer.Option(
+        help="Percentage of the budget at which to alert; may be repeated. Default: 50, 80, 100."
+    ),
+]
+WebhookUrl = Annotated[
+    str | None,
+    typer.Option(help="URL to which signed alerts are posted; '' removes the webhook."),
+]
+NewSecret = Annotated[bool, typer.Option("--new-secret", help="Replace the signing secret.")]
+
+
 def set_(
     session: Session,
     *,
-    amount: Annotated[
-        str, typer.Argument(metavar="AMOUNT", help="Amount per period, such as 250 or 0.05.")
-    ],
-    app: Annotated[str, typer.Option(help="Cover only this app. Default: all apps.")] = "",
-    function: Annotated[
-        str, typer.Option(metavar="APP/FUNCTION", help="Cover only this function.")
-    ] = "",
-    only_environment: Annotated[
-        str, typer.Option(help="Cover only this environment. Default: all environments.")
-    ] = "",
-    period: Annotated[Per, typer.Option(help="Calendar period, in UTC.")] = Per.MONTH,
-    currency: Annotated[
-        str | None, typer.Option(help="Currency. Default: that of your price list.")
-    ] = None,
-    hard: Annotated[
-        bool | None,
-        typer.Option(
-            "--hard/--soft",
-            help="Refuse calls when the budget is spent, or only send alerts. Default: hard.",
-        ),
-    ] = None,
-    alert: Annotated[
-        list[int] | None,
-        typer.Option(
-            help="Percentage of the budget at which to alert; may be repeated. Default: 50, 80, 100."
-        ),
-    ] = None,
-    webhook: Annotated[
-        str | None,
-        typer.Option(help="URL to which signed alerts are posted; '' removes the webhook."),
-    ] = None,
-    new_secret: Annotated[
-        bool, typer.Option("--new-secret", help="Replace the signing secret.")
-    ] = False,
+    amount: Amount,
+    app: OnlyApp = "",
+    function: OnlyFunction = "",
+    only_environment: OnlyEnvironment = "",
+    period: Period = Per.MONTH,
+    currency: Currency = None,
+    hard: IsHard = None,
+    alert: AlertAt = None,
+    webhook: WebhookUrl = None,
+    new_secret: NewSecret = False,
 ) -> None:
     """Create a budget, or change the one with the same scope and period.
 
