@@ -283,6 +283,12 @@ class BudgetLeaser:
         await self._store.aclose()
 
 
+def granted(*, room: int, need: int, want: int) -> int:
+    """How much a store grants of `room`: nothing when it is below `need`; beyond `need` at most an
+    eighth of the room, so that others get a share."""
+    return 0 if room < need else min(room, max(need, min(want, room // 8)))
+
+
 def _statement(balance: BudgetBalance) -> tuple[str, int, int, int]:
     return balance.period.name, balance.amount, balance.ledger, balance.held
 

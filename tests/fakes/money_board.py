@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from activator.billing.budget_leases import BudgetClaim, BudgetGrant
+from activator.billing.budget_leases import BudgetClaim, BudgetGrant, granted
 from activator.coordination.state import SharedStateUnreachable
-
-
-def _granted(*, room: int, need: int, want: int) -> int:
-    """How much the store grants of `room`: nothing when it is below `need`; beyond `need` at most an
-    eighth of the room, so that others get a share."""
-    return 0 if room < need else min(room, max(need, min(want, room // 8)))
 
 
 class MoneyBoard:
@@ -68,9 +62,7 @@ class BoardMoney:
             - sum(picos for member, picos in held.items() if member != self._member)
         )
         grant = (
-            _granted(room=room, need=claim.need, want=claim.want)
-            if claim.want and not wait_s
-            else 0
+            granted(room=room, need=claim.need, want=claim.want) if claim.want and not wait_s else 0
         )
         held[self._member] = claim.held + grant
         if board.mute:

@@ -15,7 +15,7 @@ from activator.routing.route_table import RouteTable
 from activator.routing.tenants import Tenants, priority_of
 from pilotlight.protocol import BudgetRecord, FeedChange
 from pilotlight.spec.identifiers import Priority
-from pilotlight.spec.pricing import Rates
+from pilotlight.spec.pricing import Rates, rate_per_s
 from pilotlight.spec.quotas import BUILT_IN_PLANS, UNLIMITED, Plan, Quotas
 from tests.activator.routing.test_route_table import address, key_change
 from tests.fakes.routes import TENANT, TEST_KEY, change, empty_table, route_of, spec_of
@@ -143,7 +143,8 @@ def test_a_function_is_priced_by_its_tenants_plan_and_anew_when_that_changes(
     assert priced.target(address()).rates.version == "own"
     tenant(priced, {"prices": "cheap"})
     assert priced.target(address()).rates.version == "cheap"
-    assert priced.target(address()).rate_per_s < Decimal(1)
+    target = priced.target(address())
+    assert rate_per_s(target.footprint, target.rates) < Decimal(1)
     tenant(priced, {"prices": "cheap", "concurrent": 3})  # the same prices: nothing is made anew
     tenant(priced)
 

@@ -27,7 +27,7 @@ from pilotlight.controller.database.store import Store, Write
 from pilotlight.controller.identity import stored_bytes
 from pilotlight.controller.weights import storage_usage
 from pilotlight.controller.weights.blob_upload import BlobUpload, store_errors
-from pilotlight.controller.weights.storage_reservations import StorageReservations
+from pilotlight.controller.weights.storage_reservations import Reservation, StorageReservations
 from pilotlight.core.disk_floor import DiskFloor, no_floor
 from pilotlight.core.object_store import ObjectStore, blob_key, blob_store
 from pilotlight.core.object_store.errors import ObjectNotFound
@@ -282,8 +282,6 @@ async def store_blob(
                 # discard the body: the connection can be reused only after its request was read
                 pass
             return status.size_bytes, False
-        counted_bytes = status.size_bytes if status.is_owned else None
-
         require = partial(_require_room, store, plan, tenant=tenant)
 
         async def check(more_bytes: int, coming_bytes: int) -> None:
@@ -292,21 +290,14 @@ async def store_blob(
             )
 
         room = files.gate.reserve(tenant, check)
-
-        async def admit(size_bytes: int) -> None:
-            if counted_bytes is not None and size_bytes <= counted_bytes:
-                return  # lost bytes are uploaded again: they still count towards the quota
-            exact = announced_bytes is not None and size_bytes <= announced_bytes
-            step = (
-                size_bytes
-                if exact or plan.stored_bytes is None
-                else -(-size_bytes // RESERVE_BYTES) * RESERVE_BYTES
-            )
-            try:
-                await room.grow(min(step, files.limit_bytes))
-            except StorageQuotaExceeded:
-                await room.grow(size_bytes)
-
+        admit = partial(
+            _admit,
+            room,
+            counted_bytes=status.size_bytes if status.is_owned else None,
+            announced_bytes=announced_bytes,
+            in_steps=plan.stored_bytes is not None,
+            limit_bytes=files.limit_bytes,
+        )
         try:
             size = await files.receive(
                 digest,
@@ -330,6 +321,31 @@ async def store_blob(
         finally:
             room.release()
         return size, True
+
+
+async def _admit(
+    room: Reservation,
+    size_bytes: int,
+    *,
+    counted_bytes: int | None,
+    announced_bytes: int | None,
+    in_steps: bool,
+    limit_bytes: int,
+) -> None:
+    """Reserve room for an upload that has `size_bytes` so far, beyond what was announced in steps.
+    `counted_bytes`: those that the quota counts already. Raises StorageQuotaExceeded."""
+    if counted_bytes is not None and size_bytes <= counted_bytes:
+        return  # lost bytes are uploaded again: they still count towards the quota
+    is_announced = announced_bytes is not None and size_bytes <= announced_bytes
+    step = (
+        -(-size_bytes // RESERVE_BYTES) * RESERVE_BYTES
+        if in_steps and not is_announced
+        else size_bytes
+    )
+    try:
+        await room.grow(min(step, limit_bytes))
+    except StorageQuotaExceeded:
+        await room.grow(size_bytes)
 
 
 def _record_upload(
