@@ -277,7 +277,15 @@ def plan(
         "volumes": [[str(path), at] for at, path in sorted(sources.volumes.items())],
         "links": {name: f"{files}/{ABSOLUTE}/{name}" for name in layout.links},
     }
-    content = {
+    content = _launch_file(launch, sources, paths, files=files, records_imports=records_imports)
+    return Plan(order=order, launch_file=content)
+
+
+def _launch_file(
+    launch: LaunchSpec, sources: Sources, paths: _WorkerPaths, *, files: str, records_imports: bool
+) -> dict[str, Any]:
+    """What the worker reads of its launch."""
+    return {
         "entry": launch.entry,
         "revision": launch.revision,
         "code": str(paths.code),
@@ -292,7 +300,6 @@ def plan(
         "control_fd": CONTROL_FD,
         "work": str(paths.work),
     }
-    return Plan(order=order, launch_file=content)
 
 
 def limits(

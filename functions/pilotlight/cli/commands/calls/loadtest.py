@@ -142,12 +142,11 @@ def loadtest(
     _check_load(rate, seconds, patience, duration=duration)
     for option, path in (("--out", out), ("--picture", picture)):
         _check_writable(option, path)
-    lengths = {"prompt": prompt, "output": output, "longest": longest // 2}
     recipe = _recipe(
         session,
         target,
         data=data,
-        lengths=lengths,
+        lengths={"prompt": prompt, "output": output, "longest": longest // 2},
         shared=shared_prefix,
         groups=groups,
         chat=chat,
