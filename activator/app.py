@@ -23,7 +23,7 @@ from activator.autoscaler.autoscaler_loop import AutoscalerLoop
 from activator.balancing.cutover import CutoverTracker
 from activator.balancing.fleet import NodeFleet
 from activator.balancing.global_queue import GlobalQueue
-from activator.balancing.provisioner import InstanceProvisioner
+from activator.balancing.instance_lifecycle import InstanceProvisioner
 from activator.balancing.throttler import Throttler
 from activator.balancing.throttler_stats import calls_per_instance, desired_pods_hint
 from activator.billing.service import BillingService, ControllerLedger
@@ -234,9 +234,9 @@ class ActivatorApp:
         )
         self.queue = GlobalQueue(self.settings.max_queued)
         self.metrics.collect_waiting(self.queue.counts)
-        self.gate = StartAdmission(self.table)
+        self.gate = StartAdmission(self.table, leases=self.shared)
         self.provisioner = InstanceProvisioner(
-            self.fleet, secret_env=self.table.secrets.env_of, gate=self.gate, leases=self.shared
+            self.fleet, secret_env=self.table.secrets.env_of, gate=self.gate
         )
         self.scaler = AutoscalerLoop(
             table=self.table,

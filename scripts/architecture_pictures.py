@@ -150,7 +150,7 @@ REQUEST = Picture(
         "reserves a slot and sends to the WorkerConnection. Otherwise the "
         "Gateway passes the request to an API, RequestResolver finds function and revision, "
         "CallPipeline admits it, CallRunner reserves a slot of the Throttler and forwards. Without "
-        "a free slot, InstanceLifecycle and InstanceProvisioner have the Fleet start an instance: "
+        "a free slot, InstanceLifecycle passes StartAdmission and has the Fleet start one: "
         "the node agent's InstanceStarter runs the ladder."
     ),
     size=(960, 330),
@@ -166,7 +166,7 @@ REQUEST = Picture(
         Box(x=740, y=140, width=200, name="Attempt", lines=("record, deadline, forward",)),
         Box(x=20, y=250, width=150, name="Throttler", lines=("request_scale_up",)),
         Box(x=190, y=250, width=170, name="InstanceLifecycle", lines=("start",)),
-        Box(x=380, y=250, width=190, name="InstanceProvisioner", lines=("quota, share, room",)),
+        Box(x=380, y=250, width=190, name="StartAdmission", lines=("quota, share, room",)),
         Box(x=590, y=250, width=120, name="NodeFleet", lines=("start",)),
         Box(x=740, y=250, width=200, name="InstanceStarter", lines=("node agent: the ladder",)),
     ),

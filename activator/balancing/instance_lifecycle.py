@@ -1,34 +1,34 @@
 """Starts and stops of the instances of one revision.
 
-The Throttler decides; this module passes start admission (`fairness.start_admission`), waits for
-allowances where several activators share them, requests starts from the fleet, retries while the
-agent is unavailable or the node is full, and reports the outcome. Owner: the Throttler. Methods are
+The Throttler decides; this module passes start admission (`fairness.start_admission`), requests
+starts from the fleet, retries while the agent is unavailable or the node is full, and reports the
+outcome. Owner: the Throttler. Methods are
 synchronous; background tasks wait."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from activator.balancing.fleet import Fleet
 from activator.balancing.instance import Instance
-from activator.balancing.provisioner import InstanceProvisioner
+from activator.fairness.start_admission import StartAdmission
 from activator.fairness.start_request import StartCancelled, StartRequest
 from activator.routing.route_table import CallTarget
 from pilotlight import errors
 from pilotlight.core.backoff import Backoff
 from pilotlight.spec.identifiers import Priority
 from snapshotter import errors as agent_errors
-from snapshotter.types import InstanceInfo
+from snapshotter.types import InstanceId, InstanceInfo
 
 log = logging.getLogger(__name__)
 
 FIRST_AGENT_RETRY_S, MAX_AGENT_RETRY_S = 0.05, 2.0
 """Seconds between start attempts while the agent is unavailable, as long as calls wait."""
-FIRST_ALLOWANCE_RETRY_S, MAX_ALLOWANCE_RETRY_S = 0.02, 0.25
-"""Seconds between requests for an allowance that the other activators hold, as long as the start is
-needed."""
 UNSUPPORTED_HINT = (
     "Do what the error says; `pilotlight doctor` shows what this machine supports. Another attempt "
     "fails in the same way."
@@ -82,6 +82,25 @@ class StartObserver(Protocol):
         """A start failed; `code` is the error's."""
 
 
+@dataclass(slots=True)
+class InstanceProvisioner:
+    """What starts of all revisions share.
+
+    Attributes:
+        fleet: runs instances.
+        secret_env: returns the secrets that a function gets. Raises Unavailable for a missing one.
+        gate: admission of starts."""
+
+    fleet: Fleet
+    secret_env: Callable[[CallTarget], dict[str, str]]
+    gate: StartAdmission = field(default_factory=StartAdmission)
+
+
+def new_instance_id() -> InstanceId:
+    """Return the id of an instance that is going to be started: `i-` and 16 hex digits."""
+    return InstanceId("i-" + os.urandom(8).hex())
+
+
 class InstanceLifecycle:
     """Starts and stops in progress."""
 
@@ -129,7 +148,7 @@ class InstanceLifecycle:
     def start(self, count: int) -> None:
         """Begin `count` starts."""
         for _ in range(count):
-            instance_id = self._provisioner.new_instance_id()
+            instance_id = new_instance_id()
             self._starts[instance_id] = asyncio.create_task(
                 self._start(instance_id), name=f"start {instance_id}"
             )
@@ -143,8 +162,7 @@ class InstanceLifecycle:
             on_cancel=self._on_cancelled,
         )
         try:
-            await self._gate.instance_quota.admit(request)
-            await self._wait_allowances(request)
+            await self._gate.admit(request)
             info, began = await self._start_instance(request)
         except BaseException as e:
             self._over(instance_id)
@@ -168,24 +186,18 @@ class InstanceLifecycle:
         request = self._requests.pop(instance_id, None)
         self._cancelled -= request is not None and request.is_cancelled
 
-    async def _wait_allowances(self, request: StartRequest) -> None:
-        """Wait until all activators together may hold one more instance. Calls wait meanwhile, each
-        until its own deadline."""
-        backoff = Backoff(first_s=FIRST_ALLOWANCE_RETRY_S, max_s=MAX_ALLOWANCE_RETRY_S)
-        while not await self._provisioner.try_acquire(request.id, self._target):
-            if not self._owner.is_needed:
-                raise StartCancelled
-            await backoff.pause()
-
     async def _start_instance(self, request: StartRequest) -> tuple[InstanceInfo, float]:
         """Start the instance. Returns it and when the successful attempt began: earlier waiting
         does not count."""
-        await self._gate.capacity.wait_turn(request)
         backoff = Backoff(first_s=FIRST_AGENT_RETRY_S, max_s=MAX_AGENT_RETRY_S)
         while True:
             began = self._clock()
             try:
-                info = await self._provisioner.start(self._target, request.id)
+                info = await self._provisioner.fleet.start(
+                    self._target,
+                    InstanceId(request.id),
+                    self._provisioner.secret_env(self._target),
+                )
             except agent_errors.NoCapacity as e:
                 await self._gate.capacity.wait_for_room(
                     request, e, start_error_for_caller(self._target, e)
@@ -221,7 +233,7 @@ class InstanceLifecycle:
 
     def adopted(self, instance_id: str) -> None:
         """Count an instance that existed before."""
-        self._provisioner.adopt(instance_id, self._target)
+        self._gate.adopt(instance_id, self._target)
 
     # -- out ---------------------------------------------------------------------------------------
     def stop(self, instance: Instance) -> None:
@@ -274,7 +286,7 @@ class InstanceLifecycle:
 
     def release(self, instance_id: str) -> None:
         """Release what an ended instance held."""
-        self._provisioner.release(instance_id)
+        self._gate.release(instance_id)
 
     async def aclose(self) -> None:
         """Cancel the starts, finish the stops."""

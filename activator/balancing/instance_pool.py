@@ -14,8 +14,11 @@ from collections.abc import Callable, Iterator
 
 from activator.balancing.idle_instances import FrozenInstances, SuspendedInstances, may_sleep
 from activator.balancing.instance import Instance, slots_of
-from activator.balancing.instance_lifecycle import InstanceLifecycle, StartObserver
-from activator.balancing.provisioner import InstanceProvisioner
+from activator.balancing.instance_lifecycle import (
+    InstanceLifecycle,
+    InstanceProvisioner,
+    StartObserver,
+)
 from activator.balancing.rebalancing import RebalanceState
 from activator.balancing.start_estimates import StartTimeEstimator
 from activator.billing.cpu import PauseCpuMeter
@@ -63,7 +66,6 @@ class InstancePool(ABC):
     ) -> None:
         self.target = target
         self._listen = listen
-        self._provisioner = provisioner
         self._fleet = fleet = provisioner.fleet
         self._rebalance: RebalanceState | None = None
         self._observer = observer
@@ -331,7 +333,7 @@ class InstancePool(ABC):
     def min_instances(self) -> int:
         """Number of instances that this activator keeps warm: its share of min_instances."""
         wanted = self.min_instances_of_all if self.is_kept else 0
-        return self._provisioner.share(wanted)
+        return self._gate.share(wanted)
 
     @property
     def min_instances_of_all(self) -> int:

@@ -19,7 +19,11 @@ from collections.abc import Callable
 
 from activator.balancing.global_queue import MAX_QUEUED, GlobalQueue
 from activator.balancing.instance import WARM, Instance, Reservation
-from activator.balancing.instance_lifecycle import StartObserver, start_error_for_caller
+from activator.balancing.instance_lifecycle import (
+    InstanceProvisioner,
+    StartObserver,
+    start_error_for_caller,
+)
 from activator.balancing.instance_pool import (
     InstancePool,
     ListenForCalls,
@@ -33,7 +37,6 @@ from activator.balancing.outlier_detection import (
     is_function_fault,
     record_outcome,
 )
-from activator.balancing.provisioner import InstanceProvisioner
 from activator.balancing.start_estimates import is_start_needed, starts_for_burst
 from activator.balancing.wait_queue import ConcurrencyMeter, EngineLoad, QueuedCall, WaitQueue
 from activator.fairness.queue_priority import DEFAULT_RANK, QueueBound, QueuePriority

@@ -169,7 +169,7 @@ class EngineThrottler(Throttler):
         limits = self.target.spec.limits
         if limits is None or limits.max_streams is None:
             return True
-        return self.in_flight < max(1, self._provisioner.share(limits.max_streams))
+        return self.in_flight < max(1, self._gate.share(limits.max_streams))
 
     def _choose(self, now: float, affinity: int | None = None) -> Instance | None:
         """Choose an instance with a free slot; kept instances have priority."""

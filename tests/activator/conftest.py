@@ -26,7 +26,7 @@ from activator.autoscaler.autoscaler_loop import AutoscalerLoop
 from activator.balancing.cutover import CutoverTracker
 from activator.balancing.fleet import Fleet
 from activator.balancing.global_queue import GlobalQueue
-from activator.balancing.provisioner import InstanceProvisioner
+from activator.balancing.instance_lifecycle import InstanceProvisioner
 from activator.balancing.throttler import Throttler
 from activator.billing.service import BillingService
 from activator.calls.fallback import FallbackChain
@@ -145,9 +145,9 @@ class Edge:
         )
         self.queue = GlobalQueue(settings.max_queued)
         self.strangers = UnauthenticatedRateLimiter(rate_per_s=settings.unauthenticated_per_s)
-        self.gate = StartAdmission(self.table)
+        self.gate = StartAdmission(self.table, leases=leases)
         self.provisioner = InstanceProvisioner(
-            self.instances, secret_env=self.table.secrets.env_of, gate=self.gate, leases=leases
+            self.instances, secret_env=self.table.secrets.env_of, gate=self.gate
         )
         self.scaler = AutoscalerLoop(
             table=self.table,

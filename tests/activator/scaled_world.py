@@ -9,10 +9,9 @@ from typing import Any, Self
 
 from activator.autoscaler.autoscaler_loop import AutoscalerLoop
 from activator.balancing.global_queue import GlobalQueue
-from activator.balancing.provisioner import InstanceProvisioner
+from activator.balancing.instance_lifecycle import InstanceProvisioner
 from activator.balancing.throttler import Throttler
 from activator.billing.service import BillingService
-from activator.coordination.state import InstanceLeases
 from activator.fairness.start_admission import StartAdmission
 from activator.metrics.metrics import Metrics
 from activator.routing.route_table import CallTarget, RouteTable
@@ -45,7 +44,6 @@ class ScaledWorld:
         table: RouteTable | None = None,
         clock: ManualClock | None = None,
         gate: StartAdmission | None = None,
-        leases: InstanceLeases | None = None,
         **more: Any,
     ) -> None:
         self.clock = clock or ManualClock()
@@ -59,7 +57,6 @@ class ScaledWorld:
             self.fleet,
             secret_env=self.table.secrets.env_of,
             gate=gate or StartAdmission(clock=self.clock),
-            leases=leases,
         )
         self.scaler = AutoscalerLoop(
             table=self.table,

@@ -64,8 +64,8 @@ FROM_ZERO = {
     "calls": (6, "call, attempt and its end, runner, the response, the trace"),
     "resilience": (1, "retries that the function declares, and their budget"),
     "balancing": (
-        9,
-        "the queue, the start, what starts share, and the lists in which an instance is kept",
+        8,
+        "the queue, the start, its expected time, and the lists in which an instance is kept",
     ),
     "fairness": (5, "whose start is first, by quota and by memory of the node"),
     "autoscaler": (2, "the throttler of the revision, and its place in the autoscaler"),

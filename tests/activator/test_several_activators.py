@@ -12,7 +12,7 @@ import pytest
 from activator.autoscaler.heartbeat import START_GRACE_S, HeartbeatLoop
 from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.instance import Instance
-from activator.balancing.provisioner import InstanceProvisioner
+from activator.balancing.instance_lifecycle import InstanceProvisioner
 from activator.balancing.rebalancing import (
     IDLE_SURPLUS_S,
     TURN_S,
@@ -64,8 +64,7 @@ class Members:
             provisioner=InstanceProvisioner(
                 self.fleet,
                 secret_env=self.table.secrets.env_of,
-                gate=StartAdmission(clock=self.clock),
-                leases=state,
+                gate=StartAdmission(clock=self.clock, leases=state),
             ),
             queue=GlobalQueue(100),
             observer=self.metrics,

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import pytest
 
 from activator.balancing.fleet import Fleet, NodeFleet
-from activator.balancing.provisioner import InstanceProvisioner
+from activator.balancing.instance_lifecycle import new_instance_id
 from activator.knative.pod_leases import InMemoryPodLeases, PodLeaseTable
 from activator.knative.readiness_probe import exchange
 from activator.routing.route_table import CallTarget
@@ -148,7 +148,7 @@ async def _yard(request: pytest.FixtureRequest, short_tmp: Path) -> AsyncIterato
 
 
 async def _start(fleet: Fleet, target: CallTarget, instance: Any = None) -> InstanceInfo:
-    return await fleet.start(target, instance or InstanceProvisioner.new_instance_id(), SECRETS)
+    return await fleet.start(target, instance or new_instance_id(), SECRETS)
 
 
 async def _told(fleet: Fleet, kind: str) -> AgentEvent:
@@ -161,7 +161,7 @@ async def _told(fleet: Fleet, kind: str) -> AgentEvent:
 
 async def test_a_start_is_a_ready_instance_that_answers(yard: Yard) -> None:
     fleet, target = await yard.fleet(), yard.target()
-    instance = InstanceProvisioner.new_instance_id()
+    instance = new_instance_id()
     info = await _start(fleet, target, instance)
     assert (info.id, info.revision, info.state, info.lessee) == (
         instance,
@@ -180,7 +180,7 @@ async def test_a_start_is_a_ready_instance_that_answers(yard: Yard) -> None:
 
 async def test_a_start_asked_for_again_is_the_same_instance(yard: Yard) -> None:
     fleet, target = await yard.fleet(), yard.target()
-    instance = InstanceProvisioner.new_instance_id()
+    instance = new_instance_id()
     first, again = await _start(fleet, target, instance), await _start(fleet, target, instance)
     assert again.socket == first.socket
     assert len(await fleet.adopt()) == 1
@@ -203,7 +203,7 @@ async def test_what_is_stopped_is_not_ours_any_more_however_often(yard: Yard) ->
 
 async def test_to_stop_what_never_was_is_no_error(yard: Yard) -> None:
     fleet = await yard.fleet()
-    await fleet.stop(InstanceProvisioner.new_instance_id(), grace_s=1.0)
+    await fleet.stop(new_instance_id(), grace_s=1.0)
 
 
 async def test_the_next_life_of_an_activator_finds_its_instances(yard: Yard) -> None:

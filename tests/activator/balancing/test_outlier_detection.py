@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from activator.balancing.global_queue import GlobalQueue
+from activator.balancing.instance_lifecycle import InstanceProvisioner
 from activator.balancing.outlier_detection import CHECK_S, MAX_PAST, SLOW_CHECKS, RevisionHealth
-from activator.balancing.provisioner import InstanceProvisioner
 from activator.balancing.throttler import Throttler
 from activator.billing.service import BillingService
 from activator.fairness.start_admission import StartAdmission

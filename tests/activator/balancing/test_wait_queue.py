@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.instance import Reservation
-from activator.balancing.provisioner import InstanceProvisioner
+from activator.balancing.instance_lifecycle import InstanceProvisioner
 from activator.balancing.throttler import Throttler
 from activator.fairness.queue_priority import QueueBound, QueuePriority
 from activator.metrics.metrics import Metrics

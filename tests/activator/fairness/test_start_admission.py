@@ -59,7 +59,7 @@ class World(ScaledWorld):
         self.node = SmallNode(
             directory, NodeCapacity(memory_bytes=10 * SIZE), lambda tenant: share_of(table, tenant)
         )
-        self.gate = StartAdmission(table, clock=clock)
+        self.gate = StartAdmission(table, clock=clock, leases=leases)
         self.spent: set[str] = set()
         super().__init__(
             directory,
@@ -67,7 +67,6 @@ class World(ScaledWorld):
             table=table,
             clock=clock,
             gate=self.gate,
-            leases=leases,
             may_run=lambda target: target.tenant not in self.spent,
         )
 

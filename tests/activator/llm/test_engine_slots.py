@@ -17,7 +17,7 @@ import pytest
 
 from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.instance import Reservation
-from activator.balancing.provisioner import InstanceProvisioner
+from activator.balancing.instance_lifecycle import InstanceProvisioner
 from activator.fairness.fair_queue import FairQueue
 from activator.fairness.queue_priority import QueuePriority
 from activator.fairness.start_admission import StartAdmission
