@@ -17,7 +17,7 @@ from pilotlight import errors
 from pilotlight.cli.core.next_step import next_step
 from pilotlight.protocol import UsageRecord
 from pilotlight.spec.function import FunctionSpec, Resources, Scaling
-from pilotlight.spec.pricing import Rates
+from pilotlight.spec.pricing import Rates, rate_per_s
 from snapshotter.errors import Unsupported
 from snapshotter.types import GpuDevice, GpuGrant
 from tests.activator.scaled_world import ScaledWorld
@@ -112,7 +112,8 @@ async def test_gpus_that_the_node_never_has_are_no_reason_to_try_again(world: Sc
 
 async def test_any_gpu_costs_what_was_granted(world: ScaledWorld) -> None:
     wanted = target("any")
-    assert (wanted.footprint.gpu, wanted.rate_per_s) == ("H100", Decimal("0.1"))
+    rate = rate_per_s(wanted.footprint, wanted.rates)
+    assert (wanted.footprint.gpu, rate) == ("H100", Decimal("0.1"))
     world.fleet.gpus[wanted.function] = grant("A100")
     await call(world.make_throttler(wanted))
     assert {record.gpu for record in await records_of(world)} == {"A100"}
