@@ -2,7 +2,7 @@
 
 pilotlight deploy examples/drift.py
 pilotlight drift baseline loans/score --from training.jsonl  # lines: {"input": …, "output": …}
-pilotlight call loans/score --age 30 --income 2400.0 --country DE
+pilotlight call loans/score --arg age=30 --arg income=2400.0 --arg country=DE
 pilotlight drift show loans/score
 """
 

@@ -1,7 +1,7 @@
 """Logs what a model is asked and answers, without who asked (`pilotlight log query`).
 
 pilotlight deploy examples/predictions.py
-pilotlight call churn/score --customer '{"email": "ada@example.com", "visits": 3}'
+pilotlight call churn/score --arg customer='{"email": "ada@example.com", "visits": 3}'
 pilotlight log query churn/score "select version, avg(latency_ms) from predictions group by 1"
 """
 

@@ -202,6 +202,7 @@ def _quoted(target: bytes) -> bytes:
 
 def _ended(call_id: str) -> errors.NotFound:
     return errors.NotFound(
-        f"no sandbox {call_id[:80]} is running: it has ended, or never was; GET /v1/calls/{{id}} "
-        f"says how a sandbox ended"
+        f"no sandbox {call_id[:80]} is running: it has ended, or never was",
+        hint="`pilotlight sandbox list` lists those that run; `pilotlight call get ID`, or GET "
+        "/v1/calls/{id}, says how one ended.",
     )

@@ -2,7 +2,7 @@
 
 Starts a platform of its own, sends it reviews to rate all the while, and releases version 2, which
 is better, and version 3, which fails on every fifth review. Prints what the platform decided and
-why, and draws it: `--picture FILE`. Takes about two minutes; nothing stays."""
+why, and draws it: `--picture FILE`. Takes about a minute; nothing stays."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class Platform:
             json.dumps({"platform": {"home": str(directory / "home")}, **self._quiet()})
         )
         self._environment = {
-            **os.environ,
+            # not the address and key of another platform, which a shell may export
+            **{k: v for k, v in os.environ.items() if not k.startswith("PILOTLIGHT_")},
             "PILOTLIGHT_CONFIG": str(directory / "profile.toml"),
             "NO_COLOR": "1",
         }

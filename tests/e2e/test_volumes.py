@@ -139,6 +139,7 @@ def test_the_command_line_puts_lists_gets_and_removes(
     stored.cli("volume", "put", "mine", str(tmp_path / "corpus"), "/c")
     again = stored.cli("volume", "put", "mine", str(tmp_path / "corpus"), "/c", check=False)
     assert (again.returncode, "has 'c/a.txt' already" in again.stderr) == (1, True)
+    assert "--force" in again.stderr
     stored.cli("volume", "put", "mine", str(tmp_path / "corpus" / "a.txt"), "/c/a.txt", "--force")
     rows = json.loads(stored.cli("volume", "ls", "mine", "/c", "-r", "--json").stdout)
     assert [row["path"] for row in rows] == ["c/a.txt", "c/sub", "c/sub/b.bin"]

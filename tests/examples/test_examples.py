@@ -172,7 +172,12 @@ def test_canary_plays_a_good_release_and_a_bad_one(tmp_path: Path) -> None:
             "--picture",
             str(picture),
         ],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        # what a shell exported for another platform is not heeded
+        env={
+            **os.environ,
+            "PILOTLIGHT_URL": "http://127.0.0.1:9",
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -91,6 +91,11 @@ def format_bytes(count: int) -> str:
     return f"{amount:.1f} TiB"
 
 
+def count_files(count: int) -> str:
+    """`1 file`, `2 files`."""
+    return f"{count} file" if count == 1 else f"{count} files"
+
+
 def format_money(amount: Any, currency: str = "") -> str:
     """Format an amount without trailing zeros or an exponent: `0.0000134`."""
     try:

@@ -156,7 +156,11 @@ class VolumeResources(WeightsResources):
         if not force:
             there = {e.path for e in self.list_volume_files(name, recursive=True)}
             if taken := sorted(there & {source.path for source in sources}):
-                raise Conflict(f"volume {name!r} has {taken[0]!r} already", path=taken[0])
+                raise Conflict(
+                    f"volume {name!r} has {taken[0]!r} already",
+                    path=taken[0],
+                    hint="Pass --force (in Python: force=True) to replace files.",
+                )
         version = 0
         for part in _parts(sources):
             version = self._commit_sources(name, part)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pilotlight.cli.core.command import Yes, command_group
-from pilotlight.cli.core.formatting import format_bytes, format_table, format_time
+from pilotlight.cli.core.formatting import count_files, format_bytes, format_table, format_time
 from pilotlight.cli.core.session import Session
 from pilotlight.core.terminal import ForeignOutput
 from pilotlight.errors import Conflict, InvalidInput
@@ -106,7 +106,7 @@ def put(
     version = session.request(send)
     session.show(
         {"volume": name, "files": sorted(files), "version": version},
-        lambda: f"{len(files)} files put into volume {name}",
+        lambda: f"{count_files(len(files))} put into volume {name}",
     )
 
 
@@ -141,7 +141,7 @@ def get(
             _download(client, name, path, place)
     session.show(
         {"volume": name, "files": {path: str(place) for path, place in places.items()}},
-        lambda: f"{len(places)} files of volume {name} in {target}",
+        lambda: f"{count_files(len(places))} of volume {name} in {target}",
     )
 
 

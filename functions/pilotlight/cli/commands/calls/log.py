@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pilotlight.cli.core.command import command_group
-from pilotlight.cli.core.formatting import parse_time
+from pilotlight.cli.core.formatting import count_files, parse_time
 from pilotlight.cli.core.prediction_query import query_predictions
 from pilotlight.cli.core.session import Session
 from pilotlight.errors import InvalidInput, NotFound
@@ -77,7 +77,8 @@ def download(
     """Download the Parquet files of a prediction log, by hour, for other tools."""
     found = _download(session, target, directory, since, until)
     session.show(
-        {"files": [str(path) for path in found]}, lambda: f"{len(found)} files in {directory}"
+        {"files": [str(path) for path in found]},
+        lambda: f"{count_files(len(found))} in {directory}",
     )
 
 
