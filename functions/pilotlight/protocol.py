@@ -16,10 +16,11 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, Self
 
 from pilotlight.core.json_record import JsonRecord
+from pilotlight.core.startup.data_classes import dataclass
 
 # -- caller → activator ----------------------------------------------------------------------------
 HEADER_REQUEST_ID = "x-request-id"

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from pilotlight.core.startup.data_classes import dataclass
 
 
 class CudaState(enum.StrEnum):

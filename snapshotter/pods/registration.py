@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.agent.launch_signature import LABEL as SIGNATURE
 from snapshotter.agent.launch_signature import LaunchSigner, verify_launch
 from snapshotter.errors import SnapshotterError

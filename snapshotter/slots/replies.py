@@ -6,9 +6,10 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Self
 
+from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.shim import messages
 
 

@@ -7,10 +7,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.errors import SnapshotterError, StartFailed
 from snapshotter.linux.cgroups import Cgroups, Group
 from snapshotter.shim import cpu_priority, seqpacket

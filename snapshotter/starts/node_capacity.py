@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.errors import NoCapacity
 from snapshotter.gpus.grants import GpuGrants
 from snapshotter.types import GpuGrant, InstanceInfo, LaunchSpec, TenantShare

@@ -12,9 +12,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pilotlight.core.background_tasks import cancel_all
+from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.errors import (
     LeaseHeld,
     NoCapacity,

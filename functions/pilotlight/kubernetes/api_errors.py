@@ -6,9 +6,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.kubernetes.api_request import ApiRequest
 from pilotlight.kubernetes.errors import (
     AlreadyExists,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.kubernetes.errors import (
     ClusterError,
     ClusterUnreachable,

@@ -18,9 +18,10 @@ import socket
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.launcher.worker_process import WorkerProcess
 
 MAX_FORKS = 15

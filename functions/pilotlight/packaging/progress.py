@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from pilotlight.core.startup.data_classes import dataclass
 
 PACKAGE, IMAGE, PUSH, UPLOAD, DEPLOY = "package", "image", "push", "upload", "deploy"
 """The stages, in order."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput
 from pilotlight.spec.identifiers import Priority
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from pilotlight.client.transport import AsyncTransport, Transport, path_segment
+from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.protocol import CONTENT_JSON
 from pilotlight.spec.sandboxes import SANDBOXES_PATH
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, Self
 
+from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.types import (
     ApprovedCopy,
     NodeReport,

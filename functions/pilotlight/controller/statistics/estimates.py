@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from pilotlight.core.startup.data_classes import dataclass
 
 ALPHA = 0.05
 SRM_ALPHA = 0.001

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -21,6 +20,7 @@ from pilotlight.controller.database.store import Write
 from pilotlight.controller.identity.tenants import require_environment
 from pilotlight.controller.webhooks.webhook_sender import host_of
 from pilotlight.core.crypto import PlatformKey
+from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput, NotFound, TooManyRequests
 from pilotlight.spec.identifiers import require_name
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from pilotlight.core.object_store.errors import (
@@ -11,6 +10,7 @@ from pilotlight.core.object_store.errors import (
     ObjectStoreUnavailable,
 )
 from pilotlight.core.object_store.interface import ObjectInfo
+from pilotlight.core.startup.data_classes import dataclass
 
 Buffer = bytes | memoryview
 

@@ -7,7 +7,8 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from pilotlight.core.startup.data_classes import dataclass
 
 MAX_BYTES = 1024 * 1024
 IGNORED = frozenset({"CMD", "ENTRYPOINT", "EXPOSE", "HEALTHCHECK", "LABEL", "MAINTAINER"})

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
+
+from pilotlight.core.startup.data_classes import dataclass
 
 MAX_REPOSITORY_CHARACTERS = 255
 """Longest name that registries and container runtimes accept, host included."""

@@ -7,7 +7,7 @@ fixed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pilotlight.core.startup.data_classes import dataclass
 
 DECAY = 0.95
 """The last twenty batches have two thirds of the weight."""

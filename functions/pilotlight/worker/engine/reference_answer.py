@@ -8,9 +8,10 @@ within a tolerance for the order of additions."""
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.engines import EngineSpec, Task
 from pilotlight.worker.engine.client import ServerClient
 from pilotlight.worker.engine.errors import WrongAnswer

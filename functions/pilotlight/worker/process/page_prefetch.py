@@ -20,7 +20,9 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from pilotlight.core.startup.data_classes import dataclass
 
 Ranges = list[tuple[int, int]]
 """Address and length, in bytes."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Path, Query, Response
@@ -32,6 +31,7 @@ from pilotlight.controller.release import (
     traffic,
 )
 from pilotlight.controller.rollouts import plan
+from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.identifiers import Scope
 from pilotlight.spec.traffic import TrafficDocument
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import sqlalchemy as sa
@@ -20,6 +19,7 @@ from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.slo import observations, views
 from pilotlight.controller.slo.burn_rate import Sli, compute_budget_spend
 from pilotlight.controller.slo.error_budget import SloTarget
+from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import NotFound
 from pilotlight.spec.policies import STAGES
 
