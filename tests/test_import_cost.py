@@ -7,14 +7,15 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-LIMIT_S = 0.150
-"""A tenth of a second is where a command stops feeling immediate; half of that again for a slow
-machine. Of the process's own time: what else runs on the machine is no part of it."""
+LIMIT_S = 0.060
+"""Three times what it takes (2026-11-30), for slow machines. Of the process's own time: what else
+runs on the machine is no part of it."""
 HEAVY = (
     "torch",
     "numpy",
@@ -54,7 +55,7 @@ def test_importing_the_sdk_brings_in_nothing_heavy() -> None:
 
 
 @pytest.mark.slow
-def test_importing_the_sdk_takes_less_than_150_ms() -> None:
+def test_importing_the_sdk_takes_less_than_60_ms() -> None:
     best = min(_import_in_a_fresh_interpreter()[0] for _ in range(5))
 
     assert best < LIMIT_S
@@ -85,3 +86,67 @@ def test_an_activator_imports_no_command_line() -> None:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'functions'}"}
     probe = "import sys, activator.__main__; assert 'rich' not in sys.modules"
     subprocess.run([sys.executable, "-c", probe], env=environment, check=True)
+
+
+WORKER_PROBE = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "functions/pilotlight/worker")!r})
+import boot
+sys.path.pop(0)
+boot.set_path(
+    runtime=[{str(ROOT / "functions")!r}], site_directories=[{sysconfig.get_paths()["purelib"]!r}]
+)
+boot.import_worker()
+print(*sys.modules)
+"""
+NOT_IN_WORKERS = (
+    "click",
+    "httpx",
+    "pydantic",
+    "rich",
+    "snapshotter",
+    "uvicorn.main",
+    "uvicorn.supervisors",
+    "watchfiles",
+)
+"""What each COLD start would pay for, although no worker needs it."""
+
+
+def test_a_worker_imports_no_command_line() -> None:
+    run = subprocess.run(
+        [sys.executable, "-I", "-S", "-B", "-c", WORKER_PROBE],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    imported = run.stdout.split()
+
+    assert [name for name in NOT_IN_WORKERS if name in imported] == []
+    assert len(imported) < 370, "what each COLD start imports has grown: is all of it needed?"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("process", ["activator", "pilotlight.controller"])
+def test_a_process_of_the_platform_imports_no_command_line_of_uvicorn(process: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'functions'}"}
+    probe = f"import sys, {process}.__main__; assert 'uvicorn.main' not in sys.modules"
+    subprocess.run([sys.executable, "-c", probe], env=environment, check=True)
+
+
+def test_uvicorn_is_whole_once_something_uses_it() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "functions")}
+    probe = """
+import sys
+from pilotlight.core.startup.lazy_packages import defer_package
+defer_package("uvicorn")
+defer_package("uvicorn")  # no effect
+defer_package("no_such_package")
+import uvicorn.config
+assert "uvicorn.main" not in sys.modules
+import uvicorn
+assert uvicorn.Config is uvicorn.config.Config
+assert uvicorn.run is sys.modules["uvicorn.main"].run
+assert not hasattr(uvicorn, "nothing")
+from uvicorn import Server
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", probe], env=environment, check=True)

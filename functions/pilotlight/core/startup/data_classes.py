@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import MISSING, Field, FrozenInstanceError
 from typing import TYPE_CHECKING, Any, cast
 
+__all__ = ["dataclass"]
+
 _Values = Callable[[Any], tuple[Any, ...]]
 _STANDARD: Any = dataclasses.dataclass
 
