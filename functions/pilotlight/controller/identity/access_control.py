@@ -8,7 +8,7 @@ from dataclasses import replace
 import sqlalchemy as sa
 
 from pilotlight.controller.database import tables
-from pilotlight.core.data_classes import dataclass
+from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import Forbidden, Unauthenticated
 from pilotlight.spec.identifiers import DEFAULT_ENVIRONMENT, Scope
 
