@@ -103,8 +103,9 @@ def _observe(cls: Any, *, sets_unknown: bool) -> list[Any]:
 
 
 def _attempts(one: Any, other: Any, *, sets_unknown: bool) -> list[str]:
-    has_identity = type(one).__hash__ is object.__hash__
-    fields = type(one).__dataclass_fields__
+    kind: Any = type(one)
+    has_identity = kind.__hash__ is object.__hash__
+    fields = kind.__dataclass_fields__
     answers = [
         0 if has_identity else _said(hash, one),
         *(
@@ -205,7 +206,9 @@ def test_frozen_object_with_slots_can_be_pickled(
 ) -> None:
     monkeypatch.setitem(sys.modules, __name__, sys.modules[Pickled.__module__])
 
-    assert pickle.loads(pickle.dumps(Pickled(a=1), protocol)) == Pickled(a=1)
+    made: Any = Pickled
+
+    assert pickle.loads(pickle.dumps(made(a=1), protocol)) == made(a=1)
 
 
 def test_field_without_default_after_one_that_has_it_is_refused() -> None:
