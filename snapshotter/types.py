@@ -9,11 +9,10 @@ import enum
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NewType, Self
 
 from pilotlight.core.json_record import JsonRecord
-from pilotlight.core.startup.data_classes import dataclass
 
 InstanceId = NewType("InstanceId", str)
 """`i-` and 16 hex digits; chosen by the client of `start`, so that a retry denotes the same start.

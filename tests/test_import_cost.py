@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-LIMIT_S = 0.060
-"""Three times what it takes (2026-11-30), for slow machines. Of the process's own time: what else
-runs on the machine is no part of it."""
+LIMIT_S = 0.150
+"""A tenth of a second is where a command stops feeling immediate; half of that again for a slow
+machine. Of the process's own time: what else runs on the machine is no part of it."""
 HEAVY = (
     "torch",
     "numpy",
@@ -55,7 +55,7 @@ def test_importing_the_sdk_brings_in_nothing_heavy() -> None:
 
 
 @pytest.mark.slow
-def test_importing_the_sdk_takes_less_than_60_ms() -> None:
+def test_importing_the_sdk_takes_less_than_150_ms() -> None:
     best = min(_import_in_a_fresh_interpreter()[0] for _ in range(5))
 
     assert best < LIMIT_S
@@ -137,7 +137,7 @@ def test_uvicorn_is_whole_once_something_uses_it() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "functions")}
     probe = """
 import sys
-from pilotlight.core.startup.lazy_packages import defer_package
+from pilotlight.core.lazy_packages import defer_package
 defer_package("uvicorn")
 defer_package("uvicorn")  # no effect
 defer_package("no_such_package")

@@ -24,12 +24,11 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from pilotlight.core.durability import write_durably
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.transport.calls_socket import (
     CALLS_VARIABLE,
     INSTANCE_VARIABLE,

@@ -16,11 +16,10 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from pilotlight.core.json_record import JsonRecord
-from pilotlight.core.startup.data_classes import dataclass
 
 # -- caller → activator ----------------------------------------------------------------------------
 HEADER_REQUEST_ID = "x-request-id"

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
-
-from pilotlight.core.startup.data_classes import dataclass
 
 if TYPE_CHECKING:
     import torch

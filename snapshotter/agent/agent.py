@@ -7,10 +7,10 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pilotlight.core.rpc import RpcOperation, SendPart
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.agent.launch_signature import verify_launch
 from snapshotter.checkpointing.api import SnapshotApi
 from snapshotter.errors import InstanceUnknown, SnapshotterError

@@ -13,11 +13,11 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pilotlight.core.json_record import JsonRecord
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.criu.self_test import self_test
 from snapshotter.engines import Engines
 from snapshotter.images import base_rootfs

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pilotlight.core.background_tasks import BackgroundTasks
 from pilotlight.core.disk_floor import DiskFloor
 from pilotlight.core.settings import Paths
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.agent.agent import Agent, NodeFacts
 from snapshotter.checkpointing.api import SnapshotApi
 from snapshotter.checkpointing.checkpoints import Checkpoints

@@ -18,11 +18,11 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from pilotlight.core.settings import SettingsInvalid
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.transport.controller_client import controller_client
 from pilotlight.core.transport.endpoint import Endpoint
 from snapshotter.cuda.memory import GpuMemory, GpuMemoryUnknown, MemoryReader

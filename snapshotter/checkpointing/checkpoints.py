@@ -17,11 +17,11 @@ import errno
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pilotlight.core.background_tasks import cancel_all
 from pilotlight.core.backoff import Backoff, delay_s
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.checkpointing.dumps import (
     DumpBlocked,
     Dumps,

@@ -15,11 +15,10 @@ import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.criu import operations, page_map, zero_pages
 from snapshotter.criu.errors import CriuError, CriuFailed, CriuReason
 from snapshotter.cuda.devices import Devices, NoDevices, Suspension

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.environments.import_order import ImportOrder
 from snapshotter.environments.starts import EnvironmentStarts, kept_imports, modules_of
 from snapshotter.errors import SnapshotterError, StartFailed

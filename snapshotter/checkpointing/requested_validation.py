@@ -13,10 +13,10 @@ import contextlib
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from pilotlight.core.background_tasks import cancel_all
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.errors import ProofsBusy, SnapshotRefused
 from snapshotter.slots import slot
 from snapshotter.slots.boot_limiter import FairSemaphore

@@ -14,10 +14,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from pilotlight.core.background_tasks import cancel_all
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.criu import working_set
 from snapshotter.criu.lazy import PageRequest
 from snapshotter.linux import proc

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.errors import Unsupported
 from snapshotter.linux.atomic_directory import staged
 from snapshotter.shim import child

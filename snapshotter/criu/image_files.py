@@ -10,8 +10,7 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Iterable, Iterator
-
-from pilotlight.core.startup.data_classes import dataclass
+from dataclasses import dataclass
 
 PAGE = mmap.PAGESIZE
 _COMMON_MAGIC, _PAGEMAP_MAGIC, _MM_MAGIC = 0x54564319, 0x56084025, 0x57492820

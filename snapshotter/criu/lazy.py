@@ -6,9 +6,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.criu import processes
 from snapshotter.criu.processes import CriuRun, CriuSlot
 

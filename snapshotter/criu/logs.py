@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.criu.errors import CriuReason as R
 
 TAIL_LINES = 40

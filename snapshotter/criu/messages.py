@@ -10,12 +10,12 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message, message_factory
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.criu.errors import CriuUnavailable
 
 DESCRIPTOR_VARIABLE = "PILOTLIGHT_CRIU_RPC"

@@ -12,10 +12,10 @@ import contextlib
 import functools
 import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pilotlight.core.background_tasks import cancel_all
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.criu import processes
 from snapshotter.criu.errors import CriuExited
 from snapshotter.criu.fd_numbers import SOCKET_FD

@@ -12,10 +12,10 @@ import itertools
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.criu.fd_numbers import FIRST_FD
 from snapshotter.criu.messages import Messages
 

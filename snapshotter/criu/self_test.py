@@ -19,11 +19,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pilotlight.core.pid_file import boot_id
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.criu import messages, operations
 from snapshotter.criu.errors import CriuError, CriuFailed, CriuReason, CriuUnavailable
 from snapshotter.criu.processes import Criu

@@ -14,11 +14,10 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.criu.errors import CriuUnavailable
 from snapshotter.criu.fd_numbers import FIRST_FD
 from snapshotter.linux import proc

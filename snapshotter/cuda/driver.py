@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.cuda.transitions import CudaState
 
 

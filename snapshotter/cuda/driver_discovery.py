@@ -7,9 +7,9 @@ import contextlib
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.cuda.binary import BinaryDriver
 from snapshotter.cuda.core import HELPER_COMMAND, CoreDriver
 from snapshotter.cuda.driver import CudaDriver

@@ -4,8 +4,8 @@ checkpointed."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.errors import SnapshotRefused, SnapshotterError
 
 

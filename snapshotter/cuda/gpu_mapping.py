@@ -8,9 +8,9 @@ order."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.cuda.errors import CudaRefused, Refusal
 from snapshotter.cuda.gpu_blockers import MIGRATION_RELEASE
 from snapshotter.cuda.gpu_usage import CudaNode

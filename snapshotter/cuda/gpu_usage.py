@@ -11,9 +11,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-
-from pilotlight.core.startup.data_classes import dataclass
 
 _PROC = Path("/proc")
 _DEVICE = "/dev/nvidia"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.cuda.gpu_usage import CudaNode, GpuUsage, cuda_node, holdings_of
 
 

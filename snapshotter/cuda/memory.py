@@ -9,10 +9,10 @@ import asyncio
 import contextlib
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.cuda.reaper import Reaper
 
 _QUERY_TIMEOUT_S = 10.0

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-
-from pilotlight.core.startup.data_classes import dataclass
+from dataclasses import dataclass
 
 
 class CudaState(enum.StrEnum):

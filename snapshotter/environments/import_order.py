@@ -8,9 +8,8 @@ are there already."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
-
-from pilotlight.core.startup.data_classes import dataclass
 
 OPENED = ":"
 LEAST_MS = 100.0

@@ -9,12 +9,11 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from pilotlight.core.durability import write_durably
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.environments.import_order import ImportOrder
 from snapshotter.types import LaunchSpec, RevisionKey
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.gpus.inventory import GpuInventory
 from snapshotter.gpus.kinds import ANY, satisfies
 from snapshotter.gpus.topology import Topology

@@ -14,11 +14,10 @@ import logging
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.cuda.gpu_usage import CudaNode, cuda_node
 from snapshotter.gpus.kinds import kind_of_model
 from snapshotter.types import GpuDevice

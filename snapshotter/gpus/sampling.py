@@ -11,10 +11,10 @@ import json
 import select
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from pilotlight.core.json_record import JsonRecord
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.gpus.nvml import Nvml
 
 

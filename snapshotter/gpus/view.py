@@ -11,11 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pilotlight.core.json_record import JsonRecord
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.gpus.inventory import GpuInventory
 from snapshotter.gpus.sampler import GpuSampler
 from snapshotter.gpus.sampling import GpuSample

@@ -17,10 +17,10 @@ import re
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pilotlight.core.openat2 import open_file_beneath
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.threads import finish_in_thread
 from snapshotter.errors import Unsupported
 from snapshotter.images.pip_config import without_credentials

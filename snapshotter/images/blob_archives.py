@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -16,7 +17,6 @@ from pilotlight.core.disk_floor import DiskFloor
 from pilotlight.core.object_store import ObjectStore, blob_key
 from pilotlight.core.object_store.errors import ObjectNotFound, ObjectStoreError
 from pilotlight.core.openat2 import open_file_beneath
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.errors import BundleUnavailable
 from snapshotter.linux.atomic_directory import staging_directory
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import AsyncIterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from pilotlight.core.disk_floor import DiskFloor, no_floor
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.linux.cgroups import Cgroups, Group
 
 _GIB = 1024**3

@@ -12,9 +12,8 @@ import contextlib
 import enum
 import re
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.errors import Unsupported
 from snapshotter.linux import net_commands, slot_network
 from snapshotter.linux.dns_servers import NetworkAccess

@@ -20,11 +20,10 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pilotlight.core.image_steps import ABSOLUTE
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.images.build_limits import LimitedGroup
 from snapshotter.images.build_network import Joined
 from snapshotter.images.build_output import MAX_LINE_BYTES, Output

@@ -14,11 +14,11 @@ import os
 import tarfile
 import zlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 from pilotlight.core.disk_floor import DiskFloor, no_floor
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.tar_stream import TarContent, read_tar_entries
 from pilotlight.core.threads import BoundedThreads
 from snapshotter.errors import BundleUnavailable

@@ -30,14 +30,13 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pilotlight.core.image_steps import ABSOLUTE, check_copy_target
 from pilotlight.core.object_store import DirectoryStore, ObjectStore
 from pilotlight.core.openat2 import check_directory_beneath, open_file_beneath
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.engines import Engines
 from snapshotter.errors import BundleUnavailable, ImageBuildFailed, Unsupported
 from snapshotter.images.base_rootfs import (

@@ -10,9 +10,9 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.errors import Unsupported
 from snapshotter.images.spec import OLDEST_PYTHON
 from snapshotter.linux.short_commands import run_command

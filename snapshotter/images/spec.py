@@ -10,11 +10,11 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pilotlight.core.image_steps import check_copy_target, check_debian_package_name
 from pilotlight.core.oci.image_reference import check_image_name
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.errors import ImageBuildFailed, Unsupported
 
 OLDEST_PYTHON = (3, 11)

@@ -17,10 +17,9 @@ import os
 import secrets
 import stat
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
-
-from pilotlight.core.startup.data_classes import dataclass
 
 _T = TypeVar("_T")
 _PREFIX = ".tmp-"

@@ -17,10 +17,10 @@ import hashlib
 import os
 import signal
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.linux import device_control
 from snapshotter.linux.device_control import DeviceRule
 from snapshotter.shim import cpu_priority

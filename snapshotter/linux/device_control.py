@@ -19,10 +19,10 @@ import os
 import stat
 import struct
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.shim.sandbox.system_calls import DENIED, MACHINES, numbers
 
 _BPF_PROG_LOAD, _BPF_PROG_ATTACH, _BPF_PROG_DETACH = 5, 8, 9

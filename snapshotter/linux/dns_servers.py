@@ -13,10 +13,9 @@ import contextlib
 import socket
 import subprocess
 import sys
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.linux.egress_policy import EVERYWHERE, GATEWAY, EgressPolicy, resolvers
 
 _HOSTS = Path("/etc/resolv.conf")

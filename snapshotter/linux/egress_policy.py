@@ -14,10 +14,8 @@ from __future__ import annotations
 import ipaddress
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Self
-
-from pilotlight.core.startup.data_classes import dataclass
 
 INSIDE, GATEWAY = "169.254.77.2", "169.254.77.1"
 """Addresses of a slot, and of the host as the slot sees it. Both are link-local, so they mean

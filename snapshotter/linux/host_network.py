@@ -14,10 +14,10 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.errors import Unsupported
 from snapshotter.linux import net_commands
 from snapshotter.linux.egress_policy import EgressRules

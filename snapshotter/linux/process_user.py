@@ -15,9 +15,9 @@ import signal
 import stat
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.linux import mount_view
 from snapshotter.shim.sandbox.isolation import confine, drop_bounding_set
 

@@ -13,10 +13,10 @@ import functools
 import os
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.criu.bundle import CriuBundle
 from snapshotter.criu.errors import CriuUnavailable
 from snapshotter.criu.self_test_sandbox import Sandbox, SandboxProcess, started

@@ -16,10 +16,10 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from pilotlight.core.background_tasks import BackgroundTasks
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.transport.pod_calls import PodStatement
 from snapshotter.errors import Unsupported
 from snapshotter.pods.activator_search import WAY_OUT, ActivatorSearch, NotConnected

@@ -18,10 +18,10 @@ import socket
 import struct
 import time
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pilotlight.core.background_tasks import cancel_all
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.yield_budget import YieldBudget
 from snapshotter.agent.launch_signature import LaunchSigner
 from snapshotter.cuda.memory import MemoryReader

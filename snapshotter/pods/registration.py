@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.agent.launch_signature import LABEL as SIGNATURE
 from snapshotter.agent.launch_signature import LaunchSigner, verify_launch
 from snapshotter.errors import SnapshotterError

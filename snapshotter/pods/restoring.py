@@ -25,12 +25,11 @@ import shutil
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pilotlight.core.background_tasks import BackgroundTasks
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.transport.calls_socket import CALLS_VARIABLE, POD_CALLS_SOCKET
 from snapshotter.checkpointing.api import SnapshotApi
 from snapshotter.criu import operations

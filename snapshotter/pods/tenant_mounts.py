@@ -12,12 +12,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from pilotlight.core.background_tasks import BackgroundTasks
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.errors import NoCapacity
 from snapshotter.linux import atomic_directory
 from snapshotter.pods import hardlinks

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.types import InstanceId
 
 

@@ -13,10 +13,9 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.linux import proc
 from snapshotter.linux.cgroups import Group
 from snapshotter.slots import exit_reason as exits

@@ -8,13 +8,12 @@ those of the host.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from pilotlight.core.image_steps import ABSOLUTE
 from pilotlight.core.settings import FUNCTIONS_SOCKET
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.transport.calls_socket import CALLS_DIRECTORY, CALLS_VARIABLE
 from snapshotter.errors import Unsupported
 from snapshotter.shim.child import CONTROL_FD

@@ -12,9 +12,8 @@ import re
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-
-from pilotlight.core.startup.data_classes import dataclass
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
 _SETTLED_NS = 100_000_000

@@ -25,10 +25,10 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.threads import BoundedThreads
 from snapshotter.errors import LogsBusy
 from snapshotter.linux.inotify import watching

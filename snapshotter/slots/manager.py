@@ -15,11 +15,10 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.errors import StartFailed, Unsupported
 from snapshotter.linux import proc
 from snapshotter.linux.cgroups import Cgroups, Group

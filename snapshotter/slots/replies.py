@@ -6,10 +6,9 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Self
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.shim import messages
 
 

@@ -15,11 +15,10 @@ import shutil
 import signal
 import socket
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.linux import proc
 from snapshotter.shim import messages, seqpacket
 from snapshotter.slots.instance_process import ExitStatus, InstanceProcess

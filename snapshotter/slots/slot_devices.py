@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.errors import Unsupported
 from snapshotter.linux.device_control import DeviceRule
 from snapshotter.types import VISIBLE_DEVICES, GpuDevice, GpuGrant

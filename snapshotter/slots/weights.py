@@ -11,10 +11,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pilotlight.core.background_tasks import cancel_all
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.slots.launch_plan import WeightSource
 from snapshotter.slots.slot import BootFailed
 from snapshotter.types import LaunchSpec, StartKind, WeightsMount

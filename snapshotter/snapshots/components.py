@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.criu.bundle import CriuBundle
 from snapshotter.criu.processes import Criu
 from snapshotter.slots.launch_plan import ImageStore

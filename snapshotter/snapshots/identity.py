@@ -11,12 +11,11 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
 from pilotlight.core.json_record import JsonRecord
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.slots.launch_plan import Layout
 from snapshotter.types import GpuGrant, LaunchSpec
 

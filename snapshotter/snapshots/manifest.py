@@ -15,12 +15,11 @@ import hmac
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 from pilotlight.core.json_record import JsonRecord
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.criu import working_set
 from snapshotter.snapshots import readahead
 from snapshotter.snapshots.identity import Identity

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.shim.sandbox import mounts
 from snapshotter.snapshots.hash_cache import HashCache
 from snapshotter.snapshots.manifest import FileMark, SnapshotInvalid

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from pilotlight.core.durability import write_durably
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.linux import atomic_directory
 from snapshotter.snapshots.manifest import (
     MANIFEST,

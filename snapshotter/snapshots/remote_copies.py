@@ -28,11 +28,11 @@ import logging
 import os
 import time
 from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pilotlight.core.object_store import ObjectStore, is_key
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.threads import LowPriorityThreads
 from snapshotter.errors import SnapshotUnknown
 from snapshotter.snapshots.catalog import Catalog, Snapshot, SnapshotStaging

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.linux import atomic_directory
 from snapshotter.snapshots.manifest import FILES_TAR, IMAGES, MANIFEST, SnapshotManifest
 from snapshotter.snapshots.quarantine import info_of

@@ -7,11 +7,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.errors import SnapshotterError, StartFailed
 from snapshotter.linux.cgroups import Cgroups, Group
 from snapshotter.shim import cpu_priority, seqpacket

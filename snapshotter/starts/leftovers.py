@@ -12,9 +12,9 @@ import logging
 import os
 import shutil
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.linux import proc, slot_network
 from snapshotter.linux.cgroups import Cgroups, Group, base_name
 from snapshotter.slots import slot as slots

@@ -10,9 +10,8 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.errors import NoCapacity
 from snapshotter.gpus.grants import GpuGrants
 from snapshotter.types import GpuGrant, InstanceInfo, LaunchSpec, TenantShare

@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from dataclasses import dataclass
 
 from pilotlight.core.background_tasks import BackgroundTasks
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.linux import proc
 from snapshotter.linux.cgroups import Cgroups
 from snapshotter.slots.manager import OccupiedSlot, ParkedSpot

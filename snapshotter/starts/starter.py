@@ -12,10 +12,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pilotlight.core.background_tasks import cancel_all
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.errors import (
     LeaseHeld,
     NoCapacity,

@@ -8,8 +8,8 @@ instance itself, and is removed from here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.slots.manager import OccupiedSlot
 from snapshotter.types import RevisionKey, TemplateInfo
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from pilotlight.core.settings import SettingsInvalid
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.transport.controller_client import controller_client
 from pilotlight.core.transport.endpoint import Endpoint
 from pilotlight.core.volumes.entries import VOLUME_ID

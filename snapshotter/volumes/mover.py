@@ -29,12 +29,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from pilotlight.core.openat2 import open_beneath
 from pilotlight.core.pid_file import boot_id
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.volumes.entries import CHUNK_BYTES, Entry, EntryInvalid, by_path
 from snapshotter.volumes import tree
 from snapshotter.volumes.tree import Stamp, StoreFailed, TreeRefused

@@ -18,11 +18,11 @@ import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pilotlight.core.disk_floor import DiskFloor
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.volumes.entries import VOLUME_ID
 from snapshotter.errors import StartFailed, Unsupported, VolumeFailed, VolumeUnknown
 from snapshotter.linux.cgroups import Cgroups

@@ -13,11 +13,10 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.volumes.entries import CHUNK_BYTES, Entry, EntryKind, chunk_key
 from snapshotter.volumes import tree
 from snapshotter.volumes.tree import Stamp, TreeRefused

@@ -12,11 +12,10 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 
 from pilotlight.core.openat2 import open_beneath
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.volumes.entries import (
     CHUNK_BYTES,
     MAX_DEPTH,

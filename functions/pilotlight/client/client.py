@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -53,7 +54,6 @@ from pilotlight.client.stream_resume import (
     reconnect_attempts,
 )
 from pilotlight.client.transport import DEFAULT_BUDGET_S, AsyncTransport, Transport, path_segment
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.profile import Profile
 from pilotlight.protocol import (
     CONTENT_JSON,

@@ -6,9 +6,9 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import WorkerCrashed
 
 

@@ -13,11 +13,10 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from pilotlight import profile as profiles
 from pilotlight.client.client import AsyncClient, Client
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.profile import Profile
 
 _CLOSE_TIMEOUT_S = 2.0

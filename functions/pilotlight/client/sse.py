@@ -6,11 +6,11 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from pilotlight.client.errors import error_from_problem, remote_exception
 from pilotlight.client.responses import decode_result, parse_record_result
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import ClientClosedRequest, PilotlightError, RemoteError
 from pilotlight.protocol import CONTENT_PICKLE, CallRecord
 

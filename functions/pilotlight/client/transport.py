@@ -12,13 +12,13 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from pilotlight.client.errors import error_from_response, retry_after_s
 from pilotlight.client.json_stream import iter_json_objects
 from pilotlight.client.socket_http import AsyncSocketClient, ConnectionFailed, SocketClient
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import PilotlightError, Unauthenticated, Unavailable
 from pilotlight.profile import Profile
 from pilotlight.protocol import HEADER_ENVIRONMENT

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Annotated, TypeVar, cast
 
 import sqlalchemy as sa
@@ -33,7 +33,6 @@ from pilotlight.controller.weights.blob_gc import BlobCollector
 from pilotlight.controller.weights.blobs import BlobStore
 from pilotlight.core.crypto import PlatformKey
 from pilotlight.core.disk_floor import DiskFloor, no_floor
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.errors import Forbidden, StorageFull
 from pilotlight.protocol import HEADER_ENVIRONMENT

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pilotlight.controller.database.sqlite_file import database_path
@@ -19,7 +19,6 @@ from pilotlight.core.settings import (
     read_secret,
     require_defaults,
 )
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.transport.listeners import require_tls_or_loopback
 from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.spec.identifiers import Isolation

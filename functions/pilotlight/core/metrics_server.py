@@ -15,14 +15,13 @@ import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid
-from pilotlight.core.startup.data_classes import dataclass
 
 REQUEST_TIMEOUT_S = 10.0
 _MAX_HEAD_BYTES = 16 * 1024

@@ -21,10 +21,10 @@ import socket
 import stat
 import struct
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.threads import cancel_and_wait
 from pilotlight.core.yield_budget import YieldBudget
 

@@ -13,13 +13,11 @@ import tempfile
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import yaml
-
-from pilotlight.core.startup.data_classes import dataclass
 
 if typing.TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import time
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.current_call.spans import current_span_id
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import HEADER_PARENT

@@ -6,10 +6,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.kubernetes.api_request import ApiRequest
 from pilotlight.kubernetes.errors import (
     AlreadyExists,

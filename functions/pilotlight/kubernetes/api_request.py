@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from urllib.parse import quote
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.kubernetes.kinds import Kind
 
 

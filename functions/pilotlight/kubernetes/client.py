@@ -8,10 +8,9 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.threads import cancel_and_wait
 from pilotlight.kubernetes.api_errors import ApiResponse, error_from_response
 from pilotlight.kubernetes.api_request import ApiRequest

@@ -22,11 +22,10 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol, Self
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.threads import cancel_and_wait
 from pilotlight.kubernetes.errors import ClusterError, Conflict, NotFound
 from pilotlight.kubernetes.kinds import LEASE, Kind

@@ -11,9 +11,9 @@ of Knative's settings in Knative's."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.kubernetes import kinds
 from pilotlight.kubernetes.api_request import ApiRequest
 from pilotlight.kubernetes.kinds import Kind

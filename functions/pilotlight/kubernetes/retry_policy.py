@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pilotlight.core.startup.data_classes import dataclass
+from dataclasses import dataclass
+
 from pilotlight.kubernetes.errors import (
     ClusterError,
     ClusterUnreachable,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from pilotlight.core.oci.image_reference import MAX_REPOSITORY_CHARACTERS, parse_repository
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.warm_shape import WarmShape, warm_shapes
 
 DEFAULT_NAMESPACE = "pilotlight"

@@ -16,11 +16,11 @@ import sys
 import urllib.parse
 import urllib.request
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.kubernetes.api_errors import ApiResponse, from_status
 from pilotlight.kubernetes.api_request import ApiRequest
 from pilotlight.kubernetes.credentials import Credentials

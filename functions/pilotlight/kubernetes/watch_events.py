@@ -12,9 +12,8 @@ from collections.abc import (
     Iterator,
     Mapping,
 )
+from dataclasses import dataclass
 from typing import Any, Literal
-
-from pilotlight.core.startup.data_classes import dataclass
 
 Object = dict[str, Any]
 Key = tuple[str, str]

@@ -6,8 +6,8 @@ annotation_validation.go). An unknown message is passed on unchanged."""
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.kubernetes.errors import FieldProblem
 from pilotlight.kubernetes.manifests.knative_features import (
     BY_FIELD,

@@ -14,10 +14,8 @@ import select
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
-
-from pilotlight.core.startup.data_classes import dataclass
 
 MAX_BODY_BYTES = 256 * 1024
 """Largest body: a launch document has some 100 KiB at most, and all secrets 128 KiB."""

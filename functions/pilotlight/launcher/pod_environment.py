@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.transport.calls_socket import CALLS_VARIABLE, POD_CALLS_SOCKET
 from pilotlight.protocol import POD_CONTROL_PORT
 from snapshotter.types import LaunchSpec

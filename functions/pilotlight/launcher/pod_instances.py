@@ -18,10 +18,9 @@ import socket
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.launcher.worker_process import WorkerProcess
 
 MAX_FORKS = 15

@@ -9,10 +9,10 @@ import os
 import sys
 import sysconfig
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.launcher.pod_environment import InvalidPod, PodEnvironment
 from snapshotter.types import VISIBLE_DEVICES
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.loadtest.distributions import LengthDistribution
 
 FIRST_TOKEN_ID, LAST_TOKEN_ID = 16, 255

@@ -6,10 +6,8 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Iterable, MutableSequence, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
-
-from pilotlight.core.startup.data_classes import dataclass
 
 QUANTILES = (0.5, 0.9, 0.99)
 _ROWS_PER_DECADE = 20

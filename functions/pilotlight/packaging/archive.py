@@ -14,10 +14,9 @@ import os
 import stat
 import tarfile
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput, TooLarge
 from pilotlight.packaging.ignore import IgnoreRules, is_platform_home
 

@@ -8,10 +8,9 @@ Files between the root and the top of its git work tree apply too."""
 from __future__ import annotations
 
 import importlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from pilotlight.core.startup.data_classes import dataclass
 
 IGNORE_FILES = (".gitignore", ".pilotlightignore")
 _ALWAYS_DIRECTORIES = frozenset(

@@ -13,10 +13,9 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from pilotlight.core.startup.data_classes import dataclass
 
 if TYPE_CHECKING:
     from weight_cache.manifest import Manifest

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
-from pilotlight.core.startup.data_classes import dataclass
+from dataclasses import dataclass
 
 PACKAGE, IMAGE, PUSH, UPLOAD, DEPLOY = "package", "image", "push", "upload", "deploy"
 """The stages, in order."""

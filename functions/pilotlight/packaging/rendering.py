@@ -6,9 +6,9 @@ number of the next revision."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pilotlight.controller.registry import launch_spec
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.kubernetes.manifests.knative_service import function_manifests
 from pilotlight.kubernetes.manifests.labels import Manifest
 from pilotlight.kubernetes.manifests.secrets import secret_manifest

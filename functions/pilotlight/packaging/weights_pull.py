@@ -18,11 +18,11 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from pilotlight.core.durability import sync_directory
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import Conflict, InvalidInput, PilotlightError, StorageFull
 from weight_cache.errors import ManifestInvalid
 from weight_cache.manifest import CHUNK_BYTES, Manifest, ManifestFile, parse

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.schedules import cron
 from pilotlight.spec.policies import ScalingSchedule
 

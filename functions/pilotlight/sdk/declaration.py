@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk.batches import batch_policy, check_batched, item_hints
 from pilotlight.sdk.binding.parameters import PARAMETERS_ATTRIBUTE, parameters_schema

@@ -12,14 +12,13 @@ from collections.abc import (
     Iterator,
     Mapping,
 )
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from pilotlight.client import sessions
 from pilotlight.client.json_stream import without_none
 from pilotlight.client.pickling import dump_arguments, dump_json_arguments
 from pilotlight.client.responses import call_headers
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput, NotFound
 from pilotlight.sdk import active_app, parallel_map
 from pilotlight.sdk.binding.bound import Binding, bound_options, merged

@@ -22,11 +22,11 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pilotlight.core.oci import dockerfile
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput, NotFound
 from pilotlight.sdk.decorator_metadata import PilotlightWarning
 from pilotlight.sdk.unsupported import not_supported, refuse_attributes

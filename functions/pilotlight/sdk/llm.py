@@ -7,11 +7,10 @@ command line."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from pilotlight.client import sessions
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk import active_app
 from pilotlight.sdk.declaration import Declaration, check_declared_name

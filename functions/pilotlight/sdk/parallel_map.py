@@ -10,9 +10,9 @@ import asyncio
 import concurrent.futures
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput
 
 DEFAULT_CONCURRENCY = 64

@@ -12,10 +12,9 @@ import hashlib
 import ipaddress
 import typing
 from collections.abc import Mapping
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput
 from pilotlight.spec import sandboxes
 from pilotlight.spec.cors import check_origins

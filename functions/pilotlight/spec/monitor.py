@@ -6,11 +6,10 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput
 from pilotlight.validation.json_paths import MAX_PATH_CHARS, Segment, parse_path
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
-
-from pilotlight.core.startup.data_classes import dataclass
 
 SHADOW_ARM = "~shadow"
 """The arm of copies answered by a shadow."""

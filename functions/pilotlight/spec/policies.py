@@ -9,10 +9,9 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput
 from pilotlight.spec.identifiers import Priority
 

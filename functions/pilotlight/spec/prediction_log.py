@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 import re
+from dataclasses import dataclass
 from typing import Final
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput
 from pilotlight.spec.monitor import MonitorSpec, Reference
 from pilotlight.validation.json_paths import parse_path

@@ -8,11 +8,9 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from decimal import Decimal, InvalidOperation, localcontext
 from typing import Any
-
-from pilotlight.core.startup.data_classes import dataclass
 
 GIB = 1024**3
 _NS_PER_S = Decimal(10**9)

@@ -6,10 +6,9 @@ changes the built-in ones."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.identifiers import Isolation, Priority
 
 MAX_RATE = 1_000_000

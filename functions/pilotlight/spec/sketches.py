@@ -15,11 +15,9 @@ import math
 import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, Self
-
-from pilotlight.core.startup.data_classes import dataclass
 
 MAX_CELLS: Final = 128
 MAX_CATEGORIES: Final = 64

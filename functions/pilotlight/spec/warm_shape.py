@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from pilotlight.core.settings import parse_item
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.function import GIB, MIB
 from snapshotter.gpus.kinds import ANY
 

@@ -5,7 +5,8 @@ InvalidInput naming key, value and bound."""
 
 from __future__ import annotations
 
-from pilotlight.core.startup.data_classes import dataclass
+from dataclasses import dataclass
+
 from pilotlight.errors import InvalidInput
 from pilotlight.spec.engines import MAX_TOKENS
 from pilotlight.spec.policies import require_in_range

@@ -9,10 +9,9 @@ schemas) counts as UNBOUNDED."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
-
-from pilotlight.core.startup.data_classes import dataclass
 
 UNBOUNDED: Final = 10**9
 MAX_NODES: Final = 4_000

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Self
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.record_json import from_json
 

@@ -6,10 +6,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Self
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.worker.process.shim_channel import ShimOrder
 from pilotlight.worker.snapshot.quiesce import FROZEN_VARIABLE
 

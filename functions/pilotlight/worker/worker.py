@@ -18,9 +18,9 @@ import socket
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.worker.http.server import Server
 from pilotlight.worker.imports.imported_modules import ImportedModules
 from pilotlight.worker.imports.recorder import ImportOrderDiffers, ImportRecorder

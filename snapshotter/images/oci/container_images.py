@@ -29,6 +29,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -36,7 +37,6 @@ from pilotlight.core.disk_floor import DiskFloor, no_floor
 from pilotlight.core.oci.image_reference import Repository, parse_reference
 from pilotlight.core.oci.registry_login import Login, read_logins, stored_login
 from pilotlight.core.openat2 import check_directory_beneath, open_file_beneath
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.threads import LowPriorityThreads
 from snapshotter.errors import BundleUnavailable, Unsupported
 from snapshotter.images.image_layout import ImageLayout

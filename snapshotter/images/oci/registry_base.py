@@ -13,13 +13,13 @@ import shutil
 import tarfile
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pilotlight.core.disk_floor import DiskFloor
 from pilotlight.core.oci.image_reference import is_on_loopback
 from pilotlight.core.openat2 import open_file_beneath
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.threads import LowPriorityThreads
 from snapshotter.errors import BundleUnavailable
 from snapshotter.images.base_rootfs import why_no_root_of_its_own

@@ -9,12 +9,11 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pilotlight.core.logging_config import dump_json
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from pilotlight.cli.supervisor.process_log import ProcessLog
 from pilotlight.core import pid_file
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.transport.public_listener import AddressInUse, open_listeners
 from pilotlight.errors import PilotlightError
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import socket
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pilotlight.cli.supervisor.local_platform import HomeLock, LocalPlatform, last_run
 from pilotlight.cli.supervisor.supervisor import Announce, Notice, platform_processes, stop_orphans
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import Conflict
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ import yaml
 from pilotlight.cli.supervisor.changed_settings import changed_settings, read_sections
 from pilotlight.core.dashboard.dashboard_origin import DASHBOARD_PATH, read_dashboard_origin
 from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid, load_section
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import Conflict, InvalidInput
 
 DEFAULT_LISTEN = "127.0.0.1:8700"

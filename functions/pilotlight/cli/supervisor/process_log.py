@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
-
-from pilotlight.core.startup.data_classes import dataclass
 
 KEEP = 3
 """Number of rotated files to keep; `<name>.log.1` is the newest."""

@@ -17,13 +17,13 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pilotlight.cli.supervisor.child import Child, ProcessFailed, ProcessSpec, describe_exit_status
 from pilotlight.cli.supervisor.process_log import ProcessLog
 from pilotlight.cli.supervisor.stale_processes import stop_stale_process
 from pilotlight.core.background_tasks import cancel_all
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.client import AgentClient
 from snapshotter.errors import SnapshotterError
 

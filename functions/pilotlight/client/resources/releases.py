@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self, TypedDict
 
 from pilotlight.client.json_stream import Json, without_none
 from pilotlight.client.resources.node import NodeResources
 from pilotlight.client.transport import path_segment
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import HEADER_IDEMPOTENCY_KEY
 from pilotlight.spec.function import FunctionSpec

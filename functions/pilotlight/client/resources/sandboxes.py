@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pilotlight.client.transport import AsyncTransport, Transport, path_segment
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.protocol import CONTENT_JSON
 from pilotlight.spec.sandboxes import SANDBOXES_PATH
 

@@ -10,13 +10,13 @@ import os
 import posixpath
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Self
 
 from pilotlight.client.json_stream import Json
 from pilotlight.client.resources.weights import WeightsResources
 from pilotlight.client.transport import path_segment
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.volumes.entries import CHUNK_BYTES, Entry, EntryInvalid, EntryKind
 from pilotlight.errors import Conflict, InvalidInput
 

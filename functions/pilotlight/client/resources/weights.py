@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Self
 
 from pilotlight.client.json_stream import Json, iter_json_objects
 from pilotlight.client.resources.node import NodeResources
 from pilotlight.client.transport import path_segment
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import PilotlightError
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -12,7 +12,6 @@ import sqlalchemy as sa
 from pilotlight.controller.analytics import rollup_queries
 from pilotlight.controller.analytics.rollup_queries import UsageCell, UsageSums
 from pilotlight.controller.analytics.time_range import TimeRange
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.identifiers import without_run
 from snapshotter.types import StartKind
 

@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -20,7 +21,6 @@ from pilotlight.controller.billing.usage_aggregation import CALL, DAY_S
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.identity.access_control import Principal
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.spec.record_json import canonical_json
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
@@ -16,7 +16,6 @@ from pilotlight.controller.analytics.latency_histograms import (
 )
 from pilotlight.controller.analytics.rollup_queries import UsageSums
 from pilotlight.controller.database import tables
-from pilotlight.core.startup.data_classes import dataclass
 
 MAX_ROWS = 200
 

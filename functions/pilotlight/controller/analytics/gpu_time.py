@@ -6,10 +6,9 @@ paid idle time, and sleep."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from pilotlight.controller.analytics.rollup_queries import UsageCell
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.pricing import GPU_STATES, GpuState
 
 

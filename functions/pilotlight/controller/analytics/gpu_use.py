@@ -4,9 +4,8 @@ GPU without any figure is left out."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
-
-from pilotlight.core.startup.data_classes import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,13 +4,12 @@ the number of calls."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
 from pilotlight.controller.analytics.time_range import HOUR_S
 from pilotlight.controller.database import tables
-from pilotlight.core.startup.data_classes import dataclass
 
 HOURS = 24
 GROWTH = 1.1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from typing import Any
 
@@ -21,7 +21,6 @@ from pilotlight.controller.database import tables
 from pilotlight.controller.database.serving_revisions import select_serving
 from pilotlight.controller.slo import observations
 from pilotlight.controller.slo.error_budget import total_observation
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.engines import is_language_model
 from pilotlight.spec.observations import Observation, latency_quantile_ms
 

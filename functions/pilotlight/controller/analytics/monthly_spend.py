@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import sqlalchemy as sa
 
 from pilotlight.controller.analytics.rollup_queries import HALF
 from pilotlight.controller.billing.budget_periods import MONTH, Period, day_of, period_of
 from pilotlight.controller.billing.forecast import FULL_DAYS, Forecast, forecast
 from pilotlight.controller.database import tables
-from pilotlight.core.startup.data_classes import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,7 +13,6 @@ import sqlalchemy as sa
 from pilotlight.controller.analytics.time_range import DAY_S
 from pilotlight.controller.billing import ledger
 from pilotlight.controller.database import tables
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.protocol import UsageRecord
 from pilotlight.spec.pricing import NOT_RUN
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from decimal import ROUND_HALF_EVEN, Decimal
 
 from pilotlight.controller.analytics import gpu_use
 from pilotlight.controller.analytics.gpu_time import GpuTime
 from pilotlight.controller.analytics.gpu_use import GpuNow
 from pilotlight.controller.analytics.rollup_queries import UsageSums
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.pricing import COST_QUANTUM, GIB, Rates
 
 MONTH_S = 30 * 86_400

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import TypeVar
 
 import sqlalchemy as sa
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.pricing import COST_QUANTUM, GIB
 
 HALF = 10**9

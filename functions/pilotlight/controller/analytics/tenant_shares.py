@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 
@@ -11,7 +12,6 @@ from pilotlight.controller.analytics.gpu_time import GpuTime, gpu_time
 from pilotlight.controller.analytics.rollup_queries import UsageCell, UsageSums
 from pilotlight.controller.analytics.time_range import TimeRange
 from pilotlight.controller.database import tables
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.quotas import Plan
 
 MAX_TENANTS = 500

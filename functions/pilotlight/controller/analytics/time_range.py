@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 
 from pilotlight.controller.database import tables
-from pilotlight.core.startup.data_classes import dataclass
 
 HOUR_S = 3600
 DAY_S = 86_400

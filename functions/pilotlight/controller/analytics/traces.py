@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,7 +17,6 @@ import sqlalchemy as sa
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.identity.access_control import Principal
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput, NotFound
 
 Json = dict[str, Any]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 
 import sqlalchemy as sa
@@ -13,7 +14,6 @@ import sqlalchemy as sa
 from pilotlight.controller.billing.ledger_totals import Total, totals
 from pilotlight.controller.billing.usage_aggregation import DAY_S, HOUR_S
 from pilotlight.controller.database import tables
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput
 from pilotlight.spec.pricing import GPU_STATES
 

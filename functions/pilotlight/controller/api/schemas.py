@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -16,7 +17,6 @@ from pydantic import (
     model_validator,
 )
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.protocol import MAX_LEASE_S, MIN_LEASE_S
 from pilotlight.spec.function import FunctionSpec, ImageSpec
 from snapshotter.types import SnapshotInfo

@@ -13,13 +13,13 @@ from __future__ import annotations
 import base64
 import secrets
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.delivery_retry import AT_ONCE_OF_ONE, MAX_ERROR
 from pilotlight.controller.database.store import Write
-from pilotlight.core.startup.data_classes import dataclass
 
 _SECRET_BYTES = 32
 _BUDGETS_AT_ONCE = 500

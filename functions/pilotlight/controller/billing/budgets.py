@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -24,7 +25,6 @@ from pilotlight.controller.billing.usage_aggregation import SpendKey
 from pilotlight.controller.database import audit_trail, bulk, feed, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.core.crypto import PlatformKey
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import Conflict, NotFound
 from pilotlight.protocol import BudgetRecord, BudgetState
 from pilotlight.spec.pricing import COST_QUANTUM

@@ -10,6 +10,7 @@ one to disconnect pays for the time until then."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Self
 
 import anyio
@@ -19,7 +20,6 @@ from pilotlight.controller.billing import price_lists, usage_ingestion
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.identity.access_control import Principal
 from pilotlight.controller.settings import ControllerConfig
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.protocol import UsageRecord
 from pilotlight.spec.pricing import ONE_CORE, Rates, kind_factor, rate_per_s
 

@@ -11,7 +11,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
@@ -19,7 +19,6 @@ from pilotlight.controller.billing.ledger import LedgerRow
 from pilotlight.controller.billing.usage_aggregation import AT, CALL
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.observations import latency_bucket
 from pilotlight.spec.pricing import NOT_RUN
 

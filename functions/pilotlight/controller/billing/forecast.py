@@ -14,9 +14,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from pilotlight.controller.billing.budget_periods import DAY_S, Period, day_of
-from pilotlight.core.startup.data_classes import dataclass
 
 FULL_DAYS = 7
 LEAST_OF_A_DAY = 1 / 24

@@ -13,7 +13,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from decimal import Decimal, InvalidOperation
 from operator import itemgetter
 from types import GenericAlias, NoneType
@@ -36,7 +36,6 @@ from pilotlight.controller.billing.usage_aggregation import (
 )
 from pilotlight.controller.database import bulk, tables
 from pilotlight.controller.database.store import Write
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import UsageRecord
 from pilotlight.spec.pricing import COST_QUANTUM

@@ -7,6 +7,7 @@ records."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -14,7 +15,6 @@ import sqlalchemy as sa
 
 from pilotlight.controller.billing.usage_aggregation import HOUR_S, HOURS_PER_DAY, MEASURES
 from pilotlight.controller.database import tables
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.pricing import COST_QUANTUM, GIB, NOT_RUN
 
 HALF = 10**9

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -23,7 +24,6 @@ from pilotlight.controller.billing.usage_aggregation import (
 )
 from pilotlight.controller.database import bulk, tables
 from pilotlight.controller.database.store import Write
-from pilotlight.core.startup.data_classes import dataclass
 
 REBUILD_ROWS = 20_000
 """Records in memory at once during a rebuild, about 60 MB."""

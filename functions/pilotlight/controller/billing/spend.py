@@ -8,14 +8,13 @@ summed."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
 from pilotlight.controller.billing.budget_periods import Period
 from pilotlight.controller.billing.usage_aggregation import SpendKey
 from pilotlight.controller.database import tables
-from pilotlight.core.startup.data_classes import dataclass
 
 SpendScope = tuple[str, str, str, str, str]
 """(tenant, environment, app, function, currency)."""

@@ -11,12 +11,11 @@ import functools
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from operator import add, itemgetter, mul
 from typing import Any, NamedTuple
 
 from pilotlight.controller.database import tables
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.protocol import UsageRecord
 from pilotlight.spec.pricing import NOT_RUN
 

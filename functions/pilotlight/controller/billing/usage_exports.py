@@ -6,6 +6,7 @@ last record that it received as the cursor."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,7 +14,6 @@ import sqlalchemy as sa
 from pilotlight.controller.billing.usage_aggregation import AT, COLUMNS
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Store
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import NotFound
 
 FIELDS = tuple(name for name in COLUMNS if name not in ("cost_picos", "day"))

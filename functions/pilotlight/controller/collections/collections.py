@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import sqlalchemy as sa
@@ -21,7 +21,6 @@ from pilotlight.controller.identity import stored_bytes
 from pilotlight.controller.identity.stored_bytes import StorageUsage
 from pilotlight.controller.identity.tenants import require_environment
 from pilotlight.controller.weights import storage_usage
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import Conflict, NotFound, StorageQuotaExceeded
 from pilotlight.spec.collection import MAX_REQUEST_VALUES, MAX_VALUE_BYTES, CollectionKind
 from pilotlight.spec.identifiers import require_name

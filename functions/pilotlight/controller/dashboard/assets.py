@@ -7,6 +7,7 @@ import functools
 import gzip
 import hashlib
 import importlib.util
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,6 @@ from fastapi import Header, Response
 from fastapi import Path as InPath
 
 from pilotlight.controller.lazy_routes import APIRouter
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import NotFound
 
 PREFIX = "/dashboard/static"

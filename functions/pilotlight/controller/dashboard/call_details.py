@@ -7,10 +7,10 @@ import base64
 import binascii
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pilotlight.controller.dashboard.log_lines import Line
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.protocol import ARGUMENTS_PREFIX, CONTENT_PROBLEM, UsageRecord
 
 MAX_RESULT = 65_536

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -15,7 +15,6 @@ from pilotlight.controller.analytics.latency_histograms import HOURS, Histogram
 from pilotlight.controller.analytics.rollup_queries import UsageSums
 from pilotlight.controller.analytics.time_range import HOUR_S, TimeRange
 from pilotlight.controller.dashboard import formatting
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.pricing import UNPAID_KINDS
 
 MOST_SERIES = 7

@@ -9,10 +9,10 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pilotlight.controller.dashboard.page_context import PageContext
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.threads import cancel_and_wait
 from snapshotter.errors import SnapshotterError
 

@@ -5,9 +5,8 @@ A key sees only the links that it may follow."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Protocol
-
-from pilotlight.core.startup.data_classes import dataclass
 
 
 class Viewer(Protocol):

@@ -4,6 +4,7 @@ on it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlencode
@@ -23,7 +24,6 @@ from pilotlight.controller.identity.access_control import PLATFORM_TENANT, Princ
 from pilotlight.controller.identity.sessions import CookieAttributes, Session
 from pilotlight.controller.lazy_routes import LazyRoute
 from pilotlight.core.dashboard.visitor_cookie import MAX_COOKIE
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import Forbidden, PilotlightError, Unauthenticated
 from pilotlight.spec.identifiers import Scope
 from pilotlight.spec.quotas import Plan

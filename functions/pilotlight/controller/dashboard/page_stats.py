@@ -4,7 +4,7 @@ quotas. Pure."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from decimal import Decimal
 
 from pilotlight.controller.analytics.environment_usage import START_KINDS, EnvironmentUsage
@@ -12,7 +12,6 @@ from pilotlight.controller.analytics.gpu_time import GpuTime, gpu_time
 from pilotlight.controller.analytics.latency_histograms import LatencyHistogram, merge_histograms
 from pilotlight.controller.analytics.rollup_queries import UsageCell, UsageSums
 from pilotlight.controller.dashboard import formatting
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.quotas import STORAGE_KEYS, Plan, Quotas
 from snapshotter.types import InstanceInfo
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from pilotlight.controller.analytics import gpu_use
 from pilotlight.controller.analytics.gpu_use import GpuNow
 from pilotlight.controller.dashboard.page_context import PageContext, or_error_banner
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.errors import SnapshotterError
 from snapshotter.types import InstanceInfo
 

@@ -7,13 +7,13 @@ import contextlib
 import json
 from collections.abc import Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.record_json import canonical_json
 
 MAX_ADDRESS = 64

@@ -10,13 +10,13 @@ current generation, and continues."""
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.record_json import canonical_json
 
 _SEQ_BITS = 40

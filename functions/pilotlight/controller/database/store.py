@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.dialects import postgresql, sqlite
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import StorageFull, Unavailable
 
 BUSY_TIMEOUT_MS = 10_000

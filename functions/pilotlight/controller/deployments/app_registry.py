@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -23,7 +23,6 @@ from pilotlight.controller.registry.revisions import RevisionMetadata
 from pilotlight.controller.release import app_history
 from pilotlight.controller.rollouts import lifecycle as rollouts
 from pilotlight.controller.scheduling import schedules
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import NotFound
 from pilotlight.spec.bound import is_bound_of
 from pilotlight.spec.function import FunctionSpec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,7 +18,6 @@ from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.controller.registry.revisions import RevisionMetadata
 from pilotlight.controller.release import approvals, traffic
 from pilotlight.controller.weights import storage_usage
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import ApprovalRequired, Conflict, NotFound
 from pilotlight.spec.bound import MAX_BOUND, bind
 from pilotlight.spec.function import FunctionSpec

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -24,7 +24,6 @@ from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.controller.registry.revisions import RevisionMetadata
 from pilotlight.controller.release import app_history, approvals, traffic
 from pilotlight.controller.weights import blobs, weight_names
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.record_json import from_json, to_json

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,7 +25,6 @@ from pilotlight.controller.rollouts import lifecycle as rollouts
 from pilotlight.controller.rollouts import repository
 from pilotlight.controller.rollouts.plan import RolloutPlan
 from pilotlight.controller.rollouts.records import RolloutState
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import Conflict, InvalidInput
 from pilotlight.spec.traffic import WHOLE, TrafficDocument
 

@@ -4,6 +4,7 @@ deleted."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 
@@ -15,7 +16,6 @@ from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.controller.release import aliases
 from pilotlight.controller.rollouts import repository
 from pilotlight.controller.weights.gc_roots import RevisionReferences
-from pilotlight.core.startup.data_classes import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pilotlight.controller.drift.sketch_store import Counted
@@ -16,7 +17,6 @@ from pilotlight.controller.statistics import distributions
 from pilotlight.controller.statistics.distributions import PSI_MODERATE
 from pilotlight.controller.statistics.estimates import interval
 from pilotlight.controller.statistics.quality import SHARES, Quality
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.monitor import PREDICTION, MonitorSpec
 from pilotlight.spec.sketches import Sketch
 

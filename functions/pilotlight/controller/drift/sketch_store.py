@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -19,7 +19,6 @@ from pilotlight.controller.database.store import Write
 from pilotlight.controller.identity import stored_bytes
 from pilotlight.controller.predictions.files import PredictionFile
 from pilotlight.controller.weights import storage_usage
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput
 from pilotlight.spec.monitor import MAX_FEATURES, MAX_SLICES
 from pilotlight.spec.prediction_log import DAY_S, HOUR_S

@@ -4,6 +4,7 @@ of their intervals. Read-only."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +21,6 @@ from pilotlight.controller.experiments.design import (
 )
 from pilotlight.controller.statistics import estimates
 from pilotlight.controller.statistics.estimates import Estimate, Interval, Moments
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.observations import GROWTH, latency_quantile_ms
 
 PICOS = 1e12

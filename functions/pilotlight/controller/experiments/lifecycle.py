@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -20,7 +20,6 @@ from pilotlight.controller.experiments.design import ArmStop, Design
 from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.controller.release import aliases, release_gates, traffic
 from pilotlight.controller.webhooks import deliveries
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.spec import traffic as documents
 from pilotlight.spec.identifiers import require_name

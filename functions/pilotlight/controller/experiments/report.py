@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,7 +19,6 @@ from pilotlight.controller.experiments.evidence import ArmExposure, ExperimentEv
 from pilotlight.controller.experiments.lifecycle import Experiment
 from pilotlight.controller.statistics import estimates
 from pilotlight.controller.statistics.estimates import Interval
-from pilotlight.core.startup.data_classes import dataclass
 
 VALIDITY = (
     "Intervals are confidence sequences: with probability 95 %, each holds at all times at once, "

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
 from pilotlight.controller.database import tables
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import Forbidden, Unauthenticated
 from pilotlight.spec.identifiers import DEFAULT_ENVIRONMENT, Scope
 

@@ -7,7 +7,7 @@ import json
 import secrets
 import sys
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,7 +16,6 @@ from pilotlight.controller.database import audit_trail, feed, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.identity import access_control, quotas
 from pilotlight.controller.identity.tenants import require_environment
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.protocol import KeyRecord
 from pilotlight.spec.identifiers import Scope, require_name

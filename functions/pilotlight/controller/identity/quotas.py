@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,7 +13,6 @@ import sqlalchemy as sa
 from pilotlight.controller.database import audit_trail, feed, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.identity.tenants import require_environment
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput
 from pilotlight.spec.identifiers import require_name
 from pilotlight.spec.quotas import parse_quotas

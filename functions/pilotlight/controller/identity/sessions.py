@@ -14,6 +14,7 @@ import ipaddress
 import json
 import secrets
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 from starlette.datastructures import Headers
@@ -25,7 +26,6 @@ from pilotlight.controller.identity.access_control import Principal
 from pilotlight.core.crypto import DecryptionFailed, PlatformKey
 from pilotlight.core.dashboard import visitor_cookie
 from pilotlight.core.dashboard.dashboard_origin import DASHBOARD_PATH, DashboardOrigin
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import Forbidden, Unauthenticated
 from pilotlight.spec.identifiers import Scope
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections import Counter
+from dataclasses import dataclass
 
 from pilotlight.controller.identity.access_control import Principal
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import TooManyRequests, Unauthenticated
 
 LIFETIME_S = 60.0

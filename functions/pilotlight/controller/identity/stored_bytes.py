@@ -10,11 +10,12 @@ tenant's own, and count once in all its volumes. Of dicts and queues keys and va
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import sqlalchemy as sa
 
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
-from pilotlight.core.startup.data_classes import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

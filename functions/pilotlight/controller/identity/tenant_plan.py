@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import sqlalchemy as sa
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput
 from pilotlight.spec.quotas import BUILT_IN_PLANS, Plan
 

@@ -19,6 +19,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import anyio.to_thread
 from sqlalchemy.exc import SQLAlchemyError
@@ -26,7 +27,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.kubernetes.desired_state import DesiredState
 from pilotlight.controller.slo import observations
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput
 from pilotlight.kubernetes.cluster import Cluster
 from pilotlight.kubernetes.errors import ClusterError, NotFound

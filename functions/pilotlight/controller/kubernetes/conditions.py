@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
-
-from pilotlight.core.startup.data_classes import dataclass
 
 WHAT_TO_DO: Mapping[str, str] = {
     "RevisionMissing": "Knative has not created the revision yet, it was deleted (it is created "

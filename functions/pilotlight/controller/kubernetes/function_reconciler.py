@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from pilotlight.controller.kubernetes.applier import Applier
 from pilotlight.controller.kubernetes.conditions import Condition, ready_of
@@ -12,7 +13,6 @@ from pilotlight.controller.kubernetes.function_status import FunctionStatus, Pha
 from pilotlight.controller.kubernetes.informers import Informers
 from pilotlight.controller.kubernetes.namespaces import Namespaces
 from pilotlight.controller.kubernetes.rollout_step import ServiceStep, next_step
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.kubernetes import kinds, names
 from pilotlight.kubernetes.manifests import autoscaling, knative_service, revisions, traffic
 from pilotlight.kubernetes.manifests.revisions import RevisionOf

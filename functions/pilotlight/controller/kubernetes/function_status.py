@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pilotlight.controller.kubernetes.ownership import ClusterOwnership
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.kubernetes.errors import ClusterError, Invalid, ManifestWarned
 
 

@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,7 +33,6 @@ from pilotlight.controller.kubernetes.warm.status import WarmPods
 from pilotlight.controller.server import bootstrap
 from pilotlight.controller.server.metrics import Metrics
 from pilotlight.core.crypto import PlatformKey
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import PilotlightError
 from pilotlight.kubernetes import names
 from pilotlight.kubernetes.cluster import Cluster

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.types import NodeReport
 
 FRESH_S = 60.0

@@ -10,10 +10,10 @@ import contextlib
 import datetime as dt
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pilotlight.controller.kubernetes import pods
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.threads import cancel_and_wait
 from pilotlight.kubernetes.cluster import Cluster
 from pilotlight.kubernetes.errors import ClusterError, Invalid, NotFound

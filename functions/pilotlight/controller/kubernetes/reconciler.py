@@ -13,7 +13,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import anyio.to_thread
 from sqlalchemy.exc import SQLAlchemyError
@@ -36,7 +36,6 @@ from pilotlight.controller.kubernetes.ownership import (
     owner_of,
 )
 from pilotlight.controller.kubernetes.workqueue import WorkQueue
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput
 from pilotlight.kubernetes import kinds, names
 from pilotlight.kubernetes.cluster import Cluster

@@ -11,10 +11,10 @@ someone deleted is created again under its name."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pilotlight.controller.kubernetes.conditions import Condition, ready_of
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.kubernetes import names
 from pilotlight.kubernetes.manifests import knative_service, revisions, traffic
 from pilotlight.kubernetes.manifests.labels import Manifest, with_hash

@@ -15,10 +15,9 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
-from pilotlight.core.startup.data_classes import dataclass
 from snapshotter.types import (
     ApprovedCopy,
     NodeReport,

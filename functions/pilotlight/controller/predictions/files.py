@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import sqlalchemy as sa
@@ -17,7 +18,6 @@ from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.identity import stored_bytes
 from pilotlight.controller.weights import storage_usage
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput, TooLarge
 from pilotlight.spec.prediction_log import HOUR_S, MAX_KEEP_S
 from pilotlight.spec.quotas import Plan

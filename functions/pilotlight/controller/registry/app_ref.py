@@ -3,11 +3,12 @@ actor and request of a change."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import sqlalchemy as sa
 
 from pilotlight.controller.database import tables
 from pilotlight.controller.registry import launch_spec
-from pilotlight.core.startup.data_classes import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
 
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import Conflict, NotFound
 from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.record_json import canonical_json, from_json, to_json

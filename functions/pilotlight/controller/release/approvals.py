@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,7 +17,6 @@ import sqlalchemy as sa
 from pilotlight.controller.database import audit_trail, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.registry.app_ref import AppRef
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import ApprovalRequired, Conflict, NotFound
 from pilotlight.spec.bound import is_bound
 from pilotlight.spec.record_json import canonical_json

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pilotlight.controller.database.store import Store, Write
@@ -22,7 +22,6 @@ from pilotlight.controller.registry import revisions
 from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.controller.release import compatibility
 from pilotlight.controller.slo import release_freeze
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import Conflict, GateFailed, Incompatible, PilotlightError
 from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.policies import parse_gate

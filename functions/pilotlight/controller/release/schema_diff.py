@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from pilotlight.controller.release.argument_schemas import unfold_schema
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput
 from pilotlight.validation.json_schema import DIALECT, compile_schema
 from pilotlight.validation.schema_cost import pattern_weights

@@ -6,9 +6,10 @@ minutes. For a candidate younger than an hour, its whole life counts as the hour
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pilotlight.controller.rollouts.records import RevisionEvidence
 from pilotlight.controller.slo import burn_rate
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.observations import Observation, count_eligible, count_errors
 
 RECENT_S, HOUR_S = float(burn_rate.FAST.short_s), float(burn_rate.FAST.long_s)

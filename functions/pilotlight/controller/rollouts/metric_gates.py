@@ -13,7 +13,7 @@ compared as if each call had an instance to itself, and the more favorable compa
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pilotlight.controller.rollouts.plan import (
     FEEDBACK,
@@ -27,7 +27,6 @@ from pilotlight.controller.rollouts.plan import (
 from pilotlight.controller.rollouts.records import GateOutcome, GateResult, RevisionEvidence
 from pilotlight.controller.statistics import distributions, sequential_tests
 from pilotlight.controller.statistics.sequential_tests import Sample
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.observations import (
     Observation,
     count_eligible,

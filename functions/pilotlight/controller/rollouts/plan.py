@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pilotlight.controller.statistics.quality import SHARES
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput
 from pilotlight.spec.monitor import QUALITY_BOUNDS
 from pilotlight.spec.policies import require_in_range

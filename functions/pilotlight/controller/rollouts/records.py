@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from pilotlight.controller.database.tables.releases import ACTIVE_ROLLOUT_STATES
 from pilotlight.controller.statistics.sequential_tests import Sample
 from pilotlight.core.json_record import JsonRecord
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.observations import Observation
 from pilotlight.spec.sketches import Sketch
 

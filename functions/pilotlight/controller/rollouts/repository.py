@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,7 +15,6 @@ from pilotlight.controller.database.store import Write
 from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.controller.rollouts.plan import RolloutPlan, parse
 from pilotlight.controller.rollouts.records import ACTIVE, Decision, RolloutState
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import NotFound
 from pilotlight.spec.observations import Observation
 from pilotlight.spec.record_json import canonical_json, to_json

@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -20,7 +21,6 @@ import sqlalchemy as sa
 from pilotlight.controller.database import audit_trail, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.scheduling import dispatch_queue
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.protocol import CallRecord
 from pilotlight.schedules import cron

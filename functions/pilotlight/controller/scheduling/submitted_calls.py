@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -16,7 +16,6 @@ from pilotlight.controller.billing import ledger
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.webhooks import deliveries, endpoints
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import NotFound
 from pilotlight.protocol import CallRecord, UsageRecord
 from pilotlight.spec.record_json import canonical_json, to_json

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import anyio.to_thread
 from sqlalchemy.exc import SQLAlchemyError
 
 from pilotlight.controller.database.store import Store
-from pilotlight.core.startup.data_classes import dataclass
 
 PATIENCE_S = 3.0
 """Timeout of the database's answer to the simplest query."""

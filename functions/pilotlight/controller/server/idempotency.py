@@ -18,7 +18,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -36,7 +36,6 @@ from pilotlight.controller.server import error_responses
 from pilotlight.controller.server.request_id import request_id_in
 from pilotlight.controller.server.tenant_threads import TenantThreads
 from pilotlight.core.crypto import DecryptionFailed, PlatformKey
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import Conflict, InvalidInput, PilotlightError, TooLarge
 from pilotlight.protocol import HEADER_ENVIRONMENT, HEADER_IDEMPOTENCY_KEY, HEADER_REPLAYED
 

@@ -32,12 +32,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from pilotlight.controller.server.health import Probes
 from pilotlight.core.metrics_server import MetricsAddress, MetricsServer
-from pilotlight.core.startup.data_classes import dataclass
 
 _PREFIX = "pilotlight_controller_"
 _PICOS = 10**12

@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -30,7 +30,6 @@ from pilotlight.core.crypto import (
 )
 from pilotlight.core.metrics_server import MetricsAddress, metrics_socket, metrics_token_file
 from pilotlight.core.rpc import grant_group_access
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.transport.listeners import open_tcp_listener
 from snapshotter.linux.process_user import ProcessUser, take_file_back
 

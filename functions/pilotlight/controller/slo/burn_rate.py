@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.observations import Observation
 from pilotlight.spec.policies import Objectives
 from pilotlight.spec.slis import (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 
@@ -18,7 +19,6 @@ from pilotlight.controller.slo.burn_rate import (
     Sli,
     compute_budget_spend,
 )
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import NotFound
 from pilotlight.spec.observations import SHADOW_ARM, Observation, sum_observations
 from pilotlight.spec.policies import DEFAULT_OBJECTIVES, Objectives

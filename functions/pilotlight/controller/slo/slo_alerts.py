@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -27,7 +28,6 @@ from pilotlight.controller.slo.burn_rate import (
 )
 from pilotlight.controller.slo.error_budget import SloTarget, spent_by_window
 from pilotlight.controller.webhooks import deliveries
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.observations import Observation
 from pilotlight.spec.policies import STAGES
 

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-
-from pilotlight.core.startup.data_classes import dataclass
+from dataclasses import dataclass
 
 ALPHA = 0.05
 SRM_ALPHA = 0.001

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from pilotlight.controller.statistics import estimates
 from pilotlight.controller.statistics.estimates import Estimate, Interval, Moments
-from pilotlight.core.startup.data_classes import dataclass
 
 CALIBRATION_BINS: Final = 10
 SHARES: Final = frozenset({"accuracy"})

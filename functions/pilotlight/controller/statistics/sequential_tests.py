@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.observations import GROWTH
 
 _TINY = 1e-300

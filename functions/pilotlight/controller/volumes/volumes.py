@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,7 +18,6 @@ from pilotlight.controller.database import audit_trail, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.identity.tenants import require_environment
 from pilotlight.controller.registry.app_ref import EnvironmentRef
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.volumes.entries import Entry, EntryInvalid, EntryKind, check_path
 from pilotlight.errors import Conflict, InvalidInput, NotFound, StorageQuotaExceeded
 from pilotlight.spec.identifiers import require_name

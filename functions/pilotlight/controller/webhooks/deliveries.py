@@ -12,6 +12,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -21,7 +22,6 @@ from pilotlight.controller.database.delivery_retry import AT_ONCE_OF_ONE
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.webhooks import endpoints
 from pilotlight.controller.webhooks.webhook_sender import WebhookMessage
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.record_json import canonical_json
 
 KEPT_S = 7 * 86_400.0

@@ -4,6 +4,7 @@ due messages and records the results."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import sqlalchemy as sa
@@ -17,7 +18,6 @@ from pilotlight.controller.database.store import Write
 from pilotlight.controller.webhooks import deliveries, endpoints
 from pilotlight.controller.webhooks.deliveries import Delivery
 from pilotlight.controller.webhooks.webhook_sender import AttemptResult, WebhookMessage
-from pilotlight.core.startup.data_classes import dataclass
 
 ACTOR = "platform"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -20,7 +21,6 @@ from pilotlight.controller.database.store import Write
 from pilotlight.controller.identity.tenants import require_environment
 from pilotlight.controller.webhooks.webhook_sender import host_of
 from pilotlight.core.crypto import PlatformKey
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput, NotFound, TooManyRequests
 from pilotlight.spec.identifiers import require_name
 

@@ -22,12 +22,12 @@ import json
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.transport.cookies import no_cookies
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import CONTENT_JSON

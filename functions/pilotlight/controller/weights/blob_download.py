@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import re
+from dataclasses import dataclass
 
 from fastapi import HTTPException
 from fastapi.responses import Response, StreamingResponse
@@ -17,7 +18,6 @@ from starlette.types import Receive, Scope, Send
 
 from pilotlight.controller.weights.blobs import BlobStore
 from pilotlight.core.object_store.errors import ObjectStoreError
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.threads import cancel_and_wait
 
 log = logging.getLogger(__name__)

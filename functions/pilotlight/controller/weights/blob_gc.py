@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 import anyio.to_thread
 import sqlalchemy as sa
@@ -29,7 +30,6 @@ from pilotlight.controller.weights.blobs import BlobStore
 from pilotlight.controller.weights.gc_roots import GcRoots, RevisionReferenceCache, find_roots
 from pilotlight.core.object_store import blob_key
 from pilotlight.core.object_store.errors import ObjectNotFound
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import PilotlightError, Unavailable
 from weight_cache import manifest
 from weight_cache.errors import ManifestInvalid

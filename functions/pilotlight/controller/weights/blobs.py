@@ -13,7 +13,7 @@ import asyncio
 import re
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -32,7 +32,6 @@ from pilotlight.core.disk_floor import DiskFloor, no_floor
 from pilotlight.core.object_store import ObjectStore, blob_key, blob_store
 from pilotlight.core.object_store.errors import ObjectNotFound
 from pilotlight.core.settings import Paths, PlatformSettings
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput, NotFound, StorageQuotaExceeded, TooLarge
 from pilotlight.spec.quotas import UNLIMITED, Plan
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
 from pilotlight.controller.database import tables
-from pilotlight.core.startup.data_classes import dataclass
 
 _AT_ONCE = 200
 """Specs per query: each may have half a megabyte."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import sqlalchemy as sa
@@ -19,7 +20,6 @@ from pilotlight.controller.database import audit_trail, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.identity.tenants import require_environment
 from pilotlight.controller.registry.app_ref import AppRef, EnvironmentRef
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.identifiers import require_name

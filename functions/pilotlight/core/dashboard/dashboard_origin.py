@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from pilotlight.core.settings import SettingsInvalid, load_section_key
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.transport.listeners import is_loopback
 
 DASHBOARD_PATH = "/dashboard"

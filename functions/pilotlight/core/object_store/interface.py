@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
-
-from pilotlight.core.startup.data_classes import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from pilotlight.core.object_store.errors import (
@@ -10,7 +11,6 @@ from pilotlight.core.object_store.errors import (
     ObjectStoreUnavailable,
 )
 from pilotlight.core.object_store.interface import ObjectInfo
-from pilotlight.core.startup.data_classes import dataclass
 
 Buffer = bytes | memoryview
 

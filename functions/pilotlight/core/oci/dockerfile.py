@@ -7,8 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
-
-from pilotlight.core.startup.data_classes import dataclass
+from dataclasses import dataclass
 
 MAX_BYTES = 1024 * 1024
 IGNORED = frozenset({"CMD", "ENTRYPOINT", "EXPOSE", "HEALTHCHECK", "LABEL", "MAINTAINER"})

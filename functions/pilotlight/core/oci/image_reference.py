@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-
-from pilotlight.core.startup.data_classes import dataclass
+from dataclasses import dataclass
 
 MAX_REPOSITORY_CHARACTERS = 255
 """Longest name that registries and container runtimes accept, host included."""

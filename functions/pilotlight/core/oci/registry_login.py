@@ -9,11 +9,11 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pilotlight.core.oci.image_reference import Repository
-from pilotlight.core.startup.data_classes import dataclass
 
 DOCKER_HUB = "docker.io"
 HUB_KEYS = ("https://index.docker.io/v1/", "index.docker.io")

@@ -6,9 +6,8 @@ Invalid API responses are tolerated: a span with a missing parent becomes a root
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
-
-from pilotlight.core.startup.data_classes import dataclass
 
 MAX_DEPTH = 32
 """Deeper spans are shown at this depth."""

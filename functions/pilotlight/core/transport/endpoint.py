@@ -13,13 +13,13 @@ import logging
 import socket as sockets
 import ssl
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.transport.cookies import no_cookies
 from pilotlight.core.transport.tls import CertificateInvalid, TlsFiles, explain_tls_error
 

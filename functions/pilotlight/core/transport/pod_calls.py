@@ -14,10 +14,9 @@ from __future__ import annotations
 import json
 import re
 import struct
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
-
-from pilotlight.core.startup.data_classes import dataclass
 
 MAX_LINE_BYTES = 1024
 """Limit of each of the two lines."""

@@ -17,9 +17,8 @@ import errno
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-
-from pilotlight.core.startup.data_classes import dataclass
 
 _LOOPBACK_4, _LOOPBACK_6 = "127.0.0.1", "::1"
 _BOTH = (_LOOPBACK_4, _LOOPBACK_6)

@@ -6,11 +6,11 @@ is the standard library."""
 from __future__ import annotations
 
 import ssl
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from pilotlight.core.settings import PlatformSettings, SettingsInvalid
-from pilotlight.core.startup.data_classes import dataclass
 
 _EXPIRED, _NOT_YET = 10, 9
 _UNKNOWN = frozenset({2, 18, 19, 20, 21})

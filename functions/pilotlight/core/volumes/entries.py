@@ -10,9 +10,8 @@ import enum
 import posixpath
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Self
-
-from pilotlight.core.startup.data_classes import dataclass
 
 CHUNK_BYTES = 16 * 1024 * 1024
 MAX_PATH_BYTES = 1024

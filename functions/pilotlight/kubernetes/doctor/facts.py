@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.kubernetes import kinds, names
 from pilotlight.kubernetes.api_request import ApiRequest
 from pilotlight.kubernetes.cluster import Cluster

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
-
-from pilotlight.core.startup.data_classes import dataclass
 
 State = Literal["ok", "note", "broken"]
 OK: State = "ok"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.kubernetes.doctor.facts import Facts
 from pilotlight.kubernetes.doctor.findings import BROKEN, NOTE, OK, Finding
 from pilotlight.kubernetes.doctor.gpus import gpu_nodes

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.kubernetes.errors import FieldProblem
 
 CONFIG_FEATURES = "config-features"

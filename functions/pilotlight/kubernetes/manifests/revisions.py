@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput
 from pilotlight.kubernetes import kinds, names
 from pilotlight.kubernetes.manifests import autoscaling, network_policies, pod

@@ -9,10 +9,9 @@ create pods in it; `pod` defines them."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput
 from pilotlight.kubernetes import kinds, names
 from pilotlight.kubernetes.manifests import network_policies

@@ -6,10 +6,8 @@ import os
 import posixpath
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
-
-from pilotlight.core.startup.data_classes import dataclass
 
 Leave = Callable[[str], bool]
 """Predicate on a relative name with slashes: True excludes it and everything below."""

@@ -16,12 +16,11 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from pilotlight.core.image_steps import ABSOLUTE, check_copy_target
 from pilotlight.core.openat2 import check_directory_beneath
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput, NotFound
 from pilotlight.packaging.oci.contents import LayerContents
 

@@ -12,11 +12,11 @@ import platform
 import re
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput
 from pilotlight.packaging.oci import environment as places
 from pilotlight.packaging.oci.bytecode import with_bytecode

@@ -16,10 +16,10 @@ import re
 import shutil
 import tarfile
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.tar_stream import ReadableStream, read_tar_entries
 from pilotlight.packaging.oci.contents import LayerContents, LayerEntry
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.packaging.oci.elf import MAGIC, Elf, read_elf
 
 ALSO = ("libgcc_s.so.1", "libnss_files.so.2", "libnss_dns.so.2", "libresolv.so.2")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self, TypeVar
@@ -20,7 +21,6 @@ from pilotlight.core.backoff import Backoff
 from pilotlight.core.oci.image_reference import Repository
 from pilotlight.core.oci.registry_login import Login
 from pilotlight.core.oci.repository_access import AccessRefused, RepositoryAccess
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import Forbidden, InvalidInput, PilotlightError, Unauthenticated, Unavailable
 from pilotlight.packaging.oci.layout import MANIFEST, read_manifest
 

@@ -4,9 +4,9 @@ with equal options share spare instances and snapshots."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk.declaration import Declaration
 from pilotlight.sdk.declared_app import DeclaredApp

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from pilotlight.client.client import AsyncClient, Client
 from pilotlight.client.resources.sandboxes import SandboxRequest
-from pilotlight.core.startup.data_classes import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,12 @@ from collections.abc import (
     Iterable,
     Iterator,
 )
+from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from pilotlight.client import pickling, sessions
 from pilotlight.client.client import LONG_POLL_S, AsyncClient, Client
 from pilotlight.client.json_stream import Json
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import (
     InvalidInput,
     PilotlightError,

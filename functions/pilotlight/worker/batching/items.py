@@ -8,11 +8,10 @@ import contextvars
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.current_call.context import CURRENT_CALL as RUNNING
 from pilotlight.current_call.context import Context
 from pilotlight.current_call.spans import CURRENT_RECORDER

@@ -7,7 +7,7 @@ fixed."""
 
 from __future__ import annotations
 
-from pilotlight.core.startup.data_classes import dataclass
+from dataclasses import dataclass
 
 DECAY = 0.95
 """The last twenty batches have two thirds of the weight."""

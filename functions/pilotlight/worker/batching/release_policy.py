@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import enum
 import math
+from dataclasses import dataclass
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.policies import BatchPolicy
 from pilotlight.worker.batching.latency_model import LatencyFit
 

@@ -8,10 +8,9 @@ within a tolerance for the order of additions."""
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.engines import EngineSpec, Task
 from pilotlight.worker.engine.client import ServerClient
 from pilotlight.worker.engine.errors import WrongAnswer

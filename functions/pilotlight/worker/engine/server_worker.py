@@ -16,9 +16,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.worker.engine.client import Address
 from pilotlight.worker.engine.errors import ServerDied, ServerHung, ServerRefused, WrongAnswer
 from pilotlight.worker.engine.process_tree import ProcessTree

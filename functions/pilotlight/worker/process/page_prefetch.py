@@ -20,9 +20,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import field
-
-from pilotlight.core.startup.data_classes import dataclass
+from dataclasses import dataclass, field
 
 Ranges = list[tuple[int, int]]
 """Address and length, in bytes."""

@@ -8,10 +8,8 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
-
-from pilotlight.core.startup.data_classes import dataclass
 
 MAX_DESCRIPTORS = 16
 """Maximum per message: four, and one for each cgroup hierarchy of version 1."""

@@ -13,10 +13,9 @@ import re
 import socket
 import stat
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.worker.process import tensor_memory
 from pilotlight.worker.snapshot import sockets
 from pilotlight.worker.snapshot.processes import (

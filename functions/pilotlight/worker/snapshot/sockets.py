@@ -8,8 +8,7 @@ import os
 import socket
 import struct
 from collections.abc import Collection, Generator, Iterator, Mapping
-
-from pilotlight.core.startup.data_classes import dataclass
+from dataclasses import dataclass
 
 _LISTEN, _CLOSE, _ESTABLISHED = 0x0A, 0x07, 0x01
 """TCP states (include/net/tcp_states.h), which the kernel also uses for Unix and UDP sockets."""

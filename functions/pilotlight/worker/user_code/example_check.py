@@ -13,9 +13,9 @@ import hashlib
 import struct
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.worker.user_code.target import Method
 
 MAX_SHOWN = 200

@@ -10,9 +10,9 @@ import enum
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk.batches import item_hints
 from pilotlight.sdk.binding.parameters import missing_arguments, set_arguments

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pilotlight.cli.commands.apps.start_report import StartReport, summarize_start
 from pilotlight.cli.core.session import Session
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput, PilotlightError, StartFailed
 
 if TYPE_CHECKING:

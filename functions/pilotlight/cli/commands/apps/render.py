@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,6 @@ import typer
 from pilotlight.cli.commands.apps.deploy_progress import load_user_app
 from pilotlight.cli.core.command import command
 from pilotlight.cli.core.session import Session
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput, PilotlightError
 from pilotlight.spec.identifiers import DEFAULT_ENVIRONMENT
 

@@ -4,10 +4,10 @@ Pure."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pilotlight.cli.core.formatting import format_milliseconds
-from pilotlight.core.startup.data_classes import dataclass
 
 LARGE_HEAP_BYTES = 256_000_000
 """A smaller image, read in 0.1 s at 2.5 GB/s, needs no remark; a larger one usually contains

@@ -21,13 +21,13 @@ import stat
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from pilotlight.controller.database import sqlite_file
 from pilotlight.core.openat2 import open_file_beneath
 from pilotlight.core.settings import PlatformSettings
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.tar_stream import TarContent, read_tar_entries
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from snapshotter.linux.process_user import take_file_back

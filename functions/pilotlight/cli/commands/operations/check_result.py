@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pilotlight.core.startup.data_classes import dataclass
+from dataclasses import dataclass
 
 OK, NOTE, BROKEN = "ok", "note", "broken"
 LEAST_DISK_BYTES = 2 * 1024**3

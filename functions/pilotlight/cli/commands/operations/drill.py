@@ -12,6 +12,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 
@@ -22,7 +23,6 @@ from pilotlight.controller.billing import rollups
 from pilotlight.controller.billing.ledger_totals import HALF, money_sums
 from pilotlight.controller.database import sqlite_file, tables
 from pilotlight.controller.database.store import Store
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import PilotlightError
 from pilotlight.spec.pricing import COST_QUANTUM
 

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +18,6 @@ from pilotlight.cli.core.command import command
 from pilotlight.cli.core.formatting import NO_VALUE, format_milliseconds, format_money
 from pilotlight.cli.core.histogram import histogram_quantile
 from pilotlight.cli.core.session import Session
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import Unavailable
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Path, Query, Response
@@ -31,7 +32,6 @@ from pilotlight.controller.release import (
     traffic,
 )
 from pilotlight.controller.rollouts import plan
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.identifiers import Scope
 from pilotlight.spec.traffic import TrafficDocument
 

@@ -5,7 +5,7 @@ A client that sends the generation it has read cannot overwrite a concurrent cha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import sqlalchemy as sa
@@ -22,7 +22,6 @@ from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.controller.release import aliases, release_gates, traffic
 from pilotlight.controller.slo import observations
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import Conflict, InvalidInput
 from pilotlight.spec import traffic as documents
 from pilotlight.spec.identifiers import Scope

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,7 +16,6 @@ from pilotlight.controller.database import tables
 from pilotlight.controller.identity import api_keys
 from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.registry import secret_store
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.identifiers import Scope
 
 MAX_ROWS = 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import sqlalchemy as sa
@@ -16,7 +17,6 @@ from pilotlight.controller.database import tables
 from pilotlight.controller.deployments import app_registry
 from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.release import app_history
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.engines import is_language_model
 from pilotlight.spec.function import FunctionKind
 

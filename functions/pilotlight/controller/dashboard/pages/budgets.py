@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from decimal import Decimal
 
 import sqlalchemy as sa
@@ -24,7 +25,6 @@ from pilotlight.controller.dashboard.page_context import PageContext, PageRoute,
 from pilotlight.controller.identity import stored_bytes
 from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.weights import storage_usage
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.pricing import COST_QUANTUM
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any
 
@@ -23,7 +24,6 @@ from pilotlight.controller.dashboard.svg import total_ms
 from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.scheduling import submitted_calls
 from pilotlight.controller.scheduling.submitted_calls import CallQuery
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import InvalidInput, NotFound
 from pilotlight.protocol import UsageRecord
 from pilotlight.spec.pricing import NOT_RUN

@@ -4,6 +4,7 @@ valid."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any
 
@@ -21,7 +22,6 @@ from pilotlight.controller.experiments import lifecycle, report
 from pilotlight.controller.experiments.design import FEEDBACK, QUANTILES, RATIOS
 from pilotlight.controller.experiments.lifecycle import RUNNING, Experiment
 from pilotlight.controller.lazy_routes import APIRouter
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import NotFound
 
 NEWEST = 50

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import sqlalchemy as sa
@@ -26,7 +27,6 @@ from pilotlight.controller.dashboard.page_context import MAX_NAME, PageContext, 
 from pilotlight.controller.dashboard.pages import overview
 from pilotlight.controller.dashboard.running_instances import LiveUse
 from pilotlight.controller.lazy_routes import APIRouter
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import NotFound
 
 NEWEST = 20

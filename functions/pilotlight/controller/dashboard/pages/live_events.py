@@ -11,7 +11,7 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,6 @@ from pilotlight.controller.dashboard.pages.overview import NEWEST
 from pilotlight.controller.database import tables
 from pilotlight.controller.identity import sessions
 from pilotlight.controller.lazy_routes import APIRouter, LazyRoute
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.threads import cancel_and_wait
 from pilotlight.errors import TooManyRequests, Unauthenticated
 from pilotlight.protocol import CONTENT_SSE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import sqlalchemy as sa
@@ -19,7 +20,6 @@ from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.slo import observations, views
 from pilotlight.controller.slo.burn_rate import Sli, compute_budget_spend
 from pilotlight.controller.slo.error_budget import SloTarget
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import NotFound
 from pilotlight.spec.policies import STAGES
 

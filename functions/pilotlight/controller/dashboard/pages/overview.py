@@ -4,6 +4,7 @@ with the details."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 from fastapi.responses import Response
@@ -31,7 +32,6 @@ from pilotlight.controller.dashboard.pages.budgets import amount
 from pilotlight.controller.dashboard.running_instances import LiveUse
 from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.core.dashboard.dashboard_origin import DASHBOARD_PATH
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.spec.pricing import UNPAID_KINDS
 
 NEWEST = 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import sqlalchemy as sa
@@ -18,7 +19,6 @@ from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.rollouts import repository, views
 from pilotlight.controller.rollouts.records import ACTIVE
 from pilotlight.controller.rollouts.repository import Rollout
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import NotFound
 
 NEWEST = 50

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import sqlalchemy as sa
@@ -14,7 +15,6 @@ from pilotlight.controller.dashboard.html import render
 from pilotlight.controller.dashboard.page_context import MAX_NAME, PageRoute, Visitor
 from pilotlight.controller.dashboard.svg import THINNEST
 from pilotlight.controller.lazy_routes import APIRouter
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.core.tracing.trace_layout import SpanRow, layout_spans
 
 PAGE = 50

@@ -4,9 +4,9 @@ them, and of nodes as their agents report them."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from pilotlight.controller.kubernetes.pods import quantity, restarts
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.kubernetes import names
 from pilotlight.kubernetes.manifests.pod import shared_memory
 from pilotlight.kubernetes.manifests.warm_pods import shared_bytes

@@ -11,12 +11,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 from pilotlight.controller.kubernetes.warm.cache import PoolCache
 from pilotlight.controller.kubernetes.warm.sizes import PodSize, is_allocated, refusal, size_of
 from pilotlight.core.background_tasks import BackgroundTasks
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.kubernetes.errors import ClusterError, Forbidden, Invalid, KindMissing
 from pilotlight.kubernetes.errors import NotFound as Gone
 from pilotlight.kubernetes.kinds import POD

@@ -10,10 +10,10 @@ of CPU."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pilotlight.controller.kubernetes.pods import CONTAINER, quantity
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.kubernetes.watch_events import Object
 from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.warm_shape import MAX_INSTANCES, WarmShape

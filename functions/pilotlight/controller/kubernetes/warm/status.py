@@ -4,10 +4,9 @@ of Kubernetes."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from pilotlight.core.startup.data_classes import dataclass
 from pilotlight.errors import Conflict, Unavailable
 
 RETRY_S = 1.0
