@@ -21,8 +21,9 @@ from collections.abc import Generator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
-import uvicorn
 import uvloop
+from uvicorn.config import Config
+from uvicorn.server import Server
 
 from activator.app import ActivatorApp
 from activator.autoscaler.heartbeat import HeartbeatLoop
@@ -230,9 +231,9 @@ class Activator:
 
 def server_config(
     gateway: Gateway, limits: ConnectionLimits[ClientConnection], settings: ActivatorSettings
-) -> uvicorn.Config:
+) -> Config:
     """Return how the gateway is served."""
-    return uvicorn.Config(
+    return Config(
         gateway,
         loop="none",
         http=ClientConnection.bound_to(limits),
@@ -250,12 +251,12 @@ def server_config(
     )
 
 
-class _Server(uvicorn.Server):
+class _Server(Server):
     """uvicorn without its own signal handlers, and with an event that is set once it serves."""
 
     def __init__(
         self,
-        config: uvicorn.Config,
+        config: Config,
         *,
         elsewhere: tuple[socket.socket, TlsCredentials | None] | None = None,
     ) -> None:

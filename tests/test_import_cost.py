@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,67 @@ def test_an_activator_imports_no_command_line() -> None:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'functions'}"}
     probe = "import sys, activator.__main__; assert 'rich' not in sys.modules"
     subprocess.run([sys.executable, "-c", probe], env=environment, check=True)
+
+
+WORKER_PROBE = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "functions/pilotlight/worker")!r})
+import boot
+sys.path.pop(0)
+boot.set_path(
+    runtime=[{str(ROOT / "functions")!r}], site_directories=[{sysconfig.get_paths()["purelib"]!r}]
+)
+boot.import_worker()
+print(*sys.modules)
+"""
+NOT_IN_WORKERS = (
+    "click",
+    "httpx",
+    "pydantic",
+    "rich",
+    "snapshotter",
+    "uvicorn.main",
+    "uvicorn.supervisors",
+    "watchfiles",
+)
+"""What each COLD start would pay for, although no worker needs it."""
+
+
+def test_a_worker_imports_no_command_line() -> None:
+    run = subprocess.run(
+        [sys.executable, "-I", "-S", "-B", "-c", WORKER_PROBE],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    imported = run.stdout.split()
+
+    assert [name for name in NOT_IN_WORKERS if name in imported] == []
+    assert len(imported) < 370, "what each COLD start imports has grown: is all of it needed?"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("process", ["activator", "pilotlight.controller"])
+def test_a_process_of_the_platform_imports_no_command_line_of_uvicorn(process: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'functions'}"}
+    probe = f"import sys, {process}.__main__; assert 'uvicorn.main' not in sys.modules"
+    subprocess.run([sys.executable, "-c", probe], env=environment, check=True)
+
+
+def test_uvicorn_is_whole_once_something_uses_it() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "functions")}
+    probe = """
+import sys
+from pilotlight.core.lazy_packages import defer_package
+defer_package("uvicorn")
+defer_package("uvicorn")  # no effect
+defer_package("no_such_package")
+import uvicorn.config
+assert "uvicorn.main" not in sys.modules
+import uvicorn
+assert uvicorn.Config is uvicorn.config.Config
+assert uvicorn.run is sys.modules["uvicorn.main"].run
+assert not hasattr(uvicorn, "nothing")
+from uvicorn import Server
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", probe], env=environment, check=True)

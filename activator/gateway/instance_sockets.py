@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import uvicorn
+from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from activator.balancing.instance import Instance
@@ -152,7 +152,7 @@ class InstanceSockets:
             max_head_bytes=max_head_bytes,
             head_timeout_s=head_timeout_s,
         )
-        self._config = uvicorn.Config(
+        self._config = Config(
             calls,
             loop="none",
             http=FunctionConnection.bound_to(self.limits),

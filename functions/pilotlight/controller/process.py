@@ -13,8 +13,9 @@ from collections.abc import Coroutine, Iterator, Mapping
 from pathlib import Path
 
 import anyio.to_thread
-import uvicorn
 from sqlalchemy.exc import SQLAlchemyError
+from uvicorn.config import Config
+from uvicorn.server import Server
 
 from pilotlight.controller import http_app
 from pilotlight.controller.billing import billing_jobs, budgets
@@ -173,7 +174,7 @@ def _database_floor(store: Store, config: ControllerConfig) -> DiskFloor:
 
 
 async def _run(context: Context, opened: OpenedResources, ready_fd: int | None) -> None:
-    settings = uvicorn.Config(
+    settings = Config(
         http_app.build_app(context),
         http="httptools",
         lifespan="off",
@@ -243,13 +244,13 @@ def _log_task_end(task: asyncio.Task[None]) -> None:
         log.critical("event=task_ended task=%s", task.get_name(), exc_info=error)
 
 
-class _Server(uvicorn.Server):
+class _Server(Server):
     """uvicorn with our signal handlers, a listener for other machines, and one newline on
     `ready_fd` once it serves."""
 
     def __init__(
         self,
-        config: uvicorn.Config,
+        config: Config,
         *,
         notifier: ChangeNotifier,
         ready_fd: int | None,

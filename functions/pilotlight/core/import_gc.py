@@ -3,7 +3,7 @@
 
 Imported modules are not garbage, and scanning them repeatedly takes a tenth of the startup time.
 Leaves out the command line of httpx, which imports 70 modules (Rich, Pygments): another
-twelfth of an activator's.
+twelfth of an activator's; and uvicorn's, until something uses it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ import gc
 import sys
 from typing import Any, cast
 
+from pilotlight.core.lazy_packages import defer_package
+
+defer_package("uvicorn")
 cast(Any, sys.modules).setdefault("httpx._main", None)  # httpx goes on without it
 _is_resting = gc.isenabled()
 gc.disable()
