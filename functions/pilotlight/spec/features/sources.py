@@ -133,8 +133,8 @@ def _encoded(name: str, value: Any) -> str:
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if not isinstance(text, str) or not 1 <= len(text) <= MAX_VALUE_CHARS:
         raise InvalidInput(
-            f"{name}: must be text of 1 to {MAX_VALUE_CHARS} characters or a whole number: features "
-            f"are read by it",
+            f"{name}: must be text of 1 to {MAX_VALUE_CHARS} characters or a whole number: "
+            f"features are read by it",
             parameter=name,
         )
     try:
