@@ -245,7 +245,8 @@ class Objectives:
         first_token_s, first_token_ratio: the same for the first byte of streams.
         cold_latency_s, cold_ratio: the same for calls that wait for a start.
         completion_ratio: share of streams that end normally.
-        degraded_ratio: share of calls that may be answered by a fallback or a variant.
+        degraded_ratio: share of calls that may be answered by a fallback or a variant, or from
+            defaults of online features.
         stages_s: latency budgets of single stages (`STAGES`), in seconds.
         freeze: block releases while the error budget of the window is exhausted."""
 
