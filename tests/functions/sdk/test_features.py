@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,8 @@ def test_keys_are_written_as_they_are_read() -> None:
     source = pilotlight.Redis("shop:{shop}/user:{user_id}", ONLINE)
     assert source.key_of(shop="a", user_id="b:c/d%") == "shop:a/user:b%3Ac%2Fd%25"
     assert source.key_of(shop=7, user_id="ä") == "shop:7/user:%C3%A4"
+    identity = uuid.UUID(int=7)
+    assert source.key_of(shop=7, user_id=identity) == f"shop:7/user:{identity}"
     with pytest.raises(InvalidInput, match="user_id: must be text"):
         source.key_of(shop="a")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import urllib.parse
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -130,7 +131,8 @@ class Features(dict[str, Any]):
 
 
 def _encoded(name: str, value: Any) -> str:
-    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    is_plain = isinstance(value, int | uuid.UUID) and not isinstance(value, bool)
+    text = str(value) if is_plain else value
     if not isinstance(text, str) or not 1 <= len(text) <= MAX_VALUE_CHARS:
         raise InvalidInput(
             f"{name}: must be text of 1 to {MAX_VALUE_CHARS} characters or a whole number: "
