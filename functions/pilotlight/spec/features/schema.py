@@ -3,6 +3,7 @@ serving agree. Standard library only: training code and workers import it."""
 
 from __future__ import annotations
 
+import builtins
 import enum
 import hashlib
 import math
@@ -34,11 +35,13 @@ class FeatureType(enum.StrEnum):
     LIST = "list"
 
 
-_PYTHON_TYPES: Final = {kind: FeatureType(kind.__name__) for kind in (int, float, bool, str, list)}
+_PYTHON_TYPES: Final[dict[Any, FeatureType]] = {
+    kind: FeatureType(kind.__name__) for kind in (int, float, bool, str, list)
+}
 _NUMBERS: Final = frozenset({FeatureType.INT, FeatureType.FLOAT, FeatureType.LIST})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Feature:
     """A feature: `Feature(float, default=0.0, low=0.0, high=1.0)`.
 
@@ -60,28 +63,45 @@ class Feature:
     nullable: bool = False
     name: str = ""
 
-    def __post_init__(self) -> None:
-        kind: Any = _PYTHON_TYPES.get(self.type, self.type)  # type: ignore[call-overload]  # a type, as users write it
+    def __init__(
+        self,
+        type: builtins.type | FeatureType,
+        *,
+        default: Any = None,
+        low: float | None = None,
+        high: float | None = None,
+        size: int | None = None,
+        nullable: bool = False,
+        name: str = "",
+    ) -> None:
+        """Raises InvalidInput."""
+        kind = _PYTHON_TYPES.get(type, type)
         if kind not in list(FeatureType):
-            raise _invalid(
-                self.name, f"type {self.type!r}: must be one of {', '.join(FeatureType)}"
-            )
-        object.__setattr__(self, "type", FeatureType(kind))
-        for name in ("low", "high"):
-            if (bound := getattr(self, name)) is not None:
-                if self.type not in _NUMBERS or not _is_number(bound):
+            raise _invalid(name, f"type {type!r}: must be one of {', '.join(FeatureType)}")
+        values: dict[str, Any] = {
+            "type": FeatureType(kind),
+            "default": default,
+            "size": size,
+            "nullable": nullable,
+            "name": name,
+            "low": low,
+            "high": high,
+        }
+        for key in ("low", "high"):
+            if (bound := values[key]) is not None:
+                if kind not in _NUMBERS or not _is_number(bound):
                     raise _invalid(
-                        self.name, f"{name} = {bound!r}: must be a number, of int, float and list"
+                        name, f"{key} = {bound!r}: must be a number, of int, float and list"
                     )
-                object.__setattr__(self, name, float(bound))
+                values[key] = float(bound)
+        for key, value in values.items():
+            object.__setattr__(self, key, value)
         if self.low is not None and self.high is not None and self.low > self.high:
-            raise _invalid(self.name, f"range {self.low:g} to {self.high:g} is empty")
-        if self.size is not None and (
-            self.type is not FeatureType.LIST or not 1 <= self.size <= MAX_ITEMS
-        ):
-            raise _invalid(self.name, f"size = {self.size}: must be 1 to {MAX_ITEMS}, of a list")
-        if self.default is not None:
-            object.__setattr__(self, "default", self.convert(self.default))
+            raise _invalid(name, f"range {self.low:g} to {self.high:g} is empty")
+        if size is not None and (kind != FeatureType.LIST or not 1 <= size <= MAX_ITEMS):
+            raise _invalid(name, f"size = {size}: must be 1 to {MAX_ITEMS}, of a list")
+        if default is not None:
+            object.__setattr__(self, "default", self.convert(default))
 
     @property
     def has_default(self) -> bool:

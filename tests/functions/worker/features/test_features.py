@@ -103,9 +103,7 @@ def template() -> Iterator[FakeShim]:
 
 
 @pytest.fixture
-def instance(
-    template: FakeShim, redis_url: str, request: pytest.FixtureRequest
-) -> Iterator[FakeInstance]:
+def instance(template: FakeShim, redis_url: str, request: pytest.FixtureRequest) -> FakeInstance:
     return template.start(f"i-{abs(hash(request.node.name))}", {URL: redis_url})
 
 
