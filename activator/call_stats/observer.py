@@ -211,6 +211,7 @@ class CallStats:
         streamed: bool = False,
         completed: bool = True,
         is_awaited: bool = True,
+        is_degraded: bool = False,
     ) -> None:
         """Count a call that a worker answered.
 
@@ -221,7 +222,8 @@ class CallStats:
                 0: none came.
             completed: of a stream: it ended by itself.
             is_awaited: False if its duration counts for no clock of this function: a submitted
-                call, or a call in place of another's."""
+                call, or a call in place of another's.
+            is_degraded: its online features were defaults."""
         tally = self.bucket(call.target, arm)
         tally.records += 1
         tally.cost_picos += picos
@@ -235,6 +237,7 @@ class CallStats:
             )
             return
         tally.answered += 1
+        tally.degraded += is_degraded
         is_cold = call.start_ms > 0
         tally.cold += is_cold
         if streamed:

@@ -21,6 +21,7 @@ from activator.billing.budgets import AllowanceNeeded
 from activator.billing.instance_account import OpenRecord
 from activator.billing.usage_pricing import encode_optional_fields
 from activator.calls.call import AnsweredCall, Call
+from activator.calls.degradation import degradation_of
 from activator.calls.trace_context import kind_of
 from activator.resilience.breaker import Outcome
 from activator.worker_client.connection import (
@@ -329,6 +330,9 @@ class Attempt(AnsweredCall):
         it."""
         if self._is_closed:
             return self.cost
+        call, record = self.call, self.record
+        if call.target.has_online_features and record is not None and not call.degradation:
+            record.mark += encode_optional_fields(degraded=degradation_of(self))
         if status >= 500:
             self.reservation.ending = Outcome.NEITHER if self._is_blameless else Outcome.RAISED
         self._end(status, outcome, bytes_out, finish)

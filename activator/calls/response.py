@@ -8,6 +8,7 @@ import json
 from typing import Any, Final
 
 from activator.calls.call import AnsweredCall, Call, ResponseFilter
+from activator.calls.degradation import DEGRADED, degradation_of, is_features_reason
 from activator.http.payloads import GUARD_LINES, call_type
 from activator.http.sse import SseSplitter, data_lines, end_event, error_event, event
 from activator.worker_client.connection import WorkerResponse
@@ -71,7 +72,7 @@ def forwarded_lines(answer: WorkerResponse) -> bytes:
         return head.forwarded
     lines: list[bytes] = []
     for name, value in answer.headers:
-        if name in PASSED_ON:
+        if name in PASSED_ON or (name == DEGRADED and is_features_reason(value)):
             lines += (name, b": ", call_type(value) if name == b"content-type" else value, b"\r\n")
     formatted = b"".join(lines)
     if head is not None:
@@ -144,6 +145,6 @@ def end_of(attempt: AnsweredCall | None, finish: str, **more: Any) -> bytes:
         cost=attempt.cost,
         exec_ms=attempt.exec_ms,
         start=call.start_kind.value,
-        degraded=call.degradation or None,
+        degraded=degradation_of(attempt) or None,
         **more,
     )

@@ -290,7 +290,7 @@ class FastPathCall(Attempt):
             if call.admission is not UNCOUNTED:
                 call.admission.release()
         route = self._route
-        if status >= 400 or route.target.batched:
+        if status >= 400 or route.target.is_counted_by_head:
             self._calls.metrics.answered(self, status)
         else:
             route.counters.answered(self, status)

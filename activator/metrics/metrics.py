@@ -18,6 +18,7 @@ from activator.billing.shipping import Lag
 from activator.billing.usage_pricing import UsageSubject
 from activator.call_stats.observer import CallStats
 from activator.calls.call import AnsweredCall
+from activator.calls.degradation import features_reason
 from activator.coordination.state import SharedStatistics
 from activator.llm.engine_state import EngineState
 from activator.metrics.batching import Batches
@@ -74,6 +75,12 @@ class Metrics:
             "pilotlight_cold_calls",
             "Calls that waited for a start, by its start kind.",
             (*FUNCTION, "start_kind"),
+            registry=self.registry,
+        )
+        self._degraded_features = Counter(
+            "pilotlight_degraded_features",
+            "Answers for which online features were defaults, by the worst reason.",
+            (*FUNCTION, "reason"),
             registry=self.registry,
         )
         self._starts = _Starts(self.registry, self._labels)
@@ -134,6 +141,9 @@ class Metrics:
         )
         if call.target.batched:
             self.batches.answered(call.target, call.method, answer.header(_BATCH), time.monotonic())
+        reason = features_reason(answer) if call.target.has_online_features else ""
+        if reason:
+            self._degraded_features.labels(*self._labels(call.target), reason).inc()
         if call.start_ms:
             self._cold.labels(*self._labels(call.target), call.start_kind.value).inc()
         if call.tokens is not None:
@@ -155,7 +165,8 @@ class Metrics:
             first_byte_ms=first_byte_ms,
             streamed=answer.body is None and is_awaited,
             completed=completed,
-            is_awaited=is_awaited and not call.degraded,
+            is_awaited=is_awaited and not call.degraded and not reason,
+            is_degraded=bool(reason),
         )
 
     def warm_counters(self, target: CallTarget, arm: str) -> WarmCounters:
@@ -307,7 +318,10 @@ class Metrics:
 
     def _forget(self, labels: tuple[str, ...]) -> None:
         named = dict(zip(FUNCTION, labels, strict=True))
-        for metric in (self._cold, *self._starts.by_function, self._gpu_seconds):
+        for metric in (
+            *(self._cold, self._degraded_features, self._gpu_seconds),
+            *self._starts.by_function,
+        ):
             metric.remove_by_labels(named)
         for part in (self.batches, self._indicators, self.language):
             part.forget(labels)

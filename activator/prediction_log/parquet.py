@@ -23,6 +23,7 @@ COLUMNS: Final = pa.schema(
             for name in (
                 *("tenant", "caller", "environment", "app", "function", "method"),
                 *("model_id", "version", "experiment", "arm", "start_kind"),
+                *("degraded", "feature_schema"),
             )
         ),
         pa.field("status", pa.int32(), nullable=False),

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from activator.calls.attempt import Attempt
 from activator.calls.call import AnsweredCall
+from activator.calls.degradation import degradation_of
 from activator.http.payloads import CONTENT_TYPE, JSON
 from activator.prediction_log.frames import MAX_BODY_BYTES, Logged
 from activator.routing.call_target import CallTarget
@@ -122,6 +123,8 @@ def facts_of(attempt: AnsweredCall, status: int, output_bytes: int) -> dict[str,
         "arm": choice.arm if choice is not None else "",
         "start_kind": held.start_kind.value if held is not None else "",
         "status": status,
+        "degraded": degradation_of(attempt),
+        "feature_schema": target.feature_schema,
         "latency_ms": (ended_ns - call.received_ns) / 1e6,
         "queue_ms": call.queued_ms,
         "start_ms": call.start_ms,

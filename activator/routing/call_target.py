@@ -26,6 +26,9 @@ class CallTarget:
             Budgets reserve by it; `granted_footprint` is what an instance is priced by.
         log: terms of its prediction log; None = it has none. `log_terms`: as JSON values.
         batched: methods whose calls are batched, each with its maximum batch size; mostly none.
+        has_online_features: whether its workers read features when they are called.
+        feature_schema: hash of the declared features; "" = none are declared.
+        is_counted_by_head: whether heads of its answers say something that is counted.
     """
 
     __slots__ = (
@@ -33,9 +36,12 @@ class CallTarget:
         "app",
         "batched",
         "environment",
+        "feature_schema",
         "footprint",
         "function",
         "function_id",
+        "has_online_features",
+        "is_counted_by_head",
         "is_shadow",
         "is_stable",
         "key",
@@ -75,6 +81,10 @@ class CallTarget:
             for method in self.spec.methods
             if method.batch is not None
         }
+        features = self.spec.features
+        self.has_online_features = features is not None and bool(features.online)
+        self.feature_schema = features.schema.hash if features is not None else ""
+        self.is_counted_by_head = bool(self.batched) or self.has_online_features
         promised = self.spec.objectives or Objectives()
         self.slow_ms, self.slow_first_ms = (
             promised.warm_latency_s * 1000,

@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         Monitor,
         Period,
         PredictionLog,
+        Redis,
         Retries,
         cached_answer,
         static_answer,
@@ -82,6 +83,8 @@ if TYPE_CHECKING:
     from pilotlight.sdk.storage.weights import Weights
     from pilotlight.sdk.unsupported import NotSupported
     from pilotlight.spec.engines import TokenLimits
+    from pilotlight.spec.features.schema import Feature, FeatureSchema
+    from pilotlight.spec.features.sources import Features
     from pilotlight.spec.policies import (
         Fallback,
         ModelCard,
@@ -97,6 +100,8 @@ __version__ = "0.1.0"
 _WHERE = {
     "pilotlight.client.client": ("AsyncClient", "Client", "Deployment"),
     "pilotlight.spec.engines": ("TokenLimits",),
+    "pilotlight.spec.features.schema": ("Feature", "FeatureSchema"),
+    "pilotlight.spec.features.sources": ("Features",),
     "pilotlight.errors": (
         *(
             "ClientClosedRequest",
@@ -161,6 +166,7 @@ _WHERE = {
         "Monitor",
         "Period",
         "PredictionLog",
+        "Redis",
         "Retries",
         "cached_answer",
         "static_answer",
@@ -189,6 +195,9 @@ __all__ = [
     "Dict",
     "Engine",
     "Fallback",
+    "Feature",
+    "FeatureSchema",
+    "Features",
     "Forbidden",
     "Function",
     "FunctionCall",
@@ -206,6 +215,7 @@ __all__ = [
     "PredictionLog",
     "Profile",
     "Queue",
+    "Redis",
     "RemoteError",
     "Retries",
     "RetryPolicy",

@@ -42,7 +42,10 @@ HEADER_ARM = "pilotlight-arm"
 """On responses and on requests to the worker: the caller's arm of the experiment."""
 HEADER_DEGRADED = "pilotlight-degraded"
 """On a response of a variant or a fallback: `variant=<function>`, `function=<function>`, `cached`
-or `static`."""
+or `static`. Of a worker's answer, and then on the response too: DEGRADED_FEATURES and a reason."""
+DEGRADED_FEATURES = "features="
+"""In HEADER_DEGRADED, before the worst reason why online features are defaults: `unavailable`,
+`deadline`, `invalid`, `stale` or `missing`."""
 HEADER_IDEMPOTENCY_KEY = "idempotency-key"
 """On a mutating request: a repeat with the same key and body gets the first response
 (draft-ietf-httpapi-idempotency-key-header)."""

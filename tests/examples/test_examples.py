@@ -19,8 +19,11 @@ import pytest
 from starlette.testclient import TestClient
 from websockets.sync.client import connect
 
-from examples import asgi, batched, embed, hello, stream, tabular
+import pilotlight
+from examples import asgi, batched, embed, features, hello, stream, tabular
 from tests.e2e.harness import PlatformUnderTest
+from tests.fakes.host_address import host_address
+from tests.fakes.redis_server import ReachableRedis
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = pytest.mark.timeout(240)
@@ -246,3 +249,33 @@ def test_drift_from_the_training_data_is_shown(platform: PlatformUnderTest, tmp_
     assert by_name["$.income"]["ks"] > 0.9
     assert {by_name[name]["status"] for name in ("$.age", "$.country")} <= {"ok", "moderate"}
     assert "drift" in platform.cli("drift", "show", "loans/score").stdout
+
+
+def test_features_come_from_redis_and_are_those_of_the_training(
+    platform: PlatformUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features.train(tmp_path)
+    monkeypatch.setenv("FRAUD_MODEL", str(tmp_path))
+    with ReachableRedis(host_address()) as server:
+        platform.cli("secret", "set", "features", "FEATURES_REDIS_URL", input=server.url)
+        deploy(platform, "features.py")
+        known = {"payments": 0, "mean_amount": 90.0, "updated_at": time.time()}
+        server.client.set(features.holders.key_of(holder="ada:1"), json.dumps(known))
+        ada = {"holder": "ada:1", "amount": 90.0}
+        limit = time.monotonic() + 60
+        while True:
+            answer = invoke(platform, "fraud/Fraud.score", ada)
+            if "pilotlight-degraded" not in answer.headers:
+                break  # the first call may be faster than the connection
+            assert time.monotonic() < limit, platform.log_tails()
+        assert answer.json() == 0.5
+        unknown = invoke(platform, "fraud/Fraud.score", {**ada, "holder": "eve"})
+        assert unknown.headers["pilotlight-degraded"] == "features=missing"
+        assert unknown.json() == pytest.approx(1 / (1 + math.exp(-2.5)))
+    answer = invoke(platform, "fraud/Fraud.score", ada)
+    assert answer.headers["pilotlight-degraded"] == "features=unavailable"
+    assert answer.json() == pytest.approx(1 / (1 + math.exp(-2.5)))
+    pilotlight.ModelCard(features="0" * 64).save(tmp_path / "model_card.json")
+    refused = platform.cli("deploy", str(EXAMPLES / "features.py"), "--no-wait", check=False)
+    assert refused.returncode != 0
+    assert "its model was trained with 000000000000" in " ".join(refused.stderr.split())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from pathlib import Path
 from subprocess import DEVNULL, Popen
+from typing import Self
 from urllib.parse import urlsplit
 
 import redis
@@ -47,6 +49,39 @@ class MortalRedis:
     def thaw(self) -> None:
         """It answers again."""
         self._server.send_signal(signal.SIGCONT)
+
+
+class ReachableRedis:
+    """A Redis at an address of the host, with a password: `url`, until the end of the block."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+
+    def __enter__(self) -> Self:
+        with socket.create_server((self._host, 0)) as free:
+            port = free.getsockname()[1]
+        self._server = Popen(
+            [
+                *("redis-server", "--bind", self._host, "--port", str(port)),
+                *("--save", "", "--requirepass", "secret"),
+            ],
+            stdout=DEVNULL,
+        )
+        self.url = f"redis://:secret@{self._host}:{port}/0"
+        self.client = redis.Redis.from_url(self.url)
+        until = time.monotonic() + 30
+        while True:
+            try:
+                self.client.ping()
+                return self
+            except redis.RedisError:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+        self._server.kill()
+        self._server.wait()
 
 
 class RedisLink:

@@ -6,10 +6,11 @@ same source results in the same specs, so deploying twice creates no revision.""
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -37,6 +38,7 @@ from pilotlight.sdk.llm import EngineDeclaration
 from pilotlight.sdk.sandboxes.declaration import SandboxDeclaration
 from pilotlight.sdk.storage.weights import Weights
 from pilotlight.spec.function import FunctionSpec, ImageSpec, VolumeSpec, WeightsSpec
+from pilotlight.spec.policies import ModelCard
 
 if TYPE_CHECKING:
     from weight_cache.manifest import Manifest, ManifestFile
@@ -49,6 +51,9 @@ Unread = Callable[[str, InvalidInput], str]
 not deployed: name, error → digest."""
 
 _PICKLES = ".pilotlight"
+MODEL_CARD = "model_card.json"
+"""Name of the model card among weights."""
+MAX_CARD_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +225,9 @@ class _Builder:
             )
         source = find_source_tree(declaration)
         image = declaration.image
+        weights, common = self._weights(declaration), self._common(declaration)
+        if declaration.policies["features"] is not None and self.unread is None:
+            common["card"] = self._card(declaration.policies["card"], weights)
         return FunctionSpec(
             module=source.module,
             qualname=declaration.qualname,
@@ -227,9 +235,32 @@ class _Builder:
             bundle=self._bundle(source).digest,
             image=self._image(image) if image is not None else None,
             resources=declaration.resources,
-            weights=self._weights(declaration),
-            **self._common(declaration),
+            weights=weights,
+            **common,
         )
+
+    def _card(self, card: ModelCard, weights: tuple[WeightsSpec, ...]) -> ModelCard:
+        """Return the model card with the features that the weights' own cards name."""
+        for one in weights:
+            files = self._manifest_of(one.manifest).files
+            found = next((file for file in files if file.path == MODEL_CARD), None)
+            if found is None:
+                continue
+            if found.size_bytes > MAX_CARD_BYTES:
+                raise InvalidInput(
+                    f"weights {one.name!r}: {MODEL_CARD} has {found.size_bytes} bytes, at most "
+                    f"{MAX_CARD_BYTES}",
+                    parameter="weights",
+                )
+            trained = _features_of_card(self._read(found), one.name)
+            if trained and card.features not in ("", trained):
+                raise InvalidInput(
+                    f"card: features {card.features[:12]}… are not those of {MODEL_CARD} in the "
+                    f"weights {one.name!r}, {trained[:12]}…: leave them out",
+                    parameter="card",
+                )
+            card = replace(card, features=trained or card.features)
+        return card
 
     def _language_model(self, declaration: EngineDeclaration) -> FunctionSpec:
         """Return the spec of a language model. Without user code, its revision depends on its
@@ -417,6 +448,19 @@ class _Builder:
         if not names:
             return env
         return {**env, APP_VARIABLE: ",".join(f"{name}={self.name}" for name in sorted(names))}
+
+
+def _features_of_card(data: bytes, weights: str) -> str:
+    """Return the hash of the features that a model card names; "" for none. Raises InvalidInput."""
+    try:
+        card = json.loads(data)
+        trained = card.get("features") if isinstance(card, dict) else None
+    except (ValueError, RecursionError) as e:
+        raise InvalidInput(
+            f"weights {weights!r}: {MODEL_CARD} is not JSON: write it with ModelCard(…).save(path)",
+            parameter="weights",
+        ) from e
+    return trained if isinstance(trained, str) else ""
 
 
 def _pickle_name(declaration: Declaration) -> str:

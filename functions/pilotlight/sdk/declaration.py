@@ -17,6 +17,7 @@ from pilotlight.sdk.options import CheckedOptions
 from pilotlight.sdk.schema import arguments_schema, returns_schema
 from pilotlight.spec.bound import is_bound
 from pilotlight.spec.engines import TokenLimits
+from pilotlight.spec.features.sources import PARAMETER
 from pilotlight.spec.function import FunctionKind, MethodSpec
 from pilotlight.spec.identifiers import require_name
 from pilotlight.spec.web_servers import WebServerSpec
@@ -82,12 +83,18 @@ class Declaration(CheckedOptions):
         if self.kind is FunctionKind.ASGI:
             return (MethodSpec(),)
         if self.kind is FunctionKind.FUNCTION:
-            return (_method_spec("", self.raw, is_method=False),)
+            return (_method_spec("", self.raw, is_method=False, online=self._has_online),)
         return tuple(
-            _method_spec(name, function, is_method=True)
+            _method_spec(name, function, is_method=True, online=self._has_online)
             for name, marks, function in members(self.raw)
             if is_entry(marks)
         )
+
+    @property
+    def _has_online(self) -> bool:
+        """Whether it has online features."""
+        features = self.policies.get("features")
+        return features is not None and bool(features.online)
 
     def is_generator(self, method: str) -> bool:
         """Whether the callable is a generator."""
@@ -215,11 +222,35 @@ def _required_arguments(kind: type) -> list[str]:
     return [p.name for p in parameters if p.default is p.empty and p.kind not in variable]
 
 
-def _method_spec(name: str, function: Callable[..., Any], *, is_method: bool) -> MethodSpec:
+def _takes_features(function: Callable[..., Any]) -> bool:
+    """Whether a callable has the parameter of online features. Raises InvalidInput where arguments
+    could come behind it."""
+    parameters = list(inspect.signature(function).parameters.values())
+    found = next((p for p in parameters if p.name == PARAMETER), None)
+    if found is None:
+        return False
+    behind = [p for p in parameters[parameters.index(found) + 1 :] if p.kind == found.kind]
+    if found.kind is not found.KEYWORD_ONLY and (
+        found.kind is not found.POSITIONAL_OR_KEYWORD or behind
+    ):
+        raise InvalidInput(
+            f"{describe_target(function)}: online features are passed by name: declare the "
+            f"parameter {PARAMETER!r} last, or behind *",
+            parameter=PARAMETER,
+        )
+    return True
+
+
+def _method_spec(
+    name: str, function: Callable[..., Any], *, is_method: bool, online: bool
+) -> MethodSpec:
+    takes_features = online and _takes_features(function)
     marks = metadata_of(function)
     batch = batch_policy(function)
     hints = None if batch is None else item_hints(function)
-    schema, parameters = arguments_schema(function, is_method=is_method, hints=hints)
+    schema, parameters = arguments_schema(
+        function, is_method=is_method, hints=hints, hidden=PARAMETER if takes_features else ""
+    )
     mark = marks.get("method") or {}
     is_generator = _is_generator(function)
     return MethodSpec(
@@ -231,6 +262,7 @@ def _method_spec(name: str, function: Callable[..., Any], *, is_method: bool) ->
         has_check=mark.get("check") is not None,
         returns=returns_schema(function, is_generator=is_generator, hints=hints),
         batch=batch,
+        takes_features=takes_features,
     )
 
 

@@ -18,6 +18,8 @@ from pilotlight.sdk.secret import Secret
 from pilotlight.sdk.storage.volume import Volume, check_volumes
 from pilotlight.sdk.storage.weights import Weights
 from pilotlight.sdk.unsupported import is_unsupported, not_supported
+from pilotlight.spec.features.schema import FeatureSchema
+from pilotlight.spec.features.sources import RedisFeatures
 from pilotlight.spec.function import (
     AUTO_WINDOW_S,
     GIB,
@@ -130,6 +132,9 @@ class FunctionOptions(EngineOptions, total=False):
         card: `pilotlight.ModelCard(…)`.
         log: `pilotlight.PredictionLog(…)`: which calls are logged, for `pilotlight log query`.
         monitor: `pilotlight.Monitor(…)`: what of the logged calls is watched for drift.
+        features: what the model is made for: `pilotlight.FeatureSchema(…)` of the arguments,
+            `pilotlight.Redis(…)` for features that are read at each call, or a list of them. A
+            deploy is refused if the model card has another hash.
         rollout_strategy: "surge", "wait" or "swap": what to do if there is no capacity for a new
             revision next to the serving one.
         keep_previous: how long the previous revision stays warm.
@@ -145,6 +150,7 @@ class FunctionOptions(EngineOptions, total=False):
     schedule: Schedule | Sequence[Schedule] | None
     log: PredictionLogSpec | None
     monitor: MonitorSpec | None
+    features: FeatureSchema | RedisFeatures | Sequence[FeatureSchema | RedisFeatures] | None
     rollout_strategy: str
     keep_previous: float
     network: Literal["egress", "none"]

@@ -9,6 +9,8 @@ from typing import Any
 
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk.unsupported import not_supported
+from pilotlight.spec.features.schema import FeatureSchema, FeatureType
+from pilotlight.spec.features.sources import DEFAULT_URL_VARIABLE, FeaturesSpec, RedisFeatures
 from pilotlight.spec.function import FunctionNetwork
 from pilotlight.spec.monitor import MonitoredFeature, MonitorSpec, Reference
 from pilotlight.spec.policies import (
@@ -37,6 +39,7 @@ __all__ = [
     "Monitor",
     "Period",
     "PredictionLog",
+    "Redis",
     "Retries",
     "cached_answer",
     "resolve_policies",
@@ -185,7 +188,9 @@ def PredictionLog(
 
 def Monitor(
     *,
-    features: Sequence[str] | Mapping[str, tuple[float | None, float | None] | None] = (),
+    features: Sequence[str]
+    | Mapping[str, tuple[float | None, float | None] | None]
+    | FeatureSchema = (),
     prediction: str = "",
     label: str = "",
     positive: str = "",
@@ -204,7 +209,8 @@ def Monitor(
 
     Args:
         features: JSON paths to up to 32 arguments, such as `$.customer.age`; as a dict, each with
-            its expected range, such as {"$.age": (0, 120), "$.country": None}.
+            its expected range, such as {"$.age": (0, 120), "$.country": None}; or a schema of
+            arguments: all of its features but lists.
         prediction: path to the prediction in the result, such as `$.score`; `$` is all of it.
         label: metric of `POST /v1/feedback` that says what was right: "label" for its labels.
         positive: label whose probability the prediction is, such as "fraud".
@@ -231,7 +237,12 @@ def Monitor(
             f"monitor: reference = {reference!r}: must be one of {', '.join(Reference)}",
             parameter="monitor",
         )
-    ranges = features if isinstance(features, Mapping) else dict.fromkeys(features)
+    ranges: Mapping[str, Any]
+    if isinstance(features, FeatureSchema):
+        plain = [one for one in features.features if one.type is not FeatureType.LIST]
+        ranges = {f"$.{one.name}": (one.low, one.high) for one in plain}
+    else:
+        ranges = features if isinstance(features, Mapping) else dict.fromkeys(features)
     return MonitorSpec(
         features=tuple(_feature(path, bounds) for path, bounds in ranges.items()),
         prediction=prediction,
@@ -258,6 +269,47 @@ def _feature(path: str, bounds: Any) -> MonitoredFeature:
             parameter="monitor",
         ) from e
     return MonitoredFeature(path=path, low=low, high=high)
+
+
+def Redis(
+    key: str,
+    schema: FeatureSchema,
+    *,
+    url: str = DEFAULT_URL_VARIABLE,
+    deadline_ms: float = 20.0,
+    max_age: float | None = None,
+    timestamp: str = "updated_at",
+) -> RedisFeatures:
+    """Read features of an entity when the function is called, as its parameter `features`:
+    `@app.function(features=pilotlight.Redis("user:{user_id}", USER, max_age=3600))`.
+
+    The value of a key is a JSON object with the features by name. What cannot be read in time, is
+    too old or does not fit the schema is replaced by its default; the answer is then marked
+    (`Pilotlight-Degraded: features=…`), and never fails by it.
+
+    Args:
+        key: template with names of the function's parameters. `source.key_of(user_id="ada")` is
+            the key to write to.
+        schema: the features, each with a default or nullable.
+        url: name of the environment variable with the address, such as redis://:password@host:6379/0
+            or rediss://…; set it by a secret.
+        deadline_ms: how long a call waits, 1 to 1,000 milliseconds.
+        max_age: greatest age in seconds of a value, by its member `timestamp`; None = any.
+        timestamp: seconds since the epoch, or text as of RFC 3339.
+
+    Raises InvalidInput for a value out of range."""
+    if not isinstance(schema, FeatureSchema):
+        raise InvalidInput(
+            f"features: {schema!r}: expected pilotlight.FeatureSchema(…)", parameter="features"
+        )
+    return RedisFeatures(
+        key=key,
+        schema=schema,
+        url=url,
+        deadline_ms=deadline_ms,
+        max_age_s=max_age,
+        timestamp=timestamp,
+    )
 
 
 def cached_answer(*, max_age: float = 3600.0) -> Fallback:
@@ -311,6 +363,7 @@ def resolve_policies(values: Mapping[str, Any]) -> dict[str, Any]:
         or ModelCard(),
         "rollout": _rollout(values),
         "log": _log(values),
+        "features": _features(values.get("features")),
         "network": _network(values.get("network", FunctionNetwork.EGRESS)),
         "egress": _several(
             "egress", values.get("egress"), str, "a list of networks or addresses, like 10.1.0.0/16"
@@ -334,6 +387,18 @@ def _log(values: Mapping[str, Any]) -> PredictionLogSpec | None:
             parameter="monitor",
         )
     return replace(log, monitor=monitor)
+
+
+def _features(value: Any) -> FeaturesSpec | None:
+    if value is None:
+        return None
+    wanted = "pilotlight.FeatureSchema(…), pilotlight.Redis(…) or a list of them"
+    given = _several("features", value, FeatureSchema | RedisFeatures, wanted)
+    schemas = [one for one in given if isinstance(one, FeatureSchema)]
+    return FeaturesSpec(
+        arguments=FeatureSchema.merge(*schemas) if schemas else None,
+        online=tuple(one for one in given if isinstance(one, RedisFeatures)),
+    )
 
 
 def _network(network: Any) -> FunctionNetwork:

@@ -74,16 +74,22 @@ _BY_POSITION = frozenset(
 
 
 def arguments_schema(
-    function: Callable[..., Any], *, is_method: bool = False, hints: Mapping[str, Any] | None = None
+    function: Callable[..., Any],
+    *,
+    is_method: bool = False,
+    hints: Mapping[str, Any] | None = None,
+    hidden: str = "",
 ) -> tuple[Schema | None, tuple[str, ...]]:
     """Return the schema of the arguments of `function` as one object, and the names of its
     positional parameters in order.
 
     With `is_method` the first parameter is omitted. The schema is None for a function with `*args`,
-    whose arguments an object cannot express. `hints` replace the hints of the function."""
+    whose arguments an object cannot express. `hints` replace the hints of the function. `hidden`:
+    a parameter that is no argument."""
     parameters = list(inspect.signature(function).parameters.values())
     if is_method and parameters and parameters[0].kind in _BY_POSITION:
         parameters = parameters[1:]
+    parameters = [p for p in parameters if p.name != hidden]
     names = tuple(p.name for p in parameters if p.kind in _BY_POSITION)
     if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
         return None, names

@@ -19,6 +19,7 @@ from pilotlight.errors import InvalidInput
 from pilotlight.spec import sandboxes
 from pilotlight.spec.cors import check_origins
 from pilotlight.spec.engines import EngineSpec, LanguageModel, TokenLimits
+from pilotlight.spec.features.sources import PARAMETER, FeaturesSpec
 from pilotlight.spec.identifiers import Priority, check_name, require_name
 from pilotlight.spec.policies import (
     MAX_FALLBACKS,
@@ -100,7 +101,9 @@ class MethodSpec:
             None for none.
         has_check: whether user code has a `check=` comparison.
         returns: JSON Schema of the result, or of one item of a generator; None for any.
-        batch: batching of calls; the schemas are those of one call. None = no batching."""
+        batch: batching of calls; the schemas are those of one call. None = no batching.
+        takes_features: whether it has the parameter `features`, which is not in `schema`: it gets
+            online features (`FunctionSpec.features`)."""
 
     name: str = ""
     is_generator: bool = False
@@ -110,6 +113,7 @@ class MethodSpec:
     has_check: bool = False
     returns: Mapping[str, Any] | None = None
     batch: BatchPolicy | None = None
+    takes_features: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,7 +320,8 @@ class FunctionSpec:
         arguments: of a bound function (`pilotlight.spec.bound`): the values of all parameters.
         sandbox: each call is a sandbox (`pilotlight.spec.sandboxes`), with an instance of its
             own.
-        log: its prediction log; None = it has none."""
+        log: its prediction log; None = it has none.
+        features: features of its model; None = none are declared."""
 
     name: str
     kind: FunctionKind = FunctionKind.FUNCTION
@@ -358,6 +363,7 @@ class FunctionSpec:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     sandbox: bool = False
     log: PredictionLogSpec | None = None
+    features: FeaturesSpec | None = None
 
     def __post_init__(self) -> None:
         require_name("function", self.name, parameter="name")
@@ -382,7 +388,9 @@ class FunctionSpec:
         _check_cors(self)
         _check_parameters(self)
         _check_sandbox(self)
-        _check_log(self)
+        _check_calls_only(self, "log", "have a prediction log")
+        _check_calls_only(self, "features", "have features")
+        _check_features(self)
         if not self.methods:
             raise InvalidInput(
                 f"function {self.name!r} has no methods: declare at least one callable",
@@ -506,17 +514,53 @@ def _check_sandbox(spec: FunctionSpec) -> None:
         )
 
 
-def _check_log(spec: FunctionSpec) -> None:
-    if spec.log is None or (
+def _check_calls_only(spec: FunctionSpec, key: str, what: str) -> None:
+    """Raise InvalidInput if a kind of function has `key` whose calls have no arguments."""
+    if getattr(spec, key) is None or (
         spec.kind in (FunctionKind.FUNCTION, FunctionKind.CLASS) and not spec.sandbox
     ):
         return
-    what = "a sandbox" if spec.sandbox else f"of kind {spec.kind.value!r}"
+    kind = "a sandbox" if spec.sandbox else f"of kind {spec.kind.value!r}"
     raise InvalidInput(
-        f"log: function {spec.name!r} is {what}: only functions and classes, whose calls have "
-        f"arguments and a result, have a prediction log: remove log",
-        parameter="log",
+        f"{key}: function {spec.name!r} is {kind}: only functions and classes, whose calls have "
+        f"arguments and a result, {what}: remove {key}",
+        parameter=key,
     )
+
+
+def _check_features(spec: FunctionSpec) -> None:
+    """Raise InvalidInput unless keys are made of arguments, and the model was trained with these
+    features."""
+    if spec.features is None:
+        return
+    if spec.features.online and spec.network is FunctionNetwork.NONE:
+        raise InvalidInput(
+            'features: network="none" reaches no Redis: remove network, or the online features',
+            parameter="features",
+        )
+    takers = [method for method in spec.methods if method.takes_features]
+    if spec.features.online and not takers:
+        raise InvalidInput(
+            f"features: {spec.name} does not take them: add a parameter {PARAMETER!r}, behind the "
+            f"others",
+            parameter="features",
+        )
+    for source in spec.features.online:
+        for method in takers:
+            known = (method.schema or {}).get("properties", {})
+            if method.schema is not None and (unknown := set(source.fields) - set(known)):
+                raise InvalidInput(
+                    f"features: key {source.key!r}: {method.name or spec.name} has no parameter "
+                    f"{min(unknown)!r}",
+                    parameter="features",
+                )
+    if spec.card.features and spec.card.features != (declared := spec.features.schema.hash):
+        raise InvalidInput(
+            f"features: {spec.name} has features of hash {declared[:12]}…, but its model was "
+            f"trained with {spec.card.features[:12]}… (model card): train the model with these "
+            f"features, or deploy it with those of its training",
+            parameter="features",
+        )
 
 
 def _check_volumes(spec: FunctionSpec) -> None:

@@ -7,13 +7,17 @@ values out of range raise InvalidInput naming key, value and bound."""
 from __future__ import annotations
 
 import enum
+import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pilotlight.errors import InvalidInput
 from pilotlight.spec.identifiers import Priority
+from pilotlight.spec.record_json import to_json
 
 MAX_SCHEDULES = 16
 MAX_FALLBACKS = 8
@@ -28,6 +32,7 @@ explicit ones."""
 _STAGE_SHARES = {"route": 0.05, "admit": 0.05, "queue": 0.2, "exec": 0.7}
 """Default shares of the time of a warm call: most of it belongs to the function."""
 _GATE = re.compile(r"\s*(>=|<=|>|<|==)\s*(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*\Z")
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 
 
 MAX_EXCEPTIONS = 64
@@ -240,7 +245,8 @@ class Objectives:
         first_token_s, first_token_ratio: the same for the first byte of streams.
         cold_latency_s, cold_ratio: the same for calls that wait for a start.
         completion_ratio: share of streams that end normally.
-        degraded_ratio: share of calls that may be answered by a fallback or a variant.
+        degraded_ratio: share of calls that may be answered by a fallback or a variant, or from
+            defaults of online features.
         stages_s: latency budgets of single stages (`STAGES`), in seconds.
         freeze: block releases while the error budget of the window is exhausted."""
 
@@ -299,20 +305,37 @@ class Objectives:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
-    """Description of the model behind a function, for display only.
+    """Description of the model behind a function. Only `features` has an effect: a function whose
+    features have another hash is refused.
 
     Attributes:
         task: type of model, such as `text-embedding` or `tabular-classification`.
         owner: person or team responsible for it.
         tokenizer: its name or digest.
         sampling: default sampling parameters, such as {"temperature": 0}.
-        safety: its safety policy."""
+        safety: its safety policy.
+        features: `FeatureSchema.hash` of the features that it was trained with; "" = not known."""
 
     task: str = ""
     owner: str = ""
     tokenizer: str = ""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     safety: Mapping[str, Any] = field(default_factory=dict)
+    features: str = ""
+
+    def __post_init__(self) -> None:
+        if self.features and not _SHA256.match(self.features):
+            raise InvalidInput(
+                f"card: features = {self.features[:80]!r}: must be the hash of a FeatureSchema, 64 "
+                f"hexadecimal digits",
+                parameter="card",
+            )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it as JSON, in training: as `model_card.json` beside the weights it is read by a
+        deploy with `features=`."""
+        text = json.dumps(to_json(self), indent=2)
+        Path(path).write_text(f"{text}\n", encoding="utf-8")
 
 
 class RolloutStrategy(enum.StrEnum):

@@ -127,6 +127,8 @@ def _run(
         raw = load(launch)
     with phases.phase("enter"):
         target = make_target(raw, launch.spec)
+        if target.features is not None:
+            target.features.require_variables({*os.environ, *launch.secret_variables})
         hooks.run_before_snapshot(
             target,
             within_s=launch.spec.clocks.startup_s * HOOK_SHARE - sum(phases.ms.values()) / 1000,

@@ -43,6 +43,8 @@ def logged(
         "experiment": "",
         "arm": "",
         "start_kind": "WARM",
+        "degraded": "",
+        "feature_schema": "",
         "status": 200,
         "latency_ms": 1.5,
         "queue_ms": 0.0,

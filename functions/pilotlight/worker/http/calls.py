@@ -19,7 +19,7 @@ import math
 import types
 import urllib.parse
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pilotlight.current_call.context import CURRENT_CALL as RUNNING
 from pilotlight.current_call.spans import CURRENT_RECORDER
@@ -39,6 +39,7 @@ from pilotlight.protocol import (
     is_pickle,
 )
 from pilotlight.sdk.batches import WrongResults
+from pilotlight.spec.features.sources import PARAMETER
 from pilotlight.worker.batching.batcher import Batcher
 from pilotlight.worker.http.connection import Request
 from pilotlight.worker.http.execution_deadlines import ExecutionDeadlines
@@ -48,6 +49,9 @@ from pilotlight.worker.user_code import output, serialization, user_errors
 from pilotlight.worker.user_code.current_call import RunningCall
 from pilotlight.worker.user_code.spans import CallSpans
 from pilotlight.worker.user_code.target import Method, Style
+
+if TYPE_CHECKING:
+    from pilotlight.worker.features.reader import FeatureReader
 
 _ATTEMPT = HEADER_ATTEMPT.encode()
 _CALL = HEADER_CALL.encode()
@@ -83,6 +87,7 @@ class Call(RunningCall):
         is_awaiting: whether a stop cancels it: not while an item of a stream is being sent.
         job, thread: what a stop interrupts.
         is_bound: whether its arguments fit the function.
+        line: a further header line of its response, with CRLF.
     """
 
     seconds = 0.0
@@ -94,6 +99,7 @@ class Call(RunningCall):
     thread: CallThread | None = None
     variables: contextvars.Context
     is_bound = False
+    line = b""
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = types.MappingProxyType({})
 
@@ -216,6 +222,8 @@ class Calls:
         method = call.method
         if method.batch is not None:
             call.task = start_task(self._perform_in_batch(call))
+        elif method.features is not None:
+            call.task = start_task(self._perform_with_features(call, method.features))
         elif method.style is not Style.THREAD:
             call.task = start_task(self._perform(call))
         else:
@@ -239,7 +247,7 @@ class Calls:
             call.task = call.variables.run(start_task, self._perform_rest(call, value))
         else:
             # in the call's own context: the user's types may write while they are encoded
-            call.variables.run(self._finish, call, ok, value)
+            call.variables.run(self._finish, call, ok, value, call.line)
 
     def _finish(self, call: Call, ok: bool, value: Any, line: bytes = b"") -> None:
         """Answer, and end the call."""
@@ -285,13 +293,34 @@ class Calls:
                 await self._stream(call, value)
                 value = _STREAMED
         except BaseException as e:  # as in _perform
-            self._finish(call, False, e)
+            self._finish(call, False, e, call.line)
         else:
-            self._finish(call, True, value)
+            self._finish(call, True, value, call.line)
+
+    async def _perform_with_features(self, call: Call, reader: FeatureReader) -> None:
+        """Read the features of a call, then run it."""
+        method = call.method
+        try:
+            call.enter()
+            await _read_features(call, reader)
+            if method.style is Style.THREAD:
+                call.variables = contextvars.copy_context()
+                done = functools.partial(self._returned, call)
+                call.job = self._threads.start(
+                    call.variables, method.call, call.args, call.kwargs, done
+                )
+                return
+            value = method.call(*call.args, **call.kwargs)
+        except BaseException as e:  # as in _perform
+            self._finish(call, False, e, call.line)
+        else:
+            await self._perform_rest(call, value)
 
     async def _perform_in_batch(self, call: Call) -> None:
         try:
             call.enter()
+            if call.method.features is not None:
+                await _read_features(call, call.method.features)
             call.is_awaiting = True
             share = await self._batches.share(
                 call.method.name, call, call.args, call.kwargs, call.priority
@@ -299,7 +328,7 @@ class Calls:
         except BaseException as e:  # as in _perform
             self._finish(call, False, e)
         else:
-            self._finish(call, share.ok, share.value, share.line)
+            self._finish(call, share.ok, share.value, share.line + call.line)
 
     async def _stream(self, call: Call, source: Any) -> None:
         """Send items as they are produced; a generator that raises before its first item is
@@ -310,7 +339,7 @@ class Calls:
         try:
             first = await anext(items, _NOTHING)
             head = b"" if first is _NOTHING else framer.item(first)
-            request.start(framer.content_type.encode(), b"ok", head)
+            request.start(framer.content_type.encode(), b"ok", head, call.line)
             try:
                 while first is not _NOTHING and call.stopped is None:
                     first = await anext(items, _NOTHING)
@@ -357,6 +386,15 @@ class Calls:
         finally:
             await thread.run(context, source.close, (), {})
             self._threads.give_back(thread)
+
+
+async def _read_features(call: Call, reader: FeatureReader) -> None:
+    """Add online features to the arguments of a call. Raises InvalidInput, as its arguments do."""
+    call.is_bound, call.is_awaiting = False, True
+    found = await reader.read(call.method.binder.named(call.args, call.kwargs))
+    call.is_bound, call.is_awaiting = True, False
+    call.kwargs = {**call.kwargs, PARAMETER: found}
+    call.line = reader.header_line(found)
 
 
 def _answer(call: Call, ok: bool, value: Any, line: bytes) -> None:

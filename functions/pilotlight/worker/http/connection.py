@@ -98,11 +98,12 @@ class Request:
         """Send one of our own errors."""
         self.respond_problem(serialization.problem_of(error), outcome=outcome, call=call)
 
-    def start(self, content_type: bytes, outcome: bytes, body: bytes) -> None:
-        """Send the head and the first piece of a response whose length is not known."""
+    def start(self, content_type: bytes, outcome: bytes, body: bytes, lines: bytes = b"") -> None:
+        """Send the head and the first piece of a response whose length is not known. `lines`: as
+        for `respond`."""
         if not self.disconnected:
             head = _stream_head(content_type, outcome, self.keep_alive)
-            self.connection.transport.write(head + _chunk(body))
+            self.connection.transport.write(b"%b%b\r\n%b" % (head, lines, _chunk(body)))
 
     async def send(self, body: bytes) -> None:
         """Send a further piece; waits while the caller does not read."""
@@ -274,9 +275,7 @@ def _head(status: int, content_type: bytes, outcome: bytes, keep_alive: bool) ->
 
 @functools.lru_cache(maxsize=64)
 def _stream_head(content_type: bytes, outcome: bytes, keep_alive: bool) -> bytes:
-    return b"%btransfer-encoding: chunked\r\n\r\n" % _head_lines(
-        200, content_type, outcome, keep_alive
-    )
+    return b"%btransfer-encoding: chunked\r\n" % _head_lines(200, content_type, outcome, keep_alive)
 
 
 def _head_lines(status: int, content_type: bytes, outcome: bytes, keep_alive: bool) -> bytes:

@@ -167,6 +167,8 @@ class Server:
         if self._web is not None:
             await self._web.startup()
             self._application = self._web
+        if self._target.features is not None:
+            self._target.features.open(os.environ)
         self._accepting.append(
             await serve_listener(loop, self._connection, listener, backlog=BACKLOG)
         )

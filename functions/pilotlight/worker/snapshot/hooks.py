@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from pilotlight.current_call.context import CURRENT_CALL
+from pilotlight.spec.features.sources import PARAMETER
 from pilotlight.worker.batching.runner import answer_alone
 from pilotlight.worker.process import tensor_memory
 from pilotlight.worker.user_code import user_errors
@@ -78,6 +79,8 @@ async def answer_example(method: Method) -> Any:
     """Call the method with its example; returns its answer, a generator's items as a list."""
     CURRENT_CALL.set(example())
     args, kwargs = method.binder.from_document(example_document(method.example))
+    if method.features is not None:
+        kwargs = {**kwargs, PARAMETER: method.features.defaults()}
     if method.batch is not None:
         return await answer_alone(method, args, kwargs)
     value = method.call(*args, **kwargs)

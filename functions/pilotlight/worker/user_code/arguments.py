@@ -29,10 +29,17 @@ class Binder:
     """Checks and converts the arguments of one callable. Immutable after construction."""
 
     def __init__(
-        self, function: Callable[..., Any], *, hints: Mapping[str, Any] | None = None
+        self,
+        function: Callable[..., Any],
+        *,
+        hints: Mapping[str, Any] | None = None,
+        hidden: str = "",
     ) -> None:
-        """`hints` replace the function's own."""
+        """`hints` replace the function's own. `hidden`: a parameter that callers do not pass."""
         self._signature = inspect.signature(function)
+        if hidden:
+            shown = [p for p in self._signature.parameters.values() if p.name != hidden]
+            self._signature = self._signature.replace(parameters=shown)
         parameters = self._signature.parameters.values()
         self._positional = [p.name for p in parameters if p.kind in _POSITIONAL]
         self._positional_only = [
@@ -149,6 +156,15 @@ class Binder:
             elif name in positions:
                 values[positions[name]] = _of_parameter(name, convert, values[positions[name]])
         return tuple(values), kwargs
+
+    def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return valid arguments by the names of their parameters, with defaults."""
+        defaults = {
+            name: p.default
+            for name, p in self._signature.parameters.items()
+            if p.default is not p.empty
+        }
+        return {**defaults, **dict(zip(self._positional, args, strict=False)), **kwargs}
 
     def shapes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """Return the arguments' types and sizes, such as `text: str of 41, k: int`, without their

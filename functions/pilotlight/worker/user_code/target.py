@@ -11,17 +11,21 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk.batches import item_hints
 from pilotlight.sdk.binding.parameters import missing_arguments, set_arguments
 from pilotlight.sdk.decorator_metadata import undecorated
-from pilotlight.spec.function import FunctionKind, FunctionSpec
+from pilotlight.spec.features.sources import PARAMETER
+from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec
 from pilotlight.spec.policies import BatchPolicy
 from pilotlight.worker.user_code.arguments import Binder
 from pilotlight.worker.user_code.asgi import WebApplication
 from pilotlight.worker.user_code.web_endpoints import application_builder
+
+if TYPE_CHECKING:
+    from pilotlight.worker.features.reader import FeatureReader
 
 Hook = Callable[[], Any]
 
@@ -47,6 +51,7 @@ class Method:
         check: the user's comparison `check(answer, expected)`, or None.
         batch: how its calls are batched, with a binder for single calls; None = not batched.
         retried: names of the exceptions after which a call is tried again; () = all.
+        features: reads the online features that it takes; None = it takes none.
     """
 
     name: str
@@ -57,6 +62,7 @@ class Method:
     check: Callable[[Any, Any], Any] | None
     batch: BatchPolicy | None = None
     retried: tuple[str, ...] = ()
+    features: FeatureReader | None = None
 
     def is_retried(self, error: BaseException) -> bool:
         """Whether the function's retries are for this exception: by its type or a base class."""
@@ -76,6 +82,7 @@ class Target:
         web: the web application, for functions of that kind; None for others.
         web_example: requests the application's example; None without one.
         server: starts the web server, for functions that have one; None for others.
+        features: reads online features; None for functions that have none.
     """
 
     methods: Mapping[str, Method]
@@ -85,6 +92,7 @@ class Target:
     web: WebApplication | None = None
     web_example: Method | None = None
     server: Hook | None = None
+    features: FeatureReader | None = None
 
     @property
     def examples(self) -> Mapping[str, Method]:
@@ -102,23 +110,26 @@ def make_target(raw: Any, spec: FunctionSpec) -> Target:
     """
     if not inspect.isclass(raw):
         if spec.kind is not FunctionKind.ASGI:
-            return Target(methods={"": _method("", raw, spec)})
+            reader = _feature_reader(spec)
+            return Target(methods={"": _method("", raw, spec, reader)}, features=reader)
         if spec.web_server is not None:
             return Target(methods={}, server=raw)
         web = _application(raw)
         return Target(methods={}, web=web, web_example=_web_example(web, raw))
     if missing := missing_arguments(raw, spec.arguments):
-        return Target(methods={m.name: _unbound(raw, m.name, missing[0]) for m in spec.methods})
+        return Target(methods={m.name: _unbound(raw, m, missing[0]) for m in spec.methods})
     instance = raw()
     set_arguments(instance, spec.arguments)
-    hooks = list(_marked(raw, instance))
+    hooks, reader = list(_marked(raw, instance)), _feature_reader(spec)
     build = _endpoint_of(hooks, spec) if spec.kind is FunctionKind.ASGI else None
     starts = spec.web_server is not None
     application = None if build is None or starts else _application(build)
     return Target(
         methods={}
         if spec.kind is FunctionKind.ASGI
-        else {m.name: _method(m.name, _bound(instance, m.name), spec) for m in spec.methods},
+        else {
+            m.name: _method(m.name, _bound(instance, m.name), spec, reader) for m in spec.methods
+        },
         enter_before_snapshot=tuple(
             bound for marks, bound in hooks if "enter" in marks and marks["enter"].get("snap", True)
         ),
@@ -131,6 +142,7 @@ def make_target(raw: Any, spec: FunctionSpec) -> Target:
         web=application,
         web_example=None if application is None else _web_example(application, build),
         server=build if starts else None,
+        features=reader,
     )
 
 
@@ -163,9 +175,10 @@ def _marked(kind: type, instance: Any) -> Iterator[tuple[Mapping[str, Any], Hook
             yield marks, _bound(instance, name)
 
 
-def _unbound(kind: type, name: str, missing: str) -> Method:
+def _unbound(kind: type, declared: MethodSpec, missing: str) -> Method:
     """A method of a class without values for all of its parameters: it starts, and refuses each
     call."""
+    name = declared.name
     function = getattr(kind, name)
     parameters = list(inspect.signature(function).parameters.values())
 
@@ -181,7 +194,7 @@ def _unbound(kind: type, name: str, missing: str) -> Method:
         name=name,
         call=refuse,
         style=Style.THREAD,
-        binder=Binder(refuse),
+        binder=Binder(refuse, hidden=PARAMETER if declared.takes_features else ""),
         example=None,
         check=None,
     )
@@ -193,14 +206,30 @@ def _bound(instance: Any, name: str) -> Any:
     return getattr(found, "local", found)
 
 
-def _method(name: str, call: Callable[..., Any], spec: FunctionSpec) -> Method:
+def _feature_reader(spec: FunctionSpec) -> FeatureReader | None:
+    """The reader of a function's online features; None, and nothing imported, for none."""
+    if spec.features is None or not spec.features.online:
+        return None
+    from pilotlight.worker.features.reader import FeatureReader
+
+    return FeatureReader(spec.features)
+
+
+def _method(
+    name: str, call: Callable[..., Any], spec: FunctionSpec, reader: FeatureReader | None
+) -> Method:
     declared = spec.method(name)
     mark = marks_of(call).get("method") or {}
     example = mark.get("example")
     if example is None and declared is not None:
         example = declared.example
     batch = declared.batch if declared is not None else None
-    binder = Binder(call, hints=item_hints(call) if batch is not None else None)
+    takes_features = declared is not None and declared.takes_features
+    binder = Binder(
+        call,
+        hints=item_hints(call) if batch is not None else None,
+        hidden=PARAMETER if takes_features else "",
+    )
     return Method(
         name=name,
         call=call,
@@ -210,6 +239,7 @@ def _method(name: str, call: Callable[..., Any], spec: FunctionSpec) -> Method:
         check=mark.get("check"),
         batch=batch,
         retried=spec.retries.exceptions if spec.retries is not None else (),
+        features=reader if takes_features else None,
     )
 
 
