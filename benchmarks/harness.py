@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import random
+import signal
 import statistics
 import sys
 import time
@@ -147,7 +148,11 @@ def options(
 
     `name`: as `python -m` takes it; `needs`: names of `programs.INSTALLERS`, whatever the options
     are. Raises SystemExit with `programs.EXIT_STATUS`, after one line on stderr, when some are not
-    installed."""
+    installed.
+
+    Without `argv` it is the process's own command line: SIGTERM then ends the benchmark as Ctrl-C
+    does (KeyboardInterrupt), so that `timeout` leaves neither its platform nor its servers
+    running."""
     parser = argparse.ArgumentParser(
         prog=f"python -m {name}" if name else None, description=description
     )
@@ -162,6 +167,8 @@ def options(
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     given = parser.parse_args(argv)
     programs.require(name, needs)
+    if argv is None:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     return Options(quick=given.quick, peers=given.peers, json=given.json)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -228,6 +229,31 @@ def test_loading_has_its_ratios_per_state_and_size(tmp_path: Path) -> None:
             "pool_vs_preadv_cold_4gb": 0.9,
         }
     )
+
+
+_ENDED = """
+import os, signal
+from benchmarks import harness
+harness.options("any")
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+    signal.pause()
+finally:
+    print("stopped what it started")
+"""
+
+
+def test_a_benchmark_that_is_terminated_stops_what_it_started() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _ENDED],
+        check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert ended.stdout == "stopped what it started\n"
+    assert ended.stderr.endswith("KeyboardInterrupt\n")
 
 
 def test_an_admission_is_timed_with_and_without_its_headers_and_when_refused() -> None:

@@ -147,11 +147,8 @@ async def principal(
             )
 
     caller = await context.threads.look_up(authenticate)
-    if caller.suspended and request.method not in _READING:
-        raise Forbidden(
-            f"tenant {caller.tenant_name!r} is suspended: it can read but not change anything; the "
-            f"platform's administrators can resume it"
-        )
+    if request.method not in _READING:
+        caller.require_active()
     if inspect.iscoroutinefunction(request.scope["endpoint"]):
         yield caller
         return

@@ -258,6 +258,8 @@ class SmallAgent:
         self.building.set()
         if self.build_may_end is not None:
             await self.build_may_end.wait()
+            for used in self.build_cpu_ns[-1:]:  # the last report comes at the end
+                await part({"build": self.build_id, "cpu_ns": used})
         return {"image": self.image, "size_bytes": self.image_bytes}
 
     async def _delete_image(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:

@@ -124,6 +124,31 @@ async def test_a_caller_who_leaves_owes_what_was_used_so_far(controller: Control
     assert [record.billed_ns for record in found] == [4 * SECOND]
 
 
+@pytest.mark.parametrize("reason", ["'acme' is suspended", "was revoked"])
+async def test_a_build_ends_when_its_caller_may_no_longer_make_it(
+    controller: Controller, reason: str
+) -> None:
+    admin = await controller.other_tenant()
+    own = controller.client(admin)
+    key = (await own.post("/v1/keys", json={"scope": "deploy"})).json()
+    controller.agent.build_cpu_ns = (SECOND,)
+    controller.agent.build_may_end = asyncio.Event()
+    building = asyncio.create_task(build(controller.client(key["secret"])))
+    async with asyncio.timeout(30):
+        await controller.agent.building.wait()
+    if reason == "was revoked":
+        assert (await own.delete(f"/v1/keys/{key['id']}")).status_code == 204
+    else:
+        suspended = {"suspended": True}
+        assert (await controller.http.patch("/v1/tenants/acme", json=suspended)).is_success
+    controller.agent.build_may_end.set()
+
+    assert reason in (answer := await building)
+    assert '"image"' not in answer
+    assert (await own.get("/v1/images")).json()["images"] == []
+    assert [record.billed_ns for record in await charged(controller)] == [SECOND]
+
+
 def test_the_memory_of_builds_is_bounded_and_forgets_the_oldest() -> None:
     builds = BuildUsage()
     for n in range(REMEMBERED + 10):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
@@ -47,6 +47,14 @@ class Principal:
             raise Forbidden(
                 f"this request needs a key of scope '{scope}'; key {self.key} has '{self.scope}'",
                 scope=scope.value,
+            )
+
+    def require_active(self) -> None:
+        """Raise Forbidden if the tenant is suspended."""
+        if self.suspended:
+            raise Forbidden(
+                f"tenant {self.tenant_name!r} is suspended: it can read but not change anything; "
+                f"the platform's administrators can resume it"
             )
 
     def require_whole_tenant(self) -> None:
@@ -155,6 +163,20 @@ def authenticate(
     return find_principal(
         sql, tables.api_keys.c.hash == hash_key(text.strip()), environment=environment, now=now
     )
+
+
+def recheck(sql: sa.Connection, caller: Principal) -> None:
+    """Check during a long request that its caller may still make it. Raises Unauthenticated when
+    its key was revoked, Forbidden when its tenant is suspended.
+
+    A key that expires meanwhile does not end the request."""
+    keys, tenants = tables.api_keys, tables.tenants
+    query = sa.select(keys.c.revoked_at, tenants.c.suspended_at)
+    query = query.join(tenants, keys.c.tenant == tenants.c.id).where(keys.c.id == caller.key)
+    row = sql.execute(query).first()
+    if row is None or row.revoked_at is not None:
+        raise Unauthenticated(f"API key {caller.key} was revoked")
+    replace(caller, suspended=row.suspended_at is not None).require_active()
 
 
 def find_principal(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import Any
 
 from fastapi import Response
@@ -15,6 +16,7 @@ from pilotlight.controller.api.schemas import Body
 from pilotlight.controller.billing.build_charges import BuildCharge
 from pilotlight.controller.context import REQUIRE_DISK_SPACE, Context, Ctx, Deployer, RequestId
 from pilotlight.controller.database import audit_trail
+from pilotlight.controller.identity import access_control
 from pilotlight.controller.identity.access_control import Principal
 from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.registry import images
@@ -117,7 +119,8 @@ async def build_image(
 ) -> NdjsonResponse:
     """Build an image. Streams lines `{"step", "text"}`, then `{"image": digest, "size_bytes"}` or
     `{"error": problem}`. The CPU time of its commands is charged as BUILD, even if the build fails
-    or the caller disconnects.
+    or the caller disconnects. It ends with an error when the tenant is suspended or the key revoked
+    meanwhile.
 
     429 while the tenant runs as many builds as `builds_at_once` of its plan allows; 507 if its
     storage is full."""
@@ -163,7 +166,8 @@ async def _build(
             BuildCharge(context.builds, context.store, context.config, caller, digest[:12]) as bill,
         ):
             async for part in context.agent.build_image(to_json(spec), uid=caller.uid):
-                if await bill.on_message(part):
+                if await bill.on_message(part):  # each two seconds, and at the end
+                    await context.threads.look_up(partial(_recheck, context, caller))
                     continue
                 if "image" in part:
                     await _finish(
@@ -175,6 +179,11 @@ async def _build(
                         request=request,
                     )
                 yield part
+
+
+def _recheck(context: Context, caller: Principal) -> None:
+    with context.store.read() as sql:
+        access_control.recheck(sql, caller)
 
 
 async def _finish(
