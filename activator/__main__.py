@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from pilotlight.core import import_gc
+from pilotlight.core.startup import import_gc
 
 # isort: split
 import argparse

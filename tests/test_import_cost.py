@@ -137,7 +137,7 @@ def test_uvicorn_is_whole_once_something_uses_it() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "functions")}
     probe = """
 import sys
-from pilotlight.core.lazy_packages import defer_package
+from pilotlight.core.startup.lazy_packages import defer_package
 defer_package("uvicorn")
 defer_package("uvicorn")  # no effect
 defer_package("no_such_package")

@@ -122,7 +122,7 @@ def import_worker() -> None:
     """Import the worker, without uvicorn's command line and without the garbage collector: modules
     are no garbage, and looking for it takes a twelfth of the time."""
     gc.disable()
-    from pilotlight.core.lazy_packages import defer_package
+    from pilotlight.core.startup.lazy_packages import defer_package
 
     defer_package("uvicorn")
     importlib.import_module("pilotlight.worker.worker")

@@ -12,7 +12,7 @@ import gc
 import sys
 from typing import Any, cast
 
-from pilotlight.core.lazy_packages import defer_package
+from pilotlight.core.startup.lazy_packages import defer_package
 
 defer_package("uvicorn")
 cast(Any, sys.modules).setdefault("httpx._main", None)  # httpx goes on without it

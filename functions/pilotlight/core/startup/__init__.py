@@ -1,0 +1,1 @@
+"""What makes imports of the platform's processes cheaper."""
