@@ -159,27 +159,29 @@ class Throttler(InstancePool):
 
         Raises TooManyRequests (queue full), DeadlineExceeded (clock `queue`), StartFailed,
         Unavailable, CircuitOpen. Cancelling it leaves the queue."""
-        reservation = self.reserve_nowait(affinity)
+        now = self._clock()
+        reservation = self.reserve_nowait(affinity, now=now)
         if reservation is not None:
             return reservation
         if self.health is not None:
-            self.health.require_admission(self.target, self._clock())
+            self.health.require_admission(self.target, now)
         try:
-            return await self._wait(timeout_s, rank, affinity, tokens)
+            return await self._wait(timeout_s, rank, affinity, tokens, now)
         except BaseException as e:
             self._record_outcome("", Outcome.FAILED if is_function_fault(e) else Outcome.NEITHER)
             raise
 
     async def _wait(
-        self, timeout_s: float, rank: QueuePriority, affinity: int | None, tokens: int
+        self, timeout_s: float, rank: QueuePriority, affinity: int | None, tokens: int, now: float
     ) -> Reservation:
+        """Wait in the queue; at `now` no slot was free."""
         own = QueueBound(MAX_QUEUED, self.target.key, self.target.spec.scaling.max_queued)
         waiter = self._wait_queue.join(
             rank, (own, *rank.queued), patience_s=max(1.0, self.expected_start_s() or 1.0)
         )
         waiter.affinity, waiter.tokens = affinity, tokens
         self.request_scale_up(waiter.since)
-        self._schedule_retry_when_unblocked(waiter.since)
+        self._schedule_retry_when_unblocked(now)  # not of a later time, when a pause may be over
         timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, waiter, timeout_s)
         try:
             return await waiter.future

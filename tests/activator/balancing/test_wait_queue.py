@@ -7,7 +7,7 @@ import asyncio
 import math
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -56,7 +56,14 @@ class BareFleet(FakeFleet):
 class World:
     """One function's throttler."""
 
-    def __init__(self, directory: Path, *, limit: int, scaling: Scaling) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        limit: int,
+        scaling: Scaling,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.fleet = BareFleet(directory)
         self.queue = GlobalQueue(limit)
         self.books = books_of(directory)
@@ -66,6 +73,7 @@ class World:
             queue=self.queue,
             observer=Metrics(),
             account=self.books.account,
+            clock=clock,
         )
 
     def call(self, rank: QueuePriority, *, timeout_s: float = 60.0) -> asyncio.Task[Reservation]:
@@ -73,9 +81,15 @@ class World:
 
 
 @asynccontextmanager
-async def world_of(*, limit: int = 100, scaling: Scaling | None = None) -> AsyncIterator[World]:
+async def world_of(
+    *,
+    limit: int = 100,
+    scaling: Scaling | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> AsyncIterator[World]:
     with tempfile.TemporaryDirectory(prefix="pl") as directory:
-        world = World(Path(directory), limit=limit, scaling=scaling or Scaling(max_instances=1))
+        scaling = scaling or Scaling(max_instances=1)
+        world = World(Path(directory), limit=limit, scaling=scaling, clock=clock)
         try:
             yield world
         finally:
@@ -327,3 +341,21 @@ async def _live_through(steps: list[tuple[str, int, QueuePriority]]) -> None:
             0,
         )
         assert world.throttler.load.consume_average(0.0, 0.0) == 0
+
+
+async def test_a_pause_that_ends_while_a_call_joins_the_queue_leaves_it_not_waiting() -> None:
+    skew_s = 0.0
+
+    def clock() -> float:  # of a process that gets no processor between two looks at it
+        nonlocal skew_s
+        skew_s += 0.005
+        return time.monotonic() + skew_s
+
+    async with world_of(clock=clock) as world:
+        rank = rank_of("t-1")
+        world.fleet.gate.set()
+        first = await world.call(rank)
+        first.release()
+        first.instance.blocked_until = time.monotonic() + skew_s + 0.0055
+        second = await asyncio.wait_for(world.call(rank), 10)
+        second.release_unused()
