@@ -102,8 +102,9 @@ class Reader:
         return [fault for name, block in self._deferred for fault in self._run(name, block)]
 
     def shell(self, command: str) -> tuple[str, int]:
-        """What a command prints, and its exit status."""
-        text = f"{command}\necho; echo '==end==' $?\n"
+        """What a command prints, and its exit status. It has no input: one that asks for some
+        fails."""
+        text = f"{{ {command}\n}} < /dev/null\nstatus=$?; echo; echo '==end==' $status\n"
         out, into = _pipes(self._shell)
         into.write(text)
         into.flush()
