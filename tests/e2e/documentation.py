@@ -159,7 +159,8 @@ class Reader:
             printed, status = self.shell(command)
             is_to_fail = any(text.startswith("error ") for text in shown)
             missing = missing_line(shown, printed)
-            if missing is not None or (status != 0) != is_to_fail:
+            # one without output in the page may ask a question, or be of an app of the reader's
+            if missing is not None or (shown and (status != 0) != is_to_fail):
                 what = f"printed no {missing!r}" if missing else f"ended with {status}"
                 text = textwrap.indent(printed, "    ")
                 yield Fault(
