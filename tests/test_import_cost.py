@@ -115,6 +115,7 @@ NOT_IN_WORKERS = (
 def test_a_worker_imports_no_command_line() -> None:
     run = subprocess.run(
         [sys.executable, "-I", "-S", "-B", "-c", WORKER_PROBE],
+        env={"PATH": os.defpath},  # nothing that measures coverage
         capture_output=True,
         text=True,
         check=True,
