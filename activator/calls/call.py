@@ -345,6 +345,11 @@ class AnsweredCall:
         """The reservation of its slot; None where no instance answered."""
         return None
 
+    @property
+    def ended_ns(self) -> int:
+        """When its worker had answered (monotonic)."""
+        return self.dispatched_ns + round(self.exec_ms * 1e6)
+
     def close(self, *, status: int, outcome: str, bytes_out: int, finish: str = "") -> str:
         """End it as its response says. Returns the cost as text."""
         return self.cost
@@ -357,7 +362,7 @@ class AnsweredCall:
         self.call.record_attempt(
             self.held,
             dispatched_ns=self.dispatched_ns,
-            ended_ns=self.dispatched_ns + int(self.exec_ms * 1e6),
+            ended_ns=self.ended_ns,
             error=error,
         )
 

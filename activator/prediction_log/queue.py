@@ -106,7 +106,6 @@ def facts_of(attempt: AnsweredCall, status: int, output_bytes: int) -> dict[str,
     call, held = attempt.call, attempt.held
     target, choice = call.target, call.choice
     method = target.spec.method(call.method)
-    ended_ns = attempt.dispatched_ns + int(attempt.exec_ms * 1e6)
     return {
         "request_id": call.id,
         "at_ns": call.at_ns,
@@ -125,7 +124,7 @@ def facts_of(attempt: AnsweredCall, status: int, output_bytes: int) -> dict[str,
         "status": status,
         "degraded": degradation_of(attempt),
         "feature_schema": target.feature_schema,
-        "latency_ms": (ended_ns - call.received_ns) / 1e6,
+        "latency_ms": (attempt.ended_ns - call.received_ns) / 1e6,
         "queue_ms": call.queued_ms,
         "start_ms": call.start_ms,
         "exec_ms": attempt.exec_ms,

@@ -165,14 +165,13 @@ class Tracer:
     ) -> None:
         """Trace a call whose answer, or a part of it, went to the caller. `more`: fields of
         `FinishedCall`. `body` is not traced."""
-        ended_ns = attempt.dispatched_ns + int(attempt.exec_ms * 1e6)
         self.ended(
             attempt.call,
             attempt.held,
             attempt.answer,
             status=status,
             dispatched_ns=attempt.dispatched_ns,
-            ended_ns=ended_ns,
+            ended_ns=attempt.ended_ns,
             cost=attempt.cost,
             **more,
         )
