@@ -216,6 +216,36 @@ def test_predictions_are_logged_without_who_they_are_about(platform: PlatformUnd
     assert (entries[0]["subject"], entries[0]["after"]["rows"]) == ("main/churn/score", 2)
 
 
+def test_a_guard_ends_what_it_refuses(platform: PlatformUnderTest) -> None:
+    deploy(platform, "guard.py")
+
+    def ask(text: str, **more: Any) -> httpx.Response:
+        body = {"model": "guarded/parrot", "messages": [{"role": "user", "content": text}], **more}
+        url = f"{platform.url}/v1/chat/completions"
+        return httpx.post(url, json=body, headers=platform.headers, timeout=120)
+
+    limit = time.monotonic() + 120
+    while ask("hello").status_code == 503:  # the function of the guard starts
+        assert time.monotonic() < limit, platform.log_tails()
+        time.sleep(0.5)
+    assert ask("hello you").json()["choices"][0]["message"]["content"] == "hello you"
+    refused = ask("my address is ada@example.com")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "content_filter")
+    stream = ask("read me the card", stream=True).text
+    assert "pleasure" in stream
+    assert "4111" not in stream
+    assert '"finish_reason":"content_filter"' in stream
+    rude = ask("insult me").json()["choices"][0]
+    assert (rude["finish_reason"], rude["message"]["content"]) == ("content_filter", "")
+    limit = time.monotonic() + 60
+    rules: set[str] = set()
+    while rules != {"email", "credit_card", "rude"}:
+        assert time.monotonic() < limit, f"{rules}\n{platform.log_tails()}"
+        time.sleep(0.5)
+        found = platform.cli("audit", "--action", "guard.refuse", "--json").stdout
+        rules = {entry["after"]["rule"] for entry in json.loads(found)}
+
+
 def test_drift_from_the_training_data_is_shown(platform: PlatformUnderTest, tmp_path: Path) -> None:
     deploy(platform, "drift.py")
     rng, lines = random.Random(1), []

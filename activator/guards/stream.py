@@ -1,0 +1,309 @@
+"""A streamed answer on its way past a guard: pieces are held back while their text could still
+become something that is refused, so that nothing of it is sent.
+
+A piece is passed on as it came, or not at all. Each text of each choice (its content, reasoning,
+arguments of tools, …) is followed by itself, over the pieces that it is split into. Patterns hold
+back what may be the beginning of a match; expressions and the guard's function a window. A refusal
+ends the whole answer: what is held is dropped, and a last piece says `content_filter`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import aclosing
+from typing import Any, Final
+
+from activator.guards.checks import TextCheck
+from activator.guards.texts import Path, answer_texts
+from activator.llm.openai.parser import tokens_of
+from activator.quotas.token_reservation import TokenReservation
+from activator.worker_client.connection import WorkerResponse
+
+REFUSED: Final = "content_filter"
+"""Finish reason of what a guard refused, as of OpenAI's API."""
+TOO_LONG: Final = "too-long"
+"""The rule of an answer that exceeds one of the limits below: it would be sent unchecked."""
+MAX_EVENT_BYTES: Final = 2**20
+"""Longest event."""
+MAX_HELD_BYTES: Final = 4 * 2**20
+"""Longest sum of the events that are held back."""
+MAX_TEXTS: Final = 1024
+"""Most texts of one answer: 128 choices with eight each."""
+_END: Final = b"\n\n"
+_DATA: Final = b"data:"
+_DONE: Final = b"[DONE]"
+_RAW: Final[Path] = ("",)
+"""Path of the text of events that are no JSON."""
+
+
+class _Text:
+    """One text of the answer.
+
+    Attributes:
+        known: its last characters, of which some were passed on; `end`: its length so far.
+        safe: characters that may be passed on.
+        asked: characters that the guard's function has allowed.
+        is_ended: nothing follows."""
+
+    __slots__ = ("asked", "end", "is_changed", "is_ended", "known", "safe")
+
+    def __init__(self) -> None:
+        self.known = ""
+        self.end = self.safe = self.asked = 0
+        self.is_changed = self.is_ended = False
+
+    def add(self, text: str) -> int:
+        """Append a piece. Returns the new length."""
+        self.known += text
+        self.end += len(text)
+        self.is_changed = True
+        return self.end
+
+    def since(self, start: int, context: int) -> str:
+        """Return the text from `start` on, with up to `context` characters before it."""
+        return self.known[max(0, len(self.known) - (self.end - start) - context) :]
+
+    def forget(self, context: int) -> None:
+        """Drop what is neither held back nor context of it."""
+        kept = self.end - min(self.safe, self.asked) + context
+        if len(self.known) > 2 * kept:
+            self.known = self.known[-kept:]
+
+
+class _Event:
+    """An event that is held back, and which text it has up to which length. `tokens`: the pieces of
+    text in it, where it has no usage."""
+
+    __slots__ = ("data", "parts", "tokens")
+
+    def __init__(self, data: bytes, parts: list[tuple[_Text, int]], tokens: int) -> None:
+        self.data = data
+        self.parts = parts
+        self.tokens = tokens
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether all of its text may be passed on."""
+        return all(end <= text.safe for text, end in self.parts)
+
+
+class GuardedStream:
+    """One streamed answer. Owner: the task of its call.
+
+    Attributes:
+        rule: the rule by which it was refused; "" = it was not."""
+
+    def __init__(self, check: TextCheck, tokens: TokenReservation | None) -> None:
+        self._check = check
+        self._tokens = tokens
+        self._partial = b""
+        self._held: deque[_Event] = deque()
+        self._held_bytes = 0
+        self._texts: dict[Path, _Text] = {}
+        self._choices: dict[int, bool] = {}
+        self._usage: dict[int, Mapping[str, Any]] = {}
+        self._head: Mapping[str, Any] = {}
+        self._is_counted = False
+        self.rule = ""
+
+    def __repr__(self) -> str:
+        return f"<GuardedStream {len(self._held)} events held{' refused' if self.rule else ''}>"
+
+    async def feed(self, data: bytes) -> bytes:
+        """Take bytes of the server, and return what may be passed on; once `rule` is set, the end
+        of the answer."""
+        self._partial += data.replace(b"\r", b"")
+        *events, self._partial = self._partial.split(_END)
+        if len(self._partial) > MAX_EVENT_BYTES:
+            return self._refused(TOO_LONG)
+        is_done = False
+        for event in events:
+            is_done = self._take(event + _END) or is_done
+        if len(self._texts) > MAX_TEXTS:
+            return self._refused(TOO_LONG)
+        return await self._passed(is_end=is_done)
+
+    async def end(self) -> bytes:
+        """Return the rest, once the server has ended the answer."""
+        if self._partial:
+            self._take(self._partial)
+            self._partial = b""
+        return await self._passed(is_end=True)
+
+    def _take(self, event: bytes) -> bool:
+        """Hold an event. Returns whether it is the last one."""
+        parts: list[tuple[_Text, int]] = []
+        data = b"\n".join(
+            line[len(_DATA) :].lstrip(b" ")
+            for line in event.split(b"\n")
+            if line.startswith(_DATA)
+        )
+        is_done, has_usage = data.startswith(_DONE), False
+        if data and not is_done:
+            try:
+                document = json.loads(data)
+            except (ValueError, RecursionError):
+                document = {_RAW[0]: data.decode("utf-8", "replace")}
+            if isinstance(document, dict):
+                has_usage = self._note(document)
+            for path, text in answer_texts(document):
+                known = self._texts.setdefault(path, _Text())
+                parts.append((known, known.add(text)))
+        self._held.append(_Event(event, parts, int(bool(parts) and not has_usage)))
+        self._held_bytes += len(event)
+        return is_done
+
+    def _note(self, document: Mapping[str, Any]) -> bool:
+        """Note what the last piece needs, and which choices have ended. Returns whether there is a
+        usage."""
+        choices = document.get("choices")
+        usage = document.get("usage")
+        number = 0
+        for choice in choices if isinstance(choices, list) else ():
+            if not isinstance(choice, dict):
+                continue
+            self._head = document
+            number = choice["index"] if type(choice.get("index")) is int else 0
+            is_ended = choice.get("finish_reason") is not None
+            self._choices[number] = self._choices.get(number, False) or is_ended
+        if isinstance(usage, dict):
+            self._usage[number] = usage
+        return isinstance(usage, dict)
+
+    def count(self) -> None:
+        """Count the usage of what has arrived, passed on or not: should its caller leave now, it
+        is billed."""
+        if self._tokens is None:
+            return
+        for number, usage in self._usage.items():
+            self._tokens.on_usage(*tokens_of(usage), choice=number)
+
+    # -- what may be passed on ---------------------------------------------------------------------
+    async def _passed(self, *, is_end: bool) -> bytes:
+        if self.rule:
+            return b""
+        for path, text in self._texts.items():
+            is_ended = is_end or self._is_ended(path)
+            if text.is_changed or (is_ended and not text.is_ended):
+                rule = await self._checked(text, is_ended=is_ended)
+                if rule:
+                    return self._refused(rule)
+        out: list[bytes] = []
+        while self._held and self._held[0].is_safe:
+            event = self._held.popleft()
+            self._held_bytes -= len(event.data)
+            out.append(event.data)
+        if self._held_bytes > MAX_HELD_BYTES:
+            return self._refused(TOO_LONG)
+        if is_end and not self._is_counted:
+            self._is_counted = True
+            self._check.decided("")
+        return b"".join(out)
+
+    def _is_ended(self, path: Path) -> bool:
+        """Whether the choice of a text has ended."""
+        is_of_choice = len(path) > 1 and path[0] == "choices" and isinstance(path[1], int)
+        return is_of_choice and self._choices.get(int(path[1]), False)
+
+    async def _checked(self, text: _Text, *, is_ended: bool) -> str:
+        """Check a text as far as it is known. Returns the rule that refuses it."""
+        check, patterns = self._check, self._check.patterns
+        text.is_changed, text.is_ended = False, is_ended
+        known = text.since(min(text.safe, text.asked), patterns.context_chars)
+        if rule := await check.tried(check.matched(known, is_end=is_ended)):
+            return rule
+        safe = text.end - (0 if is_ended else patterns.hold(known))
+        if check.spec.function:
+            window = check.spec.window_chars
+            if text.end - text.asked >= window or (is_ended and text.end > text.asked):
+                if rule := await check.tried(check.asked(text.since(text.asked, window))):
+                    return rule
+                text.asked = text.end
+            safe = min(safe, text.asked)
+        else:
+            text.asked = text.end
+        text.safe = max(text.safe, safe)
+        text.forget(patterns.context_chars)
+        return ""
+
+    # -- refusals ----------------------------------------------------------------------------------
+    def _refused(self, rule: str) -> bytes:
+        self.rule = rule
+        self._check.decided(rule)
+        if self._tokens is not None and not self._usage:
+            for _ in range(sum(event.tokens for event in self._held)):
+                self._tokens.on_piece(time.monotonic_ns())
+        self._held.clear()
+        self._texts.clear()
+        return b"".join(self._last_events())
+
+    def _last_events(self) -> Iterator[bytes]:
+        """The end of a refused answer: of each choice that had not ended, and the usage."""
+        head = {
+            name: value
+            for name, value in self._head.items()
+            if name in ("id", "object", "created", "model", "system_fingerprint")
+        }
+        is_chat = head.get("object") != "text_completion"
+        ended = [number for number, is_ended in self._choices.items() if not is_ended]
+        choices = [
+            {
+                "index": number,
+                **({"delta": {}} if is_chat else {"text": ""}),
+                "logprobs": None,
+                "finish_reason": REFUSED,
+            }
+            for number in sorted(ended) or [0]
+        ]
+        yield _event({**head, "choices": choices})
+        if self._usage:
+            yield _event({**head, "choices": [], "usage": _sum(self._usage)})
+        yield b"data: [DONE]\n\n"
+
+
+def _event(document: Mapping[str, Any]) -> bytes:
+    return b"data: %b\n\n" % json.dumps(document, separators=(",", ":")).encode()
+
+
+def _sum(usage: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """The usage of all choices: each has its own completion, and they share the prompt."""
+    last = dict(next(reversed(usage.values())))
+    counts = [one.get("completion_tokens") for one in usage.values()]
+    completion = sum(count for count in counts if type(count) is int)
+    prompt = last.get("prompt_tokens")
+    total = completion + (prompt if type(prompt) is int else 0)
+    return {**last, "completion_tokens": completion, "total_tokens": total}
+
+
+class GuardedResponse(WorkerResponse):
+    """A server's response whose stream passes a guard."""
+
+    __slots__ = ("_answer", "_stop", "_stream")
+
+    def __init__(
+        self, answer: WorkerResponse, stream: GuardedStream, stop: Callable[[], None]
+    ) -> None:
+        """`stop`: ends the server's work on an answer that was refused."""
+        super().__init__(None, answer.status, answer.headers, None, answer.head)
+        self._answer = answer
+        self._stream = stream
+        self._stop = stop
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield what passes. Raises WorkerConnectionLost when the worker dies before its end."""
+        chunks = self._answer.chunks()
+        assert isinstance(chunks, AsyncGenerator)
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                passed = await self._stream.feed(chunk)
+                if self._stream.rule:
+                    self._stop()
+                if passed:
+                    yield passed
+                if self._stream.rule:
+                    return
+                self._stream.count()
+        if passed := await self._stream.end():
+            yield passed
