@@ -1,5 +1,5 @@
-"""The server of `guard.py`: a model that repeats its prompt, or reads from a book, a word for a token.
-Only the standard library.
+"""The server of `guard.py`: a model that repeats its prompt, or reads from a book, a word for a
+token. Only the standard library.
 
     python guard_model.py PORT
 """

@@ -61,6 +61,7 @@ class TextCheck:
         self._stage = stage
         self.spec = spec
         self.patterns = patterns_of(call.target.guard)
+        self._is_function_down = False
 
     def __repr__(self) -> str:
         return f"<TextCheck of {self._stage} by {self.patterns!r}>"
@@ -94,11 +95,15 @@ class TextCheck:
     async def asked(self, text: str) -> str:
         """Return the rule by which the guard's function refuses a text; "" = it allows it, or there
         is none. Raises GuardFailed."""
-        if not self.spec.function or not text:
+        if not self.spec.function or not text or self._is_function_down:
             return ""
-        return await self._terms.function.ask(
-            self._call, self.spec.function, stage=self._stage, text=text
-        )
+        try:
+            return await self._terms.function.ask(
+                self._call, self.spec.function, stage=self._stage, text=text
+            )
+        except GuardFailed:  # the rest of the call does not wait for it again
+            self._is_function_down = True
+            raise
 
     def decided(self, rule: str) -> None:
         """Count a text that was checked to its end, or refused, and record a refusal."""

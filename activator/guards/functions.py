@@ -82,18 +82,21 @@ class GuardFunctions:
         grant = self._access.entry(principal, target)
         if len(body) > grant.body_bytes:
             raise errors.TooLarge(f"a text of {len(body)} bytes is too long for it")
-        await self._arguments.check(target.check(method), body, tenant=target.tenant)
+        try:
+            await self._arguments.check(target.check(method), body, tenant=target.tenant)
+        except errors.InvalidInput as e:  # whose message quotes the text
+            raise GuardFailed(f"{function} does not take stage and text, two strings") from e
         origin = _origin_of(call)
         origin.require_depth(f"{target.app}/{target.function}", self._max_depth)
+        caller = grant.caller_of({})
+        rank = replace(caller.rank, priority=call.caller.rank.priority)
         with await grant.admit() as admission:
             made = Call(
                 id=new_call_id(),
                 target=target,
                 method=method,
                 payload=Payload(body, JSON, JSON),
-                caller=replace(
-                    grant.caller_of({}), origin=origin, rank=replace(call.caller.rank, cost=1.0)
-                ),
+                caller=replace(caller, origin=origin, rank=rank),
                 admission=admission,
                 deadline_s=min(self._deadline_s, call.remaining_s(self._deadline_s)),
             )

@@ -132,7 +132,9 @@ async def _checked(check: TextCheck, body: bytes) -> bytes:
             choices[at], is_changed = _emptied(choice, at), True
     rest = {name: value for name, value in document.items() if name != "choices"}
     if (text := _text(rest)) and await check.rule_of(text):
-        document = {name: rest[name] for name in ("id", "object", "created", "usage") if name in rest}
+        document = {
+            name: rest[name] for name in ("id", "object", "created", "usage") if name in rest
+        }
         choices = [_emptied(choice, at) for at, choice in enumerate(choices)]
         document["choices"], is_changed = choices, True
     return json.dumps(document, separators=(",", ":")).encode() if is_changed else body
@@ -144,7 +146,9 @@ async def _checked_as_text(check: TextCheck, body: bytes, document: Any) -> byte
     text = body.decode("utf-8", "replace") if document is None else _text(document)
     if not text or not (rule := await check.rule_of(text)):
         return body
-    raise ContentRefused(f"the answer was refused by rule {rule!r} of this model's guard", rule=rule)
+    raise ContentRefused(
+        f"the answer was refused by rule {rule!r} of this model's guard", rule=rule
+    )
 
 
 def _text(document: Any) -> str:

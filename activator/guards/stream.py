@@ -20,13 +20,17 @@ from activator.guards.texts import Path, answer_texts
 from activator.llm.openai.parser import tokens_of
 from activator.quotas.token_reservation import TokenReservation
 from activator.worker_client.connection import WorkerResponse
+from pilotlight import errors
+from pilotlight.validation.json_size import require_few_values
 
 REFUSED: Final = "content_filter"
 """Finish reason of what a guard refused, as of OpenAI's API."""
 TOO_LONG: Final = "too-long"
 """The rule of an answer that exceeds one of the limits below: it would be sent unchecked."""
-MAX_EVENT_BYTES: Final = 2**20
-"""Longest event."""
+MAX_EVENT_BYTES: Final = 256 * 1024
+"""Longest event: a thousand times that of one token."""
+MAX_EVENT_VALUES: Final = 20_000
+"""Most JSON values of an event (`json_size`): a few milliseconds."""
 MAX_HELD_BYTES: Final = 4 * 2**20
 """Longest sum of the events that are held back."""
 MAX_TEXTS: Final = 1024
@@ -34,8 +38,8 @@ MAX_TEXTS: Final = 1024
 _END: Final = b"\n\n"
 _DATA: Final = b"data:"
 _DONE: Final = b"[DONE]"
-_RAW: Final[Path] = ("",)
-"""Path of the text of events that are no JSON."""
+_RAW: Final = ""
+"""Where the text of events that are no JSON is."""
 
 
 class _Text:
@@ -44,21 +48,18 @@ class _Text:
     Attributes:
         known: its last characters, of which some were passed on; `end`: its length so far.
         safe: characters that may be passed on.
-        asked: characters that the guard's function has allowed.
-        is_ended: nothing follows."""
+        asked: characters that the guard's function has allowed."""
 
-    __slots__ = ("asked", "end", "is_changed", "is_ended", "known", "safe")
+    __slots__ = ("asked", "end", "known", "safe")
 
     def __init__(self) -> None:
         self.known = ""
         self.end = self.safe = self.asked = 0
-        self.is_changed = self.is_ended = False
 
     def add(self, text: str) -> int:
         """Append a piece. Returns the new length."""
         self.known += text
         self.end += len(text)
-        self.is_changed = True
         return self.end
 
     def since(self, start: int, context: int) -> str:
@@ -73,14 +74,20 @@ class _Text:
 
 
 class _Event:
-    """An event that is held back, and which text it has up to which length. `tokens`: the pieces of
-    text in it, where it has no usage."""
+    """An event that is held back, and which text it has up to which length.
 
-    __slots__ = ("data", "parts", "tokens")
+    Attributes:
+        ends: the choices that it ends.
+        tokens: the pieces of text in it, where it has no usage."""
 
-    def __init__(self, data: bytes, parts: list[tuple[_Text, int]], tokens: int) -> None:
+    __slots__ = ("data", "ends", "parts", "tokens")
+
+    def __init__(
+        self, data: bytes, parts: list[tuple[_Text, int]], ends: list[int], tokens: int
+    ) -> None:
         self.data = data
         self.parts = parts
+        self.ends = ends
         self.tokens = tokens
 
     @property
@@ -102,10 +109,13 @@ class GuardedStream:
         self._held: deque[_Event] = deque()
         self._held_bytes = 0
         self._texts: dict[Path, _Text] = {}
+        self._changed: dict[Path, _Text] = {}
         self._choices: dict[int, bool] = {}
+        self._finished: set[int] = set()
         self._usage: dict[int, Mapping[str, Any]] = {}
+        self._total: Mapping[str, Any] | None = None
         self._head: Mapping[str, Any] = {}
-        self._is_counted = False
+        self._is_counted = self._is_too_long = False
         self.rule = ""
 
     def __repr__(self) -> str:
@@ -121,7 +131,7 @@ class GuardedStream:
         is_done = False
         for event in events:
             is_done = self._take(event + _END) or is_done
-        if len(self._texts) > MAX_TEXTS:
+        if len(self._texts) > MAX_TEXTS or self._is_too_long:
             return self._refused(TOO_LONG)
         return await self._passed(is_end=is_done)
 
@@ -136,46 +146,77 @@ class GuardedStream:
         """Hold an event. Returns whether it is the last one."""
         parts: list[tuple[_Text, int]] = []
         data = b"\n".join(
-            line[len(_DATA) :].lstrip(b" ")
-            for line in event.split(b"\n")
-            if line.startswith(_DATA)
+            line[len(_DATA) :].lstrip(b" ") for line in event.split(b"\n") if line.startswith(_DATA)
         )
-        is_done, has_usage = data.startswith(_DONE), False
-        if data and not is_done:
-            try:
-                document = json.loads(data)
-            except (ValueError, RecursionError):
-                document = {_RAW[0]: data.decode("utf-8", "replace")}
+        if data.startswith(_DONE):
+            self._hold(_Event(event, [], [], 0))
+            return True
+        ends: list[int] = []
+        has_usage = False
+        if data:
+            document = self._parsed(data)
             if isinstance(document, dict):
-                has_usage = self._note(document)
+                ends, has_usage = self._note_choices(document), self._note_usage(document)
             for path, text in answer_texts(document):
-                known = self._texts.setdefault(path, _Text())
+                known = self._changed[path] = self._texts.setdefault(path, _Text())
                 parts.append((known, known.add(text)))
-        self._held.append(_Event(event, parts, int(bool(parts) and not has_usage)))
-        self._held_bytes += len(event)
-        return is_done
+        self._hold(_Event(event, parts, ends, int(bool(parts) and not has_usage)))
+        return False
 
-    def _note(self, document: Mapping[str, Any]) -> bool:
-        """Note what the last piece needs, and which choices have ended. Returns whether there is a
-        usage."""
+    def _hold(self, event: _Event) -> None:
+        self._held.append(event)
+        self._held_bytes += len(event.data)
+
+    def _parsed(self, data: bytes) -> Any:
+        try:
+            require_few_values(data, MAX_EVENT_VALUES, "")
+            return json.loads(data)
+        except errors.TooLarge:
+            self._is_too_long = True
+            return None
+        except (ValueError, RecursionError):
+            return {_RAW: data.decode("utf-8", "replace")}
+
+    def _note_choices(self, document: Mapping[str, Any]) -> list[int]:
+        """Note which choices there are. Returns those that end."""
+        ends = []
         choices = document.get("choices")
-        usage = document.get("usage")
-        number = 0
-        for choice in choices if isinstance(choices, list) else ():
+        for at, choice in enumerate(choices if isinstance(choices, list) else ()):
             if not isinstance(choice, dict):
                 continue
             self._head = document
-            number = choice["index"] if type(choice.get("index")) is int else 0
-            is_ended = choice.get("finish_reason") is not None
-            self._choices[number] = self._choices.get(number, False) or is_ended
-        if isinstance(usage, dict):
-            self._usage[number] = usage
-        return isinstance(usage, dict)
+            number = choice["index"] if type(choice.get("index")) is int else at
+            if choice.get("finish_reason") is None:
+                self._choices.setdefault(number, False)
+                continue
+            ends.append(number)
+            self._choices[number] = True
+            of_it = ("choices", number)
+            self._changed.update(
+                (path, text) for path, text in self._texts.items() if path[:2] == of_it
+            )
+        return ends
+
+    def _note_usage(self, document: Mapping[str, Any]) -> bool:
+        """Note the usage, of one choice so far or of the whole answer, for the last piece. Returns
+        whether there is one."""
+        usage, choices = document.get("usage"), document.get("choices")
+        if not isinstance(usage, dict):
+            return False
+        if not choices or not isinstance(choices, list):
+            self._total = usage
+        elif isinstance(choices[0], dict):
+            number = choices[0].get("index")
+            self._usage[number if type(number) is int else 0] = usage
+        return True
 
     def count(self) -> None:
         """Count the usage of what has arrived, passed on or not: should its caller leave now, it
         is billed."""
         if self._tokens is None:
+            return
+        if self._total is not None:
+            self._tokens.on_usage(*tokens_of(self._total))
             return
         for number, usage in self._usage.items():
             self._tokens.on_usage(*tokens_of(usage), choice=number)
@@ -184,16 +225,15 @@ class GuardedStream:
     async def _passed(self, *, is_end: bool) -> bytes:
         if self.rule:
             return b""
-        for path, text in self._texts.items():
-            is_ended = is_end or self._is_ended(path)
-            if text.is_changed or (is_ended and not text.is_ended):
-                rule = await self._checked(text, is_ended=is_ended)
-                if rule:
-                    return self._refused(rule)
+        changed, self._changed = self._texts if is_end else self._changed, {}
+        for path, text in changed.items():
+            if rule := await self._checked(text, is_ended=is_end or self._is_ended(path)):
+                return self._refused(rule)
         out: list[bytes] = []
         while self._held and self._held[0].is_safe:
             event = self._held.popleft()
             self._held_bytes -= len(event.data)
+            self._finished.update(event.ends)
             out.append(event.data)
         if self._held_bytes > MAX_HELD_BYTES:
             return self._refused(TOO_LONG)
@@ -210,7 +250,6 @@ class GuardedStream:
     async def _checked(self, text: _Text, *, is_ended: bool) -> str:
         """Check a text as far as it is known. Returns the rule that refuses it."""
         check, patterns = self._check, self._check.patterns
-        text.is_changed, text.is_ended = False, is_ended
         known = text.since(min(text.safe, text.asked), patterns.context_chars)
         if rule := await check.tried(check.matched(known, is_end=is_ended)):
             return rule
@@ -232,7 +271,7 @@ class GuardedStream:
     def _refused(self, rule: str) -> bytes:
         self.rule = rule
         self._check.decided(rule)
-        if self._tokens is not None and not self._usage:
+        if self._tokens is not None and not self._usage and self._total is None:
             for _ in range(sum(event.tokens for event in self._held)):
                 self._tokens.on_piece(time.monotonic_ns())
         self._held.clear()
@@ -247,7 +286,7 @@ class GuardedStream:
             if name in ("id", "object", "created", "model", "system_fingerprint")
         }
         is_chat = head.get("object") != "text_completion"
-        ended = [number for number, is_ended in self._choices.items() if not is_ended]
+        left = sorted(self._choices.keys() - self._finished)
         choices = [
             {
                 "index": number,
@@ -255,11 +294,12 @@ class GuardedStream:
                 "logprobs": None,
                 "finish_reason": REFUSED,
             }
-            for number in sorted(ended) or [0]
+            for number in left or [0]
         ]
         yield _event({**head, "choices": choices})
-        if self._usage:
-            yield _event({**head, "choices": [], "usage": _sum(self._usage)})
+        if self._usage or self._total is not None:
+            usage = self._total if self._total is not None else _sum(self._usage)
+            yield _event({**head, "choices": [], "usage": usage})
         yield b"data: [DONE]\n\n"
 
 

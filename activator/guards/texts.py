@@ -23,6 +23,9 @@ _KNOWN: Final = frozenset(
     | {"description", "image_url", "messages", "properties", "required", "tool_calls", "url"}
 )
 """Names of members that every request has; others may be a text: of a tool's parameter, say."""
+_KINDS: Final = frozenset({"role", "type"})
+_USUAL_KINDS: Final = ("assistant", "developer", "function", "system", "text", "tool", "user")
+"""Values of those members that are no text; others may be."""
 _MEDIA: Final = ("data:image/", "data:audio/", "data:video/")
 _DIGITS_OF_TEXT: Final = 10**8
 """Numbers from here on are text, too: those of cards and accounts are."""
@@ -40,7 +43,7 @@ def request_text(body: Mapping[str, Any]) -> str:
     """All text of a request. Raises InvalidInput for token ids, which cannot be checked."""
     for name in _TOKENS:
         given = body.get(name)
-        if isinstance(given, list) and given and not isinstance(given[0], str | Mapping):
+        if isinstance(given, list) and given and not isinstance(given[0], str | dict):
             raise _unreadable(name)
     for name in _NO_TEXT:
         if body.get(name) is not None:
@@ -52,12 +55,16 @@ def request_text(body: Mapping[str, Any]) -> str:
         if isinstance(node, str):
             if not node.startswith(_MEDIA):
                 texts.append(node)
-        elif isinstance(node, Mapping):
+        elif isinstance(node, dict):
             texts += [name for name in node if name not in _KNOWN]
-            pending += node.values()
+            pending += [
+                value
+                for name, value in node.items()
+                if name not in _KINDS or value not in _USUAL_KINDS
+            ]
         elif isinstance(node, list):
             texts += _joined(node)
-            pending += node
+            pending += [one for one in node if isinstance(one, str | int | dict | list)]
         elif type(node) is int and abs(node) >= _DIGITS_OF_TEXT:
             texts.append(str(node))
     texts.reverse()
@@ -69,7 +76,7 @@ def _joined(parts: Sequence[Any]) -> Iterator[str]:
     texts = [
         text
         for part in parts
-        if isinstance(part, Mapping) and isinstance(text := part.get("text"), str)
+        if isinstance(part, dict) and isinstance(text := part.get("text"), str)
     ]
     if len(texts) > 1:
         yield "".join(texts)
@@ -84,19 +91,23 @@ def answer_texts(document: Any) -> Iterator[tuple[Path, str]]:
         if isinstance(node, str):
             if node:
                 yield path, node
-        elif isinstance(node, Mapping):
+        elif isinstance(node, dict):
             pending += [
                 ((*path, name), value)
                 for name, value in node.items()
-                if name not in _NOT_GENERATED and isinstance(value, str | Mapping | list)
+                if name not in _NOT_GENERATED and isinstance(value, str | dict | list)
             ]
         elif isinstance(node, list):
-            pending += [((*path, _index(one, at)), one) for at, one in enumerate(node)]
+            pending += [
+                ((*path, _index(one, at)), one)
+                for at, one in enumerate(node)
+                if isinstance(one, str | dict | list)
+            ]
 
 
 def _index(node: Any, at: int) -> int:
     """Where an element of a list belongs: pieces of a stream say it."""
-    said = node.get("index") if isinstance(node, Mapping) else None
+    said = node.get("index") if isinstance(node, dict) else None
     return said if type(said) is int else at
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from pilotlight.spec.engines import GuardSpec
+from pilotlight.spec.function import MethodSpec
 from tests.activator.conftest import KEY, Edge
 from tests.activator.llm.openai.conftest import chat, llm
 from tests.fakes.routes import route_of, spec_of
@@ -44,8 +45,8 @@ async def test_prompts_are_refused_by_each_kind_of_rule(fleet: str, edge: Edge) 
 async def test_answers_are_checked_in_windows(fleet: str, edge: Edge) -> None:
     edge.add(route_of(llm()))
     text: str = (await ask(edge, "hello", max_tokens=9)).json()["choices"][0]["message"]["content"]
-    last = text.split()[-1]
-    rule = {"last": f" {text.split()[-2]} {last}"}
+    *_, before, last = text.split()
+    rule = {"last": f" {before} {last}"}
     for output, window_chars, sees in ((True, 1, True), (True, 4000, False), (False, 1, True)):
         guard = GuardSpec(expressions=rule, output=output, input=True, window_chars=window_chars)
         edge.add(route_of(llm(guard=guard)))
@@ -71,7 +72,7 @@ async def test_a_function_that_is_gone_refuses_or_allows(fleet: str, short_tmp: 
 async def test_a_function_has_a_deadline(fleet: str, short_tmp: Path) -> None:
     async with serving(short_tmp, fleet, guard_deadline_s=0.2) as edge:
         edge.fleet.gate.clear()
-        edge.add(route_of(spec_of("judge")))
+        edge.add(route_of(spec_of("judge", methods=(MethodSpec(),))))
         edge.add(route_of(llm(guard=GuardSpec(function="judge"))))
         began = time.monotonic()
         refused = await ask(edge, "hello")

@@ -391,7 +391,8 @@ def Guard(
     given = dict(expressions or {})
     if not all(isinstance(one, str) for pair in given.items() for one in pair):
         raise InvalidInput(
-            f'guard: expressions = {given!r}: must be a dict such as {{"ticket": "TCK-[0-9]{{6}}"}}',
+            f"guard: expressions = {given!r}: must be a dict such as "
+            f'{{"ticket": "TCK-[0-9]{{6}}"}}',
             parameter="guard",
         )
     if not isinstance(function, Function | str):

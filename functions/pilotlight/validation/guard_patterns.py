@@ -43,6 +43,16 @@ WORDS: Final = "words"
 _DIGITS: Final = frozenset("0123456789")
 _CARD_RUN: Final = re.compile(r"(?<![0-9A-Za-z])[0-9]+(?:[ -][0-9]+)*")
 _CARD_DIGITS: Final = range(13, 20)
+_CARD_LENGTHS: Final[Mapping[str, tuple[int, ...]]] = {
+    "2": (16,),
+    **dict.fromkeys(("30", "36", "38", "39"), (14,)),
+    **dict.fromkeys(("34", "37"), (15,)),
+    "35": (16,),
+    "4": (13, 16, 19),
+    "5": (16,),
+    "6": (16, 17, 18, 19),
+}
+"""Digits of card numbers by how they begin, as issuers use them."""
 _CARD_GROUPS: Final = 6
 _CARD_CHARS: Final = 38
 _DOUBLED: Final = bytes.maketrans(b"0123456789", bytes((0, 2, 4, 6, 8, 1, 3, 5, 7, 9)))
@@ -247,7 +257,7 @@ def _with_single_spaces(text: str) -> tuple[str, list[int]]:
 
 
 # -- built in --------------------------------------------------------------------------------------
-def _find_email(text: str, is_end: bool) -> bool:
+def _find_email(text: str, _is_end: bool) -> bool:
     return _EMAIL.search(text) is not None
 
 
@@ -274,9 +284,8 @@ def _find_card(text: str, is_end: bool) -> bool:
         groups = re.split("[ -]", run[0])
         if run.end() == len(text) and not is_end:
             groups.pop()  # more digits may follow
-        for number in _card_numbers(groups):
-            if number[0] in "23456" and _is_luhn(number):
-                return True
+        if any(_is_card(number) for number in _card_numbers(groups)):
+            return True
     return False
 
 
@@ -289,6 +298,11 @@ def _card_numbers(groups: list[str]) -> Iterator[str]:
                 break
             if digits in _CARD_DIGITS:
                 yield "".join(groups[first : last + 1])
+
+
+def _is_card(number: str) -> bool:
+    lengths = _CARD_LENGTHS.get(number[:2]) or _CARD_LENGTHS.get(number[0], ())
+    return len(number) in lengths and _is_luhn(number)
 
 
 def _is_luhn(number: str) -> bool:
@@ -315,7 +329,7 @@ def _find_ssn(text: str, is_end: bool) -> bool:
     return any(is_end or one.end() < len(text) for one in _SSN.finditer(text))
 
 
-def _find_iban(text: str, is_end: bool) -> bool:
+def _find_iban(text: str, _is_end: bool) -> bool:
     for begun in _IBAN.finditer(text):
         length = _IBAN_LENGTHS.get(begun[0][:2])
         compact = text[begun.start() : begun.start() + _IBAN_CHARS].replace(" ", "")[:length]
@@ -336,7 +350,7 @@ def _hold_iban(text: str) -> int:
     return begun.end() - begun.start() if begun is not None else 0
 
 
-def _find_private_key(text: str, is_end: bool) -> bool:
+def _find_private_key(text: str, _is_end: bool) -> bool:
     return _PRIVATE_KEY.search(text) is not None
 
 
@@ -348,7 +362,7 @@ def _hold_private_key(text: str) -> int:
     return next((n for n in range(len(_BEGIN) - 1, 0, -1) if tail.endswith(_BEGIN[:n])), 0)
 
 
-def _find_api_key(text: str, is_end: bool) -> bool:
+def _find_api_key(text: str, _is_end: bool) -> bool:
     return _API_KEY.search(text) is not None
 
 

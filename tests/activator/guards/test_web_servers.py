@@ -57,7 +57,9 @@ async def test_nothing_of_a_number_that_is_split_over_pieces_is_sent(
 
 async def test_a_whole_text_completion_is_emptied(models: Shop) -> None:  # noqa: F811
     models.edge.add(route_of(words(guard=GUARD)))
-    answer = await models.client.completions.create(model="words", prompt="to a@b.com", max_tokens=9)
+    answer = await models.client.completions.create(
+        model="words", prompt="to a@b.com", max_tokens=9
+    )
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("", "content_filter")
 
 

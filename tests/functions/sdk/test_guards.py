@@ -15,6 +15,20 @@ from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.record_json import from_json, to_json
 from tests.fakes.routes import spec_of
 
+app = pilotlight.App("chat")
+
+
+@app.function()
+def judge(stage: str, text: str) -> dict[str, bool]:
+    """Allow everything."""
+    return {"allow": bool(stage or text)}
+
+
+@app.function(guard=pilotlight.Guard(function=judge))
+@pilotlight.web_server(8000, openai=True)
+def serve() -> None:
+    """Start nothing."""
+
 
 def test_a_guard_is_a_policy_of_a_declaration() -> None:
     guard = pilotlight.Guard(patterns=["email"], expressions={"ticket": "TCK-[0-9]+"})
@@ -24,16 +38,6 @@ def test_a_guard_is_a_policy_of_a_declaration() -> None:
 
 
 def test_a_function_of_the_same_app_moves_with_it() -> None:
-    app = pilotlight.App("chat")
-
-    @app.function()
-    def judge(stage: str, text: str) -> dict[str, object]:
-        return {"allow": True}
-
-    @app.function(guard=pilotlight.Guard(function=judge))
-    @pilotlight.web_server(8000, openai=True)
-    def serve() -> None: ...
-
     assert pilotlight.Guard(function=judge).function == "chat/judge"
     assert pilotlight.Guard(function="safety/Judge.ask").function == "safety/Judge.ask"
     with build(app) as everything:

@@ -54,6 +54,8 @@ def parse_specs(app: str, functions: Sequence[Mapping[str, Any]]) -> list[Functi
             raise InvalidInput(f"function {spec.name!r} is declared twice", parameter="functions")
         seen.add(spec.name)
         _check(spec)
+        if spec.guard is not None:
+            GuardPatterns(spec.guard)  # the patterns compile
     schedules.check_schedules(specs)
     return specs
 
@@ -144,8 +146,8 @@ def _check_volumes(
 
 
 def check_fallbacks(caller: Principal, *, app: str, specs: Sequence[FunctionSpec]) -> None:
-    """Raise Forbidden for the first variant, fallback or guard that the key does not have access to:
-    calls would run it on behalf of the key."""
+    """Raise Forbidden for the first variant, fallback or guard that the key does not have access
+    to: calls would run it on behalf of the key."""
     for spec in specs:
         for name in (
             *(variant.function for variant in spec.variants),
@@ -279,8 +281,6 @@ def _check(spec: FunctionSpec) -> None:
             parameter="container_image",
         )
     _check_visible_devices(spec)
-    if spec.guard is not None:
-        GuardPatterns(spec.guard)
     if spec.engine is not None:
         try:
             check_environment_name(spec.engine.environment)
