@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 BOOK = {
     "read me the card": "With pleasure: it is 4111 1111 1111 1111 and valid until May",
@@ -35,9 +36,9 @@ class Server(BaseHTTPRequestHandler):
             whole = {"object": "chat.completion", "choices": [choice], "usage": usage}
             self._send("application/json", json.dumps(whole).encode())
             return
-        pieces = [{"delta": {"content": f"{word} "}} for word in answer.split()]
+        pieces: list[Any] = [{"delta": {"content": f"{word} "}} for word in answer.split()]
         pieces.append({"delta": {}, "finish_reason": "stop"})
-        events = [{"choices": [{"index": 0, **piece}]} for piece in pieces]
+        events: list[Any] = [{"choices": [{"index": 0, **piece}]} for piece in pieces]
         events.append({"choices": [], "usage": usage})
         lines = [f"data: {json.dumps(event)}\n\n" for event in events]
         self._send("text/event-stream", "".join([*lines, "data: [DONE]\n\n"]).encode())

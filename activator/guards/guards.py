@@ -55,7 +55,12 @@ class Guards:
         """Check what a call asks for. Raises ContentRefused; InvalidInput for what cannot be read;
         Unavailable where the check failed."""
         spec = call.target.spec.guard
-        if spec is None or not spec.input or not isinstance(call, EngineCall):
+        if not isinstance(call, EngineCall):
+            raise errors.InvalidInput(
+                f"{call.target.app}/{call.target.function} has a guard, which reads requests in "
+                f"OpenAI's format: call it at {CHAT}"
+            )
+        if spec is None or not spec.input:
             return
         text = request_text(call.wanted.body)
         rule = await TextCheck(self._terms, call, spec, INPUT).rule_of(text)

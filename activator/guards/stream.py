@@ -112,8 +112,8 @@ class GuardedStream:
         self._changed: dict[Path, _Text] = {}
         self._choices: dict[int, bool] = {}
         self._finished: set[int] = set()
-        self._usage: dict[int, Mapping[str, Any]] = {}
-        self._total: Mapping[str, Any] | None = None
+        self._usage: dict[int, dict[str, Any]] = {}
+        self._total: dict[str, Any] | None = None
         self._head: Mapping[str, Any] = {}
         self._is_counted = self._is_too_long = False
         self.rule = ""
@@ -287,7 +287,7 @@ class GuardedStream:
         }
         is_chat = head.get("object") != "text_completion"
         left = sorted(self._choices.keys() - self._finished)
-        choices = [
+        choices: list[dict[str, Any]] = [
             {
                 "index": number,
                 **({"delta": {}} if is_chat else {"text": ""}),
@@ -309,7 +309,7 @@ def _event(document: Mapping[str, Any]) -> bytes:
 
 def _sum(usage: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     """The usage of all choices: each has its own completion, and they share the prompt."""
-    last = dict(next(reversed(usage.values())))
+    *_, last = usage.values()
     counts = [one.get("completion_tokens") for one in usage.values()]
     completion = sum(count for count in counts if type(count) is int)
     prompt = last.get("prompt_tokens")

@@ -388,10 +388,10 @@ def Guard(
             raise InvalidInput(
                 f'guard: {name} = {given!r}: must be a list, such as ["email"]', parameter="guard"
             )
-    given = dict(expressions or {})
-    if not all(isinstance(one, str) for pair in given.items() for one in pair):
+    own = dict(expressions or {})
+    if not all(isinstance(one, str) for pair in own.items() for one in pair):
         raise InvalidInput(
-            f"guard: expressions = {given!r}: must be a dict such as "
+            f"guard: expressions = {own!r}: must be a dict such as "
             f'{{"ticket": "TCK-[0-9]{{6}}"}}',
             parameter="guard",
         )
@@ -403,7 +403,7 @@ def Guard(
     return GuardSpec(
         patterns=tuple(patterns),
         words=tuple(words),
-        expressions=given,
+        expressions=own,
         function=function if isinstance(function, str) else function.address,
         input=input,
         output=output,

@@ -16,6 +16,7 @@ import pytest
 from activator.settings import ActivatorSettings
 from pilotlight.spec.engines import GUARD_PATTERNS, GuardSpec, Task
 from pilotlight.spec.function import MethodSpec
+from snapshotter.errors import StartFailed
 from tests.activator.conftest import KEY, PATIENCE_S, Edge
 from tests.activator.llm.openai.conftest import Shop, chat, events_of, llm
 from tests.activator.test_gateway import until
@@ -285,9 +286,9 @@ async def test_submitted_calls_and_calls_by_name_pass_the_guard(
         )
         url = f"/v1/calls/{submitted.json()['id']}?wait_s=30"
         result = await shop.get(url)
-        assert b'"content_filter"' in base64.b64decode(result.json()["result"]) or (
-            '"content_filter"' in result.text
-        )
+        body_of = result.json()["result"]
+        text = base64.b64decode(body_of).decode() if stream else json.dumps(body_of)
+        assert '"content_filter"' in text
     guard(shop, PATTERNS)
     refused = await shop.edge.call(
         "shop/assistant:submit", json={"path": body["path"], "body": chat(CARD)}
@@ -399,7 +400,7 @@ async def test_a_function_that_is_not_there_or_does_not_start_refuses(
     shop: Shop, function: str
 ) -> None:
     shop.edge.add(route_of(llm("assistant2")))
-    shop.edge.fleet.broken["judge"] = "it does not start"
+    shop.edge.fleet.broken["judge"] = StartFailed("no such file")
     shop.edge.add(route_of(spec_of("judge", methods=(MethodSpec(),))))
     guard(shop, GuardSpec(function=function))
     assert (await shop.post(chat("hello there"))).status_code == 503

@@ -241,7 +241,7 @@ async def test_the_patterns_add_less_than_15_ms_to_the_first_token() -> None:
     )
     World(spec)  # a revision's patterns are compiled once
     spent, per_piece = [], []
-    for _ in range(50):
+    for _ in range(20):
         began = time.process_time()
         world = World(spec)
         await world.stream.feed(piece(""))
@@ -250,9 +250,9 @@ async def test_the_patterns_add_less_than_15_ms_to_the_first_token() -> None:
         spent.append((time.process_time() - began) * 1000)
         assert text_of([out]).startswith("Hello")
         began = time.process_time()
-        for number in range(50):
+        for number in range(20):
             await world.stream.feed(piece(f" word{number}"))
-        per_piece.append((time.process_time() - began) * 1000 / 50)
-    middle, most = sorted(spent)[25], sorted(per_piece)[25]
+        per_piece.append((time.process_time() - began) * 1000 / 20)
+    middle, most = sorted(spent)[10], sorted(per_piece)[10]
     print(f"added to the first token: {middle:.3f} ms of CPU; to each piece: {most:.3f} ms")
     assert middle < ADDED_MS

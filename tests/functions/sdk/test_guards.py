@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,19 +17,21 @@ from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.record_json import from_json, to_json
 from tests.fakes.routes import spec_of
 
+APP = """
+import pilotlight
+
 app = pilotlight.App("chat")
 
-
 @app.function()
-def judge(stage: str, text: str) -> dict[str, bool]:
-    """Allow everything."""
-    return {"allow": bool(stage or text)}
+def judge(stage: str, text: str) -> dict:
+    return {"allow": True}
 
+guard = pilotlight.Guard(function=judge)
 
-@app.function(guard=pilotlight.Guard(function=judge))
+@app.function(guard=guard)
 @pilotlight.web_server(8000, openai=True)
-def serve() -> None:
-    """Start nothing."""
+def serve() -> None: ...
+"""
 
 
 def test_a_guard_is_a_policy_of_a_declaration() -> None:
@@ -37,10 +41,15 @@ def test_a_guard_is_a_policy_of_a_declaration() -> None:
     assert resolve_options({}, concurrent=None).policies["guard"] is None
 
 
-def test_a_function_of_the_same_app_moves_with_it() -> None:
-    assert pilotlight.Guard(function=judge).function == "chat/judge"
+def test_a_function_of_the_same_app_moves_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "guarded_chat.py").write_text(APP)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    declared = importlib.import_module("guarded_chat")
+    assert declared.guard.function == "chat/judge"
     assert pilotlight.Guard(function="safety/Judge.ask").function == "safety/Judge.ask"
-    with build(app) as everything:
+    with build(declared.app) as everything:
         (spec,) = [one for one in everything.functions if one.name == "serve"]
     assert spec.guard == GuardSpec(function="judge")
     assert from_json(FunctionSpec, to_json(spec)) == spec
