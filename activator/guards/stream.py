@@ -128,12 +128,16 @@ class GuardedStream:
         *events, self._partial = self._partial.split(_END)
         if len(self._partial) > MAX_EVENT_BYTES:
             return self._refused(TOO_LONG)
-        is_done = False
+        out: list[bytes] = []
         for event in events:
-            is_done = self._take(event + _END) or is_done
-        if len(self._texts) > MAX_TEXTS or self._is_too_long:
-            return self._refused(TOO_LONG)
-        return await self._passed(is_end=is_done)
+            is_done = self._take(event + _END)
+            if len(self._texts) > MAX_TEXTS or self._is_too_long:
+                out.append(self._refused(TOO_LONG))
+            else:
+                out.append(await self._passed(is_end=is_done))
+            if self.rule:
+                break
+        return b"".join(out)
 
     async def end(self) -> bytes:
         """Return the rest, once the server has ended the answer."""

@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 from websockets.sync.client import connect
 
 import pilotlight
-from examples import asgi, batched, embed, features, hello, stream, tabular
+from examples import asgi, batched, embed, features, guard, hello, stream, tabular
 from tests.e2e.harness import PlatformUnderTest
 from tests.fakes.host_address import host_address
 from tests.fakes.redis_server import ReachableRedis
@@ -51,6 +51,12 @@ def test_hello_greets() -> None:
 
 def test_stream_counts_and_squares() -> None:
     assert list(stream.count.local(3)) == [{"number": n, "square": n * n} for n in (1, 2, 3)]
+
+
+def test_the_judge_of_a_guard_knows_one_word() -> None:
+    assert guard.judge.local(stage="input", text="Hello") == {"allow": True}
+    assert guard.judge.local(stage="output", text="Silly you") == {"allow": False, "rule": "rude"}
+    assert guard.GUARD.function == "guarded/judge"
 
 
 def test_cosine_of_equal_opposite_and_orthogonal_vectors() -> None:

@@ -391,8 +391,7 @@ def Guard(
     own = dict(expressions or {})
     if not all(isinstance(one, str) for pair in own.items() for one in pair):
         raise InvalidInput(
-            f"guard: expressions = {own!r}: must be a dict such as "
-            f'{{"ticket": "TCK-[0-9]{{6}}"}}',
+            f'guard: expressions = {own!r}: must be a dict such as {{"ticket": "TCK-[0-9]{{6}}"}}',
             parameter="guard",
         )
     if not isinstance(function, Function | str):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -21,8 +21,6 @@ from typing import Final
 import jsonschema_rs
 
 from pilotlight.errors import InvalidInput
-from pilotlight.spec.engines import GuardSpec
-from pilotlight.spec.record_json import from_json
 from pilotlight.validation.json_schema import compile_schema
 from pilotlight.validation.schema_cost import pattern_weight
 
@@ -141,17 +139,25 @@ class GuardPatterns:
     Attributes:
         context_chars: characters before a text that `find` needs to see."""
 
-    def __init__(self, spec: GuardSpec) -> None:
-        """Raises InvalidInput for an expression that is none, or that needs backtracking."""
-        rules = {name: _BUILT_IN[name] for name in dict.fromkeys(spec.patterns)}
-        if spec.words:
-            rules[WORDS] = _words(spec.words)
-        for name, expression in spec.expressions.items():
-            rules[name] = _expression(name, expression, spec.window_chars)
+    def __init__(
+        self,
+        *,
+        patterns: Sequence[str],
+        words: Sequence[str],
+        expressions: Mapping[str, str],
+        window_chars: int,
+    ) -> None:
+        """As of a GuardSpec, which has bounds for them. Raises InvalidInput for an expression that
+        is none, or that needs backtracking."""
+        rules = {name: _BUILT_IN[name] for name in dict.fromkeys(patterns)}
+        if words:
+            rules[WORDS] = _words(words)
+        for name, expression in expressions.items():
+            rules[name] = _expression(name, expression, window_chars)
         self._rules = rules
-        weight = sum(map(pattern_weight, spec.expressions.values())) + sum(map(len, spec.words))
+        weight = sum(map(pattern_weight, expressions.values())) + sum(map(len, words))
         self._inline_chars = int(INLINE_NS / (SEARCH_NS + weight * STATE_NS))
-        self.context_chars = CONTEXT_CHARS + spec.window_chars
+        self.context_chars = CONTEXT_CHARS + window_chars
         self._candidates = (
             _automaton("|".join(f"(?:{rule.candidate})" for rule in rules.values()), "guard")
             if rules
@@ -191,7 +197,13 @@ class GuardPatterns:
 def patterns_of(document: bytes) -> GuardPatterns:
     """Return the patterns of a GuardSpec in JSON, compiled once for all revisions with the same
     guard. Raises InvalidInput."""
-    return GuardPatterns(from_json(GuardSpec, json.loads(document), "guard"))
+    spec = json.loads(document)
+    return GuardPatterns(
+        patterns=spec["patterns"],
+        words=spec["words"],
+        expressions=spec["expressions"],
+        window_chars=spec["window_chars"],
+    )
 
 
 def _automaton(expression: str, where: str) -> jsonschema_rs.Validator:
@@ -223,7 +235,7 @@ def _expression(name: str, expression: str, window_chars: int) -> _Rule:
     return _Rule(expression, find, lambda _: window_chars)
 
 
-def _words(words: tuple[str, ...]) -> _Rule:
+def _words(words: Sequence[str]) -> _Rule:
     spaced = sorted({" ".join(word.split()).lower() for word in words})
     any_of = "|".join(_SPECIAL.sub(r"\\\1", word).replace(" ", r"\s+") for word in spaced)
     expression = rf"(?i)(?:^|{_NO_WORD})(?:{any_of}){_NO_WORD}"

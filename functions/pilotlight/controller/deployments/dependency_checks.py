@@ -21,7 +21,7 @@ from pilotlight.spec.function import PUBLIC, FunctionSpec
 from pilotlight.spec.identifiers import require_name
 from pilotlight.spec.pricing import Rates, is_any_gpu
 from pilotlight.spec.record_json import canonical_json, from_json, to_json
-from pilotlight.validation.guard_patterns import GuardPatterns
+from pilotlight.validation.guard_patterns import patterns_of
 from snapshotter.engines import check_environment_name
 from snapshotter.linux.egress_policy import EgressPolicy
 from snapshotter.types import VISIBLE_DEVICES
@@ -55,7 +55,7 @@ def parse_specs(app: str, functions: Sequence[Mapping[str, Any]]) -> list[Functi
         seen.add(spec.name)
         _check(spec)
         if spec.guard is not None:
-            GuardPatterns(spec.guard)  # the patterns compile
+            patterns_of(canonical_json(to_json(spec.guard)))  # they compile
     schedules.check_schedules(specs)
     return specs
 
