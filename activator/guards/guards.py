@@ -90,9 +90,10 @@ class Guards:
                 attempt.answer = GuardedResponse(answer, stream, lambda: _stop(attempt))
                 return
             body = await _collected(answer) if answer.body is None else answer.body
-            attempt.answer = WorkerResponse(
-                None, answer.status, answer.headers, await _checked(check, body), answer.head
-            )
+            body = await _checked(check, body)
+            if attempt.cut_by is not None:  # by a deadline, meanwhile
+                raise attempt.cut_by
+            attempt.answer = WorkerResponse(None, answer.status, answer.headers, body, answer.head)
         except WorkerConnectionLost as e:
             attempt.fail(e)
             raise attempt.cut_by or await attempt.crash_error() from e

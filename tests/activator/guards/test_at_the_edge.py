@@ -15,7 +15,7 @@ import pytest
 
 from activator.settings import ActivatorSettings
 from pilotlight.spec.engines import GUARD_PATTERNS, GuardSpec, Task
-from pilotlight.spec.function import MethodSpec
+from pilotlight.spec.function import Clocks, MethodSpec
 from snapshotter.errors import StartFailed
 from tests.activator.conftest import KEY, PATIENCE_S, Edge
 from tests.activator.llm.openai.conftest import Shop, chat, events_of, llm
@@ -463,3 +463,13 @@ async def test_a_model_without_a_guard_passes_no_module_of_it(shop: Shop) -> Non
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/version"])
 async def test_what_says_nothing_of_a_model_is_still_answered(shop: Shop, path: str) -> None:
     assert (await shop.get(f"/fn/shop/assistant{path}")).status_code == 200
+
+
+async def test_a_deadline_while_text_is_held_back_sends_nothing_of_it(shop: Shop) -> None:
+    guard(shop, GuardSpec(expressions={"never": "xyzzy"}), clocks=Clocks(execution_s=1.0))
+    answer = await shop.post(chat("!stall", max_tokens=9, stream=True))
+    events = events_of(answer.text)
+    assert '"deadline-exceeded"' in answer.text
+    assert spoken(events) == ""
+    (record,) = await records(shop)
+    assert (record.status, record.tokens_out) == (504, 3), "what ran is billed"
