@@ -50,6 +50,10 @@ from activator.gateway.pipeline import CallPipeline
 from activator.gateway.pod_connections import PodConnections
 from activator.gateway.response_writer import CallObserver, ResponseWriter
 from activator.gateway.shadow_traffic import ShadowTraffic
+from activator.guards.checks import CheckTerms
+from activator.guards.functions import GuardFunctions
+from activator.guards.guards import Guards
+from activator.guards.refusals import ControllerAudit, RefusalReporter
 from activator.http.bodies import Bodies
 from activator.http.connection_limits import ConnectionLimits
 from activator.http.dashboard_host import DashboardHost
@@ -137,6 +141,7 @@ class ActivatorApp:
         self._make_calls()
         self._make_shadows()
         self._make_predictions()
+        self._make_guards()
         self._make_gateway()
 
     def _make_posting(self) -> None:
@@ -435,6 +440,32 @@ class ActivatorApp:
         self.metrics.registry.register(self.predictions)
         self.loops.append(("predictions", self.predictions.run))
         self.closing.append(self.predictions.aclose)
+
+    def _make_guards(self) -> None:
+        site, settings = self.site, self.settings
+        refusals = RefusalReporter(
+            self.metrics.language,
+            ControllerAudit(controller=site.controller, token=site.key.token),
+        )
+        functions = GuardFunctions(
+            runner=self.runner,
+            table=self.table,
+            access=self.access,
+            arguments=self.arguments,
+            metrics=self.metrics,
+            max_depth=settings.max_call_depth,
+            deadline_s=settings.guard_deadline_s,
+        )
+        self.runner.guard = Guards(
+            CheckTerms(
+                checker=self.arguments,
+                function=functions,
+                recorder=refusals,
+                is_open=settings.guard_on_error == "allow",
+            )
+        )
+        self.loops.append(("guard refusals", refusals.run))
+        self.closing.append(refusals.aclose)
 
     def _make_gateway(self) -> None:
         settings = self.settings

@@ -20,6 +20,7 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
     "drain_s": (0, 3600),
     "shutdown_s": (1, 86_400),
     "argument_check_s": (0.1, 60),
+    "guard_deadline_s": (0.05, 60),
     "stranger_connections": (2, 192),
     "submitted_bytes": (2**20, 2**40),
     "tenant_submitted_bytes": (2**20, 2**40),
@@ -60,6 +61,9 @@ class ActivatorSettings:
             each 64 KiB of it.
         argument_check_s: time limit of an expensive check of a call's arguments, which runs in its
             own process.
+        guard_on_error: what happens to a prompt or an answer whose guard cannot be asked: `refuse`
+            it, or `allow` it unchecked.
+        guard_deadline_s: how long the function of a guard may take, its start included.
         max_connections_per_address: open connections per peer address.
         max_call_depth: most calls between a call from outside and the last of functions that call
             each other; a deeper one is answered 400.
@@ -135,6 +139,8 @@ class ActivatorSettings:
     header_timeout_s: float = 10.0
     body_timeout_s: float = 60.0
     argument_check_s: float = 2.0
+    guard_on_error: str = "refuse"
+    guard_deadline_s: float = 2.0
     max_connections_per_address: int = 4096
     max_call_depth: int = 16
     max_queued: int = 20_000
@@ -264,6 +270,7 @@ class ActivatorSettings:
         for name, words in (
             ("quota_store", ("auto", "process", "redis")),
             ("journal_full", ("refuse", "serve")),
+            ("guard_on_error", ("refuse", "allow")),
         ):
             if getattr(self, name) not in words:
                 raise ValueError(

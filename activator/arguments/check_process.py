@@ -22,6 +22,8 @@ from activator.arguments.translations import TRANSLATION_S, translated
 from activator.arguments.validator import ArgumentValidator
 from pilotlight import errors
 from pilotlight.spec.function import MethodSpec
+from pilotlight.spec.record_json import canonical_json
+from pilotlight.validation.guard_patterns import patterns_of
 
 MAX_MEMORY_BYTES = 2 * 1024**3
 """Arguments of 10 MiB take some hundred MiB once they are decoded."""
@@ -30,6 +32,8 @@ NICENESS = 10
 KNOWN_CHECKS = 128
 TRANSLATE = b'{"translate"'
 """Prefix of the document of a translation."""
+GUARD = b'{"guard"'
+"""Prefix of the document of a guard's search in a text; its answer is the rule that matches."""
 _PR_SET_DUMPABLE = 4
 
 
@@ -61,6 +65,8 @@ def answer_of(document: bytes, body: bytes) -> bytes:
     a line of JSON, and its output."""
     if document.startswith(TRANSLATE):
         return _translation(json.loads(document), body)
+    if document.startswith(GUARD):
+        return _guarded(json.loads(document), body)
     try:
         _check_of(document).check_fully(body)
     except errors.InvalidInput as e:
@@ -91,6 +97,11 @@ def _translation(asked: dict[str, Any], body: bytes) -> bytes:
             }
         ).encode()
     return json.dumps({"error": None, "memo": memo}).encode() + b"\n" + data
+
+
+def _guarded(asked: dict[str, Any], body: bytes) -> bytes:
+    patterns = patterns_of(canonical_json(asked["guard"]))
+    return patterns.find(body.decode(), is_end=asked["is_end"]).encode()
 
 
 @lru_cache(maxsize=KNOWN_CHECKS)

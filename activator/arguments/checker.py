@@ -18,6 +18,7 @@ from collections import Counter
 from typing import Any
 from weakref import WeakValueDictionary
 
+from activator.arguments.check_process import GUARD
 from activator.arguments.translations import SMALL_BYTES, TRANSLATION_S, Asked, translated
 from activator.arguments.validator import ArgumentValidator, CheckTooExpensive
 from pilotlight import errors
@@ -87,6 +88,14 @@ class ArgumentChecker:
             )
             raise kind(result["message"], **result["detail"])
         return result["memo"], data
+
+    async def find_rule(self, guard: bytes, text: str, *, is_end: bool, tenant: str) -> str:
+        """Return the first rule of a guard (`guard_patterns.patterns_of`) that a long text matches;
+        "" = none. `tenant`: whose guard it is. Raises InvalidInput at the deadline,
+        TooManyRequests, Unavailable."""
+        document = GUARD + b':%b,"is_end":%b}' % (guard, b"true" if is_end else b"false")
+        data = text.encode("utf-8", "replace")
+        return (await self._check_in_process(document, data, tenant, self._deadline_s)).decode()
 
     async def _check_in_process(
         self, document: bytes, body: bytes, tenant: str, deadline_s: float

@@ -300,7 +300,8 @@ class Attempt(AnsweredCall):
             return True
         if pending.cancelled() or pending.exception() is not None:
             return False
-        self.answer = pending.result()
+        if "answer" not in vars(self):  # otherwise it was taken, and perhaps replaced by a guard
+            self.answer = pending.result()
         return self.answer.body is None
 
     def _interrupt(self, why: str) -> None:

@@ -154,6 +154,17 @@ class PredictionObserver(Protocol):
         ...
 
 
+class CallGuard(Protocol):
+    """Checks calls of functions with a guard."""
+
+    async def check_prompt(self, call: Call) -> None:
+        """Raise an error for a call that its guard refuses, before anything runs for it."""
+
+    async def check_answer(self, call: Call, attempt: AnsweredCall) -> None:
+        """Have the answer of a call pass its guard, by replacing it. Ends the attempt where that
+        fails."""
+
+
 class CallRunner:
     """Runs calls on reserved slots.
 
@@ -162,6 +173,7 @@ class CallRunner:
         fallbacks: runs the fallbacks; None = none.
         predictions: gets the answered calls of functions with a prediction log (`log_answer`);
             None = there are no logs.
+        guard: checks the calls of functions with a guard; None = such calls are refused.
     """
 
     def __init__(
@@ -180,6 +192,7 @@ class CallRunner:
         self.retries = RetryExecutor(RetryBudgets(retry_budget))
         self.fallbacks: FallbackChain | None = None
         self.predictions: PredictionObserver | None = None
+        self.guard: CallGuard | None = None
 
     def log_answer(self, attempt: AnsweredCall, status: int, body: bytes | None) -> None:
         """Give an answered attempt to its function's prediction log, where it has one. The one that
@@ -213,11 +226,24 @@ class CallRunner:
         answer where the function cannot.
 
         Raises TooManyRequests, DeadlineExceeded, StartFailed, Unavailable, CircuitOpen,
-        WorkerCrashed, JournalFull, OverBudget. Cancelling it frees everything."""
+        WorkerCrashed, JournalFull, OverBudget; what a guard raises. Cancelling it frees
+        everything."""
         self.retries.count(call.caller.key_id)
-        return await self.finish(
+        if call.target.guard:
+            await self._guard_of(call).check_prompt(call)
+        attempt = await self.finish(
             call, self._begin(call), is_patient=is_patient, has_fallback=has_fallback
         )
+        if call.target.guard:
+            await self._guard_of(call).check_answer(call, attempt)
+        return attempt
+
+    def _guard_of(self, call: Call) -> CallGuard:
+        if self.guard is None:
+            raise errors.Unavailable(
+                f"{call.target.app}/{call.target.function} has a guard, and nothing checks it here"
+            )
+        return self.guard
 
     async def finish(
         self,
@@ -238,7 +264,7 @@ class CallRunner:
         except errors.PilotlightError as e:
             if not has_fallback:
                 raise
-            return await self.run_fallback(call, e)
+            return await self._run_fallback(call, e)
         if spec.fallback:
             self.remember(attempt.call, attempt.answer)
         return attempt
@@ -246,6 +272,12 @@ class CallRunner:
     async def run_fallback(self, call: Call, failure: errors.PilotlightError) -> AnsweredCall:
         """Run the declared fallbacks of the call's function, after its last attempt. Raises
         `failure`, or a similar error."""
+        attempt = await self._run_fallback(call, failure)
+        if call.target.guard:
+            await self._guard_of(call).check_answer(call, attempt)
+        return attempt
+
+    async def _run_fallback(self, call: Call, failure: errors.PilotlightError) -> AnsweredCall:
         spec = call.target.spec
         if self.fallbacks is None or not (spec.fallback or spec.variants):
             raise failure

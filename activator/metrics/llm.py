@@ -94,6 +94,13 @@ class LlmMetrics:
             FUNCTION,
             registry=registry,
         )
+        self._guarded = Counter(
+            "pilotlight_guard_checks",
+            "Prompts (`input`) and answers (`output`) that a guard allowed or refused, and checks "
+            "that failed.",
+            (*FUNCTION, "stage", "outcome"),
+            registry=registry,
+        )
         self._gaps: dict[tuple[str, ...], dict[int, int]] = {}
         registry.register(_GapCollector(self._gaps))
 
@@ -124,10 +131,14 @@ class LlmMetrics:
         if reason == "out_of_memory":
             self._lost.labels(*self._labels(target)).inc()
 
+    def guarded(self, target: CallTarget, stage: str, outcome: str) -> None:
+        """Count a check of a guard."""
+        self._guarded.labels(*self._labels(target), stage, outcome).inc()
+
     def forget(self, labels: tuple[str, ...]) -> None:
         """Drop the series of a function."""
         named = dict(zip(FUNCTION, labels, strict=True))
-        for metric in (self._tokens, self._first, self._finished, self._lost):
+        for metric in (self._tokens, self._first, self._finished, self._lost, self._guarded):
             metric.remove_by_labels(named)
         self._gaps.pop(labels, None)
 

@@ -11,7 +11,7 @@ from pilotlight.spec.function import FunctionSpec, MethodSpec
 from pilotlight.spec.identifiers import MAX_NAME_LENGTH
 from pilotlight.spec.policies import Objectives
 from pilotlight.spec.pricing import Footprint, Rates, dearest_gpu, price_name_of
-from pilotlight.spec.record_json import from_json, to_json
+from pilotlight.spec.record_json import canonical_json, from_json, to_json
 from snapshotter.types import GpuGrant, LaunchSpec
 
 
@@ -28,6 +28,7 @@ class CallTarget:
         batched: methods whose calls are batched, each with its maximum batch size; mostly none.
         has_online_features: whether its workers read features when they are called.
         feature_schema: hash of the declared features; "" = none are declared.
+        guard: its guard as JSON (`GuardSpec`); b"" = it has none.
         is_counted_by_head: whether heads of its answers say something that is counted.
     """
 
@@ -40,6 +41,7 @@ class CallTarget:
         "footprint",
         "function",
         "function_id",
+        "guard",
         "has_online_features",
         "is_counted_by_head",
         "is_shadow",
@@ -84,6 +86,7 @@ class CallTarget:
         features = self.spec.features
         self.has_online_features = features is not None and bool(features.online)
         self.feature_schema = features.schema.hash if features is not None else ""
+        self.guard = b"" if self.spec.guard is None else canonical_json(to_json(self.spec.guard))
         self.is_counted_by_head = bool(self.batched) or self.has_online_features
         promised = self.spec.objectives or Objectives()
         self.slow_ms, self.slow_first_ms = (

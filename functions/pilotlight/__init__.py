@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     )
     from pilotlight.sdk.function import Function
     from pilotlight.sdk.image import Image
-    from pilotlight.sdk.llm import Engine
+    from pilotlight.sdk.llm import Engine, Guard
     from pilotlight.sdk.policies import (
         Cron,
         Monitor,
@@ -137,7 +137,7 @@ _WHERE = {
     ),
     "pilotlight.sdk.function": ("Function",),
     "pilotlight.sdk.image": ("Image",),
-    "pilotlight.sdk.llm": ("Engine",),
+    "pilotlight.sdk.llm": ("Engine", "Guard"),
     "pilotlight.sdk.decorator_metadata": ("PilotlightWarning",),
     "pilotlight.sdk.decorators": (
         "asgi_app",
@@ -202,6 +202,7 @@ __all__ = [
     "Function",
     "FunctionCall",
     "FunctionRaised",
+    "Guard",
     "Image",
     "InvalidInput",
     "ModelCard",

@@ -166,6 +166,9 @@ twice (`pilotlight.spec.observations`)."""
 TRACES_PATH = "/internal/traces"
 PREDICTIONS_PATH = "/internal/predictions"
 """`POST {"activator": id, "traces": [...]}` → `{"accepted": n}`: kept traces."""
+REFUSALS_PATH = "/internal/refusals"
+"""`POST {"refusals": [{"tenant", "function", "revision", "key", "stage", "rule", "call", "calls",
+"first_at", "last_at"}]}` → `{"accepted": n}`: what guards refused, for the audit log."""
 PODS_PROMOTE_PATH = "/internal/pods/promote"
 """`POST {"tenant", "revision": key, "attempt": instance id, "member", "exclude": [pod uids]}` →
 `{"namespace", "name", "uid", "ip", "node", "launch": signed launch document}`: claims a warm pod

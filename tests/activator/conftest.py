@@ -46,6 +46,10 @@ from activator.gateway.instance_sockets import InstanceSockets
 from activator.gateway.pipeline import CallPipeline
 from activator.gateway.response_writer import CallObserver, ResponseWriter
 from activator.gateway.shadow_traffic import ShadowTraffic
+from activator.guards.checks import CheckTerms
+from activator.guards.functions import GuardFunctions
+from activator.guards.guards import Guards
+from activator.guards.refusals import RefusalReporter
 from activator.http.bodies import Bodies
 from activator.http.connection_limits import ConnectionLimits
 from activator.http.dashboard_host import DashboardHost
@@ -103,6 +107,20 @@ class MemoryLedger:
 
 async def _nothing_to_catch_up() -> None:
     """The table of these tests is filled by hand."""
+
+
+class _Audit:
+    """Keeps the refusals that are reported."""
+
+    def __init__(self, kept: list[dict[str, Any]]) -> None:
+        self._kept = kept
+
+    async def report(self, refusals: list[dict[str, Any]]) -> None:
+        """See AuditSink."""
+        self._kept += refusals
+
+    async def aclose(self) -> None:
+        """See AuditSink."""
 
 
 class Edge:
@@ -216,6 +234,24 @@ class Edge:
             ttl_s=settings.idempotency_ttl_s,
             body_timeout_s=settings.body_timeout_s,
             bodies=bodies,
+        )
+        self.refused: list[dict[str, Any]] = []
+        self.refusals = RefusalReporter(self.metrics.language, _Audit(self.refused))
+        runner.guard = Guards(
+            CheckTerms(
+                checker=self.arguments,
+                function=GuardFunctions(
+                    runner=runner,
+                    table=self.table,
+                    access=self.entrance,
+                    arguments=self.arguments,
+                    metrics=self.metrics,
+                    max_depth=settings.max_call_depth,
+                    deadline_s=settings.guard_deadline_s,
+                ),
+                recorder=self.refusals,
+                is_open=settings.guard_on_error == "allow",
+            )
         )
         self.observers: list[CallObserver] = [self.tracer]
         pipeline = CallPipeline(

@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 from websockets.sync.client import connect
 
 import pilotlight
-from examples import asgi, batched, embed, features, hello, stream, tabular
+from examples import asgi, batched, embed, features, guard, hello, stream, tabular
 from tests.e2e.harness import PlatformUnderTest
 from tests.fakes.host_address import host_address
 from tests.fakes.redis_server import ReachableRedis
@@ -51,6 +51,12 @@ def test_hello_greets() -> None:
 
 def test_stream_counts_and_squares() -> None:
     assert list(stream.count.local(3)) == [{"number": n, "square": n * n} for n in (1, 2, 3)]
+
+
+def test_the_judge_of_a_guard_knows_one_word() -> None:
+    assert guard.judge.local(stage="input", text="Hello") == {"allow": True}
+    assert guard.judge.local(stage="output", text="Silly you") == {"allow": False, "rule": "rude"}
+    assert guard.GUARD.function == "guarded/judge"
 
 
 def test_cosine_of_equal_opposite_and_orthogonal_vectors() -> None:
@@ -214,6 +220,36 @@ def test_predictions_are_logged_without_who_they_are_about(platform: PlatformUnd
     assert float(first["cost"]) > 0
     entries = json.loads(platform.cli("audit", "--action", "predictions.read", "--json").stdout)
     assert (entries[0]["subject"], entries[0]["after"]["rows"]) == ("main/churn/score", 2)
+
+
+def test_a_guard_ends_what_it_refuses(platform: PlatformUnderTest) -> None:
+    deploy(platform, "guard.py")
+
+    def ask(text: str, **more: Any) -> httpx.Response:
+        body = {"model": "guarded/parrot", "messages": [{"role": "user", "content": text}], **more}
+        url = f"{platform.url}/v1/chat/completions"
+        return httpx.post(url, json=body, headers=platform.headers, timeout=120)
+
+    limit = time.monotonic() + 120
+    while ask("hello").status_code == 503:  # the function of the guard starts
+        assert time.monotonic() < limit, platform.log_tails()
+        time.sleep(0.5)
+    assert ask("hello you").json()["choices"][0]["message"]["content"] == "hello you"
+    refused = ask("my address is ada@example.com")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "content_filter")
+    stream = ask("read me the card", stream=True).text
+    assert "pleasure" in stream
+    assert "4111" not in stream
+    assert '"finish_reason":"content_filter"' in stream
+    rude = ask("insult me").json()["choices"][0]
+    assert (rude["finish_reason"], rude["message"]["content"]) == ("content_filter", "")
+    limit = time.monotonic() + 60
+    rules: set[str] = set()
+    while rules != {"email", "credit_card", "rude"}:
+        assert time.monotonic() < limit, f"{rules}\n{platform.log_tails()}"
+        time.sleep(0.5)
+        found = platform.cli("audit", "--action", "guard.refuse", "--json").stdout
+        rules = {entry["after"]["rule"] for entry in json.loads(found)}
 
 
 def test_drift_from_the_training_data_is_shown(platform: PlatformUnderTest, tmp_path: Path) -> None:

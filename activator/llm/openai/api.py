@@ -323,12 +323,16 @@ class OpenAI:
 
 def require_uncounted(entry: AccessGrant, what: str) -> None:
     """Raise NotFound unless a caller may use a path of a language model on which no tokens are
-    counted: its own tenant's may, where no limit or quota counts them. `what`: the request's verb
-    and path.
+    counted, and nothing is guarded: its own tenant's may, where no limit or quota counts them, and
+    there is no guard. `what`: the request's verb and path.
 
     Other tenants are shown what they are of an engine: what its server says of itself may have
     prompts of others."""
     counted_at = f"tokens are counted at {', '.join(sorted(TASKS))}"
+    if entry.target.guard:
+        raise errors.NotFound(
+            f"{what} passes no guard, which this model has: call it at {', '.join(sorted(TASKS))}"
+        )
     if not _is_owner(entry):
         raise errors.NotFound(f"{what} is for the tenant of this function only: {counted_at}")
     if entry.token_bound is not None or entry.target.spec.limits is not None:

@@ -58,6 +58,7 @@ from pilotlight.controller.api.internal import (
     cluster_nodes,
     cluster_ownership,
     observations,
+    refusals,
     scheduled_calls,
     warm_pods,
 )
@@ -161,6 +162,7 @@ _ROUTERS = (
     language_models.router,
     objectives.router,
     observations.internal,
+    refusals.internal,
     snapshots.router,
     weights.router,
     volumes.router,

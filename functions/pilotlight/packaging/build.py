@@ -37,6 +37,7 @@ from pilotlight.sdk.image import Image
 from pilotlight.sdk.llm import EngineDeclaration
 from pilotlight.sdk.sandboxes.declaration import SandboxDeclaration
 from pilotlight.sdk.storage.weights import Weights
+from pilotlight.spec.engines import GuardSpec
 from pilotlight.spec.function import FunctionSpec, ImageSpec, VolumeSpec, WeightsSpec
 from pilotlight.spec.policies import ModelCard
 
@@ -308,7 +309,7 @@ class _Builder:
             "priority": declaration.priority,
             "tags": declaration.tags,
             "parameters": declaration.parameters,
-            **declaration.policies,
+            **_policies(declaration),
         }
 
     def _manifest_of(self, digest: str) -> Manifest:
@@ -461,6 +462,17 @@ def _features_of_card(data: bytes, weights: str) -> str:
             parameter="weights",
         ) from e
     return trained if isinstance(trained, str) else ""
+
+
+def _policies(declaration: Declaration) -> dict[str, Any]:
+    """The policies of a declaration. A guard's function of its own app is named without it, so that
+    both move together when the app is deployed under another name."""
+    policies = dict(declaration.policies)
+    guard: GuardSpec | None = policies.get("guard")
+    if guard is not None:
+        own = guard.function.removeprefix(f"{declaration.app}/")
+        policies["guard"] = replace(guard, function=own)
+    return policies
 
 
 def _pickle_name(declaration: Declaration) -> str:

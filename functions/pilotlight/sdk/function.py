@@ -254,6 +254,14 @@ class Function(Generic[P, R]):
         self._with_target(sessions.client().warmup)
 
     @property
+    def address(self) -> str:
+        """Its name as other declarations refer to it: `app/function` or `app/Class.method`. Raises
+        InvalidInput for a function of another tenant."""
+        if self._tenant:
+            raise InvalidInput(f"{self!r} belongs to another tenant: name a function of your own")
+        return f"{self._app}/{self._path}"
+
+    @property
     def _path(self) -> str:
         return f"{self._name}.{self._method}" if self._method else self._name
 

@@ -6,7 +6,7 @@ command line."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +14,11 @@ from pilotlight.client import sessions
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk import active_app
 from pilotlight.sdk.declaration import Declaration, check_declared_name
+from pilotlight.sdk.function import Function
 from pilotlight.sdk.options import parse_memory, resolve_options
 from pilotlight.sdk.secret import Secret
 from pilotlight.sdk.storage.weights import Weights
-from pilotlight.spec.engines import EngineSpec, Task, TokenLimits
+from pilotlight.spec.engines import EngineSpec, GuardSpec, Task, TokenLimits
 from pilotlight.spec.function import FunctionKind, MethodSpec
 from pilotlight.spec.policies import (
     require_in_range,
@@ -355,3 +356,55 @@ def _limits(limits: TokenLimits | None) -> TokenLimits | None:
             f"limits = {limits!r}: expected pilotlight.TokenLimits(…)", parameter="limits"
         )
     return limits
+
+
+def Guard(
+    *,
+    patterns: Sequence[str] = (),
+    words: Sequence[str] = (),
+    expressions: Mapping[str, str] | None = None,
+    function: Function[Any, Any] | str = "",
+    input: bool = True,
+    output: bool = True,
+    window_chars: int = 200,
+) -> GuardSpec:
+    """Check prompts and answers of a language model: `app.vllm("chat", weights=…,
+    guard=pilotlight.Guard(patterns=["email", "credit_card"], words=["Project Falcon"]))`.
+
+    Args:
+        patterns: built-in ones: "api_key", "credit_card", "email", "iban", "private_key", "us_ssn".
+        words: words and phrases, in upper or lower case, with any spaces between them.
+        expressions: regular expressions by the name of their rule: {"ticket": "TCK-[0-9]{6}"}.
+            Without look-around and back-references, which take more than linear time.
+        function: is asked with `stage` ("input" or "output") and `text`, and answers
+            {"allow": True}, or {"allow": False, "rule": "…"}: a function, or its name.
+        input, output: whether prompts, and generated text, are checked.
+        window_chars: of a stream, how many characters are held back for expressions, and how many
+            the function gets at least at a time.
+
+    Raises InvalidInput for a value out of range."""
+    for name, given in (("patterns", patterns), ("words", words)):
+        if isinstance(given, str) or not all(isinstance(one, str) for one in given):
+            raise InvalidInput(
+                f'guard: {name} = {given!r}: must be a list, such as ["email"]', parameter="guard"
+            )
+    own = dict(expressions or {})
+    if not all(isinstance(one, str) for pair in own.items() for one in pair):
+        raise InvalidInput(
+            f'guard: expressions = {own!r}: must be a dict such as {{"ticket": "TCK-[0-9]{{6}}"}}',
+            parameter="guard",
+        )
+    if not isinstance(function, Function | str):
+        raise InvalidInput(
+            f"guard: function = {function!r}: must be a function of an app, or its name",
+            parameter="guard",
+        )
+    return GuardSpec(
+        patterns=tuple(patterns),
+        words=tuple(words),
+        expressions=own,
+        function=function if isinstance(function, str) else function.address,
+        input=input,
+        output=output,
+        window_chars=window_chars,
+    )

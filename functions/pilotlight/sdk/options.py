@@ -18,6 +18,7 @@ from pilotlight.sdk.secret import Secret
 from pilotlight.sdk.storage.volume import Volume, check_volumes
 from pilotlight.sdk.storage.weights import Weights
 from pilotlight.sdk.unsupported import is_unsupported, not_supported
+from pilotlight.spec.engines import GuardSpec
 from pilotlight.spec.features.schema import FeatureSchema
 from pilotlight.spec.features.sources import RedisFeatures
 from pilotlight.spec.function import (
@@ -78,6 +79,7 @@ class EngineOptions(TypedDict, total=False):
     objectives: Objectives | None
     require: Mapping[str, str]
     card: ModelCard | None
+    guard: GuardSpec | None
 
 
 class FunctionOptions(EngineOptions, total=False):
@@ -135,6 +137,7 @@ class FunctionOptions(EngineOptions, total=False):
         features: what the model is made for: `pilotlight.FeatureSchema(…)` of the arguments,
             `pilotlight.Redis(…)` for features that are read at each call, or a list of them. A
             deploy is refused if the model card has another hash.
+        guard: of a language model: `pilotlight.Guard(…)`, which is asked about prompts and answers.
         rollout_strategy: "surge", "wait" or "swap": what to do if there is no capacity for a new
             revision next to the serving one.
         keep_previous: how long the previous revision stays warm.

@@ -9,6 +9,7 @@ from typing import Any
 
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk.unsupported import not_supported
+from pilotlight.spec.engines import GuardSpec
 from pilotlight.spec.features.schema import FeatureSchema, FeatureType
 from pilotlight.spec.features.sources import DEFAULT_URL_VARIABLE, FeaturesSpec, RedisFeatures
 from pilotlight.spec.function import FunctionNetwork
@@ -364,6 +365,7 @@ def resolve_policies(values: Mapping[str, Any]) -> dict[str, Any]:
         "rollout": _rollout(values),
         "log": _log(values),
         "features": _features(values.get("features")),
+        "guard": _one("guard", values.get("guard"), GuardSpec, "pilotlight.Guard(…)"),
         "network": _network(values.get("network", FunctionNetwork.EGRESS)),
         "egress": _several(
             "egress", values.get("egress"), str, "a list of networks or addresses, like 10.1.0.0/16"

@@ -7,6 +7,7 @@ values out of range raise InvalidInput naming key, value and bound."""
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,12 +15,25 @@ from typing import Any
 from pilotlight.errors import InvalidInput
 from pilotlight.spec.identifiers import check_name
 from pilotlight.spec.policies import require_in_range
+from pilotlight.validation.schema_cost import pattern_weight
 
 MAX_TOKENS = 100_000_000
 MAX_ADAPTERS = 64
 FINISH_REASONS = ("stop", "length", "content_filter", "tool_calls", "cancelled", "error")
 """Reasons for the end of a stream: those of the engine, `cancelled` if the caller disconnected,
 `error` if it broke."""
+
+GUARD_PATTERNS = ("api_key", "credit_card", "email", "iban", "private_key", "us_ssn")
+"""Names of the built-in patterns of a guard."""
+MAX_GUARD_WORDS = 200
+MAX_GUARD_WORD_CHARS = 64
+MAX_GUARD_WORDS_CHARS = 4000
+MAX_GUARD_EXPRESSIONS = 32
+MAX_GUARD_EXPRESSION_CHARS = 256
+MAX_GUARD_WEIGHT = 2000
+"""Maximum states of the automata of a guard's expressions (`pattern_weight`): each character of a
+text costs at most that many steps, measured 0.15 microseconds."""
+MAX_WINDOW_CHARS = 4000
 
 
 class Task(enum.StrEnum):
@@ -142,3 +156,88 @@ class TokenLimits:
             if (value := getattr(self, name)) is not None:
                 require_in_range(name, value, 1, 1_000_000)
         require_in_range("pressured_above", self.pressured_above, 1, 1_000_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardSpec:
+    """What is asked about prompts before an engine gets them, and about answers before their
+    callers do. What it refuses ends the call.
+
+    Attributes:
+        patterns: built-in patterns (`GUARD_PATTERNS`).
+        words: words and phrases, in upper or lower case, and with any spaces between.
+        expressions: regular expressions of linear time by the name of their rule.
+        function: the function that is asked, `function` (of the same app), `app/function` or
+            `app/class.method`; "" = none.
+        input: whether prompts are checked.
+        output: whether generated text is checked.
+        window_chars: of a streamed answer, the characters that are held back for `expressions`, and
+            that `function` gets at least."""
+
+    patterns: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    expressions: Mapping[str, str] = field(default_factory=dict)
+    function: str = ""
+    input: bool = True
+    output: bool = True
+    window_chars: int = 200
+
+    def __post_init__(self) -> None:
+        if not (self.patterns or self.words or self.expressions or self.function):
+            raise _guard("it checks nothing: add patterns, words, expressions or a function")
+        if not (self.input or self.output):
+            raise _guard("input and output are False: it checks nothing: leave guard out")
+        if unknown := sorted(set(self.patterns) - set(GUARD_PATTERNS)):
+            raise _guard(
+                f"patterns: {unknown[0]!r} is unknown: must be of {', '.join(GUARD_PATTERNS)}"
+            )
+        require_in_range("window_chars", self.window_chars, 1, MAX_WINDOW_CHARS)
+        self._check_words()
+        self._check_expressions()
+        if self.function and not _GUARD_FUNCTION.fullmatch(self.function):
+            raise _guard(
+                f"function = {self.function[:80]!r}: must be a function such as 'judge', "
+                f"'safety/judge' or 'safety/Judge.ask'"
+            )
+
+    def _check_words(self) -> None:
+        if len(self.words) > MAX_GUARD_WORDS:
+            raise _guard(f"words: {len(self.words)} words, at most {MAX_GUARD_WORDS}")
+        if (chars := sum(map(len, self.words))) > MAX_GUARD_WORDS_CHARS:
+            raise _guard(f"words: {chars} characters, at most {MAX_GUARD_WORDS_CHARS}")
+        for word in self.words:
+            if not word.strip() or len(word) > MAX_GUARD_WORD_CHARS or not word.isprintable():
+                raise _guard(
+                    f"words: {word[:80]!r}: must have 1 to {MAX_GUARD_WORD_CHARS} printable "
+                    f"characters"
+                )
+
+    def _check_expressions(self) -> None:
+        if len(self.expressions) > MAX_GUARD_EXPRESSIONS:
+            raise _guard(
+                f"expressions: {len(self.expressions)} expressions, at most {MAX_GUARD_EXPRESSIONS}"
+            )
+        for name, expression in self.expressions.items():
+            if not _GUARD_RULE.fullmatch(name) or name in (*GUARD_PATTERNS, "words"):
+                raise _guard(
+                    f"expressions: rule {name[:80]!r}: must be letters, digits, '-' and '_', up to "
+                    f"64, and no name of a pattern"
+                )
+            if not 0 < len(expression) <= MAX_GUARD_EXPRESSION_CHARS:
+                raise _guard(
+                    f"expressions: {name}: must have 1 to {MAX_GUARD_EXPRESSION_CHARS} characters"
+                )
+        weight = sum(map(pattern_weight, self.expressions.values()))
+        if weight > MAX_GUARD_WEIGHT:
+            raise _guard(
+                f"expressions have about {weight} states with their repetitions expanded, at most "
+                f"{MAX_GUARD_WEIGHT}: write shorter repetitions than {{1,1000}}"
+            )
+
+
+_GUARD_FUNCTION = re.compile(r"(?:[\w.-]{1,64}/)?[\w-]{1,64}(?:\.[A-Za-z_]\w{0,63})?")
+_GUARD_RULE = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def _guard(text: str) -> InvalidInput:
+    return InvalidInput(f"guard: {text}", parameter="guard")

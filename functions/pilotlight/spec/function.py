@@ -18,7 +18,7 @@ from typing import Any
 from pilotlight.errors import InvalidInput
 from pilotlight.spec import sandboxes
 from pilotlight.spec.cors import check_origins
-from pilotlight.spec.engines import EngineSpec, LanguageModel, TokenLimits
+from pilotlight.spec.engines import EngineSpec, GuardSpec, LanguageModel, TokenLimits
 from pilotlight.spec.features.sources import PARAMETER, FeaturesSpec
 from pilotlight.spec.identifiers import Priority, check_name, require_name
 from pilotlight.spec.policies import (
@@ -321,7 +321,9 @@ class FunctionSpec:
         sandbox: each call is a sandbox (`pilotlight.spec.sandboxes`), with an instance of its
             own.
         log: its prediction log; None = it has none.
-        features: features of its model; None = none are declared."""
+        features: features of its model; None = none are declared.
+        guard: of a language model: what is asked about its prompts and answers; None = nothing
+            is."""
 
     name: str
     kind: FunctionKind = FunctionKind.FUNCTION
@@ -364,6 +366,7 @@ class FunctionSpec:
     sandbox: bool = False
     log: PredictionLogSpec | None = None
     features: FeaturesSpec | None = None
+    guard: GuardSpec | None = None
 
     def __post_init__(self) -> None:
         require_name("function", self.name, parameter="name")
@@ -383,6 +386,7 @@ class FunctionSpec:
         _check_engine(self)
         _check_web_server(self)
         _check_limits(self)
+        _check_guard(self)
         _check_volumes(self)
         _check_egress(self)
         _check_cors(self)
@@ -487,6 +491,22 @@ def _check_limits(spec: FunctionSpec) -> None:
             f"limits: function {spec.name!r} is no language model, whose tokens are counted: "
             f"remove limits, or declare its server with openai=True",
             parameter="limits",
+        )
+
+
+def _check_guard(spec: FunctionSpec) -> None:
+    if spec.guard is None:
+        return
+    if spec.language_model is None:
+        raise InvalidInput(
+            f"guard: function {spec.name!r} is no language model, whose texts are checked: remove "
+            f"guard, or declare its server with openai=True",
+            parameter="guard",
+        )
+    if spec.guard.function == spec.name:
+        raise InvalidInput(
+            f"guard: function {spec.name!r} cannot be its own guard: name another function",
+            parameter="guard",
         )
 
 

@@ -21,6 +21,7 @@ from pilotlight.spec.function import PUBLIC, FunctionSpec
 from pilotlight.spec.identifiers import require_name
 from pilotlight.spec.pricing import Rates, is_any_gpu
 from pilotlight.spec.record_json import canonical_json, from_json, to_json
+from pilotlight.validation.guard_patterns import patterns_of
 from snapshotter.engines import check_environment_name
 from snapshotter.linux.egress_policy import EgressPolicy
 from snapshotter.types import VISIBLE_DEVICES
@@ -53,6 +54,8 @@ def parse_specs(app: str, functions: Sequence[Mapping[str, Any]]) -> list[Functi
             raise InvalidInput(f"function {spec.name!r} is declared twice", parameter="functions")
         seen.add(spec.name)
         _check(spec)
+        if spec.guard is not None:
+            patterns_of(canonical_json(to_json(spec.guard)))  # they compile
     schedules.check_schedules(specs)
     return specs
 
@@ -143,12 +146,13 @@ def _check_volumes(
 
 
 def check_fallbacks(caller: Principal, *, app: str, specs: Sequence[FunctionSpec]) -> None:
-    """Raise Forbidden for the first variant or fallback that the key does not have access to: calls
-    would run it on behalf of the key."""
+    """Raise Forbidden for the first variant, fallback or guard that the key does not have access
+    to: calls would run it on behalf of the key."""
     for spec in specs:
         for name in (
             *(variant.function for variant in spec.variants),
             *(rung.function for rung in spec.fallback),
+            *((spec.guard.function.partition(".")[0],) if spec.guard is not None else ()),
         ):
             if name:
                 place, _, function = name.rpartition("/")

@@ -132,7 +132,12 @@ def openai_paths() -> dict[str, dict[str, Any]]:
         "content": {**answer["content"], CONTENT_SSE: TEXT},
         "headers": headers(*RESPONSE_HEADERS),
     }
-    refused = {status: json_response("refused", _OPENAI_ERROR) for status in ("4XX", "5XX")}
+    refused = {
+        "4XX": json_response(
+            "refused; with code content_filter by the model's guard", _OPENAI_ERROR
+        ),
+        "5XX": json_response("refused", _OPENAI_ERROR),
+    }
     out: dict[str, dict[str, Any]] = {}
     for name, properties in bodies.items():
         body = json_body(
