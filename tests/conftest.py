@@ -107,7 +107,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Apply the markers that speak of the machine."""
     if is_hypothesis_test(getattr(item, "obj", None)):
-        _prepare_hypothesis()
+        prepare_hypothesis()
     if item.get_closest_marker("root") and os.geteuid() != 0:
         _require_or_skip("needs root")
     if item.get_closest_marker("gpu") and shutil.which("nvidia-smi") is None:
@@ -117,7 +117,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @functools.cache
-def _prepare_hypothesis() -> None:
+def prepare_hypothesis() -> None:
     """Draw once outside of any test: the first draw of a process looks for constants in all modules
     of the project, which takes seconds.
 

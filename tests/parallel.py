@@ -11,8 +11,15 @@ ports, databases and directories are each test's own."""
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
+import tempfile
 import zlib
+from collections.abc import Sequence
+from pathlib import Path
 
+import execnet
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
@@ -43,12 +50,60 @@ last keeps one worker busy while the others have nothing to do. Everything else 
 of collection."""
 
 
+PROGRAM = Path(__file__).with_name("worker_template.py")
+
 VLLM = (
     "tests/activator/llm/openai/test_real_engine.py",
     "tests/contracts/test_engine.py",
     "tests/e2e/test_language_model.py",
 )
 """Files that have tests of the real vLLM."""
+
+
+class WorkerTemplate:
+    """Plugin of pytest's first process: owns the process that forks, from the start of the run to
+    its end."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="plxw", ignore_cleanup_errors=True)
+        self._path = f"{self._directory.name}/s"
+        self._owner, owned = socket.socketpair()
+        with owned, socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self._path)
+            listener.listen(64)
+            descriptors = [owned.fileno(), listener.fileno()]
+            arguments = [str(argument) for argument in config.invocation_params.args]
+            program = (
+                f"import sys; sys.path[:] = {sys.path!r}; from tests import worker_template; "
+                f"worker_template.main({descriptors}, {arguments!r})"
+            )
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", "-c", program],
+                stdin=subprocess.DEVNULL,
+                pass_fds=descriptors,
+            )
+
+    def pytest_xdist_setupnodes(self, specs: Sequence[execnet.XSpec]) -> None:
+        """Each worker on this machine is a fork."""
+        for spec in specs:
+            if spec.popen and spec.python is None:
+                spec.python = f"{sys.executable} -I -S {PROGRAM} {self._path}"
+
+    def pytest_sessionfinish(self) -> None:
+        """That process ends with its last worker."""
+        self._owner.close()
+        self._process.wait()
+        self._directory.cleanup()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where files are the unit of distribution, as in `make test`."""
+    if (
+        not hasattr(config, "workerinput")
+        and config.getoption("numprocesses", None)
+        and config.getoption("dist") == "loadgroup"
+    ):
+        config.pluginmanager.register(WorkerTemplate(config), "worker-template")
 
 
 class FileScheduling(LoadGroupScheduling):  # type: ignore[misc]  # no type information
