@@ -123,12 +123,14 @@ def prepare_hypothesis() -> None:
 
     Within a test those seconds count as the test's own, and Hypothesis refuses it for generating
     too slowly."""
+    from hypothesis.internal.conjecture.providers import _get_local_constants
 
     @settings(database=None, max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.text(), st.integers(), st.floats())
     def draw(text: str, integer: int, number: float) -> None:
         pass
 
+    _get_local_constants()  # one draw need not do it
     draw()
 
 

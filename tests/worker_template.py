@@ -89,7 +89,19 @@ def _import_tests(arguments: list[str]) -> None:
             for name in set(sys.modules) - before:
                 if getattr(sys.modules[name], "__file__", None) == str(file):
                     del sys.modules[name]
-    if any(is_hypothesis_test(found) for module in modules for found in vars(module).values()):
+    has_inputs = any(is_hypothesis_test(one) for module in modules for one in vars(module).values())
+    _prepare(has_inputs=has_inputs)
+
+
+def _prepare(*, has_inputs: bool) -> None:
+    """What each worker would make once, at its first need of it. `has_inputs`: for Hypothesis."""
+    if "tests.functions.controller.conftest" in sys.modules:
+        from pilotlight.controller import http_app
+        from tests.fakes import databases
+
+        http_app.openapi_document()  # reads all routes, which FastAPI analyses when they are read
+        databases.empty_bytes()
+    if has_inputs:
         from hypothesis.errors import HypothesisSideeffectWarning
 
         from tests.conftest import prepare_hypothesis
