@@ -23,7 +23,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -89,7 +89,11 @@ def _import_tests(arguments: list[str]) -> None:
             for name in set(sys.modules) - before:
                 if getattr(sys.modules[name], "__file__", None) == str(file):
                     del sys.modules[name]
-    has_inputs = any(is_hypothesis_test(one) for module in modules for one in vars(module).values())
+    has_inputs = any(
+        isinstance(one, FunctionType) and is_hypothesis_test(one)
+        for module in modules
+        for one in vars(module).values()
+    )
     _prepare(has_inputs=has_inputs)
 
 
