@@ -160,6 +160,7 @@ def _end(key: selectors.SelectorKey, selector: selectors.BaseSelector) -> None:
         signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
         return
     ended = os.waitid(os.P_PIDFD, worker.pidfd, os.WEXITED)
+    assert ended is not None, "only WNOHANG returns none"
     os.close(worker.pidfd)
     if worker.client.fileno() in selector.get_map():
         selector.unregister(worker.client)
