@@ -11,6 +11,8 @@ ports, databases and directories are each test's own."""
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 import socket
 import subprocess
 import sys
@@ -51,6 +53,8 @@ of collection."""
 
 
 PROGRAM = Path(__file__).with_name("worker_template.py")
+TEMPLATE_END_S = 5.0
+"""Longest time that the process that forks workers may take to end after them."""
 
 VLLM = (
     "tests/activator/llm/openai/test_real_engine.py",
@@ -61,48 +65,60 @@ VLLM = (
 
 
 class WorkerTemplate:
-    """Plugin of pytest's first process: owns the process that forks, from the start of the run to
-    its end."""
+    """Plugin of pytest's first process: owns the process that forks workers, from their start to
+    the end of the run."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._directory = tempfile.TemporaryDirectory(prefix="plxw", ignore_cleanup_errors=True)
-        self._path = f"{self._directory.name}/s"
-        self._owner, owned = socket.socketpair()
-        with owned, socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(self._path)
-            listener.listen(64)
-            descriptors = [owned.fileno(), listener.fileno()]
-            arguments = [str(argument) for argument in config.invocation_params.args]
-            program = (
-                f"import sys; sys.path[:] = {sys.path!r}; from tests import worker_template; "
-                f"worker_template.main({descriptors}, {arguments!r})"
-            )
-            self._process = subprocess.Popen(
-                [sys.executable, "-u", "-c", program],
-                stdin=subprocess.DEVNULL,
-                pass_fds=descriptors,
-            )
+        self._arguments = [str(argument) for argument in config.invocation_params.args]
+        self._owned = contextlib.ExitStack()
+        config.add_cleanup(self._owned.close)
 
     def pytest_xdist_setupnodes(self, specs: Sequence[execnet.XSpec]) -> None:
         """Each worker on this machine is a fork."""
-        for spec in specs:
-            if spec.popen and spec.python is None:
-                spec.python = f"{sys.executable} -I -S {PROGRAM} {self._path}"
+        local = [spec for spec in specs if spec.popen and spec.python is None]
+        if local:
+            path = self._start()
+        for spec in local:
+            spec.python = shlex.join([sys.executable, "-I", "-S", str(PROGRAM), path])
 
     def pytest_sessionfinish(self) -> None:
-        """That process ends with its last worker."""
-        self._owner.close()
-        self._process.wait()
-        self._directory.cleanup()
+        """The process that forks ends with its last worker: they have ended by now."""
+        self._owned.close()
+
+    def _start(self) -> str:
+        """Start it; returns the path of its socket."""
+        directory = tempfile.TemporaryDirectory(prefix="plxw", ignore_cleanup_errors=True)
+        path = f"{self._owned.enter_context(directory)}/s"
+        owner, owned = socket.socketpair()
+        with owned, socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen(64)
+            descriptors = [owned.fileno(), listener.fileno()]
+            program = (
+                f"import sys; sys.path[:] = {sys.path!r}; from tests import worker_template; "
+                f"worker_template.main({descriptors}, {self._arguments!r})"
+            )
+            process = subprocess.Popen(
+                [sys.executable, "-u", *(["-B"] * sys.dont_write_bytecode), "-c", program],
+                stdin=subprocess.DEVNULL,
+                pass_fds=descriptors,
+            )
+        self._owned.callback(_wait_or_kill, process)
+        self._owned.enter_context(owner)  # closed first
+        return path
+
+
+def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(TEMPLATE_END_S)
+    except subprocess.TimeoutExpired:  # it imports still, as after an interrupt
+        process.kill()
+        process.wait()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Where files are the unit of distribution, as in `make test`."""
-    if (
-        not hasattr(config, "workerinput")
-        and config.getoption("numprocesses", None)
-        and config.getoption("dist") == "loadgroup"
-    ):
+    if not hasattr(config, "workerinput") and config.getoption("dist", None) == "loadgroup":
         config.pluginmanager.register(WorkerTemplate(config), "worker-template")
 
 

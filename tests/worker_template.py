@@ -7,11 +7,14 @@ options, loads its plugins and collects, and finds what it imports imported.
 
 pytest-xdist starts this file instead of Python (`python=` of execnet's specification). It asks for
 a fork, hands over its standard streams, environment and directory, and ends with the worker's
-status. When it is killed, so is the worker. There is one beside each worker, so it imports little;
-and whatever pytest is to rewrite may be imported by pytest alone."""
+status. When it is killed, so is the worker. Without a process that forks, because a test's module
+ended it or it has threads, this file becomes the ordinary worker that it was started as. There is
+one beside each worker, so it imports little; and whatever pytest is to rewrite may be imported by
+pytest alone."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -28,6 +31,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pytest
+
+FORKED = b"+"
+"""What a client reads once it has a worker; the worker's status follows at its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +56,14 @@ class Worker:
 def main(descriptors: Sequence[int], arguments: list[str]) -> None:
     """Import the tests that `arguments` name, and fork for each client until the owner and all
     workers are gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # workers end by it, and this process by their end
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends it without a word
     owner, listener = (socket.socket(fileno=descriptor) for descriptor in descriptors)
     gc.disable()  # nothing of what is imported is garbage
     _import_tests(arguments)
     gc.freeze()
+    if (threads := len(os.listdir("/proc/self/task"))) > 1:
+        sys.exit(f"workers are not forked: importing the tests left {threads} threads")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # workers end by it, and this process by their end
     if (request := _serve(owner, listener)) is not None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         gc.enable()
@@ -70,6 +79,8 @@ def _import_tests(arguments: list[str]) -> None:
     from _pytest.warnings import catch_warnings_for_item
 
     config = _prepareconfig([*arguments, "--capture=no"], None)
+    if (inputs := config.pluginmanager.get_plugin("hypothesispytest")) is not None:
+        inputs.pytest_configure(config)  # its profile, which modules read when they are imported
     from hypothesis import is_hypothesis_test
 
     modules: list[ModuleType] = []
@@ -85,7 +96,7 @@ def _import_tests(arguments: list[str]) -> None:
                         consider_namespace_packages=config.getini("consider_namespace_packages"),
                     )
                 )
-        except (Exception, OutcomeException):  # noqa: BLE001 (whatever a module raises)
+        except (Exception, OutcomeException, SystemExit):  # noqa: BLE001 (whatever it raises)
             for name in set(sys.modules) - before:
                 if getattr(sys.modules[name], "__file__", None) == str(file):
                     del sys.modules[name]
@@ -129,26 +140,41 @@ def _serve(owner: socket.socket, listener: socket.socket) -> Request | None:
     with selectors.PollSelector() as selector:
         selector.register(owner, selectors.EVENT_READ)
         selector.register(listener, selectors.EVENT_READ)
-        while watched := selector.get_map():
-            for key, _ in selector.select():
-                if key.fileobj is owner:
-                    selector.unregister(owner)
-                    selector.unregister(listener)
-                elif key.fileobj is listener:
-                    client, _ = listener.accept()
-                    request = _receive(client)
-                    if (pid := os.fork()) == 0:
-                        for other in [*watched.values()]:
-                            os.close(other.fd)
-                        os.close(client.detach())
-                        return request
-                    for stream in request.streams:
-                        os.close(stream)
-                    worker = Worker(pidfd=os.pidfd_open(pid), client=client)
-                    selector.register(worker.pidfd, selectors.EVENT_READ, worker)
-                    selector.register(client, selectors.EVENT_READ, worker)
-                elif key.fd in watched:
-                    _end(key, selector)
+        while selector.get_map():
+            key, _ = selector.select()[0]  # one at a time: it may unregister others
+            if key.fileobj is owner:
+                for socket_ in (owner, listener):
+                    selector.unregister(socket_)
+                    socket_.close()
+            elif key.fileobj is listener:
+                if (request := _fork(listener, selector)) is not None:
+                    return request
+            else:
+                _end(key, selector)
+    return None
+
+
+def _fork(listener: socket.socket, selector: selectors.BaseSelector) -> Request | None:
+    """Make a worker for the next client; returns its request in the process of the worker."""
+    client, _ = listener.accept()
+    if (request := _receive(client)) is None:
+        client.close()
+        return None
+    if (pid := os.fork()) == 0:
+        client.close()
+        for key in selector.get_map().values():
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+            else:
+                os.close(key.fd)
+        return request
+    for stream in request.streams:
+        os.close(stream)
+    worker = Worker(pidfd=os.pidfd_open(pid), client=client)
+    selector.register(worker.pidfd, selectors.EVENT_READ, worker)
+    selector.register(client, selectors.EVENT_READ, worker)
+    with contextlib.suppress(OSError):  # a client that was killed: seen at its socket
+        client.sendall(FORKED)
     return None
 
 
@@ -157,22 +183,31 @@ def _end(key: selectors.SelectorKey, selector: selectors.BaseSelector) -> None:
     worker: Worker = key.data
     selector.unregister(key.fileobj)
     if key.fileobj is worker.client:
+        worker.client.close()
         signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
         return
     ended = os.waitid(os.P_PIDFD, worker.pidfd, os.WEXITED)
     assert ended is not None, "only WNOHANG returns none"
     os.close(worker.pidfd)
-    if worker.client.fileno() in selector.get_map():
+    if worker.client.fileno() != -1:
         selector.unregister(worker.client)
         status = ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status
-        worker.client.sendall(b"%d" % status)
-    worker.client.close()
+        with contextlib.suppress(OSError):  # the client was killed at the same time
+            worker.client.sendall(b"%d" % status)
+        worker.client.close()
 
 
-def _receive(client: socket.socket) -> Request:
+def _receive(client: socket.socket) -> Request | None:
+    """Returns None if the client ended before it had sent all."""
     head, streams, _, _ = socket.recv_fds(client, 8, 3)
     with client.makefile("rb") as reader:
-        body = json.loads(reader.read(int.from_bytes(head, "big")))
+        text = reader.read(int.from_bytes(head, "big"))
+    try:
+        body = json.loads(text)
+    except ValueError:
+        for stream in streams:
+            os.close(stream)
+        return None
     return Request(streams=streams, environment=body["environment"], directory=body["directory"])
 
 
@@ -190,14 +225,22 @@ def _become_worker(request: Request) -> None:
     exec(eval(sys.stdin.readline()), vars(__main__))
 
 
-def _stand_for_worker(path: str) -> int:
-    """Returns the status of the worker that the process at the other end of `path` forks."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker has it too, and ends by it
+def _stand_for_worker(path: str, arguments: Sequence[str]) -> int:
+    """Returns the status of the worker that the process at the other end of `path` forks; without
+    such a process, becomes Python with `arguments`."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     request = json.dumps({"environment": dict(os.environ), "directory": os.getcwd()}).encode()
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(path)
-        socket.send_fds(connection, [len(request).to_bytes(8, "big")], [0, 1, 2])
-        connection.sendall(request)
+        try:
+            connection.connect(path)
+            socket.send_fds(connection, [len(request).to_bytes(8, "big")], [0, 1, 2])
+            connection.sendall(request)
+            is_forked = connection.recv(len(FORKED)) == FORKED
+        except OSError:
+            is_forked = False
+        if not is_forked:
+            os.execv(sys.executable, [sys.executable, *arguments])
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker has it too, and ends by it
         # who reads the worker's output waits for the worker's end, not for this one's
         nothing = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1):
@@ -207,4 +250,4 @@ def _stand_for_worker(path: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_stand_for_worker(sys.argv[1]))
+    sys.exit(_stand_for_worker(sys.argv[1], sys.argv[2:]))
