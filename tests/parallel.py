@@ -12,6 +12,7 @@ ports, databases and directories are each test's own."""
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import socket
 import subprocess
@@ -55,6 +56,12 @@ of collection."""
 PROGRAM = Path(__file__).with_name("worker_template.py")
 TEMPLATE_END_S = 5.0
 """Longest time that the process that forks workers may take to end after them."""
+NO_THREADS = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
+"""Its environment, in which it imports NumPy and PyArrow without threads: a fork would not have
+them. Workers get the run's environment."""
 
 VLLM = (
     "tests/activator/llm/openai/test_real_engine.py",
@@ -102,6 +109,7 @@ class WorkerTemplate:
                 [sys.executable, "-u", *(["-B"] * sys.dont_write_bytecode), "-c", program],
                 stdin=subprocess.DEVNULL,
                 pass_fds=descriptors,
+                env=os.environ | NO_THREADS,
             )
         self._owned.callback(_wait_or_kill, process)
         self._owned.enter_context(owner)  # closed first

@@ -87,7 +87,7 @@ def test_a_worker_that_ends_fails_its_test_and_others_are_forked(tmp_path: Path)
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
 
 
-@pytest.mark.slow  # a pytest of its own
+@pytest.mark.soak  # a pytest of its own; few changes can break it
 @pytest.mark.parametrize(
     "text, said",
     [
@@ -106,7 +106,7 @@ def test_a_module_that_cannot_be_imported_is_an_error_of_the_run(
     assert done.returncode != pytest.ExitCode.OK
 
 
-@pytest.mark.slow  # a pytest of its own
+@pytest.mark.soak  # a pytest of its own; few changes can break it
 @pytest.mark.parametrize(
     "text",
     [
@@ -128,7 +128,7 @@ def test_without_a_process_that_can_fork_each_worker_imports_the_tests(
     assert done.returncode == pytest.ExitCode.OK
 
 
-@pytest.mark.slow  # a pytest of its own
+@pytest.mark.soak  # a pytest of its own; few changes can break it
 def test_modules_find_the_profile_of_hypothesis_that_the_run_names(tmp_path: Path) -> None:
     done = run(
         tmp_path,
@@ -139,7 +139,7 @@ def test_modules_find_the_profile_of_hypothesis_that_the_run_names(tmp_path: Pat
     assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.slow  # a pytest of its own
+@pytest.mark.soak  # a pytest of its own; few changes can break it
 @pytest.mark.parametrize("while_", ["a test runs", "tests are imported"])
 def test_an_interrupt_ends_all_of_its_processes(tmp_path: Path, while_: str) -> None:
     waiting = "def wait():\n    Path(os.environ['IMPORTS'] + '2').touch()\n    time.sleep(40)\n"
