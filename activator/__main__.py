@@ -199,6 +199,7 @@ class Activator:
         await self._parts.sockets.aclose()
         for task in background:
             task.cancel()
+        await self._parts.handovers.aclose()  # first: a cutover starts instances again and again
         await self._parts.scaler.aclose()
         await self._close_shared()
         await self._parts.fleet.aclose()

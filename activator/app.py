@@ -270,7 +270,6 @@ class ActivatorApp:
         self.handovers = self.table.handovers = CutoverTracker(
             throttler_of=self.scaler.throttler_of, finish=self.table.handed_over
         )
-        self.closing.append(self.handovers.aclose)
 
     def _local_fleet(self) -> NodeFleet:
         return NodeFleet(

@@ -107,7 +107,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Apply the markers that speak of the machine."""
     if is_hypothesis_test(getattr(item, "obj", None)):
-        _prepare_hypothesis()
+        prepare_hypothesis()
     if item.get_closest_marker("root") and os.geteuid() != 0:
         _require_or_skip("needs root")
     if item.get_closest_marker("gpu") and shutil.which("nvidia-smi") is None:
@@ -117,18 +117,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @functools.cache
-def _prepare_hypothesis() -> None:
+def prepare_hypothesis() -> None:
     """Draw once outside of any test: the first draw of a process looks for constants in all modules
     of the project, which takes seconds.
 
     Within a test those seconds count as the test's own, and Hypothesis refuses it for generating
     too slowly."""
+    from hypothesis.internal.conjecture.providers import _get_local_constants
 
     @settings(database=None, max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.text(), st.integers(), st.floats())
     def draw(text: str, integer: int, number: float) -> None:
         pass
 
+    _get_local_constants()  # one draw need not do it
     draw()
 
 

@@ -11,8 +11,18 @@ ports, databases and directories are each test's own."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
 import zlib
+from collections.abc import Sequence
+from pathlib import Path
 
+import execnet
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
@@ -43,12 +53,81 @@ last keeps one worker busy while the others have nothing to do. Everything else 
 of collection."""
 
 
+PROGRAM = Path(__file__).with_name("worker_template.py")
+TEMPLATE_END_S = 5.0
+"""Longest time that the process that forks workers may take to end after them."""
+NO_THREADS = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
+"""Its environment, in which it imports NumPy and PyArrow without threads: a fork would not have
+them. Workers get the run's environment."""
+
 VLLM = (
     "tests/activator/llm/openai/test_real_engine.py",
     "tests/contracts/test_engine.py",
     "tests/e2e/test_language_model.py",
 )
 """Files that have tests of the real vLLM."""
+
+
+class WorkerTemplate:
+    """Plugin of pytest's first process: owns the process that forks workers, from their start to
+    the end of the run."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._arguments = [str(argument) for argument in config.invocation_params.args]
+        self._owned = contextlib.ExitStack()
+        config.add_cleanup(self._owned.close)
+
+    def pytest_xdist_setupnodes(self, specs: Sequence[execnet.XSpec]) -> None:
+        """Each worker on this machine is a fork."""
+        local = [spec for spec in specs if spec.popen and spec.python is None]
+        if local:
+            path = self._start()
+        for spec in local:
+            spec.python = shlex.join([sys.executable, "-I", "-S", str(PROGRAM), path])
+
+    def pytest_sessionfinish(self) -> None:
+        """The process that forks ends with its last worker: they have ended by now."""
+        self._owned.close()
+
+    def _start(self) -> str:
+        """Start it; returns the path of its socket."""
+        directory = tempfile.TemporaryDirectory(prefix="plxw", ignore_cleanup_errors=True)
+        path = f"{self._owned.enter_context(directory)}/s"
+        owner, owned = socket.socketpair()
+        with owned, socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen(64)
+            descriptors = [owned.fileno(), listener.fileno()]
+            program = (
+                f"import sys; sys.path[:] = {sys.path!r}; from tests import worker_template; "
+                f"worker_template.main({descriptors}, {self._arguments!r})"
+            )
+            process = subprocess.Popen(
+                [sys.executable, "-u", *(["-B"] * sys.dont_write_bytecode), "-c", program],
+                stdin=subprocess.DEVNULL,
+                pass_fds=descriptors,
+                env=os.environ | NO_THREADS,
+            )
+        self._owned.callback(_wait_or_kill, process)
+        self._owned.enter_context(owner)  # closed first
+        return path
+
+
+def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(TEMPLATE_END_S)
+    except subprocess.TimeoutExpired:  # it imports still, as after an interrupt
+        process.kill()
+        process.wait()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where files are the unit of distribution, as in `make test`."""
+    if not hasattr(config, "workerinput") and config.getoption("dist", None) == "loadgroup":
+        config.pluginmanager.register(WorkerTemplate(config), "worker-template")
 
 
 class FileScheduling(LoadGroupScheduling):  # type: ignore[misc]  # no type information

@@ -519,6 +519,7 @@ async def served(edge: Edge) -> AsyncIterator[Edge]:
     await asyncio.gather(*tasks, return_exceptions=True)
     await edge.calls.aclose()
     await edge.sockets.aclose()
+    await edge.handovers.aclose()  # it would start instances for ever
     await edge.scaler.aclose()
     await edge.control.aclose()
     await edge.arguments.aclose()

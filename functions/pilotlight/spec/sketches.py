@@ -11,12 +11,13 @@ that both can be counted in (`common_cells`), whatever their sizes are."""
 
 from __future__ import annotations
 
+import bisect
 import math
 import struct
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Final, Self
 
 MAX_CELLS: Final = 128
@@ -174,36 +175,42 @@ def _bounded(cells: Mapping[Cell, int]) -> dict[Cell, int]:
     ordered = sorted(cells.items(), key=lambda item: _first(item[0]))
     while len(ordered) > MAX_CELLS:
         most *= 2
-        ordered = list(_joined(ordered, (_BITS, 0 if ordered[0][0][1] >= 0 else -1), most))
+        ordered = list(_Joining(ordered, most))
     return dict(ordered)
 
 
-def _joined(
-    ordered: Sequence[tuple[Cell, int]], cell: Cell, most: int
-) -> Iterable[tuple[Cell, int]]:
-    """Yield the cells below `cell`, the joined ones with at most `most` values."""
-    if len(ordered) == 1:
-        yield ordered[0]
-        return
-    if _first(ordered[0][0]) < _first(cell) or _last(ordered[-1][0]) > _last(cell):
-        # both signs: their cells have no common one
-        begin = next(i for i, (one, _) in enumerate(ordered) if one[1] >= 0)
-        yield from _joined(ordered[:begin], (_BITS, -1), most)
-        yield from _joined(ordered[begin:], (_BITS, 0), most)
-        return
-    total = sum(count for _, count in ordered)
-    if total <= most:
-        yield cell, total
-        return
-    level, key = cell[0] - 1, cell[1] * 2
-    begin = next(
-        (i for i, (one, _) in enumerate(ordered) if _first(one) > _last((level, key))),
-        len(ordered),
-    )
-    if begin:
-        yield from _joined(ordered[:begin], (level, key), most)
-    if begin < len(ordered):
-        yield from _joined(ordered[begin:], (level, key + 1), most)
+class _Joining:
+    """Iterates over cells of which some are joined, those with at most `most` values."""
+
+    def __init__(self, ordered: Sequence[tuple[Cell, int]], most: int) -> None:
+        self._ordered = ordered
+        self._most = most
+        self._firsts = [_first(cell) for cell, _ in ordered]
+        self._sums = [0, *accumulate(count for _, count in ordered)]
+
+    def __iter__(self) -> Iterator[tuple[Cell, int]]:
+        end = len(self._ordered)
+        middle = bisect.bisect_left(self._firsts, 0)  # cells of both signs have no common one
+        if middle:
+            yield from self._below((_BITS, -1), 0, middle)
+        if middle < end:
+            yield from self._below((_BITS, 0), middle, end)
+
+    def _below(self, cell: Cell, begin: int, end: int) -> Iterator[tuple[Cell, int]]:
+        """Yield the cells from `begin` to `end`, all of which are in `cell`."""
+        if end - begin == 1:
+            yield self._ordered[begin]
+            return
+        total = self._sums[end] - self._sums[begin]
+        if total <= self._most:
+            yield cell, total
+            return
+        level, key = cell[0] - 1, cell[1] * 2
+        middle = bisect.bisect_left(self._firsts, (key + 1) << level, begin, end)
+        if begin < middle:
+            yield from self._below((level, key), begin, middle)
+        if middle < end:
+            yield from self._below((level, key + 1), middle, end)
 
 
 def _most_frequent(categories: Counter[str]) -> Counter[str]:

@@ -10,7 +10,7 @@ import logging
 import math
 import shutil
 import sys
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -205,8 +205,7 @@ class PodRunner:
             self._process.kill()
 
     async def reaped(self) -> None:
-        """Until the container's process is gone and its log is read: for who cut the pod off while
-        it ended."""
+        """Until the container's process is gone and its log is read."""
         for process in (self._process, self._proxy_process):
             if process is not None:
                 await process.wait()
@@ -224,7 +223,7 @@ class PodRunner:
             await self._finish()
         finally:
             try:
-                await self._clean()
+                await _uninterrupted(self._clean(), name="pod's end")
             finally:
                 self._group.remove()
 
@@ -379,7 +378,7 @@ class PodRunner:
             elif self._phase != "Failed":
                 await _within(RELIST_S, self._ending.wait())
             if self._keeping is not None:
-                await self._keeping
+                await asyncio.shield(self._keeping)
             self._exited(exited.result())
         finally:
             for task in (probing, ending, exited):
@@ -543,24 +542,20 @@ class PodRunner:
                 await asyncio.sleep(RETRY_S)
 
     async def _clean(self) -> None:
-        # before the first await: a node that stops cancels pods that are ending already
         self.proxy.close()
-        if self._proxy_process is not None and self._proxy_process.returncode is None:
-            self._proxy_process.kill()
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
-        if self._keeping is not None:
-            await self._keeping
-        if self._proxy_process is not None:
-            await self._proxy_process.wait()
+        processes = [one for one in (self._process, self._proxy_process) if one is not None]
+        for process in processes:
+            if process.returncode is None:
+                process.kill()
+        await self.reaped()
         await self.proxy.stop()
         if self._again is not None:
             self._again.cancel()
-        if self._actuating is not None:
-            self._actuating.cancel()
-        for task in self._reports:
+        tasks = [*self._reports, *([self._actuating] if self._actuating is not None else [])]
+        for task in tasks:
             task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
         shutil.rmtree(self._directory, ignore_errors=True)
 
     # -- said --------------------------------------------------------------------------------------
@@ -647,6 +642,16 @@ class PodRunner:
 
 class _Ended(Exception):
     """Raised inside when the pod was deleted before its container ran."""
+
+
+async def _uninterrupted(work: Coroutine[Any, Any, None], *, name: str) -> None:
+    """Wait for its end, however often the caller is cancelled: a node that stops cancels pods that
+    are ending already."""
+    task = asyncio.create_task(work, name=name)
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([task])
+    task.result()
 
 
 async def _within(seconds: float, what: Awaitable[object]) -> None:
