@@ -111,10 +111,10 @@ BETA, GAMMA = {"authorization": "Bearer pl_beta"}, {"authorization": "Bearer pl_
 @pytest.fixture(name="shared")
 def _shared(edge: Edge) -> Edge:
     """A function of acme that beta and gamma call, and a web server of acme's for everybody."""
-    for name, tenant in (("acme", None), ("beta", OTHER), ("gamma", "t-000000000003")):
-        edge.add_tenant(name, **({} if tenant is None else {"tenant": tenant}))
-        if tenant is not None:
-            edge.add_key(f"pl_{name}", tenant=tenant)
+    edge.add_tenant("acme")
+    for name, tenant in (("beta", OTHER), ("gamma", "t-000000000003")):
+        edge.add_tenant(name, tenant=tenant)
+        edge.add_key(f"pl_{name}", tenant=tenant)
     clocks, one = Clocks(execution_s=600), Scaling(max_instances=1, max_inputs=8)
     edge.add(route_of(spec_of("shared", access=("beta", "gamma"), clocks=clocks, scaling=one)))
     edge.add(

@@ -35,6 +35,8 @@ _CONTEXTS = 100
 """How many exceptions are followed to the one during whose handling they were raised: user code may
 make a circle of them."""
 
+_set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
+
 Outcome = tuple[bool, Any]
 """(True, value) or (False, exception)."""
 
@@ -111,8 +113,7 @@ class Job:
     def _send(self, sent: threading.Event) -> None:
         sent.clear()
         if not self.finished:
-            _raise_in(self.thread_id, CallCancelled)
-            _take_own(threading.get_ident())
+            _raise_in(self.thread_id)
         sent.set()
 
     def run(self, thread_id: int) -> Outcome:
@@ -143,7 +144,7 @@ class Job:
                 self.finished = True
                 if self.cancelling and self.sent is not None:
                     self.sent.wait()
-                    _take_own(self.thread_id)  # in place of one that has not taken effect yet
+                    _raise_in(self.thread_id)  # takes one that has not taken effect yet
                 return
             except CallCancelled:
                 continue
@@ -317,19 +318,20 @@ class CallThreads:
                 self._loop.call_soon(self._deliver)
 
 
-def _raise_in(thread_id: int, kind: type[BaseException]) -> None:
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), ctypes.py_object(kind))
+def _raise_in(thread_id: int) -> None:
+    """Raise CallCancelled in another thread, or take the one that is pending in this thread.
 
-
-def _take_own(identity: int) -> None:
-    """Raise CallCancelled in this thread, in place of one that is pending in it, and catch it.
-
-    Only an exception that takes effect resets the interpreter's flag (before CPython 3.13): to
-    revoke it (NULL) leaves the flag set, and so does a thread that is inside C code. While it is
-    set, every thread is slower, and one that is traced or profiled enters no function: it loops at
-    the first bytecode. A thread with a pending exception sets it again when it gets the lock."""
+    One is raised in this thread, too, and caught: only an exception that takes effect resets the
+    interpreter's flag (before CPython 3.13). To revoke one (NULL) leaves the flag set, and so does
+    a thread that is inside C code. While it is set, all threads are slower, and one that is traced
+    or profiled enters no function: it loops at the first bytecode. That may be this thread, so no
+    function is entered between the two. A thread with a pending exception sets the flag again when
+    it gets the interpreter's lock."""
+    other, own = ctypes.c_ulong(thread_id), ctypes.c_ulong(threading.get_ident())
+    raised = ctypes.py_object(CallCancelled)
     try:
-        _raise_in(identity, CallCancelled)
+        _set_async_exc(other, raised)
+        _set_async_exc(own, raised)  # in place of one that is pending
         for _ in range(1000):  # it takes effect in an instruction or two
             pass
     except CallCancelled:
