@@ -31,10 +31,10 @@ class ForwardedCallers:
             self._proxies.record_caller(scope)
         if self._token and scope["type"] == "http":
             said = dict(scope["headers"])
-            if PASSED_ON in said and hmac.compare_digest(
-                said.get(PLATFORM_TOKEN, b""), self._token
-            ):
-                scope[FORWARDED] = True
+            is_said = PASSED_ON in said or CALLING_FUNCTION in said
+            if is_said and hmac.compare_digest(said.get(PLATFORM_TOKEN, b""), self._token):
+                if PASSED_ON in said:
+                    scope[FORWARDED] = True
                 # it goes no further
                 scope["headers"] = [line for line in scope["headers"] if line[0] != PLATFORM_TOKEN]
                 if CALLING_FUNCTION in said:

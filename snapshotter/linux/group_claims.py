@@ -21,7 +21,7 @@ from snapshotter.linux.cgroups import base_name
 
 CLAIMS = Path("/run/pilotlight-groups")
 """Empty after a boot of the machine, as the hierarchies are."""
-_CLAIM_S = 2.0
+_CLAIM_S = 1.0
 """Who removes groups holds a claim for milliseconds."""
 
 
