@@ -21,15 +21,15 @@ from snapshotter.agent.agent import Agent, describe
 from snapshotter.agent.components import AgentComponents, Node, assemble
 from snapshotter.checkpointing.startup import SnapshotsDisabled, open_components
 from snapshotter.images.oci.container_images import images_of
-from snapshotter.linux import group_claims
 from snapshotter.linux.cgroups import Cgroups
-from snapshotter.linux.group_claims import GroupClaim
 from snapshotter.linux.seccomp_log import FindLabels, SeccompLog
 from snapshotter.linux.slot_network import Network, of_functions
 from snapshotter.settings import SnapshotterSettings
 from snapshotter.slots.launch_plan import RUNTIME_PACKAGES, BundleStore, ImageStore
 from snapshotter.slots.log_pruning import LogPruner
 from snapshotter.snapshots.components import SnapshotComponents
+from snapshotter.starts import group_claims
+from snapshotter.starts.group_claims import GroupClaim
 from snapshotter.starts.recovery import reattach, sweep_groups
 from snapshotter.volumes.disk_guard import VolumeDiskGuard
 

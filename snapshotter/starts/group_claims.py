@@ -1,5 +1,5 @@
 """Which node agents of this machine live, so that the next one removes the control groups that
-killed ones left and nobody takes over.
+killed ones left, and which no agent is going to take over.
 
 An agent holds a lock (flock(2)) on `<claims>/<name of its base>` from before it creates the base
 until it has exited, however it ends; the file says where the groups are. A base is removed only

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 from snapshotter.linux.cgroups import Cgroups, base_name
-from snapshotter.linux.group_claims import claim, remove_abandoned
+from snapshotter.starts.group_claims import claim, remove_abandoned
 from tests.snapshotter.linux.test_cpu_counter import needs_cgroups
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from snapshotter.linux.group_claims import claim
+from snapshotter.starts.group_claims import claim
 held = claim(Path(sys.argv[1]), Path(sys.argv[2]))
 held.record(map(Path, sys.argv[3:]))
 os.kill(os.getpid(), signal.SIGKILL)
