@@ -594,6 +594,7 @@ class ActivatorApp:
             self.site.controller,
             token=self.site.key.token,
             mounts_volumes=not isinstance(self.fleet, KnativeFleet),
+            operations=self.access.operations,
         )
         self.closing.append(storage.aclose)
         return storage

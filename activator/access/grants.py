@@ -20,7 +20,13 @@ from activator.http.payloads import (
 )
 from activator.http.trusted_proxies import network_of
 from activator.quotas.admission import Admission, admit
-from activator.quotas.rules import Rule, Rules, TokenBound, operations_of
+from activator.quotas.rules import (
+    DEFAULT_OPERATIONS_PER_S,
+    Rule,
+    Rules,
+    TokenBound,
+    operations_of,
+)
 from activator.quotas.store_protocol import QuotaCheck, QuotaStore
 from activator.routing.api_keys import Principal
 from activator.routing.call_origin import CallOrigin
@@ -191,8 +197,8 @@ class AccessCache:
         return known
 
     def operations(self, caller: Principal) -> QuotaCheck | None:
-        """Return the quotas of requests to sandboxes and about submitted calls; None = they have
-        none."""
+        """Return the quotas of requests to sandboxes, about submitted calls, and to volumes, dicts
+        and queues; None = they have none."""
         self._evict_outdated()
         if caller.key_id not in self._operation_checks:
             plan = self._table.plan_of(caller.tenant).quotas()
@@ -201,10 +207,13 @@ class AccessCache:
                     Rule(
                         of="operations",
                         subject=subject,
-                        quotas=operations_of(quotas),
+                        quotas=operations_of(quotas, default_per_s),
                         tenant=caller.tenant,
                     )
-                    for subject, quotas in ((caller.tenant, plan), (caller.key_id, caller.quotas))
+                    for subject, quotas, default_per_s in (
+                        (caller.tenant, plan, DEFAULT_OPERATIONS_PER_S),
+                        (caller.key_id, caller.quotas, None),
+                    )
                 )
             )
         return self._operation_checks[caller.key_id]

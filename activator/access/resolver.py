@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from urllib.parse import parse_qs
 
 from activator.access.grants import AccessCache, AccessGrant, parse_tenant_prefix
-from activator.http.request import CALLING, Request
+from activator.http.request import CALLING, FORWARDED, Request
 from activator.quotas.admission import Operation, admit
 from activator.quotas.store_protocol import QuotaCheck
 from activator.quotas.unauthenticated_limit import UnauthenticatedRateLimiter
@@ -78,16 +78,36 @@ class RequestResolver:
 
     @asynccontextmanager
     async def operation(self, request: Request) -> AsyncIterator[Principal]:
-        """Count a request to a sandbox or about a submitted call while it runs, and what it moves.
-        Yields the caller. Raises what `reader` raises, OverQuota, Unavailable."""
+        """Count a request to a sandbox or about a submitted call while it runs, and what it moves,
+        unless the activator that forwards it has. Yields the caller. Raises what `reader` raises,
+        OverQuota, Unavailable."""
         caller = self.reader(request)
         request.tenant = caller.tenant
+        if FORWARDED in request.scope:
+            yield caller
+            return
         quota_check = self.access.operations(caller)
         request.rate_limits = quota_check
         with await admit(quota_check):
             if quota_check is not None:
                 request.on_bytes = Operation(quota_check).count_bytes
             yield caller
+
+    @asynccontextmanager
+    async def storage_operation(self, request: Request) -> AsyncIterator[None]:
+        """Count a request to a volume, dict or queue while it runs, where its key is known: the
+        controller authenticates it. Raises OverQuota, Unavailable."""
+        try:
+            caller = self.table.authenticate(
+                request.headers.get(b"authorization", b""), time.time()
+            )
+        except errors.Unauthenticated:
+            yield  # counted, and bounded, with all that have no valid key
+            return
+        quota_check = self.access.operations(caller)
+        request.rate_limits, request.tenant = quota_check, caller.tenant
+        with await admit(quota_check):
+            yield
 
     def before(self, request: Request, caller: Principal) -> tuple[QuotaCheck | None, int]:
         """Return the quotas and the body limit by the caller alone (`AccessCache.before`). Raises

@@ -2,7 +2,8 @@
 
 New calls of a suspended tenant are refused, and its idle instances stop, at once
 (`access.grants`, `AutoscalerLoop.apply`). What runs may be long: sandboxes, WebSockets, streams,
-submitted calls, commands in instances. It has GRACE_S to end, and then ends with its instance."""
+submitted calls, commands in instances. It has GRACE_S to end, and then ends with its instance. Its
+calls of other tenants' functions end then, too, and their instances stay."""
 
 from __future__ import annotations
 
@@ -31,11 +32,26 @@ class Suspensions:
         return f"<Suspensions of {len(self._since)} tenants>"
 
     def end_calls(self, throttler: Throttler, now: float) -> None:
-        """Stop the instances of a suspended tenant's revision, and fail its waiting calls, once the
-        grace has passed. `now`: monotonic seconds."""
-        tenant = throttler.target.tenant
-        if not self._is_suspended(tenant):
-            self._since.pop(tenant, None)
-        elif now - self._since.setdefault(tenant, now) >= self._grace_s:
+        """Once the grace has passed: stop the instances of a suspended tenant's revision and fail
+        its waiting calls; end the calls that suspended tenants make of another's. `now`: monotonic
+        seconds."""
+        for tenant in [one for one in self._since if not self._is_suspended(one)]:
+            del self._since[tenant]
+        if self._is_over(throttler.target.tenant, now):
             throttler.refuse_waiting(errors.Forbidden("the tenant of this function is suspended"))
             throttler.stop_all(SUSPENDED)
+            return
+        error = errors.Forbidden("the tenant that makes this call is suspended")
+        throttler.refuse_waiting(error, lambda tenant: self._is_over(tenant, now))
+        for instance in tuple(throttler.instances.values()):
+            for attempt in tuple(instance.running.values()):
+                if self._is_over(attempt.calling_tenant, now):
+                    attempt.cut(error)
+
+    def _is_over(self, tenant: str, now: float) -> bool:
+        """Whether the tenant is suspended, and its grace has passed."""
+        return (
+            bool(tenant)
+            and self._is_suspended(tenant)
+            and now - self._since.setdefault(tenant, now) >= self._grace_s
+        )

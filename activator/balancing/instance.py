@@ -13,6 +13,7 @@ from typing import Final, Protocol
 from activator.billing.instance_account import InstanceAccount
 from activator.resilience.breaker import ANSWERED, Outcome
 from activator.worker_client.connection import ConnectionPool
+from pilotlight import errors
 from pilotlight.spec.function import FunctionSpec
 from snapshotter.types import InstanceInfo, StartKind
 from weight_cache.types import Tier
@@ -30,6 +31,13 @@ class RunningAttempt(Protocol):
     @property
     def record_id(self) -> str:
         """Id of its usage record."""
+
+    @property
+    def calling_tenant(self) -> str:
+        """The tenant that calls, where it is not the function's own, else ""."""
+
+    def cut(self, error: errors.PilotlightError) -> None:
+        """End it with `error`."""
 
 
 class Instance:

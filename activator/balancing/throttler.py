@@ -440,9 +440,14 @@ class Throttler(InstancePool):
         """Set the number of instances that the autoscaler wants to keep; subclasses concentrate
         calls on them."""
 
-    def refuse_waiting(self, error: errors.PilotlightError) -> None:
-        """Fail all waiting calls with `error`: they will get no instance."""
-        self._wait_queue.fail(error)
+    def refuse_waiting(
+        self,
+        error: errors.PilotlightError,
+        is_refused: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        """Fail waiting calls with `error`: they will get no instance. `is_refused`: whether those
+        of a calling tenant ("": of callers without a key)."""
+        self._wait_queue.fail(error, is_refused)
 
     async def aclose(self) -> None:
         """Fail waiting calls, cancel starts, finish stops."""

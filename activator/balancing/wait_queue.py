@@ -186,10 +186,15 @@ class WaitQueue:
         if not waiter.future.done():
             waiter.future.set_exception(error)
 
-    def fail(self, error: errors.PilotlightError) -> None:
-        """Answer all calls with this error."""
+    def fail(
+        self,
+        error: errors.PilotlightError,
+        is_refused: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        """Answer all calls with this error, or those of the tenants that `is_refused` says."""
         for waiter in list(self._waiters):
-            self.answer(waiter, error)
+            if is_refused(waiter.rank.tenant):
+                self.answer(waiter, error)
 
     @property
     def tokens(self) -> int:

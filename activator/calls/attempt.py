@@ -76,6 +76,7 @@ class Attempt(AnsweredCall):
     _is_last_of_instance = False
     _pending: asyncio.Future[WorkerResponse] | None = None
     _timer: asyncio.TimerHandle | None = None
+    _limit: asyncio.Timeout | None = None
 
     def __init__(self, call: Call, reservation: Reservation, *, is_shadow: bool = False) -> None:
         """`is_shadow`: a copy, which costs nothing and whose outcome does not count."""
@@ -101,6 +102,11 @@ class Attempt(AnsweredCall):
     def record_id(self) -> str:
         """Id of its usage record."""
         return f"{self.call.id}/{self.call.attempt}"
+
+    @property
+    def calling_tenant(self) -> str:
+        """The tenant that calls, where it is not the function's own, else ""."""
+        return self.call.caller.tenant
 
     def remaining_s(self) -> float:
         """Return the seconds until its deadline: of the execution clock, or its caller's own."""
@@ -230,18 +236,26 @@ class Attempt(AnsweredCall):
         """Limit the block by the execution deadline, where the caller sends while it receives.
         Raises DeadlineExceeded, which names `what`."""
         execution_s = self.call.target.spec.clocks.execution_s
-        limit = asyncio.timeout(execution_s)
+        limit = self.limit_until(asyncio.get_running_loop().time() + execution_s)
         try:
             async with limit:
                 yield
         except TimeoutError as e:
             if not limit.expired():
                 raise
+            if self.cut_by is not None:
+                raise self.cut_by from e
             self.overran(is_blameless=self._is_progressing)
             self.cut_by = errors.DeadlineExceeded(
                 f"{what} ran longer than {execution_s:g} s", clock="execution"
             )
             raise self.cut_by from e
+
+    def limit_until(self, at: float) -> asyncio.Timeout:
+        """A timeout of the task that relays the call, at a time of the event loop; `cut` makes it
+        expire, with `cut_by` set."""
+        self._limit = asyncio.timeout_at(at)
+        return self._limit
 
     # -- deadlines ---------------------------------------------------------------------------------
     @property
@@ -274,8 +288,11 @@ class Attempt(AnsweredCall):
     def _overrun(self) -> None:
         if self._may_interrupt():
             self.overran(is_blameless=self._has_answer and self._is_progressing)
+            execution_s = self.call.target.spec.clocks.execution_s
             self._interrupt(
-                f"the call ran longer than {self.call.target.spec.clocks.execution_s:g} s"
+                errors.DeadlineExceeded(
+                    f"the call ran longer than {execution_s:g} s", clock="execution"
+                )
             )
 
     def _on_caller_deadline(self) -> None:
@@ -283,9 +300,22 @@ class Attempt(AnsweredCall):
         deadlines do not mean that it hangs."""
         if self._may_interrupt():
             self._interrupt(
-                f"the caller's deadline of {self.call.deadline_s:g} s expired before the end of "
-                f"the response"
+                errors.DeadlineExceeded(
+                    f"the caller's deadline of {self.call.deadline_s:g} s expired before the end "
+                    f"of the response",
+                    clock="execution",
+                )
             )
+
+    def cut(self, error: errors.PilotlightError) -> None:
+        """End it with `error` where it still runs. Its instance is not replaced. May be called
+        again until it has ended."""
+        if self._limit is not None and not self._is_closed:
+            with contextlib.suppress(RuntimeError):  # it has expired, or its next one follows
+                self._limit.reschedule(asyncio.get_running_loop().time())
+                self.cut_by = error
+        elif self._may_interrupt():
+            self._interrupt(error)
 
     @property
     def _has_answer(self) -> bool:
@@ -304,8 +334,8 @@ class Attempt(AnsweredCall):
             self.answer = pending.result()
         return self.answer.body is None
 
-    def _interrupt(self, why: str) -> None:
-        self.cut_by = errors.DeadlineExceeded(why, clock="execution")
+    def _interrupt(self, error: errors.PilotlightError) -> None:
+        self.cut_by = error
         if self._pending is not None and not self._pending.done():
             self._pending.set_exception(self.cut_by)
             return

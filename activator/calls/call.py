@@ -324,8 +324,9 @@ class AnsweredCall:
         dispatched_ns: when it was sent to the worker (monotonic); 0 = never.
         exec_ms, cost, picos: execution time and price, once it has ended.
         bytes_out: bytes of the response sent to the caller so far.
-        cut_by: the error of the deadline that interrupted it; None = none did.
-        on_cut: called when a deadline interrupts its response.
+        cut_by: the error that interrupted it: a deadline's, or that its caller may no longer call;
+            None = none did.
+        on_cut: called when its response is interrupted.
     """
 
     answer: WorkerResponse
@@ -334,7 +335,7 @@ class AnsweredCall:
     cost = "0"
     picos = 0
     bytes_out = 0
-    cut_by: errors.DeadlineExceeded | None = None
+    cut_by: errors.PilotlightError | None = None
     on_cut: Callable[[], None] | None = None
 
     def __init__(self, call: Call) -> None:

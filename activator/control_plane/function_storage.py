@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import quote
 
 import httpx
 
 from activator.http.request import Request
-from activator.routing.api_keys import FunctionPrincipal
+from activator.quotas.admission import admit
+from activator.quotas.store_protocol import QuotaCheck
+from activator.routing.api_keys import FunctionPrincipal, Principal
 from pilotlight import errors
 from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.core.transport.endpoint import Endpoint
@@ -62,13 +65,22 @@ def parse_storage_path(path: str) -> StorageRequest | None:
 class FunctionStorage:
     """Passes requests of functions to the controller. Owner: the event loop."""
 
-    def __init__(self, controller: Endpoint, *, token: str, mounts_volumes: bool) -> None:
+    def __init__(
+        self,
+        controller: Endpoint,
+        *,
+        token: str,
+        mounts_volumes: bool,
+        operations: Callable[[Principal], QuotaCheck | None],
+    ) -> None:
+        """`operations`: the quotas that a caller's requests count in (`AccessCache.operations`)."""
         self._client = controller.client(
             headers={HEADER_PLATFORM_TOKEN: token},
             timeout=httpx.Timeout(10.0, read=WAIT_S),
             limits=httpx.Limits(max_connections=MAX_CONNECTIONS),
         )
         self._mounts_volumes = mounts_volumes
+        self._operations = operations
         self._waiting: Counter[tuple[str, str]] = Counter()
 
     def __repr__(self) -> str:
@@ -97,7 +109,8 @@ class FunctionStorage:
         try:
             body = await request.body(limit_bytes=MAX_REQUEST_BYTES, timeout_s=BODY_S)
             headers = {"content-type": "application/json"} if body else {}
-            answer = await self._client.post(path, content=body, headers=headers)
+            with await admit(self._operations(caller)):
+                answer = await self._client.post(path, content=body, headers=headers)
         except httpx.HTTPError as e:
             raise errors.Unavailable(
                 f"the controller does not answer ({e!r}): nothing is known to be stored; try again",

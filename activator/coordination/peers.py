@@ -3,7 +3,8 @@ socket, or in a cluster, with mutual TLS.
 
 Callers reach the activator that the kernel (SO_REUSEPORT, socket(7)) or a cluster's Service picks,
 but a submitted call is held by one of them. A request about a call that is not held here is
-forwarded to the others, once (the header `pilotlight-passed-on` marks it); an id that a caller
+forwarded to the others, once (the header `pilotlight-passed-on` marks it, and with the platform's
+token it says that the request was counted); an id that a caller
 chose belongs to the member that its hash selects, so that a repeated PUT reaches the same one.
 
 Connections to another activator are limited, and a followed call occupies one for as long as it
@@ -37,9 +38,10 @@ PASSED_ON = b"pilotlight-passed-on"
 """On a request that another activator forwards; on a 404, that it is the answer of what holds the
 call, so that no other activator is asked."""
 CALLING_FUNCTION = b"pilotlight-calling-function"
-"""On a request that a function made, with the platform's token: the function, and the call in
-which it made it (`routing.call_origin.CallingFunction`)."""
+"""On a forwarded request that a function made, with the platform's token: the function, and the
+call in which it made it (`routing.call_origin.CallingFunction`)."""
 PLATFORM_TOKEN = HEADER_PLATFORM_TOKEN.encode()
+_OWN = frozenset({PASSED_ON, CALLING_FUNCTION, PLATFORM_TOKEN})
 HEALTH = "/healthz"
 CATCH_UP_S = 1.5
 """How long a change waits for the other activators: each waits at most a second for its own
@@ -193,12 +195,13 @@ class ActivatorPeers:
     ) -> httpx.Response:
         url = target_url(client, request, request.scope["raw_path"])
         skip = HOP_BY_HOP if body is not None else HOP_BY_HOP | {b"content-length"}
-        headers = [(k, v) for k, v in request.scope["headers"] if k not in skip]
+        headers = [(k, v) for k, v in request.scope["headers"] if k not in skip | _OWN]
+        headers.append((PASSED_ON, b"1"))
+        if self._token:
+            headers.append((PLATFORM_TOKEN, self._token))
         if (calling := request.scope.get(CALLING)) is not None:
-            headers += [(CALLING_FUNCTION, calling.to_json()), (PLATFORM_TOKEN, self._token)]
-        out = client.build_request(
-            request.verb, url, headers=[*headers, (PASSED_ON, b"1")], content=body
-        )
+            headers.append((CALLING_FUNCTION, calling.to_json()))
+        out = client.build_request(request.verb, url, headers=headers, content=body)
         return await client.send(out, stream=True)
 
     async def is_process_alive(self, member: str) -> bool:

@@ -332,6 +332,13 @@ class FastPathCall(Attempt):
             )
         )
 
+    def cut(self, error: errors.PilotlightError) -> None:
+        """As `Attempt.cut`, also before a response."""
+        if self._is_done:
+            super().cut(error)
+        else:
+            self.set_exception(error)
+
     def abandon(self) -> None:
         """The caller disconnected."""
         if not self._is_done:

@@ -32,7 +32,7 @@ from activator.gateway.route_cache import WarmHead
 from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.http.bodies import Bodies
 from activator.http.dashboard_host import DashboardHost
-from activator.http.request import Handle, Receive, Request, Scope, Send
+from activator.http.request import FORWARDED, Handle, Receive, Request, Scope, Send
 from activator.llm.openai.api import OpenAI, is_one_model, is_openai_path
 from activator.metrics.metrics import Metrics
 from activator.open_inference.api import V1, OpenInferenceApi, is_model_path
@@ -43,6 +43,8 @@ from pilotlight.spec.sandboxes import SANDBOXES_PATH
 log = logging.getLogger(__name__)
 
 CALLS = "/v1/calls/"
+_STORAGE = ("/v1/volumes/", "/v1/dicts/", "/v1/queues/")
+"""Paths whose requests count as operations, and are the controller's."""
 RAW_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 """Methods of a web application: not TRACE, which would return a request's key to a script."""
 
@@ -185,7 +187,9 @@ class Gateway:
         try:
             await work
         except errors.PilotlightError as e:
-            self._metrics.count_rejected(e, request.tenant, request.target, request.arm)
+            # of activators that do not hold a call, the one that asks them counts it
+            if FORWARDED not in request.scope or not isinstance(e, errors.NotFound):
+                self._metrics.count_rejected(e, request.tenant, request.target, request.arm)
             if not request.is_answered:
                 await request.respond_error(e)
                 if request.on_failed is not None:
@@ -247,6 +251,9 @@ class Gateway:
                     await self._calls.sandboxes.answer(request, caller, path[len(SANDBOXES_PATH) :])
             elif path in (HEALTH, READY):
                 await self._health.answer(request)
+            elif path.startswith(_STORAGE):
+                async with self._resolver.storage_operation(request):
+                    await self._control.forward(request)
             else:
                 await self._control.forward(request)
 

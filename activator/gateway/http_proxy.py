@@ -130,9 +130,9 @@ class HttpProxy:
         except BaseException as e:
             attempt.fail(e, is_noted=not request.is_answered)
             if request.is_answered:  # otherwise the error that the caller gets is observed
-                is_cut = isinstance(e, WorkerConnectionLost | errors.DeadlineExceeded)
+                is_cut = isinstance(e, WorkerConnectionLost) or e is attempt.cut_by
                 exchange.observe(self._metrics, self._tracer, status_of(e), completed=not is_cut)
-                if isinstance(e, errors.DeadlineExceeded):
+                if e is attempt.cut_by:
                     raise WorkerConnectionLost(str(e), sent=True) from e
             elif isinstance(e, WorkerConnectionLost) and e.sent:
                 raise await worker_crash_error(attempt.reservation) from e

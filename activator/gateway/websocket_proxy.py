@@ -191,19 +191,19 @@ async def _relay_frames(
     bodies: Bodies,
 ) -> None:
     """Relay frames until either side closes. Raises DeadlineExceeded, Forbidden (the function
-    refused), WorkerConnectionLost (there was no connection to it), WorkerCrashed (it ended without
-    a close frame)."""
+    refused, or the caller's tenant is suspended), WorkerConnectionLost (there was no connection to
+    it), WorkerCrashed (it ended without a close frame)."""
     call = attempt.call
     execution_s = call.target.spec.clocks.execution_s
     ends_at = asyncio.get_running_loop().time() + execution_s
     count_bytes = partial(bodies.reserved, call.target.tenant)
     worker: ClientConnection | None = None
     try:
-        async with asyncio.timeout_at(ends_at):
+        async with attempt.limit_until(ends_at):
             worker = await _connect(scope, attempt.reservation, call)
         async with worker:  # closed with 1011 on errors
             await _accept(send, worker, call)
-            async with asyncio.timeout_at(ends_at), asyncio.TaskGroup() as group:
+            async with attempt.limit_until(ends_at), asyncio.TaskGroup() as group:
                 down = group.create_task(
                     _from_worker(worker, send, count_bytes), name="websocket to caller"
                 )
@@ -216,6 +216,8 @@ async def _relay_frames(
         if worker.close_code == CloseCode.ABNORMAL_CLOSURE and not is_ended_here:
             raise await worker_crash_error(attempt.reservation)
     except TimeoutError as e:
+        if attempt.cut_by is not None:
+            raise attempt.cut_by from e
         # a worker that answers the close does not hang: WebSockets may be open for long
         attempt.overran(
             is_blameless=worker is not None and worker.close_code == CloseCode.INTERNAL_ERROR

@@ -53,6 +53,8 @@ _GZIP_LINES = b"content-encoding: gzip\r\nvary: accept-encoding\r\n"
 CALLING = "pilotlight.calling"
 """Key in a scope of the function that makes the request (`routing.call_origin.CallingFunction`),
 which the platform identified by its socket."""
+FORWARDED = "pilotlight.forwarded"
+"""Key in a scope of a request that another activator forwards, which has counted it."""
 _PROBLEM = CONTENT_PROBLEM.encode()
 MAX_WAIT_S = 7 * 86_400
 """Longest wait that a caller may request: the longest possible execution clock

@@ -21,6 +21,9 @@ OPERATIONS_PER_REQUEST = 10
 """Operations that may be made in the time of one call: clients poll."""
 LEAST_OPERATIONS_PER_S = 10.0
 """Fewer would not do to follow one call."""
+DEFAULT_OPERATIONS_PER_S = 2000.0
+"""Of a tenant without `requests_per_s`: a fraction of what an activator answers, so that other
+tenants are answered, too."""
 OPERATIONS_AT_ONCE = 16
 """Operations in progress for each concurrent call, since they may wait for news."""
 OPERATION_BYTES = 64 * 1024
@@ -72,13 +75,16 @@ def is_counted(quotas: Quotas) -> bool:
     )
 
 
-def operations_of(quotas: Quotas) -> Quotas:
-    """The limits of requests to sandboxes and about submitted calls, for a tenant or key with these
-    quotas; none where its calls have none."""
+def operations_of(quotas: Quotas, default_per_s: float | None = None) -> Quotas:
+    """The limits of requests to what runs or is stored already, for a tenant or key with these
+    quotas. `default_per_s`: in a second, and ten times as many in a burst, where its calls have no
+    limit; None = no limit either."""
     per_s, burst, concurrent = quotas.requests_per_s, quotas.burst, quotas.concurrent
     if per_s is not None:
         burst = int(max(quotas.depth, LEAST_OPERATIONS_PER_S) * OPERATIONS_PER_REQUEST)
         per_s = max(per_s * OPERATIONS_PER_REQUEST, LEAST_OPERATIONS_PER_S)
+    elif default_per_s is not None:
+        per_s, burst = default_per_s, int(10 * default_per_s)
     return Quotas(
         requests_per_s=None if per_s is None else min(per_s, MAX_RATE),
         burst=None if burst is None else min(burst, MAX_RATE),

@@ -28,6 +28,8 @@ from snapshotter.settings import SnapshotterSettings
 from snapshotter.slots.launch_plan import RUNTIME_PACKAGES, BundleStore, ImageStore
 from snapshotter.slots.log_pruning import LogPruner
 from snapshotter.snapshots.components import SnapshotComponents
+from snapshotter.starts import group_claims
+from snapshotter.starts.group_claims import GroupClaim
 from snapshotter.starts.recovery import reattach, sweep_groups
 from snapshotter.volumes.disk_guard import VolumeDiskGuard
 
@@ -63,7 +65,28 @@ async def running_agent(
     Startup order: the spawner before any thread; recovery of an earlier agent's slots before new
     work; the socket last. Shutdown is the reverse.
     """
+    claim = await asyncio.to_thread(group_claims.claim, paths.run)
+    try:
+        async with _running_agent(paths, settings, parts, claim) as agent:
+            yield agent
+    finally:
+        if claim is not None:
+            claim.release()
+
+
+@contextlib.asynccontextmanager
+async def _running_agent(
+    paths: Paths,
+    settings: SnapshotterSettings,
+    parts: AgentComponents,
+    claim: GroupClaim | None,
+) -> AsyncIterator[Agent]:
     cgroups = await asyncio.to_thread(Cgroups.find, paths.run, reader=paths.activator_uid)
+    if claim is not None:
+        claim.record(cgroups.bases.values())
+        removed = await asyncio.to_thread(group_claims.remove_abandoned)
+        if removed:
+            _log.info("cgroups.removed platforms=%d reason=their agents were killed", removed)
     if cgroups.why_not is not None:
         _log.warning("cgroups.off reason=%s fallback=RLIMIT_DATA", cgroups.why_not)
     (paths.run / "slots").mkdir(exist_ok=True, mode=0o700)
@@ -89,6 +112,8 @@ async def running_agent(
                 task.cancel()
             await asyncio.wait(background)
             await _close(node)
+            # what background tasks of the parts had not removed yet, on a busy machine
+            await asyncio.gather(*(cgroups.group(name).remove() for name in cgroups.names()))
             cgroups.remove_empty()
             for listening in exposed:
                 listening.close()

@@ -14,8 +14,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import os
 import signal
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +35,9 @@ _DEVICES = "devices"
 MAX_PIDS = 4096
 """Processes and threads of one instance: numeric libraries use some hundred; the limit stops fork
 bombs."""
-_REMOVE_ATTEMPTS = 50
+_REMOVE_S = 20.0
+"""How long processes may take to end after SIGKILL: on a busy machine, seconds for some GiB."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,11 +138,14 @@ class Group:
     async def remove(self) -> None:
         """Kill all remaining processes and remove the directories. The kernel needs a moment after
         the last exit."""
-        for attempt in range(_REMOVE_ATTEMPTS):
-            if [d for d in self._unique() if not _remove(d)] == []:
+        until, pause_s = time.monotonic() + _REMOVE_S, 0.0
+        while left := [d for d in self._unique() if not _remove(d)]:
+            if time.monotonic() > until:
+                _log.warning("cgroup.not_removed group=%s processes=%s", left[0], self.members())
                 return
             self.kill()
-            await asyncio.sleep(min(0.1, 0.002 * (attempt + 1)))
+            pause_s = min(0.1, pause_s + 0.002)
+            await asyncio.sleep(pause_s)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values: sufficient for a restarted agent in any cgroup."""

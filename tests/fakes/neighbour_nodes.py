@@ -74,10 +74,11 @@ class Street:
         self,
         *,
         origin: MemoryOrigin | None = None,
-        uploads_at_once: int = 4,
+        uploads_at_once: int = 64,
         answer_s: float = 20.0,
     ) -> NeighbourNode:
-        """One more; everybody looks around."""
+        """One more; everybody looks around. A node whose uploads are all taken for 0.4 s refuses
+        the next, and is not asked for 0.25 s: not with as many as all that these tests want."""
         node = NeighbourNode(
             self._folder / str(len(self.nodes)),
             peers=self.peers,

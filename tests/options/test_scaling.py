@@ -404,7 +404,10 @@ async def test_a_revision_without_room_replaces_the_old_one_as_it_says(
     if strategy is RolloutStrategy.SWAP:
         await until(lambda: len(edge.fleet.stopped) == 1)
         return
-    await asyncio.sleep(0.5)  # beyond the time of the start
+    if strategy is RolloutStrategy.SURGE:
+        await until(lambda: edge.fleet.stopped and not edge.handovers.running)
+    else:
+        await asyncio.sleep(0.5)  # beyond the time of the start
     assert bool(edge.fleet.stopped) is (strategy is RolloutStrategy.SURGE)
     assert bool(edge.handovers.running) is (strategy is RolloutStrategy.WAIT)
 

@@ -226,6 +226,28 @@ async def test_requests_to_sandboxes_and_polls_of_calls_have_a_rate(serving: Edg
     assert (refused.json()["of"], refused.json()["limit"]) == ("operations", 10)
 
 
+async def test_requests_of_a_tenant_without_quotas_have_a_rate_too(serving: Edge) -> None:
+    sandbox = await create(serving)
+    headers = {"authorization": f"Bearer {KEY}"}
+    answer = await serving.client.get(f"{serving.url}/v1/calls/{sandbox}", headers=headers)
+    assert answer.headers["ratelimit-policy"] == '"operations";q=20000;w=10'
+    # the controller is away, but the request was counted
+    stored = await serving.client.post(f"{serving.url}/v1/dicts/seen", json={}, headers=headers)
+    assert stored.headers["ratelimit-policy"] == '"operations";q=20000;w=10'
+    serving.add_tenant("acme", requests_per_s=0.001)  # 100 at once
+    statuses: list[int] = []
+    while 429 not in statuses:  # ten come back in a second
+        answers = await asyncio.gather(
+            *(
+                serving.client.post(f"{serving.url}/v1/{path}", json={}, headers=headers)
+                for _ in range(50)
+                for path in ("dicts/seen", "volumes/data:reload")
+            )
+        )
+        statuses += [answer.status_code for answer in answers]
+    assert 429 not in statuses[:100]
+
+
 async def test_what_requests_to_sandboxes_move_counts_too(serving: Edge) -> None:
     sandbox = await create(serving)
     serving.add_tenant("acme", requests_per_s=0.001)

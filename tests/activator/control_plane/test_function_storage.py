@@ -1,10 +1,20 @@
-"""Which paths of an instance's socket are storage."""
+"""Which paths of an instance's socket are storage, and how often a function may use them."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from activator.control_plane.function_storage import parse_storage_path
+from activator.control_plane.function_storage import FunctionStorage, parse_storage_path
+from activator.http.request import Request, Scope
+from activator.quotas.process_store import ProcessQuotas
+from activator.quotas.rules import Rule
+from activator.routing.api_keys import FunctionPrincipal
+from pilotlight import errors
+from pilotlight.core.transport.endpoint import Endpoint
+from pilotlight.spec.quotas import Quotas
+from tests.fakes.fake_worker import FakeWorker
 
 
 @pytest.mark.parametrize(
@@ -36,3 +46,35 @@ def test_storage_is_found_by_its_path(path: str, last: tuple[str, str], is_volum
 )
 def test_other_paths_are_not(path: str) -> None:
     assert parse_storage_path(path) is None
+
+
+async def test_a_functions_operations_count_in_its_tenants_quota(short_tmp: Path) -> None:
+    once = Rule(of="operations", subject="t-1", quotas=Quotas(requests_per_s=1), tenant="t-1")
+    check = ProcessQuotas(clock=lambda: 1.0).quota_check((once,))
+    controller = await FakeWorker(short_tmp / "controller.sock").start()
+    storage = FunctionStorage(
+        Endpoint.at(controller.path), token="", mounts_volumes=True, operations=lambda _: check
+    )
+    statuses: list[int] = []
+
+    async def receive() -> Scope:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(message: Scope) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    def request() -> Request:
+        scope = {"type": "http", "path": "/v1/dicts/seen", "method": "POST", "headers": []}
+        return Request(scope, receive, send)
+
+    asked = parse_storage_path("/v1/dicts/seen")
+    assert asked is not None
+    caller = FunctionPrincipal("function:t-1/main/app/name")
+    await storage.answer(request(), caller, asked)
+    assert statuses == [200]
+    with pytest.raises(errors.OverQuota):
+        await storage.answer(request(), caller, asked)
+    assert repr(storage) == "<FunctionStorage 0 requests>"
+    await storage.aclose()
+    await controller.aclose()

@@ -15,9 +15,11 @@ import httpx
 import pytest
 
 from activator.coordination.peers import (
+    CALLING_FUNCTION,
     CATCH_UP_S,
     HEALTH,
     PASSED_ON,
+    PLATFORM_TOKEN,
     ActivatorPeers,
     peer_addresses,
     socket_of,
@@ -323,3 +325,43 @@ async def test_who_does_not_read_a_stream_holds_no_connection(
         await until(lambda: not few.held)
     finally:
         connection.close()
+
+
+@pytest.mark.parametrize("token", ["platform-token"])
+async def test_what_another_activator_forwards_was_counted_there(
+    edge: Edge, other: FakeWorker
+) -> None:
+    edge.add_tenant("acme", requests_per_s=0.001)  # 100 operations at once
+    url = f"{edge.url}/v1/calls/req-gone"
+    by_peer = {PASSED_ON.decode(): "1", PLATFORM_TOKEN.decode(): "platform-token"}
+    answers = await asyncio.gather(
+        *(edge.client.get(url, headers={**AUTHORIZED, **by_peer}) for _ in range(120))
+    )
+    for answer in answers:
+        assert answer.status_code == 404
+        assert "ratelimit-policy" not in answer.headers
+    guessed = {**AUTHORIZED, **by_peer, PLATFORM_TOKEN.decode(): "guessed"}
+    statuses: list[int] = []
+    while 429 not in statuses:  # anybody can say so; ten come back in a second
+        answers = await asyncio.gather(*(edge.client.get(url, headers=guessed) for _ in range(100)))
+        statuses += [answer.status_code for answer in answers]
+    assert set(statuses[:100]) == {404}
+
+
+async def test_a_forwarded_request_bears_the_platforms_token_and_nothing_that_its_caller_said_of_it(
+    edge: Edge, short_tmp: Path
+) -> None:
+    other = await FakeWorker(socket_of(short_tmp, 1), holds_one_call).start()
+    siblings = edge.calls.api.siblings = ActivatorPeers(
+        peer_addresses(short_tmp, None, None), index=0, count=2, token="platform-token"
+    )
+    said = {PLATFORM_TOKEN.decode(): "guessed", CALLING_FUNCTION.decode(): "{}"}
+    answer = await edge.client.get(
+        f"{edge.url}/v1/calls/{HELD_THERE}", headers={**AUTHORIZED, **said}
+    )
+    assert answer.status_code == 200
+    (request,) = other.requests
+    assert request.headers[PLATFORM_TOKEN.decode()] == "platform-token"
+    assert CALLING_FUNCTION.decode() not in request.headers
+    await siblings.aclose()
+    await other.die()

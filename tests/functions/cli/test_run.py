@@ -122,6 +122,15 @@ def test_an_asynchronous_local_entrypoint_that_raises_fails_the_command(shell: S
     assert shell.platform.apps == {}
 
 
+FRESH = """
+import runpy, signal, sys
+signal.signal(int(sys.argv[-1]), signal.SIG_DFL)
+sys.argv[0] = "pilotlight"
+runpy.run_module("pilotlight", run_name="__main__", alter_sys=True)
+"""
+"""The command line, with a signal that nobody ignores (nohup) or handles (coverage) before it."""
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_closed_terminal_or_a_kill_ends_a_run_like_ctrl_c(
     shell: Shell, number: signal.Signals
@@ -129,7 +138,7 @@ def test_a_closed_terminal_or_a_kill_ends_a_run_like_ctrl_c(
     """The app is removed: its schedules and min_instances would go on without an owner."""
     reference = f"{shell.file}::signalled"
     done = subprocess.run(
-        [sys.executable, "-m", "pilotlight", "run", reference, "--number", f"{number:d}"],
+        [sys.executable, "-c", FRESH, "run", reference, "--number", f"{number:d}"],
         env=os.environ | shell.environ(),
         capture_output=True,
         check=False,
@@ -164,6 +173,19 @@ def test_arguments_that_are_text_anyway_need_no_look_at_the_signature(shell: She
     shell.platform.asked.clear()
     assert shell.run("call", "tasks/describe", "-a", "name=Ada").exit_code == 0
     assert shell.platform.asked == ["POST /v1/functions/tasks/describe:invoke"]
+
+
+def test_an_option_that_call_does_not_have_says_how_arguments_are_passed(shell: Shell) -> None:
+    done = shell.run("call", "tasks/describe", "-a", "--size=3", "--my-name=Ada")
+    assert done.exit_code == 2
+    said = " ".join(done.stderr.replace("│", " ").split())
+    assert "No such option: --my-name." in said
+    assert "passed as --arg my_name=Ada, or all of them as JSON" in said
+
+    done = shell.run("call", "tasks/describe", "--strem", "Ada")
+    said = " ".join(done.stderr.replace("│", " ").split())
+    assert "Did you mean --stream" in said, said
+    assert "--arg strem=…" in said
 
 
 def test_a_wrong_key_is_one_line_and_the_next_step(shell: Shell) -> None:

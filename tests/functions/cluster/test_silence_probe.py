@@ -103,7 +103,7 @@ async def test_one_call_without_an_answer_leaves_no_trace_once_the_server_answer
     api_server: ApiServer, tmp_path: Path
 ) -> None:
     hasty = dataclasses.replace(
-        IMPATIENT, quiet_s=0.2, attempt_s=0.1, pauses=RetryDelays(attempts=1)
+        IMPATIENT, quiet_s=0.2, attempt_s=1.0, pauses=RetryDelays(attempts=1)
     )
     async with await connected(api_server, tmp_path, hasty) as cluster, watched(cluster):
         await open_watch(api_server)

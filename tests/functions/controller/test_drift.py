@@ -315,6 +315,10 @@ async def test_two_revisions_are_compared(deployed: Controller) -> None:
     assert found["prediction_ks_low"] == 0
     answer = await deployed.http.get(DRIFT, params={"revision": revision})
     assert "neither" in refused(answer, 400)
+    for pair in (("v0-bbbbbb", revision), (revision, "v0-bbbbbb")):
+        params = dict(zip(("revision", "against"), pair, strict=True))
+        said = refused(await deployed.http.get(DRIFT, params=params), 404)
+        assert f"search/hello has no revision 'v0-bbbbbb': the newest are {revision}" in said
 
 
 async def test_a_baseline_comes_from_a_time_of_the_log(deployed: Controller) -> None:

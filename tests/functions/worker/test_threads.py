@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
+import cProfile
 import functools
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -36,20 +39,104 @@ async def test_what_a_job_raises_is_its_outcome() -> None:
     assert isinstance(error, StopIteration)
 
 
-async def test_a_running_job_is_interrupted() -> None:
+def spin(begun: threading.Event) -> None:
+    begun.set()
+    while True:
+        time.sleep(0)
+
+
+async def interrupted(function: Callable[[threading.Event], object]) -> Outcome:
+    """What becomes of a job that is interrupted once it has set its event."""
     thread, begun = CallThreads().take(), threading.Event()
-
-    def spin() -> None:
-        begun.set()
-        while True:
-            time.sleep(0)
-
-    job = asyncio.ensure_future(run(thread, spin))
+    job = asyncio.ensure_future(run(thread, lambda: function(begun)))
     await asyncio.to_thread(begun.wait)
     thread.interrupt()
+    outcome = await job
+    assert await run(thread, lambda: 2) == (True, 2)
+    return outcome
+
+
+async def test_a_running_job_is_interrupted() -> None:
+    ok, error = await interrupted(spin)
+    assert (ok, type(error)) == (False, CallCancelled)
+
+
+@pytest.mark.parametrize("when", ["ended", "blocked"])
+async def test_functions_that_are_profiled_run_beside_and_after_an_interrupt(when: str) -> None:
+    """An exception that is pending or was revoked kept a profiled thread from entering functions
+    (CPython before 3.13)."""
+    threads, begun, gate = CallThreads(), threading.Event(), threading.Event()
+    first, second = threads.take(), threads.take()
+
+    def block() -> None:
+        begun.set()
+        gate.wait()
+
+    def answer() -> int:
+        return 42
+
+    job = asyncio.ensure_future(run(first, block))
+    await asyncio.to_thread(begun.wait)
+    first.interrupt()
+    if when == "ended":
+        gate.set()
+        await job
+    async with asyncio.timeout(20):
+        ok, value = await run(second, lambda: cProfile.Profile().runcall(answer))
+    assert (ok, value) == (True, 42)
+    gate.set()
     ok, error = await job
     assert (ok, type(error)) == (False, CallCancelled)
-    assert await run(thread, lambda: 2) == (True, 2)
+
+
+async def test_an_interrupt_that_a_finalizer_loses_is_sent_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lost: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda raised: lost.append(raised.exc_type))
+
+    class Closing:
+        def __init__(self, begun: threading.Event) -> None:
+            self.begun = begun
+
+        def __del__(self) -> None:
+            spin(self.begun)
+
+    def leave(begun: threading.Event) -> None:
+        Closing(begun)
+        spin(begun)
+
+    ok, error = await interrupted(leave)
+    assert (ok, type(error), lost) == (False, CallCancelled, [CallCancelled])
+
+
+async def test_an_interrupt_that_the_function_catches_and_forgets_is_sent_again() -> None:
+    def forgetful(begun: threading.Event) -> None:
+        with contextlib.suppress(BaseException):
+            spin(begun)
+        spin(begun)
+
+    ok, error = await interrupted(forgetful)
+    assert (ok, type(error)) == (False, CallCancelled)
+
+
+async def test_what_a_function_does_at_its_end_is_not_interrupted_again() -> None:
+    left: list[str] = []
+
+    def tidy(begun: threading.Event) -> None:
+        try:
+            spin(begun)
+        finally:
+            try:
+                raise ValueError
+            except ValueError:
+                until = time.monotonic() + 0.5  # the interrupt would be sent twice meanwhile
+                while time.monotonic() < until:
+                    time.sleep(0.01)
+            left.append("tidy")
+
+    ok, error = await interrupted(tidy)
+    assert (ok, type(error), left) == (False, CallCancelled, ["tidy"])
 
 
 @pytest.mark.parametrize("work", [0, 10, 100, 1000])

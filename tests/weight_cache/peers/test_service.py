@@ -75,7 +75,7 @@ async def test_cold_nodes_read_each_chunk_from_the_origin_once_together(
 ) -> None:
     # a node that is slow or busy is not waited for: not the case here
     monkeypatch.setattr("weight_cache.peers.fetcher.WAIT_S", 60.0)
-    fleet = [await nodes.node(uploads_at_once=64) for _ in range(count)]
+    fleet = [await nodes.node() for _ in range(count)]
     name = put_model(nodes.origin, {**SMALL, "large": chunked(b"x")})
     paths = await asyncio.gather(*(hold(node, name) for node in fleet))
     assert all(content(path) == {**SMALL, "large": chunked(b"x")} for path in paths)

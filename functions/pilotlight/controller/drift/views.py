@@ -13,11 +13,14 @@ from pilotlight.controller.drift.report import plain
 from pilotlight.controller.drift.targets import MonitoredFunction, find_targets
 from pilotlight.controller.statistics import distributions, estimates
 from pilotlight.controller.statistics.quality import measure
+from pilotlight.errors import NotFound
 from pilotlight.spec.monitor import PREDICTION
 from pilotlight.spec.prediction_log import HOUR_S
 from pilotlight.spec.record_json import to_json
 
 MAX_REPORTS: Final = 50
+SHOWN_REVISIONS: Final = 10
+"""Revisions that an error names."""
 
 
 def summary(sql: sa.Connection, target: MonitoredFunction) -> dict[str, Any]:
@@ -56,11 +59,31 @@ def detail(
     }
 
 
+def require_revision(sql: sa.Connection, target: MonitoredFunction, name: str) -> None:
+    """Raise NotFound, with the newest revisions, unless the function has it, or predictions of it
+    were counted."""
+    stored, counted = tables.revisions, tables.drift_sketches
+    of_it = sa.select(stored.c.name).where(stored.c.function == target.function_id)
+    if sql.execute(of_it.where(stored.c.name == name)).first() is not None:
+        return
+    seen = sa.select(counted.c.revision).where(counted.c.function_id == target.function_id)
+    if sql.execute(seen.where(counted.c.revision == name).limit(1)).first() is not None:
+        return
+    newest = sql.scalars(of_it.order_by(stored.c.ordinal.desc()).limit(SHOWN_REVISIONS))
+    raise NotFound(
+        f"{target.name} has no revision {name!r}: the newest are {', '.join(newest)}",
+        hint=f"`pilotlight app show {target.app}` lists them.",
+    )
+
+
 def contrast(
     sql: sa.Connection, target: MonitoredFunction, *, revision: str, against: str, now: float
 ) -> dict[str, Any]:
     """Compare two revisions, over the last hours that a window has: the predictions, and each
-    measure of quality as `revision` minus `against`, with bounds that hold at any time."""
+    measure of quality as `revision` minus `against`, with bounds that hold at any time. Raises
+    NotFound for a revision that the function does not have."""
+    for name in (revision, against):
+        require_revision(sql, target, name)
     until_h = int(now // HOUR_S) + 1
     since_h = until_h - target.terms.window_h
     counts = [

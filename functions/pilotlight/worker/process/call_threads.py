@@ -9,13 +9,16 @@ together reach the event loop by one wake-up. A generator, and a batch, have a t
 
 An abandoned call is interrupted by raising CallCancelled inside it (PyThreadState_SetAsyncExc). The
 exception takes effect between two bytecodes, so a call inside C code (a long `time.sleep`, a matrix
-product) ends only when that returns. A thread is idle again only when the function has ended."""
+product) ends only when that returns. What is raised in a finalizer or a callback of C code is lost,
+and code may catch everything; so it is raised again, some times, while the function neither ends
+nor handles it. A thread is idle again only when the function has ended."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import ctypes
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -24,6 +27,15 @@ from queue import SimpleQueue
 from typing import Any
 
 from pilotlight.worker.user_code.user_errors import CallCancelled
+
+_AGAIN_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+"""After which pauses a call that goes on is interrupted again. One that does not end after that
+stays until its instance is replaced."""
+_CONTEXTS = 100
+"""How many exceptions are followed to the one during whose handling they were raised: user code may
+make a circle of them."""
+
+_set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 Outcome = tuple[bool, Any]
 """(True, value) or (False, exception)."""
@@ -83,9 +95,26 @@ class Job:
             return
         self.sent = threading.Event()
         self.cancelling = True
-        if self.begun and not self.finished:
-            _raise_in(self.thread_id, CallCancelled)
+        if self.begun:
+            self._send(self.sent)
+            asyncio.get_running_loop().call_later(_AGAIN_S[0], self._interrupt_again, 0)
         self.sent.set()
+
+    def _interrupt_again(self, count: int) -> None:
+        if self.finished or self.sent is None:
+            return
+        if not _is_handling(self.thread_id):
+            self._send(self.sent)
+        if count + 1 < len(_AGAIN_S):
+            asyncio.get_running_loop().call_later(
+                _AGAIN_S[count + 1], self._interrupt_again, count + 1
+            )
+
+    def _send(self, sent: threading.Event) -> None:
+        sent.clear()
+        if not self.finished:
+            _raise_in(self.thread_id)
+        sent.set()
 
     def run(self, thread_id: int) -> Outcome:
         """Run it in this thread, whose id that is."""
@@ -115,8 +144,7 @@ class Job:
                 self.finished = True
                 if self.cancelling and self.sent is not None:
                     self.sent.wait()
-                    # revokes an interrupt that has not taken effect yet
-                    _raise_in(self.thread_id, None)
+                    _raise_in(self.thread_id)  # takes one that has not taken effect yet
                 return
             except CallCancelled:
                 continue
@@ -290,6 +318,32 @@ class CallThreads:
                 self._loop.call_soon(self._deliver)
 
 
-def _raise_in(thread_id: int, kind: type[BaseException] | None) -> None:
-    exception = None if kind is None else ctypes.py_object(kind)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), exception)
+def _raise_in(thread_id: int) -> None:
+    """Raise CallCancelled in another thread, or take the one that is pending in this thread.
+
+    One is raised in this thread, too, and caught: only an exception that takes effect resets the
+    interpreter's flag (before CPython 3.13). To revoke one (NULL) leaves the flag set, and so does
+    a thread that is inside C code. While it is set, all threads are slower, and one that is traced
+    or profiled enters no function: it loops at the first bytecode. That may be this thread, so no
+    function is entered between the two. A thread with a pending exception sets the flag again when
+    it gets the interpreter's lock."""
+    other, own = ctypes.c_ulong(thread_id), ctypes.c_ulong(threading.get_ident())
+    raised = ctypes.py_object(CallCancelled)
+    try:
+        _set_async_exc(other, raised)
+        _set_async_exc(own, raised)  # in place of one that is pending
+        for _ in range(1000):  # it takes effect in an instruction or two
+            pass
+    except CallCancelled:
+        return
+
+
+def _is_handling(thread_id: int) -> bool:
+    """Whether the thread is in a `finally` or `except` block that CallCancelled has led to."""
+    found: Any = sys._current_exceptions().get(thread_id)
+    error = found[1] if isinstance(found, tuple) else found  # a tuple before 3.12
+    for _ in range(_CONTEXTS):
+        if error is None or isinstance(error, CallCancelled):
+            break
+        error = error.__context__
+    return isinstance(error, CallCancelled)

@@ -198,7 +198,9 @@ def test_a_hung_redis_costs_a_call_its_deadline(
     source = replace(SOURCE, deadline_ms=30)
     with FreezingShim({"app.py": CODE}, ranker(source), secret_variables=[URL]) as shim:
         instance = shim.start("i-hung", {URL: mortal_redis.url})
-        assert ask(instance).json()[3] == dict.fromkeys(USER.names, "missing")
+        deadline = time.monotonic() + 30
+        while ask(instance).json()[3] != dict.fromkeys(USER.names, "missing"):
+            assert time.monotonic() < deadline, "a busy machine answers once in time"
         mortal_redis.freeze()
         assert ask(instance).headers["pilotlight-degraded"] == "features=deadline"
 

@@ -98,9 +98,9 @@ async def test_a_hung_server_costs_each_call_its_deadline_and_then_nothing(
         await asyncio.sleep(1.1)  # SILENT_S
         assert await reason_of(client) == "unavailable"
         began = time.monotonic()
-        for _ in range(100):  # known to be down: nobody waits, but who tries it again
+        for _ in range(500):  # known to be down: nobody waits, but who tries it again
             await reason_of(client, within_s=0.02)
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 5.0, "half of the time if all waited"
         mortal_redis.thaw()
         assert await eventually(client) == [None]
 

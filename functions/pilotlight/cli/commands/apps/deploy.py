@@ -420,8 +420,8 @@ def _deployed(
     by_name = {proof.function: proof for proof in starts.proofs}
     for f in deployment.functions:
         proof = f"  {by_name[f.function]}" if f.function in by_name else ""
-        if error := starts.failures.get(f.function):
-            lines.append(f"  {f.function:<20} {f.revision}  does not start: {error}")
+        if f.function in starts.failures:  # the error follows, once
+            lines.append(f"  {f.function:<20} {f.revision}  does not start")
             continue
         lines.append(f"  {f.function:<20} {f.revision}{'' if f.created else ' (unchanged)'}{proof}")
         lines += [f"    {text}" for text in stage_of(deployment.app, f)]

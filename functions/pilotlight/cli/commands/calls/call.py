@@ -6,9 +6,11 @@ import base64
 import json
 import sys
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from pilotlight.cli.commands.calls import call_list
 from pilotlight.cli.core.addresses import parse_address
@@ -105,9 +107,35 @@ Limit = Annotated[
 AllDead = Annotated[bool, typer.Option("--all", help="With `call redrive`: all dead letters.")]
 
 
+class CallCommand(TyperCommand):
+    """The command, which says how arguments of the function are passed where it gets an option that
+    it does not have."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words of the command line. Exits with 2 for a wrong one."""
+        known = {name: one for one in self.params for name in (*one.opts, *one.secondary_opts)}
+        words = iter(args)
+        for word in words:
+            name, equals, value = word.partition("=")
+            if word == "--":
+                break
+            if (option := known.get(name)) is not None:
+                if not equals and not getattr(option, "is_flag", True):
+                    next(words, None)  # its value
+            elif name.startswith("--"):
+                near = get_close_matches(name, [one for one in known if one.startswith("--")])
+                hint = f" Did you mean {' or '.join(near)}?" if near else ""
+                ctx.fail(
+                    f"No such option: {name}.{hint} An argument of the function is passed as "
+                    f"--arg {name.lstrip('-').replace('-', '_') or 'name'}={value or '…'}, or "
+                    f"all of them as JSON."
+                )
+        return super().parse_args(ctx, args)
+
+
 def register(root: typer.Typer) -> None:
     """Add the command."""
-    command(root, "call")(call)
+    command(root, "call", cls=CallCommand)(call)
 
 
 def call(
