@@ -85,7 +85,7 @@ class Guards:
         try:
             check = TextCheck(self._terms, call, spec, OUTPUT)
             answer = attempt.answer
-            if answer.body is None and answer.header(b"content-type").startswith(_SSE):
+            if answer.body is None and answer.header(b"content-type").lower().startswith(_SSE):
                 stream = GuardedStream(check, call.tokens)
                 attempt.answer = GuardedResponse(answer, stream, lambda: _stop(attempt))
                 return

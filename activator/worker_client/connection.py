@@ -1,9 +1,10 @@
 """HTTP/1.1 to a worker over its Unix socket, or to a pod (`address`): pooled connections, one
 exchange at a time on each.
 
-A response with a known, small length is collected whole (one future, no queue: the hot path);
-others stream with back-pressure: reading from the worker pauses while the caller does not read. An
-abandoned exchange closes its connection, which tells the worker that the caller disconnected.
+A response with a known, small length is collected whole (one future, no queue: the hot path),
+except one of server-sent events; others stream with back-pressure: reading from the worker pauses
+while the caller does not read. An abandoned exchange closes its connection, which tells the worker
+that the caller disconnected.
 
 A worker repeats the heads of its responses byte by byte: a response that came whole, with a head
 that was parsed before, is not parsed (`KnownHeads`)."""
@@ -19,7 +20,7 @@ from typing import Final, Protocol, cast
 import httptools
 
 from activator.worker_client.address import connect
-from pilotlight.protocol import HEADER_FINISH, HEADER_OUTCOME, HEADER_SPANS
+from pilotlight.protocol import CONTENT_SSE, HEADER_FINISH, HEADER_OUTCOME, HEADER_SPANS
 
 WHOLE_BODY_BYTES: Final = 256 * 1024
 """Largest response that is collected before it is forwarded, so that its cost can be sent in its
@@ -40,6 +41,7 @@ MAX_KNOWN_HEAD_BYTES: Final = 1024
 """Limits of the heads that are kept for each worker: they differ by the length of the body."""
 _END_OF_HEAD: Final = b"\r\n\r\n"
 _OUTCOME: Final = HEADER_OUTCOME.encode()
+_SSE: Final = CONTENT_SSE.encode()
 _NO_SNIFF: Final = b"x-content-type-options"
 _TRAILERS: Final = frozenset({HEADER_FINISH.encode(), HEADER_SPANS.encode()})
 """Trailers of a stream that are stored."""
@@ -382,14 +384,22 @@ class WorkerConnection(asyncio.Protocol):
             self._ended, self.is_usable = True, False
             self._answer(b"")
             return
-        for name, value in self._headers:
-            if name == b"content-length":
-                if int(value) <= WHOLE_BODY_BYTES:
-                    return
-                break
+        if self._is_collected():
+            return
         self._streaming = True
         self._unanswered = 0
         self._answer(None)
+
+    def _is_collected(self) -> bool:
+        """Whether the body is collected: it has a known, small length, and is no stream of events,
+        which some servers send at once."""
+        length = WHOLE_BODY_BYTES + 1
+        for name, value in self._headers:
+            if name == b"content-length":
+                length = int(value)
+            elif name == b"content-type" and value[: len(_SSE)].lower() == _SSE:
+                return False
+        return length <= WHOLE_BODY_BYTES
 
     def _expect_small_head(self) -> None:
         if sum(len(name) + len(value) + 4 for name, value in self._headers) > MAX_HEAD_BYTES:

@@ -189,6 +189,22 @@ async def test_a_large_answer_streams_even_when_its_length_is_known(short_tmp: P
         assert sum([len(chunk) async for chunk in answer.chunks()]) == size
 
 
+async def test_events_stream_even_when_they_are_short_and_sent_at_once(short_tmp: Path) -> None:
+    events = b"data: 1\n\ndata: 2\n\n"
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\ncontent-type: Text/Event-Stream; x=y\r\n\r\n"
+    loop = asyncio.get_running_loop()
+    server = await loop.create_unix_server(
+        lambda: _Bodiless(head % len(events) + events), str(short_tmp / "w.sock")
+    )
+    async with server:
+        connection = await ConnectionPool(str(short_tmp / "w.sock")).open(loop)
+        for _ in range(2):  # the second head is known
+            answer = await connection.request(GET, loop=loop)
+            assert answer.body is None
+            assert b"".join([piece async for piece in answer.chunks()]) == events
+        connection.close()
+
+
 async def test_reading_pauses_while_the_caller_does_not_read(short_tmp: Path) -> None:
     sent = 0
 
