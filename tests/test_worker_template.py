@@ -53,7 +53,8 @@ def run(directory: Path, *options: str, **modules: str) -> subprocess.CompletedP
 
 def environment(directory: Path) -> dict[str, str]:
     """Of such a run."""
-    return {**os.environ, "IMPORTS": str(directory / "imports"), "GIVEN": "to workers"}
+    mine = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    return {**mine, "IMPORTS": str(directory / "imports"), "GIVEN": "to workers"}
 
 
 def imports(directory: Path) -> int:
