@@ -16,6 +16,7 @@ from typing import Protocol
 from activator.billing.budget_leases import BudgetLeaser, BudgetLeaseStore
 from activator.billing.budget_sync import BudgetSource, BudgetStates, parse_states
 from activator.billing.budgets import Budgets, Subject
+from activator.billing.cache_hits import CacheHitAccount
 from activator.billing.errors import LedgerRefused, LedgerUnavailable
 from activator.billing.instance_account import BillingTerms, InstanceAccount
 from activator.billing.journal import Journal
@@ -155,6 +156,7 @@ class BillingService:
 
     Attributes:
         budgets: the hard budgets and their balances.
+        cache_hits: bills calls that the response cache answers.
         unbilled: number of calls that were served although the journal had no room."""
 
     def __init__(
@@ -192,6 +194,11 @@ class BillingService:
         )
         self.unbilled = 0
         self._is_served_unbilled = is_served_unbilled
+        self.cache_hits = CacheHitAccount(
+            self.journal,
+            self.budgets,
+            on_unbilled=self._count_unbilled if is_served_unbilled else None,
+        )
         self._observer = observer
         self._unbilled_logged_at = -UNBILLED_LOG_S
         if self.recovered.lost or self.recovered.unfinished:

@@ -43,6 +43,7 @@ from pilotlight.spec.policies import (
     Variant,
 )
 from pilotlight.spec.prediction_log import PredictionLogSpec
+from pilotlight.spec.response_cache import ResponseCacheSpec
 
 
 class EngineOptions(TypedDict, total=False):
@@ -78,6 +79,7 @@ class EngineOptions(TypedDict, total=False):
     objectives: Objectives | None
     require: Mapping[str, str]
     card: ModelCard | None
+    cache: ResponseCacheSpec | None
 
 
 class FunctionOptions(EngineOptions, total=False):
@@ -123,6 +125,7 @@ class FunctionOptions(EngineOptions, total=False):
             "*" for all. Browsers send no cookies.
         schedule: one or more of `pilotlight.Cron("0 6 * * *")` and `pilotlight.Period(hours=1)`.
         fallback, variants: what may answer in place of the function.
+        cache: `pilotlight.ResponseCache("1h")`: equal calls are answered from memory.
         example, check: as for `@pilotlight.method()`.
 
     Releases:

@@ -33,6 +33,7 @@ from pilotlight.spec.prediction_log import (
     PredictionLogSpec,
     parse_window,
 )
+from pilotlight.spec.response_cache import DEFAULT_BYTES, ResponseCacheSpec, parse_ttl
 
 __all__ = [
     "Cron",
@@ -40,6 +41,7 @@ __all__ = [
     "Period",
     "PredictionLog",
     "Redis",
+    "ResponseCache",
     "Retries",
     "cached_answer",
     "resolve_policies",
@@ -184,6 +186,27 @@ def PredictionLog(
         scrub=tuple(scrub),
         keep_s=keep_s,
     )
+
+
+def ResponseCache(
+    ttl: str | float, *, max_bytes: int = DEFAULT_BYTES, shared: bool = False
+) -> ResponseCacheSpec:
+    """Answer equal calls of one tenant from memory, without running them again:
+    `@app.function(cache=pilotlight.ResponseCache("1h"))`. For functions whose result depends on
+    their arguments alone, and language models at temperature 0.
+
+    Args:
+        ttl: how long an answer is served: "30s", "5m", "1h", "7d", or seconds; at most 30 days.
+        max_bytes: memory for this function's answers in each activator, 1 MiB to 1 GiB. The
+            longest unused of the tenant with the most are dropped first.
+        shared: activators that share a Redis also share answers in it.
+
+    Raises InvalidInput for a value out of range."""
+    if isinstance(max_bytes, bool) or not isinstance(max_bytes, int):
+        raise InvalidInput(
+            f"cache: max_bytes = {max_bytes!r}: must be a number of bytes", parameter="cache"
+        )
+    return ResponseCacheSpec(ttl_s=parse_ttl(ttl), max_bytes=max_bytes, shared=bool(shared))
 
 
 def Monitor(
@@ -364,6 +387,9 @@ def resolve_policies(values: Mapping[str, Any]) -> dict[str, Any]:
         "rollout": _rollout(values),
         "log": _log(values),
         "features": _features(values.get("features")),
+        "cache": _one(
+            "cache", values.get("cache"), ResponseCacheSpec, "pilotlight.ResponseCache(…)"
+        ),
         "network": _network(values.get("network", FunctionNetwork.EGRESS)),
         "egress": _several(
             "egress", values.get("egress"), str, "a list of networks or addresses, like 10.1.0.0/16"

@@ -38,6 +38,7 @@ from pilotlight.spec.policies import (
 from pilotlight.spec.policies import require_in_range as _bound
 from pilotlight.spec.prediction_log import PredictionLogSpec
 from pilotlight.spec.record_json import canonical_json, to_json
+from pilotlight.spec.response_cache import ResponseCacheSpec
 from pilotlight.spec.web_servers import WebServerSpec
 
 if typing.TYPE_CHECKING:
@@ -321,7 +322,8 @@ class FunctionSpec:
         sandbox: each call is a sandbox (`pilotlight.spec.sandboxes`), with an instance of its
             own.
         log: its prediction log; None = it has none.
-        features: features of its model; None = none are declared."""
+        features: features of its model; None = none are declared.
+        cache: its response cache; None = each call is run."""
 
     name: str
     kind: FunctionKind = FunctionKind.FUNCTION
@@ -364,6 +366,7 @@ class FunctionSpec:
     sandbox: bool = False
     log: PredictionLogSpec | None = None
     features: FeaturesSpec | None = None
+    cache: ResponseCacheSpec | None = None
 
     def __post_init__(self) -> None:
         require_name("function", self.name, parameter="name")
@@ -391,6 +394,7 @@ class FunctionSpec:
         _check_calls_only(self, "log", "have a prediction log")
         _check_calls_only(self, "features", "have features")
         _check_features(self)
+        _check_cache(self)
         if not self.methods:
             raise InvalidInput(
                 f"function {self.name!r} has no methods: declare at least one callable",
@@ -561,6 +565,26 @@ def _check_features(spec: FunctionSpec) -> None:
             f"features, or deploy it with those of its training",
             parameter="features",
         )
+
+
+def _check_cache(spec: FunctionSpec) -> None:
+    """Raise InvalidInput where answers do not depend on the arguments alone, or cannot be kept."""
+    if spec.cache is None:
+        return
+    if spec.sandbox:
+        why = "a sandbox answers no calls that repeat"
+    elif spec.language_model is None and spec.kind not in (
+        FunctionKind.FUNCTION,
+        FunctionKind.CLASS,
+    ):
+        why = "requests to a web server are not compared: let it set Cache-Control for its callers"
+    elif spec.features is not None and spec.features.online:
+        why = "online features change between calls with the same arguments"
+    elif spec.methods and all(method.is_generator for method in spec.methods):
+        why = "its results are streamed, and streams are not kept"
+    else:
+        return
+    raise InvalidInput(f"cache: function {spec.name!r}: {why}: remove cache", parameter="cache")
 
 
 def _check_volumes(spec: FunctionSpec) -> None:
