@@ -94,12 +94,10 @@ class ResponseStore:
         self.on_dropped: Callable[[ResponseOwner], None] | None = None
 
     def __repr__(self) -> str:
-        return (
-            f"<ResponseStore {len(self._shares)} responses, {self.bytes}/{self._max_bytes} bytes>"
-        )
+        return f"<ResponseStore {len(self._shares)} responses, {self.size_bytes}/{self._max_bytes} bytes>"
 
     @property
-    def bytes(self) -> int:
+    def size_bytes(self) -> int:
         """Size of all responses."""
         return self._all.bytes
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections import deque
+from collections import OrderedDict
 
 from activator.balancing.global_queue import MAX_QUEUED, GlobalQueue
 from activator.calls.call import Call
@@ -58,7 +58,7 @@ class SingleFlight:
 
     def __init__(self, queue: GlobalQueue) -> None:
         self._queue = queue
-        self._flights: dict[bytes, deque[Follower]] = {}
+        self._flights: dict[bytes, OrderedDict[Follower, None]] = {}
 
     def __repr__(self) -> str:
         return f"<SingleFlight {len(self._flights)} calls, {self.waiting} wait for them>"
@@ -74,13 +74,13 @@ class SingleFlight:
         Raises OverQuota, TooManyRequests, DeadlineExceeded (clock `queue`)."""
         followers = self._flights.get(key)
         if followers is None:
-            self._flights[key] = deque()
+            self._flights[key] = OrderedDict()
             return Turn.LEAD
         spec, rank = call.target.spec, call.caller.rank
         own = QueueBound(MAX_QUEUED, call.target.key, spec.scaling.max_queued)
         follower = Follower(rank, (own, *rank.queued))
         self._queue.enter(follower)
-        followers.append(follower)
+        followers[follower] = None
         limit_s = call.remaining_s(spec.clocks.queue_s)
         timer = asyncio.get_running_loop().call_later(
             max(0.0, limit_s), follower.refuse, _too_late(call, limit_s)
@@ -94,8 +94,7 @@ class SingleFlight:
         finally:
             timer.cancel()
             self._queue.leave(follower)
-            if follower in followers:
-                followers.remove(follower)
+            followers.pop(follower, None)
 
     def land(self, key: bytes, response: StoredResponse) -> None:
         """The leading call has an answer that all get."""
@@ -109,7 +108,7 @@ class SingleFlight:
         """The leading call has none: the next one leads."""
         followers = self._flights[key]
         while followers:
-            follower = followers.popleft()
+            follower, _ = followers.popitem(last=False)
             if not follower.future.done():
                 follower.future.set_result(Turn.LEAD)
                 return

@@ -333,7 +333,7 @@ async def test_kept_answers_take_no_more_memory_than_they_are_counted_for(
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
-    assert after - before <= answers.bytes
+    assert after - before <= answers.size_bytes
 
 
 async def test_a_cached_answer_is_for_those_who_ask_in_the_same_way() -> None:

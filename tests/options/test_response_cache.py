@@ -20,7 +20,7 @@ from tests.activator.conftest import Edge, served
 from tests.activator.response_cache.test_cached_calls import Counting, told
 from tests.activator.response_cache.test_redis_store import store_at
 from tests.activator.test_gateway import until
-from tests.fakes.fake_worker import Script, WorkerAnswer, WorkerRequest
+from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
 from tests.fakes.routes import route_of, spec_of
 from tests.options.contract import proves
 from tests.options.test_activator_settings import REDIS, app_of
@@ -28,8 +28,7 @@ from tests.options.test_prices import lists_of
 
 
 @proves("ResponseCacheSpec.ttl_s")
-async def test_answers_are_as_old_as_declared(fleet: str, edge: Edge, script: Script) -> None:
-    script.now = Counting()
+async def test_answers_are_as_old_as_declared(fleet: str, edge: Edge) -> None:
     edge.add(route_of(spec_of(cache=ResponseCacheSpec(ttl_s=5))))
     edge.add(route_of(spec_of("plain")))
     found = []
@@ -41,14 +40,12 @@ async def test_answers_are_as_old_as_declared(fleet: str, edge: Edge, script: Sc
 
 
 @proves("ResponseCacheSpec.max_bytes")
-async def test_a_function_has_the_memory_that_is_declared(
-    fleet: str, edge: Edge, script: Script
-) -> None:
+async def test_a_function_has_the_memory_that_is_declared(fleet: str, edge: Edge) -> None:
     async def large(request: WorkerRequest) -> WorkerAnswer:
         return WorkerAnswer(body=b"1" * (200 * 1024))
 
-    script.now = large
     for name, size in (("small", MIN_BYTES), ("large", 4 * MIN_BYTES)):
+        edge.fleet.behaviours[name] = large
         edge.add(route_of(spec_of(name, cache=ResponseCacheSpec(ttl_s=60, max_bytes=size))))
         for number in range(12):
             await edge.call(f"shop/{name}:invoke", json={"x": number})

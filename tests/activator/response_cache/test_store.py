@@ -34,14 +34,14 @@ def test_the_longest_unused_makes_room() -> None:
     assert found(store, "a") == "a"
     put(store, "d", owner())
     assert found(store, *"abcd") == "acd"
-    assert (store.bytes, repr(store)) == (6000, "<ResponseStore 3 responses, 6000/6000 bytes>")
+    assert (store.size_bytes, repr(store)) == (6000, "<ResponseStore 3 responses, 6000/6000 bytes>")
 
 
 def test_a_newer_answer_replaces_the_older_one() -> None:
     store = ResponseStore(6000)
     put(store, "a", owner())
     put(store, "a", owner(caller="other"))
-    assert (store.bytes, store.sizes()) == (2000, {"t/main/shop/f": 2000})
+    assert (store.size_bytes, store.sizes()) == (2000, {"t/main/shop/f": 2000})
 
 
 def test_an_answer_is_found_until_it_is_too_old() -> None:
@@ -68,7 +68,7 @@ def test_a_caller_that_fills_a_function_drops_its_own_answers() -> None:
     for number in range(50):
         put(store, f"n{number}", owner(caller="loud"), max_bytes=10_000)
     assert found(store, "z") == "z"
-    assert store.bytes == 10_000
+    assert store.size_bytes == 10_000
 
 
 def test_a_tenant_that_fills_the_store_drops_its_own_answers() -> None:
@@ -79,10 +79,10 @@ def test_a_tenant_that_fills_the_store_drops_its_own_answers() -> None:
             put(store, f"{function}{number}", owner("loud", function))
     assert found(store, "z") == "z"
     assert store.sizes()["quiet/main/shop/f"] == 2000
-    assert store.bytes <= 10_000
+    assert store.size_bytes <= 10_000
 
 
 def test_what_is_larger_than_the_limit_is_not_stored() -> None:
     store = ResponseStore(1000)
     put(store, "a", owner())
-    assert (found(store, "a"), store.bytes, store.sizes()) == ("", 0, {})
+    assert (found(store, "a"), store.size_bytes, store.sizes()) == ("", 0, {})
