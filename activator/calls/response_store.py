@@ -94,7 +94,8 @@ class ResponseStore:
         self.on_dropped: Callable[[ResponseOwner], None] | None = None
 
     def __repr__(self) -> str:
-        return f"<ResponseStore {len(self._shares)} responses, {self.size_bytes}/{self._max_bytes} bytes>"
+        size = f"{self.size_bytes}/{self._max_bytes} bytes"
+        return f"<ResponseStore {len(self._shares)} responses, {size}>"
 
     @property
     def size_bytes(self) -> int:

@@ -19,6 +19,7 @@ STORE = """
 -- Evicts the tenant's oldest responses, then those of the tenant with the most bytes.
 -- KEYS: name, names of the tenant, bytes by tenant, earliest ends by tenant, bytes of all.
 -- ARGV: fingerprint, answer, ms, name, tenant, prefix of names, prefix of tenants' names, bound of a tenant, bound of all, overhead.
+redis.call('INCRBY', KEYS[5], 0) -- a full Redis refuses this, before anything else is written
 local time = redis.call('TIME')
 local now, ttl, own = time[1] * 1000 + math.floor(time[2] / 1000), tonumber(ARGV[3]), ARGV[5]
 local function bytes_of(tenant) return tonumber(redis.call('ZSCORE', KEYS[3], tenant) or 0) end

@@ -47,7 +47,8 @@ def parse_ttl(ttl: str | float) -> int:
     """Parse "30s", "5m", "1h" or "7d", or a whole number of seconds. Raises InvalidInput."""
     if isinstance(ttl, str) and (found := _DURATION.fullmatch(ttl)):
         return int(found[1]) * _UNITS[found[2]]
-    if isinstance(ttl, int | float) and not isinstance(ttl, bool) and ttl == int(ttl):
+    is_whole = isinstance(ttl, int) or (isinstance(ttl, float) and ttl.is_integer())
+    if is_whole and not isinstance(ttl, bool):
         return int(ttl)
     raise InvalidInput(
         f'cache: ttl = {ttl!r}: must be such as "30s", "5m", "1h" or "7d", or whole seconds',

@@ -14,6 +14,8 @@ import pytest
 from redis.asyncio import Redis
 
 from activator.calls.response_store import ResponseOwner, StoredResponse
+from activator.coordination import redis_client
+from activator.response_cache import redis_store
 from activator.response_cache.redis_store import (
     MAX_HEADERS,
     RedisResponses,
@@ -37,6 +39,13 @@ SHARED = ResponseCacheSpec(ttl_s=60, shared=True)
 
 def store_at(url: str, *, platform: str = "p", total_bytes: int = 2**20) -> RedisResponses:
     return RedisResponses(url, platform=platform, sealer=TEST_KEY.replies, total_bytes=total_bytes)
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stall of a busy machine is not a Redis that is away."""
+    monkeypatch.setattr(redis_store, "FIND_S", 30.0)
+    monkeypatch.setattr(redis_client, "ANSWER_S", 30.0)
 
 
 @pytest.fixture(name="store")
@@ -176,12 +185,13 @@ async def test_a_full_redis_stores_nothing_and_fails_nothing(mortal_redis: Morta
 async def test_a_frozen_redis_delays_a_call_by_its_deadline_only(
     mortal_redis: MortalRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(redis_store, "FIND_S", 0.05)
     store = store_at(mortal_redis.url)
     mortal_redis.freeze()
     try:
         began = time.monotonic()
         assert await body_of(store) is None
-        assert 0.04 < time.monotonic() - began < 0.9, "FIND_S, and not the client's second"
+        assert 0.04 < time.monotonic() - began < 10.0, "FIND_S, and not the client's own deadline"
         assert store.failures == 1
     finally:
         mortal_redis.thaw()
