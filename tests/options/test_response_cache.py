@@ -73,7 +73,7 @@ async def test_answers_are_shared_as_declared(
             async with served(Edge(directory, ActivatorSettings(), runs, shared=store)) as edge:
                 edge.add(route_of(spec_of(cache=ResponseCacheSpec(ttl_s=60, shared=shared))))
                 found[shared, place] = told(await edge.call(json={"x": 1}))[2]
-                await until(lambda store=store: " 0 on their way" in repr(store))  # type: ignore[misc]
+                await until(lambda store=store: " 0 on their way" in repr(store))
             await store.aclose()
     assert (found[True, "b"], found[False, "b"]) == ("hit", "miss")
 

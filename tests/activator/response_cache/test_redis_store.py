@@ -124,11 +124,11 @@ async def test_a_value_that_was_moved_or_changed_is_not_believed(
     await put(store)
     async with Redis.from_url(redis_url, decode_responses=True) as raw:
         (name,) = [key async for key in raw.scan_iter("*") if KEY.hex() in key]
-        sealed = await raw.hget(name, "answer")  # type: ignore[misc]
+        sealed = str(await raw.hget(name, "answer"))
         for value in (sealed, "k1.x", "", "x" * 2**20):
-            await raw.hset(name.replace(KEY.hex(), OTHER.hex()), "answer", value)  # type: ignore[misc]
+            await raw.hset(name.replace(KEY.hex(), OTHER.hex()), "answer", value)
             assert await body_of(store, OTHER) is None
-        await raw.hset(name, "answer", sealed[:-5] + "AAAA=")  # type: ignore[misc]
+        await raw.hset(name, "answer", sealed[:-5] + "AAAA=")
         assert await body_of(store) is None
     assert store.failures == 0
 
@@ -214,7 +214,7 @@ async def test_activators_share_the_answers_of_functions_that_say_so(
             found.append(told(await edge.call(json={"x": 1})))
             found.append(told(await edge.call(json={"x": 1})))
             found.append(told(await edge.call("shop/own:invoke", json={"x": 1})))
-            await until(lambda store=store: " 0 on their way" in repr(store))  # type: ignore[misc]
+            await until(lambda store=store: " 0 on their way" in repr(store))
         await store.aclose()
     assert found == [
         (200, "1", "miss"),

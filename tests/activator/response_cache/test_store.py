@@ -52,7 +52,8 @@ def test_an_answer_is_found_until_it_is_too_old() -> None:
 
 
 def test_a_function_has_its_own_limit() -> None:
-    store, dropped = ResponseStore(100_000), []
+    store = ResponseStore(100_000)
+    dropped: list[ResponseOwner] = []
     store.on_dropped = dropped.append
     for name in "abc":
         put(store, name, owner(function="small"), max_bytes=4000)

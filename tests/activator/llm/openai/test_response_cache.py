@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ async def test_text_at_temperature_0_is_answered_from_memory(shop: Shop) -> None
 @pytest.mark.parametrize(
     "more", [{}, {"temperature": 0.7}, {"temperature": 0, "stream": True}, {"temperature": None}]
 )
-async def test_other_text_is_generated(shop: Shop, more: dict[str, object]) -> None:
+async def test_other_text_is_generated(shop: Shop, more: dict[str, Any]) -> None:
     asked = chat(max_tokens=2, **more)
     for _ in range(2):
         answer = await shop.post(asked)
