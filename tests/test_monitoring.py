@@ -18,6 +18,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from activator.billing.shipping import Lag
+from activator.calls.call import AnsweredCall
 from activator.coordination.state import SharedStatistics
 from activator.llm.engine_metrics import EngineMetrics
 from activator.llm.engine_state import EngineState
@@ -96,7 +97,8 @@ def _activator() -> Iterator[Any]:
     call = call_of(target, b"", key_id="k-1")
     call.start_ms, call.start_kind = 1.0, StartKind.FORK
     answer = SimpleNamespace(status=200, body=b"{}", header=lambda _: b"ok")
-    attempt: Any = SimpleNamespace(call=call, exec_ms=1, answer=answer, picos=1, dispatched_ns=0)
+    attempt: Any = AnsweredCall(call)
+    attempt.answer, attempt.exec_ms, attempt.picos = answer, 1.0, 1
     metrics.answered(attempt, 200)
     metrics.observer.drain(0)
     for error in (
