@@ -387,6 +387,7 @@ class ActivatorApp:
 
     def _make_response_cache(self, answers: ResponseStore) -> None:
         metrics = self.metrics.response_caches
+        metrics.sizes = answers.sizes
         shared = shared_stores.shared_responses(self.settings, self.site)
         if shared is not None:
             metrics.shared_failures = lambda: shared.failures
@@ -396,7 +397,7 @@ class ActivatorApp:
             store=answers,
             flights=SingleFlight(self.queue),
             account=self.billing.cache_hits,
-            metrics=metrics,
+            observer=metrics,
             shared=shared,
         )
 

@@ -41,8 +41,15 @@ class CacheMetrics(Collector):
     def __repr__(self) -> str:
         return f"<CacheMetrics {len(self._tallies)} functions>"
 
-    def of(self, function: str) -> CacheTally:
-        """Return the tally of a function, by its `CallTarget.name`."""
+    def counted(self, function: str, result: str) -> None:
+        """Count a call of a function, by its `CallTarget.name`: hit, miss or bypass."""
+        self._tally(function).results[result] += 1
+
+    def dropped(self, function: str) -> None:
+        """Count an answer of a function that made room for others."""
+        self._tally(function).dropped += 1
+
+    def _tally(self, function: str) -> CacheTally:
         labels = self._labels(function)
         found = self._tallies.get(labels)
         if found is None:

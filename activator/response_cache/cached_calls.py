@@ -27,7 +27,6 @@ from activator.calls.response_store import (
     owner_of,
 )
 from activator.calls.runner import CallRunner
-from activator.metrics.response_cache import CacheMetrics
 from activator.response_cache.keys import CacheControl, cache_control, cache_key, forbids_storing
 from activator.response_cache.single_flight import SingleFlight, Turn
 from activator.worker_client.connection import WorkerResponse
@@ -56,6 +55,16 @@ class SharedResponses(Protocol):
         """Store an answer without delaying its call."""
 
 
+class CacheObserver(Protocol):
+    """Counts, by the function's name (`CallTarget.name`)."""
+
+    def counted(self, function: str, result: str) -> None:
+        """A call was a HIT, a MISS or a BYPASS."""
+
+    def dropped(self, function: str) -> None:
+        """An answer made room for others."""
+
+
 class CachedResponse(AnsweredCall):
     """A stored answer, which was charged as a hit."""
 
@@ -82,7 +91,7 @@ class CachedCalls:
         store: ResponseStore,
         flights: SingleFlight,
         account: CacheHitAccount,
-        metrics: CacheMetrics,
+        observer: CacheObserver,
         shared: SharedResponses | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -91,11 +100,10 @@ class CachedCalls:
         self._store = store
         self._flights = flights
         self._account = account
-        self._metrics = metrics
+        self._observer = observer
         self._shared = shared
         self._clock = clock
-        store.on_dropped = self._dropped
-        metrics.sizes = store.sizes
+        store.on_dropped = lambda owner: observer.dropped(owner.function)
 
     def __repr__(self) -> str:
         return f"<CachedCalls {self._store!r} {self._flights!r} {self._shared!r}>"
@@ -209,10 +217,7 @@ class CachedCalls:
 
     def _count(self, call: Call, result: str) -> None:
         call.cache_result = result
-        self._metrics.of(call.target.name).results[result] += 1
-
-    def _dropped(self, owner: ResponseOwner) -> None:
-        self._metrics.of(owner.function).dropped += 1
+        self._observer.counted(call.target.name, result)
 
 
 def _is_success(attempt: AnsweredCall) -> bool:

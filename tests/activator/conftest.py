@@ -177,13 +177,14 @@ class Edge:
             answers=self.answers,
             arguments=self.arguments,
         )
+        self.metrics.response_caches.sizes = self.answers.sizes
         self.flights = SingleFlight(self.queue)
         self.cached = CachedCalls(
             runner=runner,
             store=self.answers,
             flights=self.flights,
             account=self.books.cache_hits,
-            metrics=self.metrics.response_caches,
+            observer=self.metrics.response_caches,
             shared=shared,
             clock=lambda: time.monotonic() + self.later_s,
         )
