@@ -76,6 +76,7 @@ from activator.quotas.unauthenticated_limit import (
 )
 from activator.resilience.breaker import BreakerTerms
 from activator.resilience.node_breaker import NodeBreaker
+from activator.response_cache.cache_hits import CacheHitAccount
 from activator.response_cache.cached_calls import CachedCalls
 from activator.response_cache.single_flight import SingleFlight
 from activator.routing.config_feed import ConfigWatcher
@@ -396,7 +397,9 @@ class ActivatorApp:
             runner=self.runner,
             store=answers,
             flights=SingleFlight(self.queue),
-            account=self.billing.cache_hits,
+            account=CacheHitAccount(
+                self.billing.journal, self.billing.budgets, on_unbilled=self.billing.on_unbilled
+            ),
             observer=metrics,
             shared=shared,
         )

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from activator.billing.budgets import AllowanceNeeded
-from activator.billing.cache_hits import CacheHit, CacheHitAccount
 from activator.billing.instance_account import Charge
 from activator.calls.attempt import MAX_BORROWINGS
 from activator.calls.call import AnsweredCall, Call
@@ -27,10 +26,11 @@ from activator.calls.response_store import (
     owner_of,
 )
 from activator.calls.runner import CallRunner
+from activator.response_cache.cache_hits import CacheHit, CacheHitAccount
 from activator.response_cache.keys import CacheControl, cache_control, cache_key, forbids_storing
 from activator.response_cache.single_flight import SingleFlight, Turn
 from activator.worker_client.connection import WorkerResponse
-from pilotlight.spec.response_cache import ResponseCacheSpec
+from pilotlight.spec.policies import ResponseCacheSpec
 
 HIT: Final = "hit"
 MISS: Final = "miss"

@@ -63,6 +63,7 @@ from activator.quotas.process_store import ProcessQuotas
 from activator.quotas.store_protocol import QuotaStore
 from activator.quotas.unauthenticated_limit import UnauthenticatedRateLimiter
 from activator.resilience.breaker import BreakerTerms
+from activator.response_cache.cache_hits import CacheHitAccount
 from activator.response_cache.cached_calls import CachedCalls, SharedResponses
 from activator.response_cache.single_flight import SingleFlight
 from activator.routing.route_table import CallTarget
@@ -183,7 +184,9 @@ class Edge:
             runner=runner,
             store=self.answers,
             flights=self.flights,
-            account=self.books.cache_hits,
+            account=CacheHitAccount(
+                self.books.journal, self.books.budgets, on_unbilled=self.books.on_unbilled
+            ),
             observer=self.metrics.response_caches,
             shared=shared,
             clock=lambda: time.monotonic() + self.later_s,

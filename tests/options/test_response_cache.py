@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from activator.billing.budgets import Budgets
-from activator.billing.cache_hits import CacheHitAccount
 from activator.calls.response_store import OVERHEAD_BYTES
 from activator.response_cache import redis_store
+from activator.response_cache.cache_hits import CacheHitAccount
 from activator.settings import ActivatorSettings
+from pilotlight.spec.policies import MIN_CACHE_BYTES, ResponseCacheSpec
 from pilotlight.spec.pricing import Rates
-from pilotlight.spec.response_cache import MIN_BYTES, ResponseCacheSpec
-from tests.activator.billing.test_cache_hits import HIT, opened, target_of
 from tests.activator.conftest import Edge, served
+from tests.activator.response_cache.test_cache_hits import HIT, opened, target_of
 from tests.activator.response_cache.test_cached_calls import Counting, told
 from tests.activator.response_cache.test_redis_store import store_at
 from tests.activator.test_gateway import until
@@ -45,7 +45,7 @@ async def test_a_function_has_the_memory_that_is_declared(fleet: str, edge: Edge
     async def large(request: WorkerRequest) -> WorkerAnswer:
         return WorkerAnswer(body=b"1" * (200 * 1024))
 
-    for name, size in (("small", MIN_BYTES), ("large", 4 * MIN_BYTES)):
+    for name, size in (("small", MIN_CACHE_BYTES), ("large", 4 * MIN_CACHE_BYTES)):
         edge.fleet.behaviours[name] = large
         edge.add(route_of(spec_of(name, cache=ResponseCacheSpec(ttl_s=60, max_bytes=size))))
         for number in range(12):

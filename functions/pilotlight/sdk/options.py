@@ -37,13 +37,13 @@ from pilotlight.spec.policies import (
     Fallback,
     ModelCard,
     Objectives,
+    ResponseCacheSpec,
     RetryPolicy,
     ScalingSchedule,
     Schedule,
     Variant,
 )
 from pilotlight.spec.prediction_log import PredictionLogSpec
-from pilotlight.spec.response_cache import ResponseCacheSpec
 
 
 class EngineOptions(TypedDict, total=False):

@@ -14,15 +14,18 @@ from pilotlight.spec.features.sources import DEFAULT_URL_VARIABLE, FeaturesSpec,
 from pilotlight.spec.function import FunctionNetwork
 from pilotlight.spec.monitor import MonitoredFeature, MonitorSpec, Reference
 from pilotlight.spec.policies import (
+    DEFAULT_CACHE_BYTES,
     Fallback,
     MissedRunPolicy,
     ModelCard,
     Objectives,
+    ResponseCacheSpec,
     RetryPolicy,
     RolloutStrategy,
     RolloutTerms,
     Schedule,
     Variant,
+    parse_ttl,
     require_in_range,
 )
 from pilotlight.spec.prediction_log import (
@@ -33,7 +36,6 @@ from pilotlight.spec.prediction_log import (
     PredictionLogSpec,
     parse_window,
 )
-from pilotlight.spec.response_cache import DEFAULT_BYTES, ResponseCacheSpec, parse_ttl
 
 __all__ = [
     "Cron",
@@ -189,7 +191,7 @@ def PredictionLog(
 
 
 def ResponseCache(
-    ttl: str | float, *, max_bytes: int = DEFAULT_BYTES, shared: bool = False
+    ttl: str | float, *, max_bytes: int = DEFAULT_CACHE_BYTES, shared: bool = False
 ) -> ResponseCacheSpec:
     """Answer equal calls of one tenant from memory, without running them again:
     `@app.function(cache=pilotlight.ResponseCache("1h"))`. For functions whose result depends on

@@ -28,6 +28,7 @@ from pilotlight.spec.policies import (
     Fallback,
     ModelCard,
     Objectives,
+    ResponseCacheSpec,
     RetryPolicy,
     RolloutTerms,
     ScalingSchedule,
@@ -38,7 +39,6 @@ from pilotlight.spec.policies import (
 from pilotlight.spec.policies import require_in_range as _bound
 from pilotlight.spec.prediction_log import PredictionLogSpec
 from pilotlight.spec.record_json import canonical_json, to_json
-from pilotlight.spec.response_cache import ResponseCacheSpec
 from pilotlight.spec.web_servers import WebServerSpec
 
 if typing.TYPE_CHECKING:

@@ -20,8 +20,7 @@ from pilotlight.protocol import CONTENT_PICKLE
 from pilotlight.spec.features.schema import Feature, FeatureSchema
 from pilotlight.spec.features.sources import FeaturesSpec, RedisFeatures
 from pilotlight.spec.function import Clocks, FunctionKind, MethodSpec, Scaling
-from pilotlight.spec.policies import Fallback
-from pilotlight.spec.response_cache import ResponseCacheSpec
+from pilotlight.spec.policies import Fallback, ResponseCacheSpec
 from pilotlight.spec.traffic import Shadow
 from tests.activator.calls.test_fallback import broken
 from tests.activator.conftest import KEY, Edge

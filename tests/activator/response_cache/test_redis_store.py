@@ -24,7 +24,7 @@ from activator.response_cache.redis_store import (
 )
 from activator.settings import ActivatorSettings
 from activator.worker_client.connection import WHOLE_BODY_BYTES, WorkerResponse
-from pilotlight.spec.response_cache import ResponseCacheSpec
+from pilotlight.spec.policies import ResponseCacheSpec
 from tests.activator.conftest import Edge, served
 from tests.activator.response_cache.test_cached_calls import Counting, told
 from tests.activator.test_gateway import until
@@ -114,7 +114,7 @@ async def test_sizes_are_limited_for_an_owner_and_for_all(redis_url: str) -> Non
 
 
 def replace_caller(caller: str) -> ResponseOwner:
-    return OWNER._replace(caller=caller)
+    return ResponseOwner(OWNER.tenant, OWNER.function, caller)
 
 
 # -- what is not believed ----------------------------------------------------------------------------

@@ -10,14 +10,14 @@ import pilotlight
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk.options import resolve_options
 from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.policies import DEFAULT_CACHE_BYTES, ResponseCacheSpec
 from pilotlight.spec.record_json import from_json, to_json
-from pilotlight.spec.response_cache import DEFAULT_BYTES, ResponseCacheSpec
 from tests.fakes.routes import spec_of
 
 
 def test_a_function_has_a_cache_if_it_asks_for_one() -> None:
     cache = pilotlight.ResponseCache("1h")
-    assert cache == ResponseCacheSpec(ttl_s=3600, max_bytes=DEFAULT_BYTES, shared=False)
+    assert cache == ResponseCacheSpec(ttl_s=3600, max_bytes=DEFAULT_CACHE_BYTES, shared=False)
     assert resolve_options({"cache": cache}, concurrent=None).policies["cache"] == cache
     assert resolve_options({}, concurrent=None).policies["cache"] is None
 

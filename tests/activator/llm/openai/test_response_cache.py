@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pilotlight.spec.engines import Task
-from pilotlight.spec.response_cache import ResponseCacheSpec
+from pilotlight.spec.policies import ResponseCacheSpec
 from tests.activator.conftest import Edge
 from tests.activator.llm.openai.conftest import Shop, chat, llm
 from tests.fakes.routes import route_of

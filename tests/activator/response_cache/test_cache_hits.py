@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from activator.billing.budgets import Budgets
-from activator.billing.cache_hits import CacheHit, CacheHitAccount
 from activator.billing.errors import JournalFull
 from activator.billing.journal import Journal
 from activator.billing.usage_pricing import to_picos
+from activator.response_cache.cache_hits import CacheHit, CacheHitAccount
 from activator.routing.call_target import CallTarget
 from pilotlight import errors
 from pilotlight.spec.pricing import Rates
