@@ -1,5 +1,5 @@
-"""Policies of a function: retries, batching, schedules, fallbacks, variants, objectives, model card,
-rollout and response cache.
+"""Policies of a function: retries, batching, schedules, fallbacks, variants, objectives, model
+card, rollout and response cache.
 
 The records are part of a `FunctionSpec`, and so of its revision. Frozen, standard library only;
 values out of range raise InvalidInput naming key, value and bound."""
@@ -447,7 +447,8 @@ class ResponseCacheSpec:
             )
         if not MIN_CACHE_BYTES <= self.max_bytes <= MAX_CACHE_BYTES:
             raise InvalidInput(
-                f"cache: max_bytes = {self.max_bytes}: must be {MIN_CACHE_BYTES} to {MAX_CACHE_BYTES} bytes",
+                f"cache: max_bytes = {self.max_bytes}: must be {MIN_CACHE_BYTES} to "
+                f"{MAX_CACHE_BYTES} bytes",
                 parameter="cache",
             )
 
