@@ -97,6 +97,7 @@ class PredictionShipper:
         self.shipped = 0
         self.dropped: Counter[str] = Counter()
         self.oldest_at: float | None = None
+        self._counted: set[str] = set()  # files that have been answered, and are still there
 
     def __repr__(self) -> str:
         return f"<PredictionShipper {self.shipped} rows shipped>"
@@ -142,17 +143,27 @@ class PredictionShipper:
         """Send a file. Returns False if it has to be sent again. Raises httpx.HTTPError,
         OSError."""
         answer = await self._store.put(path.name, await asyncio.to_thread(path.read_bytes))
-        rows = rows_of(path.name)
-        if answer.status == 200 and answer.is_stored:
-            self.shipped += rows
-        elif (reason := _reason(answer)) is None:
+        reason = _reason(answer)
+        if reason is None and not (answer.status == 200 and answer.is_stored):
             log.warning("prediction log: file=%s waits status=%d", path.name, answer.status)
             return False
-        else:
-            self.dropped[reason] += rows
-            log.warning("prediction log: file=%s dropped rows=%d why=%s", path.name, rows, reason)
+        self._count(path.name, reason)
         await asyncio.to_thread(path.unlink, missing_ok=True)
+        self._counted.discard(path.name)
         return True
+
+    def _count(self, name: str, refused: str | None) -> None:
+        """Count the rows of a file, once: it is sent again where the attempt before was cancelled
+        between the answer and the removal."""
+        if name in self._counted:
+            return
+        self._counted.add(name)
+        rows = rows_of(name)
+        if refused is None:
+            self.shipped += rows
+        else:
+            self.dropped[refused] += rows
+            log.warning("prediction log: file=%s dropped rows=%d why=%s", name, rows, refused)
 
 
 def _ready_files(directory: Path) -> list[tuple[float, Path]]:
@@ -175,9 +186,9 @@ def rows_of(name: str) -> int:
 
 
 def _reason(answer: Answer) -> str | None:
-    """Why a file was refused for good; None = another attempt may succeed."""
+    """Why a file was refused for good; None = it was not."""
     if answer.status == 200:
-        return "deleted"
+        return None if answer.is_stored else "deleted"
     if answer.problem == "storage-quota":
         return "quota"
     return "refused" if answer.status in _REFUSED else None

@@ -117,6 +117,23 @@ async def test_a_kill_after_the_store_had_a_file_sends_it_again_under_its_name(
     assert store.ids() == ["req-0"]
 
 
+async def test_a_file_that_was_answered_and_not_removed_counts_once(
+    tmp_path: Path, store: MemoryStore, shipper: PredictionShipper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path, "f-1", "f-2")
+    store.answers = [Answer(200, is_stored=False)]
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", _fails)
+        assert not await shipper.ship()
+    store.answers = [Answer(200, is_stored=False)]
+    assert await shipper.ship()
+    assert (shipper.dropped["deleted"], shipper.shipped, store.puts) == (1, 1, 3)
+
+
+def _fails(path: Path, missing_ok: bool = False) -> None:
+    raise OSError(f"{path}: Input/output error")
+
+
 async def test_a_store_that_does_not_answer_is_given_up_at_shutdown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
