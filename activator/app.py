@@ -29,6 +29,7 @@ from activator.balancing.throttler_stats import calls_per_instance, desired_pods
 from activator.billing.service import BillingService, ControllerLedger
 from activator.call_stats.shipper import ControllerReceiver, StatsShipper
 from activator.calls.fallback import FallbackChain
+from activator.calls.response_store import ResponseStore
 from activator.calls.runner import CallRunner
 from activator.context import ActivatorContext
 from activator.control_plane.bindings import BindingsApi
@@ -79,6 +80,9 @@ from activator.quotas.unauthenticated_limit import (
 )
 from activator.resilience.breaker import BreakerTerms
 from activator.resilience.node_breaker import NodeBreaker
+from activator.response_cache.cache_hits import CacheHitAccount
+from activator.response_cache.cached_calls import CachedCalls
+from activator.response_cache.single_flight import SingleFlight
 from activator.routing.config_feed import ConfigWatcher
 from activator.routing.route_table import CallTarget, RouteTable
 from activator.settings import ActivatorSettings
@@ -377,8 +381,31 @@ class ActivatorApp:
         )
         self.arguments = ArgumentChecker(deadline_s=settings.argument_check_s)
         self.closing.append(self.arguments.aclose)
+        answers = ResponseStore(settings.response_cache_bytes)
         self.runner.fallbacks = FallbackChain(
-            routes=self.table, throttler_of=throttler_of, arguments=self.arguments
+            routes=self.table,
+            throttler_of=throttler_of,
+            answers=answers,
+            arguments=self.arguments,
+        )
+        self._make_response_cache(answers)
+
+    def _make_response_cache(self, answers: ResponseStore) -> None:
+        metrics = self.metrics.response_caches
+        metrics.sizes = answers.sizes
+        shared = shared_stores.shared_responses(self.settings, self.site)
+        if shared is not None:
+            metrics.shared_failures = lambda: shared.failures
+            self.closing.append(shared.aclose)
+        self.cached = CachedCalls(
+            runner=self.runner,
+            store=answers,
+            flights=SingleFlight(self.queue),
+            account=CacheHitAccount(
+                self.billing.journal, self.billing.budgets, on_unbilled=self.billing.on_unbilled
+            ),
+            observer=metrics,
+            shared=shared,
         )
 
     def _make_calls(self) -> None:
@@ -526,6 +553,7 @@ class ActivatorApp:
             arguments=self.arguments,
             tracer=self.traces.tracer,
             body_timeout_s=settings.body_timeout_s,
+            cached=self.cached,
         )
 
     def _apis(self, resolver: RequestResolver, pipeline: CallPipeline) -> Apis:
@@ -543,6 +571,7 @@ class ActivatorApp:
             forward_raw=http_proxy.http,
             send=pipeline.writer.answer,
             tracer=self.traces.tracer,
+            cached=self.cached,
         )
         functions = FunctionsApi(
             settings=settings,

@@ -28,6 +28,8 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
     "tenant_waiting_bytes": (2**20, 2**40),
     "idempotency_bytes": (2**22, 2**40),
     "idempotency_total_bytes": (2**22, 2**40),
+    "response_cache_bytes": (2**20, 2**40),
+    "response_cache_redis_bytes": (2**20, 2**40),
     "prediction_log_bytes": (2**20, 2**40),
     "prediction_log_ship_s": (0.1, 3600),
 }
@@ -106,6 +108,10 @@ class ActivatorSettings:
             evicted.
         idempotency_total_bytes: stored size of those of all tenants in Redis; beyond it the oldest
             of the tenant with the most are evicted.
+        response_cache_bytes: memory for answers that are kept for equal calls (`cache`), or for
+            failures (a cached fallback); beyond it the longest unused of the tenant with the most
+            are dropped.
+        response_cache_redis_bytes: stored size of the answers that activators share in Redis.
         traces_sampled: share of the calls whose trace is stored although they were neither slow,
             failed nor cold.
         prediction_log_bytes: disk for rows of prediction logs that are not in the blob store yet;
@@ -166,6 +172,8 @@ class ActivatorSettings:
     idempotency_ttl_s: float = 86_400.0
     idempotency_bytes: int = 64 * 1024**2
     idempotency_total_bytes: int = 256 * 1024**2
+    response_cache_bytes: int = 64 * 1024**2
+    response_cache_redis_bytes: int = 64 * 1024**2
     traces_sampled: float = 0.01
     prediction_log_bytes: int = 256 * 1024**2
     prediction_log_ship_s: float = 60.0

@@ -17,6 +17,7 @@ from activator.settings import ActivatorSettings
 
 if TYPE_CHECKING:
     from activator.coordination.redis_state import RedisState
+    from activator.response_cache.redis_store import RedisResponses
 
 
 def shared_state(settings: ActivatorSettings, site: ActivatorContext) -> RedisState | None:
@@ -54,6 +55,20 @@ def idempotency_store(settings: ActivatorSettings, site: ActivatorContext) -> Id
         sealer=site.key.replies,
         tenant_bytes=settings.idempotency_bytes,
         total_bytes=settings.idempotency_total_bytes,
+    )
+
+
+def shared_responses(settings: ActivatorSettings, site: ActivatorContext) -> RedisResponses | None:
+    """Return the store of answers that activators share; None where there is no Redis for it."""
+    if not settings.counts_in_redis or settings.redis_url is None:
+        return None
+    from activator.response_cache.redis_store import RedisResponses
+
+    return RedisResponses(
+        settings.redis_url,
+        platform=platform_id(site.key.token),
+        sealer=site.key.replies,
+        total_bytes=settings.response_cache_redis_bytes,
     )
 
 

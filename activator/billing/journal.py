@@ -219,14 +219,17 @@ class Journal:
         else:
             self._first_unshipped(at_ns)
 
+    def append_call(self, record: bytes, *, at_ns: int) -> None:
+        """Write the complete record of a call in which nothing runs, before it is answered. Raises
+        JournalFull (it must then not be answered)."""
+        self._log.append(journal_format.closed(record, at_ns=at_ns, virtual_ns=0))
+        self._count_unshipped(at_ns)
+
     def append_record(self, record: bytes, *, at_ns: int) -> None:
         """Write a record without an open line: an idle span, or an attempt closed by recovery.
         Never fails, like `close_call`."""
         self._log.append_or_defer(journal_format.closed(record, at_ns=at_ns, virtual_ns=0))
-        if self._unshipped:
-            self._unshipped += 1
-        else:
-            self._first_unshipped(at_ns)
+        self._count_unshipped(at_ns)
 
     # -- submitted calls ---------------------------------------------------------------------------
 
@@ -368,6 +371,12 @@ class Journal:
         self._templates += 1
         template.number = self._templates
         return journal_format.template(template.number, template)
+
+    def _count_unshipped(self, at_ns: int) -> None:
+        if self._unshipped:
+            self._unshipped += 1
+        else:
+            self._first_unshipped(at_ns)
 
     def _first_unshipped(self, at_ns: int) -> None:
         self._oldest_unshipped_ns = at_ns

@@ -155,6 +155,7 @@ class BillingService:
 
     Attributes:
         budgets: the hard budgets and their balances.
+        on_unbilled: counts a call that the journal had no room for; None = it is refused.
         unbilled: number of calls that were served although the journal had no room."""
 
     def __init__(
@@ -191,7 +192,7 @@ class BillingService:
             self.budgets, journal=self.journal, source=ledger, lock=self.shipper.lock
         )
         self.unbilled = 0
-        self._is_served_unbilled = is_served_unbilled
+        self.on_unbilled = self._count_unbilled if is_served_unbilled else None
         self._observer = observer
         self._unbilled_logged_at = -UNBILLED_LOG_S
         if self.recovered.lost or self.recovered.unfinished:
@@ -235,7 +236,7 @@ class BillingService:
             ),
             started_ns=time.monotonic_ns(),
             budgets=self.budgets,
-            on_unbilled=self._count_unbilled if self._is_served_unbilled else None,
+            on_unbilled=self.on_unbilled,
             on_gpu_time=self._observer.gpu_time if self._observer is not None else None,
         )
 

@@ -27,6 +27,7 @@ from pilotlight.core.tracing.trace_context import (
     trace_id_for_call,
 )
 from pilotlight.spec.identifiers import Priority
+from pilotlight.spec.pricing import CACHED
 from pilotlight.spec.sandboxes import QUEUE_S
 from snapshotter.types import StartKind
 
@@ -80,6 +81,8 @@ class Call:
         tokens: a language model's tokens, as far as they are known; None for other functions.
         affinity: hash of the prompt's beginning, which routes similar calls to one instance; None =
             none.
+        cache_result: what its function's response cache did: `hit`, `miss` or `bypass`, for
+            `pilotlight-cache`; "" where it has none. `cache_age_s`: age of the answer of a hit.
         on_open: called with the instance of each attempt, once its record is open; None = no one
             waits for it.
     """
@@ -97,6 +100,8 @@ class Call:
     weights = ""
     tokens: TokenReservation | None = None
     affinity: int | None = None
+    cache_result = ""
+    cache_age_s = 0
     on_open: Callable[[Instance], None] | None = None
 
     def __init__(
@@ -209,6 +214,17 @@ class Call:
         return self.body
 
     @property
+    def start_name(self) -> str:
+        """How its answer began: a start kind, or CACHED."""
+        return CACHED if self.cache_result == "hit" else self.start_kind.value
+
+    @property
+    def is_cacheable(self) -> bool:
+        """Whether an equal call may get its answer: here, unless it is a stream."""
+        method = self.target.spec.method(self.method)
+        return method is not None and not method.is_generator
+
+    @property
     def place(self) -> str:
         """The called part of its function: a method, or a path of an engine."""
         return self.method
@@ -316,11 +332,12 @@ class Call:
 
 
 class AnsweredCall:
-    """A call with its response: a stored one (`FallbackResponse`), or that of a worker (`Attempt`),
-    which alone holds something that its end releases.
+    """A call with its response: a stored one (`FallbackResponse`, `CachedResponse`), or that of a
+    worker (`Attempt`), which alone holds something that its end releases.
 
     Attributes:
         answer: the response, or its head.
+        is_hit: the response cache answered: nothing ran.
         dispatched_ns: when it was sent to the worker (monotonic); 0 = never.
         exec_ms, cost, picos: execution time and price, once it has ended.
         bytes_out: bytes of the response sent to the caller so far.
@@ -330,6 +347,7 @@ class AnsweredCall:
     """
 
     answer: WorkerResponse
+    is_hit = False
     dispatched_ns = 0
     exec_ms = 0.0
     cost = "0"

@@ -25,7 +25,13 @@ from activator.calls.fallback_rules import (
     name_of,
     static_answer,
 )
-from activator.calls.response_cache import ResponseCache
+from activator.calls.response_store import (
+    ResponseStore,
+    StoredResponse,
+    bare,
+    fallback_key,
+    owner_of,
+)
 from activator.http.payloads import PICKLE
 from activator.routing.api_keys import FUNCTION_KEY, SCHEDULER, FunctionPrincipal
 from activator.routing.call_target import CallTarget
@@ -70,13 +76,13 @@ class FallbackChain:
         *,
         routes: RouteTable,
         throttler_of: Callable[[CallTarget], Throttler],
-        answers: ResponseCache | None = None,
+        answers: ResponseStore | None = None,
         arguments: ArgumentChecker | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._routes = routes
         self._throttler_of = throttler_of
-        self._answers = answers if answers is not None else ResponseCache()
+        self._answers = answers if answers is not None else ResponseStore()
         self._arguments = arguments or ArgumentChecker()
         self._clock = clock
 
@@ -90,7 +96,8 @@ class FallbackChain:
             and not call.degraded
             and any(rung.kind == "cached" for rung in call.target.spec.fallback)
         ):
-            self._answers.store(call, answer, self._clock())
+            stored = StoredResponse(bare(answer), self._clock())
+            self._answers.store(fallback_key(call), owner_of(call), stored)
 
     def try_reserve_variant(self, call: Call) -> tuple[Call, Reservation] | None:
         """Return a variant with a free slot for a call whose own function has none, if the variant
@@ -165,7 +172,10 @@ class FallbackChain:
         if kind == "static":
             answer: WorkerResponse | None = static_answer(call, rung)
         else:
-            answer = self._answers.find(call, max_age_s=rung.max_age_s, now=self._clock())
+            found = self._answers.find(
+                fallback_key(call), max_age_s=rung.max_age_s, now=self._clock()
+            )
+            answer = found.answer if found is not None else None
         if answer is None:
             return None
         return FallbackResponse(call.stand_in(call.target, kind), answer)

@@ -14,6 +14,7 @@ from activator.http.sse import SseSplitter, data_lines, end_event, error_event, 
 from activator.worker_client.connection import WorkerResponse
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_JSON, CONTENT_SSE
+from pilotlight.spec.pricing import CACHED
 from snapshotter.types import StartKind
 
 _SSE: Final = CONTENT_SSE.encode()
@@ -28,6 +29,8 @@ def streaming_headers(attempt: AnsweredCall) -> bytes:
     head = call.target.warm_head
     if call.start_kind is not StartKind.WARM:
         head = head.replace(b"WARM", call.start_kind.encode())
+    if call.cache_result:
+        head = _with_cache(head, call)
     if call.choice is not None:
         head += call.choice.head
     if degradation := call.degradation:
@@ -58,10 +61,21 @@ def complete_headers(attempt: AnsweredCall) -> bytes:
     )
 
 
+def _with_cache(head: bytes, call: Call) -> bytes:
+    """Return a head with what the response cache did; `Age` is that of RFC 9111 §5.1."""
+    lines = b"%bpilotlight-cache: %b\r\n" % (head, call.cache_result.encode())
+    if call.start_name != CACHED:
+        return lines
+    return b"%bage: %d\r\n" % (lines.replace(b"WARM", CACHED.encode(), 1), call.cache_age_s)
+
+
 def weights_timing(call: Call) -> bytes:
-    """Return a Server-Timing entry with the weight source of the start that a call waited for; b""
-    when it waited for none."""
-    return b', weights;desc="%b"' % call.weights.encode() if call.weights else b""
+    """Return a Server-Timing entry with the weight source of the start that a call waited for, and
+    one of the response cache; b"" where there is neither."""
+    timing = b', weights;desc="%b"' % call.weights.encode() if call.weights else b""
+    if call.cache_result:
+        timing += b', cache;desc="%b"' % call.cache_result.encode()
+    return timing
 
 
 def forwarded_lines(answer: WorkerResponse) -> bytes:
@@ -144,7 +158,7 @@ def end_of(attempt: AnsweredCall | None, finish: str, **more: Any) -> bytes:
         finish_reason=finish,
         cost=attempt.cost,
         exec_ms=attempt.exec_ms,
-        start=call.start_kind.value,
+        start=call.start_name,
         degraded=degradation_of(attempt) or None,
         **more,
     )

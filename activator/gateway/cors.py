@@ -20,6 +20,7 @@ from activator.routing.route_table import RouteTable
 from pilotlight import errors
 from pilotlight.protocol import (
     HEADER_ARM,
+    HEADER_CACHE,
     HEADER_COST,
     HEADER_DEGRADED,
     HEADER_OUTCOME,
@@ -51,10 +52,12 @@ _OWN = (
     HEADER_SERVER_TIMING,
     HEADER_ARM,
     HEADER_DEGRADED,
+    HEADER_CACHE,
     HEADER_REPLAYED,
     HEADER_OUTCOME,
     HEADER_RATE_LIMIT,
     HEADER_RATE_LIMIT_POLICY,
+    "age",
     "retry-after",
 )
 """The platform's own response headers, which scripts may read."""

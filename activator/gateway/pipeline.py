@@ -8,17 +8,19 @@ without a task (`fast_path`)."""
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
+from typing import Any
 
 from activator.access.grants import AccessGrant
 from activator.arguments.checker import ArgumentChecker
-from activator.calls.call import Call
+from activator.calls.call import AnsweredCall, Call
 from activator.calls.runner import CallRunner
 from activator.gateway.response_writer import ResponseWriter
 from activator.http.payloads import JSON, PICKLE, Payload
 from activator.http.request import Request, accept_of
 from activator.quotas.admission import Admission
+from activator.response_cache.cached_calls import CachedCalls
 from activator.tracing.tracer import Tracer
 
 ReadArguments = Callable[[], Awaitable[bytes]]
@@ -41,13 +43,16 @@ class CallPipeline:
         arguments: ArgumentChecker,
         tracer: Tracer,
         body_timeout_s: float,
+        cached: CachedCalls,
     ) -> None:
-        """`body_timeout_s`: how long a caller may take to send its body."""
+        """`body_timeout_s`: how long a caller may take to send its body. `cached`: runs calls of
+        functions with a response cache."""
         self.runner = runner
         self.writer = writer
         self._arguments = arguments
         self.tracer = tracer
         self._body_timeout_s = body_timeout_s
+        self._cached = cached
 
     def __repr__(self) -> str:
         return f"<CallPipeline {self.runner!r}>"
@@ -57,7 +62,7 @@ class CallPipeline:
         raise."""
         with await entry.admit() as admission:
             call = await self.admit(request, entry, method, admission)
-            await self.writer.answer(request, call, self.runner.begin(call))
+            await self.writer.answer(request, call, self._begin(request, call))
 
     async def run_whole(
         self, request: Request, entry: AccessGrant, method: str, read_arguments: ReadArguments
@@ -68,7 +73,13 @@ class CallPipeline:
             call = await self.admit(
                 request, entry, method, admission, read_arguments=read_arguments
             )
-            return await self.writer.collect(request, await self.runner.begin(call))
+            return await self.writer.collect(request, await self._begin(request, call))
+
+    def _begin(self, request: Request, call: Call) -> Coroutine[Any, Any, AnsweredCall]:
+        terms = call.target.cache
+        if terms is None:
+            return self.runner.begin(call)
+        return self._cached.begin(call, terms, request.headers)
 
     async def admit(
         self,

@@ -311,9 +311,10 @@ class RouteCache:
         if (
             target.spec.language_model is not None
             or target.spec.sandbox
+            or target.cache is not None
             or target.spec.clocks.execution_s < MIN_CLOCK_S
         ):
-            return None  # its tokens must be counted, or its clock is exact
+            return None  # its tokens are counted, its answers may be stored, its clock is exact
         entry = self._access.entry(resolved.caller, target)
         if entry.quota_check is not None and not entry.quota_check.is_immediate:
             return None

@@ -216,8 +216,9 @@ class ShadowTraffic:
     def answered(
         self, attempt: AnsweredCall, status: int, *, body: bytes | None, first_byte_ms: float | None
     ) -> None:
-        """Copy a call whose whole response was sent; a stream is not copied."""
-        if attempt.call.choice is not None and body is not None:
+        """Copy a call whose whole response was sent; a stream is not copied, nor is a call that the
+        response cache answered."""
+        if attempt.call.choice is not None and body is not None and not attempt.is_hit:
             self.copy(attempt.call, status=status, body=body, exec_ms=attempt.exec_ms)
 
     def failed(self, call: Call, error: str, status: int) -> None:

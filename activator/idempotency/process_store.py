@@ -7,7 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from activator.idempotency.store_protocol import LEASE_S, OVERHEAD_BYTES, TENANT_BYTES, Claim, Known
+from activator.coordination.bounded_values import OVERHEAD_BYTES
+from activator.idempotency.store_protocol import LEASE_S, TENANT_BYTES, Claim, Known
 
 MAX_BYTES = 64 * 1024 * 1024
 """Limit of stored responses; beyond it the oldest of the tenant with the most are evicted. Running

@@ -20,8 +20,6 @@ TENANT_BYTES = 64 * 1024 * 1024
 TOTAL_BYTES = 256 * 1024 * 1024
 """Limit of all tenants' responses in Redis: half of the memory that the chart gives it, which also
 holds quotas and rewrites its log."""
-OVERHEAD_BYTES = 768
-"""Size of an entry without its response, as measured in Redis 7: names, fingerprint, counters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,14 +120,18 @@ class FunctionTally:
 
     def answered(self, status: int, exec_s: float, queued_s: float = 0.0) -> None:
         """Count a call that a worker answered."""
+        self.count(status)
+        self.queue_wait.observe(queued_s)
+        self.execution.observe(exec_s)
+
+    def count(self, status: int) -> None:
+        """Count an answered call, without its durations."""
         if status in self.statuses:
             self.statuses[status] += 1
         elif len(self.statuses) < STATUSES_PER_FUNCTION:
             self.statuses[status] = 1
         else:
             self.rare[status // 100] = self.rare.get(status // 100, 0) + 1
-        self.queue_wait.observe(queued_s)
-        self.execution.observe(exec_s)
 
     def by_status(self) -> Iterator[tuple[str, int]]:
         """Counts by status, or by its hundred."""

@@ -39,6 +39,7 @@ from activator.metrics.collectors import (
 )
 from activator.metrics.indicators import Indicators
 from activator.metrics.llm import LlmMetrics
+from activator.metrics.response_cache import CacheMetrics
 from activator.routing.route_table import CallTarget
 from pilotlight.errors import BudgetReserved, OverBudget, OverQuota, PilotlightError, Shed
 from pilotlight.protocol import HEADER_BATCH
@@ -66,6 +67,8 @@ class Metrics:
         self.functions = LabelLimiter(series)
         self.batches = Batches(self.functions)
         self.registry.register(self.batches)
+        self.response_caches = CacheMetrics(self.functions)
+        self.registry.register(self.response_caches)
         self._indicators = Indicators(self.functions)
         self.registry.register(self._indicators)
         self.observer = CallStats(self._indicators.add)
@@ -136,6 +139,9 @@ class Metrics:
             is_awaited: its caller waits for it; False for a submitted call, however long it is
                 queued."""
         call, answer = attempt.call, attempt.answer
+        if attempt.is_hit:
+            self._answered_from_cache(attempt, status)
+            return
         self.answered_warm(
             call.target, status, exec_s=attempt.exec_ms / 1000, queued_s=call.queued_ms / 1000
         )
@@ -167,6 +173,20 @@ class Metrics:
             completed=completed,
             is_awaited=is_awaited and not call.degraded and not reason,
             is_degraded=bool(reason),
+        )
+
+    def _answered_from_cache(self, attempt: AnsweredCall, status: int) -> None:
+        """Count a call that the response cache answered: in no clock, because nothing ran."""
+        call = attempt.call
+        self._tally(call.target).count(status)
+        self.observer.answered(
+            call,
+            status=status,
+            arm=call.choice.arm if call.choice is not None else "",
+            dispatched_ns=attempt.dispatched_ns,
+            ended_ns=attempt.ended_ns,
+            picos=attempt.picos,
+            is_awaited=False,
         )
 
     def warm_counters(self, target: CallTarget, arm: str) -> WarmCounters:
@@ -323,7 +343,7 @@ class Metrics:
             *self._starts.by_function,
         ):
             metric.remove_by_labels(named)
-        for part in (self.batches, self._indicators, self.language):
+        for part in (self.batches, self._indicators, self.language, self.response_caches):
             part.forget(labels)
         self._by_labels.pop(labels, None)
         self.functions.forget(labels)

@@ -29,6 +29,8 @@ class CallTarget:
         has_online_features: whether its workers read features when they are called.
         feature_schema: hash of the declared features; "" = none are declared.
         guard: its guard as JSON (`GuardSpec`); b"" = it has none.
+        cache: terms of its response cache; None = it has none. `generation`: of the traffic that
+            chose it, which each rollout and rollback changes.
         is_counted_by_head: whether heads of its answers say something that is counted.
     """
 
@@ -36,11 +38,13 @@ class CallTarget:
         "_checks",
         "app",
         "batched",
+        "cache",
         "environment",
         "feature_schema",
         "footprint",
         "function",
         "function_id",
+        "generation",
         "guard",
         "has_online_features",
         "is_counted_by_head",
@@ -75,6 +79,8 @@ class CallTarget:
         self.spec: FunctionSpec = _kept(from_json(FunctionSpec, document["spec"]), min_instances)
         self.log = self.spec.log
         self.log_terms = to_json(self.log)
+        self.cache = self.spec.cache
+        self.generation: int = route.document.get("generation", 0)
         self.is_stable = is_stable
         self.is_shadow = is_shadow
         self.launch = LaunchSpec.from_json(document["launch"])

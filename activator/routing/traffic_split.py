@@ -136,7 +136,9 @@ def previous_route(route: FunctionRoute) -> FunctionRoute | None:
     document = document_of(route)
     if not document.previous or not document.previous.keys() <= route.revisions.keys():
         return None
-    units = TrafficDocument(salt=document.salt, sticky=document.sticky)
+    units = TrafficDocument(
+        generation=document.generation, salt=document.salt, sticky=document.sticky
+    )
     before = traffic.with_weights(units, document.previous)
     return replace(route, traffic=tuple(before.weights.items()), document=traffic.to_json(before))
 

@@ -170,7 +170,7 @@ class Tracer:
             attempt.held,
             attempt.answer,
             status=status,
-            dispatched_ns=attempt.dispatched_ns,
+            dispatched_ns=0 if attempt.is_hit else attempt.dispatched_ns,
             ended_ns=attempt.ended_ns,
             cost=attempt.cost,
             **more,

@@ -40,6 +40,9 @@ HEADER_TAG = "pilotlight-tag"
 independent of weights."""
 HEADER_ARM = "pilotlight-arm"
 """On responses and on requests to the worker: the caller's arm of the experiment."""
+HEADER_CACHE = "pilotlight-cache"
+"""On a response of a function with a response cache: `hit`, `miss`, or `bypass` (it was not
+looked for)."""
 HEADER_DEGRADED = "pilotlight-degraded"
 """On a response of a variant or a fallback: `variant=<function>`, `function=<function>`, `cached`
 or `static`. Of a worker's answer, and then on the response too: DEGRADED_FEATURES and a reason."""

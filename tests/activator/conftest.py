@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import json
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -30,6 +31,7 @@ from activator.balancing.instance_lifecycle import InstanceProvisioner
 from activator.balancing.throttler import Throttler
 from activator.billing.service import BillingService
 from activator.calls.fallback import FallbackChain
+from activator.calls.response_store import ResponseStore
 from activator.calls.runner import CallRunner
 from activator.control_plane.bindings import BindingsApi
 from activator.control_plane.proxy import UNREAD_S, ControlPlaneProxy, ProxyLimits
@@ -65,6 +67,9 @@ from activator.quotas.process_store import ProcessQuotas
 from activator.quotas.store_protocol import QuotaStore
 from activator.quotas.unauthenticated_limit import UnauthenticatedRateLimiter
 from activator.resilience.breaker import BreakerTerms
+from activator.response_cache.cache_hits import CacheHitAccount
+from activator.response_cache.cached_calls import CachedCalls, SharedResponses
+from activator.response_cache.single_flight import SingleFlight
 from activator.routing.route_table import CallTarget
 from activator.settings import ActivatorSettings
 from activator.tracing.trace_builder import Json
@@ -140,12 +145,16 @@ class Edge:
         controller: Endpoint | None = None,
         token: str = "",
         unread_s: float = UNREAD_S,
+        shared: SharedResponses | None = None,
     ) -> None:
-        """`fleet`: another than the fake one; then that has nothing to do.
+        """`fleet`: another than the fake one; then that has nothing to do. `shared`: answers that
+        response caches share with others.
 
         Attributes:
-            breaker: the terms of throttlers that are made from now on."""
+            breaker: the terms of throttlers that are made from now on.
+            later_s: what the clock of response caches is ahead."""
         self.breaker = BreakerTerms()
+        self.later_s = 0.0
         self.directory = directory
         self.table = empty_table()
         self.fleet = FakeFleet(directory, behaviour)
@@ -180,8 +189,25 @@ class Edge:
             throttler_of=self.scaler.throttler_of, may_pay=self.books.check
         )
         self.arguments = ArgumentChecker(deadline_s=settings.argument_check_s)
+        self.answers = ResponseStore(settings.response_cache_bytes)
         runner.fallbacks = FallbackChain(
-            routes=self.table, throttler_of=self.scaler.throttler_of, arguments=self.arguments
+            routes=self.table,
+            throttler_of=self.scaler.throttler_of,
+            answers=self.answers,
+            arguments=self.arguments,
+        )
+        self.metrics.response_caches.sizes = self.answers.sizes
+        self.flights = SingleFlight(self.queue)
+        self.cached = CachedCalls(
+            runner=runner,
+            store=self.answers,
+            flights=self.flights,
+            account=CacheHitAccount(
+                self.books.journal, self.books.budgets, on_unbilled=self.books.on_unbilled
+            ),
+            observer=self.metrics.response_caches,
+            shared=shared,
+            clock=lambda: time.monotonic() + self.later_s,
         )
         self.table.on_budget = self.books.budgets.apply
         controller = controller or Endpoint.at(directory / "controller.sock")
@@ -265,6 +291,7 @@ class Edge:
             arguments=self.arguments,
             tracer=self.tracer,
             body_timeout_s=settings.body_timeout_s,
+            cached=self.cached,
         )
         http_proxy = HttpProxy(
             runner=runner,
@@ -279,6 +306,7 @@ class Edge:
             forward_raw=http_proxy.http,
             send=pipeline.writer.answer,
             tracer=self.tracer,
+            cached=self.cached,
         )
         self.functions = FunctionsApi(
             settings=settings,

@@ -18,7 +18,13 @@ from activator.balancing.outlier_detection import RevisionHealth
 from activator.balancing.throttler import Throttler
 from activator.billing.errors import JournalFull
 from activator.calls.call import Call
-from activator.calls.response_cache import ResponseCache
+from activator.calls.response_store import (
+    ResponseStore,
+    StoredResponse,
+    bare,
+    fallback_key,
+    owner_of,
+)
 from activator.resilience.breaker import BreakerTerms, Outcome, State
 from activator.routing.traffic_split import MAX_NAME_BYTES, MAX_UNITS, FunctionRouter
 from activator.worker_client.connection import WorkerResponse
@@ -275,17 +281,26 @@ async def _one_and_wait() -> AsyncIterator[bytes]:
     await asyncio.Event().wait()
 
 
+def remember(answers: ResponseStore, call: Call, answer: WorkerResponse) -> None:
+    answers.store(fallback_key(call), owner_of(call), StoredResponse(bare(answer), 0.0))
+
+
+def remembered(answers: ResponseStore, call: Call) -> WorkerResponse | None:
+    found = answers.find(fallback_key(call), max_age_s=1.0, now=0.0)
+    return found.answer if found is not None else None
+
+
 async def test_a_kept_answer_holds_no_more_than_it_is_counted_for() -> None:
-    answers, spans = ResponseCache(max_bytes=10_000), b"s" * 8000
+    answers, spans = ResponseStore(max_bytes=10_000), b"s" * 8000
     call = call_of()
-    answers.store(
+    remember(
+        answers,
         call,
         WorkerResponse(
             None, 200, [(b"content-type", b"application/json"), (b"pilotlight-spans", spans)], b"1"
         ),
-        0.0,
     )
-    kept = answers.find(call, max_age_s=1.0, now=0.0)
+    kept = remembered(answers, call)
     assert kept is not None
     assert kept.headers == [(b"content-type", b"application/json")], (
         "what its worker said of itself is of that call"
@@ -298,7 +313,7 @@ async def test_a_kept_answer_holds_no_more_than_it_is_counted_for() -> None:
 async def test_kept_answers_take_no_more_memory_than_they_are_counted_for(
     values: tuple[int, ...],
 ) -> None:
-    answers, target = ResponseCache(), target_of(spec_of())
+    answers, target = ResponseStore(), target_of(spec_of())
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     for n in range(60):
@@ -307,29 +322,29 @@ async def test_kept_answers_take_no_more_memory_than_they_are_counted_for(
             for size in values
         ]
         call = call_of(target, b"%d" % n, accept=b"%04d" % n * 250)
-        answers.store(
+        remember(
+            answers,
             call,
             WorkerResponse(
                 None, 200, [(bytes(name), bytes(value)) for name, value in headers], b"1"
             ),
-            0.0,
         )
     del headers, call
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
-    assert after - before <= answers.bytes
+    assert after - before <= answers.size_bytes
 
 
 async def test_a_cached_answer_is_for_those_who_ask_in_the_same_way() -> None:
     def called(accept: bytes, body: bytes = b"{}") -> Call:
         return call_of(target_of(spec_of()), body, accept=accept)
 
-    answers = ResponseCache()
-    answers.store(called(b"text/plain"), WorkerResponse(None, 200, [], b"1"), 0.0)
-    assert answers.find(called(b"text/plain"), max_age_s=1.0, now=0.0) is not None
-    assert answers.find(called(b""), max_age_s=1.0, now=0.0) is None
-    assert answers.find(called(b"text/plai", b"n{}"), max_age_s=1.0, now=0.0) is None
+    answers = ResponseStore()
+    remember(answers, called(b"text/plain"), WorkerResponse(None, 200, [], b"1"))
+    assert remembered(answers, called(b"text/plain")) is not None
+    assert remembered(answers, called(b"")) is None
+    assert remembered(answers, called(b"text/plai", b"n{}")) is None
 
 
 async def test_a_cached_answer_is_shared_within_one_tenant_and_among_callers_without_a_key_only() -> (
@@ -338,15 +353,13 @@ async def test_a_cached_answer_is_shared_within_one_tenant_and_among_callers_wit
     def called(*, key_id: str, caller: str = "") -> Call:
         return call_of(key_id=key_id, tenant=caller)
 
-    answers = ResponseCache()
-    answers.store(called(key_id="k"), WorkerResponse(None, 200, [], b"the owner's"), 0.0)
-    assert answers.find(called(key_id="another-key"), max_age_s=1.0, now=0.0) is not None
-    assert answers.find(called(key_id=""), max_age_s=1.0, now=0.0) is None
-    assert (
-        answers.find(called(key_id="k2", caller="another-tenant"), max_age_s=1.0, now=0.0) is None
-    )
-    answers.store(called(key_id=""), WorkerResponse(None, 200, [], b"public"), 0.0)
-    found = answers.find(called(key_id=""), max_age_s=1.0, now=0.0)
+    answers = ResponseStore()
+    remember(answers, called(key_id="k"), WorkerResponse(None, 200, [], b"the owner's"))
+    assert remembered(answers, called(key_id="another-key")) is not None
+    assert remembered(answers, called(key_id="")) is None
+    assert remembered(answers, called(key_id="k2", caller="another-tenant")) is None
+    remember(answers, called(key_id=""), WorkerResponse(None, 200, [], b"public"))
+    found = remembered(answers, called(key_id=""))
     assert found is not None
     assert found.body == b"public"
 

@@ -252,6 +252,28 @@ def test_a_guard_ends_what_it_refuses(platform: PlatformUnderTest) -> None:
         rules = {entry["after"]["rule"] for entry in json.loads(found)}
 
 
+def test_equal_questions_are_answered_from_memory_until_a_rollout_or_a_rollback(
+    platform: PlatformUnderTest, tmp_path: Path
+) -> None:
+    def located(address: str) -> tuple[str, str]:
+        answer = invoke(platform, "geo/locate", {"address": address})
+        return answer.headers["pilotlight-cache"], answer.headers["pilotlight-revision"]
+
+    deploy(platform, "response_cache.py")
+    first, second = located("10 Downing Street"), located("10 Downing Street")
+    assert (first[0], second[0]) == ("miss", "hit")
+    assert located("1600 Pennsylvania Avenue")[0] == "miss"
+    changed = tmp_path / "response_cache.py"
+    changed.write_text((EXAMPLES / "response_cache.py").read_text() + "\n# another version\n")
+    platform.cli("deploy", str(changed))
+    newer, again = located("10 Downing Street"), located("10 Downing Street")
+    assert (newer[0], again[0]) == ("miss", "hit")
+    assert newer[1] != first[1]
+    platform.cli("app", "rollback", "geo/locate", "--yes")
+    back, last = located("10 Downing Street"), located("10 Downing Street")
+    assert (back, last[0]) == (("miss", first[1]), "hit")
+
+
 def test_drift_from_the_training_data_is_shown(platform: PlatformUnderTest, tmp_path: Path) -> None:
     deploy(platform, "drift.py")
     rng, lines = random.Random(1), []

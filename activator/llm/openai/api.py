@@ -32,6 +32,7 @@ from activator.llm.request_size import CHAT, COMPLETIONS, EMBEDDINGS, write_cap
 from activator.llm.token_admission import TokenAdmission
 from activator.quotas.admission import UNCOUNTED, admit, counted
 from activator.quotas.token_reservation import TokenReservation
+from activator.response_cache.cached_calls import CachedCalls
 from activator.routing.api_keys import Principal
 from activator.settings import ActivatorSettings
 from activator.tracing.tracer import Tracer
@@ -78,9 +79,11 @@ class OpenAI:
         forward_raw: Callable[[Request, AccessGrant], Awaitable[None]],
         send: SendResponse,
         tracer: Tracer,
+        cached: CachedCalls,
     ) -> None:
         """`send`: sends the result of a call to the caller, in a format. `forward_raw`: passes a
-        request on to the engine as it is."""
+        request on to the engine as it is. `cached`: runs calls of functions with a response
+        cache."""
         self._settings = settings
         self._resolver = resolver
         self._runner = runner
@@ -89,6 +92,7 @@ class OpenAI:
             waiting_of=lambda target: runner.throttler_of(target).waiting
         )
         self._tracer = tracer
+        self._cached = cached
         self._models = Models(table=resolver.table, resolver=resolver)
         self._send = send
 
@@ -260,7 +264,13 @@ class OpenAI:
         use = await self._enter(request, entry, asked)
         try:
             call = self.call_of(request, entry, asked, use)
-            await self._send(request, call, self._runner.begin(call), OpenAIFormat(asked, use))
+            terms = call.target.cache
+            step = (
+                self._runner.begin(call)
+                if terms is None
+                else self._cached.begin(call, terms, request.headers)
+            )
+            await self._send(request, call, step, OpenAIFormat(asked, use))
         finally:
             use.settle()
 

@@ -12,7 +12,7 @@ from activator.http.payloads import Payload
 from activator.llm.openai.errors import ModelNotFound
 from activator.llm.openai.parser import reading_of
 from activator.llm.openai.request import PATHS, OpenAIRequest, parsed
-from activator.llm.request_size import CHAT
+from activator.llm.request_size import CHAT, EMBEDDINGS
 from activator.llm.token_admission import use_of_kept
 from activator.quotas.token_reservation import TokenReservation
 from activator.routing.call_target import CallTarget
@@ -48,6 +48,15 @@ class EngineCall(Call):
         self.affinity: int | None = affinity
         self.is_kept = False
         self.is_wrapped = False
+
+    @property
+    def is_cacheable(self) -> bool:
+        """Whether an equal call may get its answer: embeddings, and text at temperature 0 that is
+        not streamed."""
+        wanted = self.wanted
+        if wanted.path == EMBEDDINGS:
+            return True
+        return wanted.counts and not wanted.is_stream and wanted.body.get("temperature") == 0
 
     @property
     def place(self) -> str:

@@ -6,7 +6,7 @@
 | platform's key | created at the first start | controller, node agents of this machine | deriving the others |
 | activator's key | the platform's | controller, activators | deriving the keys in the next three rows, and the token |
 | `secrets` | the activator's | controller, activators | secrets of functions, opened at each instance start |
-| `replies` | the activator's | controller, activators | responses that activators store in Redis under idempotency keys |
+| `replies` | the activator's | controller, activators | responses that activators store in Redis: under idempotency keys, and those of response caches |
 | `visitors` | the activator's | controller, activators | attributing a dashboard cookie's connections to an API key; does not authenticate |
 | `sessions` | the platform's | controller | session cookies of the dashboard |
 | `webhooks` | the platform's | controller | signing secrets of webhooks |

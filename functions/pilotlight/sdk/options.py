@@ -38,6 +38,7 @@ from pilotlight.spec.policies import (
     Fallback,
     ModelCard,
     Objectives,
+    ResponseCacheSpec,
     RetryPolicy,
     ScalingSchedule,
     Schedule,
@@ -80,6 +81,7 @@ class EngineOptions(TypedDict, total=False):
     require: Mapping[str, str]
     card: ModelCard | None
     guard: GuardSpec | None
+    cache: ResponseCacheSpec | None
 
 
 class FunctionOptions(EngineOptions, total=False):
@@ -125,6 +127,7 @@ class FunctionOptions(EngineOptions, total=False):
             "*" for all. Browsers send no cookies.
         schedule: one or more of `pilotlight.Cron("0 6 * * *")` and `pilotlight.Period(hours=1)`.
         fallback, variants: what may answer in place of the function.
+        cache: `pilotlight.ResponseCache("1h")`: equal calls are answered from memory.
         example, check: as for `@pilotlight.method()`.
 
     Releases:

@@ -15,15 +15,18 @@ from pilotlight.spec.features.sources import DEFAULT_URL_VARIABLE, FeaturesSpec,
 from pilotlight.spec.function import FunctionNetwork
 from pilotlight.spec.monitor import MonitoredFeature, MonitorSpec, Reference
 from pilotlight.spec.policies import (
+    DEFAULT_CACHE_BYTES,
     Fallback,
     MissedRunPolicy,
     ModelCard,
     Objectives,
+    ResponseCacheSpec,
     RetryPolicy,
     RolloutStrategy,
     RolloutTerms,
     Schedule,
     Variant,
+    parse_ttl,
     require_in_range,
 )
 from pilotlight.spec.prediction_log import (
@@ -41,6 +44,7 @@ __all__ = [
     "Period",
     "PredictionLog",
     "Redis",
+    "ResponseCache",
     "Retries",
     "cached_answer",
     "resolve_policies",
@@ -185,6 +189,27 @@ def PredictionLog(
         scrub=tuple(scrub),
         keep_s=keep_s,
     )
+
+
+def ResponseCache(
+    ttl: str | float, *, max_bytes: int = DEFAULT_CACHE_BYTES, shared: bool = False
+) -> ResponseCacheSpec:
+    """Answer equal calls of one tenant from memory, without running them again:
+    `@app.function(cache=pilotlight.ResponseCache("1h"))`. For functions whose result depends on
+    their arguments alone, and language models at temperature 0.
+
+    Args:
+        ttl: how long an answer is served: "30s", "5m", "1h", "7d", or seconds; at most 30 days.
+        max_bytes: memory for this function's answers in each activator, 1 MiB to 1 GiB. The
+            longest unused of the tenant with the most are dropped first.
+        shared: activators that share a Redis also share answers in it.
+
+    Raises InvalidInput for a value out of range."""
+    if isinstance(max_bytes, bool) or not isinstance(max_bytes, int):
+        raise InvalidInput(
+            f"cache: max_bytes = {max_bytes!r}: must be a number of bytes", parameter="cache"
+        )
+    return ResponseCacheSpec(ttl_s=parse_ttl(ttl), max_bytes=max_bytes, shared=bool(shared))
 
 
 def Monitor(
@@ -366,6 +391,9 @@ def resolve_policies(values: Mapping[str, Any]) -> dict[str, Any]:
         "log": _log(values),
         "features": _features(values.get("features")),
         "guard": _one("guard", values.get("guard"), GuardSpec, "pilotlight.Guard(…)"),
+        "cache": _one(
+            "cache", values.get("cache"), ResponseCacheSpec, "pilotlight.ResponseCache(…)"
+        ),
         "network": _network(values.get("network", FunctionNetwork.EGRESS)),
         "egress": _several(
             "egress", values.get("egress"), str, "a list of networks or addresses, like 10.1.0.0/16"

@@ -28,6 +28,7 @@ from pilotlight.spec.policies import (
     Fallback,
     ModelCard,
     Objectives,
+    ResponseCacheSpec,
     RetryPolicy,
     RolloutTerms,
     ScalingSchedule,
@@ -323,7 +324,8 @@ class FunctionSpec:
         log: its prediction log; None = it has none.
         features: features of its model; None = none are declared.
         guard: of a language model: what is asked about its prompts and answers; None = nothing
-            is."""
+            is.
+        cache: its response cache; None = each call is run."""
 
     name: str
     kind: FunctionKind = FunctionKind.FUNCTION
@@ -367,6 +369,7 @@ class FunctionSpec:
     log: PredictionLogSpec | None = None
     features: FeaturesSpec | None = None
     guard: GuardSpec | None = None
+    cache: ResponseCacheSpec | None = None
 
     def __post_init__(self) -> None:
         require_name("function", self.name, parameter="name")
@@ -395,6 +398,7 @@ class FunctionSpec:
         _check_calls_only(self, "log", "have a prediction log")
         _check_calls_only(self, "features", "have features")
         _check_features(self)
+        _check_cache(self)
         if not self.methods:
             raise InvalidInput(
                 f"function {self.name!r} has no methods: declare at least one callable",
@@ -581,6 +585,26 @@ def _check_features(spec: FunctionSpec) -> None:
             f"features, or deploy it with those of its training",
             parameter="features",
         )
+
+
+def _check_cache(spec: FunctionSpec) -> None:
+    """Raise InvalidInput where answers do not depend on the arguments alone, or cannot be kept."""
+    if spec.cache is None:
+        return
+    if spec.sandbox:
+        why = "a sandbox answers no calls that repeat"
+    elif spec.language_model is None and spec.kind not in (
+        FunctionKind.FUNCTION,
+        FunctionKind.CLASS,
+    ):
+        why = "requests to a web server are not compared: let it set Cache-Control for its callers"
+    elif spec.features is not None and spec.features.online:
+        why = "online features change between calls with the same arguments"
+    elif spec.methods and all(method.is_generator for method in spec.methods):
+        why = "its results are streamed, and streams are not kept"
+    else:
+        return
+    raise InvalidInput(f"cache: function {spec.name!r}: {why}: remove cache", parameter="cache")
 
 
 def _check_volumes(spec: FunctionSpec) -> None:

@@ -1,5 +1,5 @@
-"""Policies of a function: retries, batching, schedules, fallbacks, variants, objectives, model card
-and rollout.
+"""Policies of a function: retries, batching, schedules, fallbacks, variants, objectives, model
+card, rollout and response cache.
 
 The records are part of a `FunctionSpec`, and so of its revision. Frozen, standard library only;
 values out of range raise InvalidInput naming key, value and bound."""
@@ -415,3 +415,52 @@ def require_in_range(key: str, value: float, low: float, high: float) -> None:
 DEFAULT_OBJECTIVES = Objectives()
 """Objectives of functions that declare none. They are displayed, but latencies that were not
 promised raise no alerts."""
+
+
+MIN_TTL_S = 1
+MAX_TTL_S = 30 * 86_400
+MIN_CACHE_BYTES = 2**20
+MAX_CACHE_BYTES = 2**30
+DEFAULT_CACHE_BYTES = 16 * 2**20
+_TTL_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_TTL = re.compile(r"([1-9][0-9]{0,7})([smhd])")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseCacheSpec:
+    """Terms of a response cache.
+
+    Attributes:
+        ttl_s: how long an answer is served, in seconds.
+        max_bytes: memory that the answers of the function may take in one activator.
+        shared: activators that share a Redis also share answers in it."""
+
+    ttl_s: int
+    max_bytes: int = DEFAULT_CACHE_BYTES
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        if not MIN_TTL_S <= self.ttl_s <= MAX_TTL_S:
+            raise InvalidInput(
+                f"cache: ttl = {self.ttl_s} s: must be {MIN_TTL_S} s to {MAX_TTL_S // 86_400} days",
+                parameter="cache",
+            )
+        if not MIN_CACHE_BYTES <= self.max_bytes <= MAX_CACHE_BYTES:
+            raise InvalidInput(
+                f"cache: max_bytes = {self.max_bytes}: must be {MIN_CACHE_BYTES} to "
+                f"{MAX_CACHE_BYTES} bytes",
+                parameter="cache",
+            )
+
+
+def parse_ttl(ttl: str | float) -> int:
+    """Parse "30s", "5m", "1h" or "7d", or a whole number of seconds. Raises InvalidInput."""
+    if isinstance(ttl, str) and (found := _TTL.fullmatch(ttl)):
+        return int(found[1]) * _TTL_UNITS[found[2]]
+    is_whole = isinstance(ttl, int) or (isinstance(ttl, float) and ttl.is_integer())
+    if is_whole and not isinstance(ttl, bool):
+        return int(ttl)
+    raise InvalidInput(
+        f'cache: ttl = {ttl!r}: must be such as "30s", "5m", "1h" or "7d", or whole seconds',
+        parameter="cache",
+    )

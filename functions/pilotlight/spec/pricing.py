@@ -25,6 +25,8 @@ or could not be sent the request (`is_free`)."""
 BUSY_FREE_MS = 100
 """How long a worker may take to say that it is busy, in all answers of one instance together: it
 takes some milliseconds, and is asked less and less often."""
+CACHED = "CACHED"
+"""In place of a start kind: the response cache answered, and nothing ran."""
 _EXACT_DIGITS = 100
 """More than the digits of rate (28) times nanoseconds (17), so that a price is rounded only once,
 at the end."""
@@ -46,7 +48,8 @@ class Rates:
         cpu_core_s, memory_gib_s: price per second of one core, and of one GiB.
         gpu_s: price per second of one accelerator, by its kind: of a whole GPU (`H100`), or of a
             MIG instance of one profile (`H100-MIG-3g.40gb`).
-        request: price per call.
+        request: price per call that an instance answers.
+        cache_hit: price per call that the response cache answers, instead of all others.
         token_in, token_out: price per token of a language model.
         start_factor: share of the execution rate charged while an instance starts; 0 = cold starts
             are not billed.
@@ -67,6 +70,7 @@ class Rates:
     memory_gib_s: Decimal = Decimal("0.00000222")
     gpu_s: Mapping[str, Decimal] = field(default_factory=dict)
     request: Decimal = Decimal(0)
+    cache_hit: Decimal = Decimal(0)
     token_in: Decimal = Decimal(0)
     token_out: Decimal = Decimal(0)
     start_factor: Decimal = Decimal(0)
@@ -232,6 +236,7 @@ _AMOUNTS = (
     "cpu_core_s",
     "memory_gib_s",
     "request",
+    "cache_hit",
     "token_in",
     "token_out",
     *_FACTORS,
@@ -257,6 +262,7 @@ class PriceSettings:
     memory_gib_s: str = "0.00000222"
     gpu_s: Mapping[str, str] = field(default_factory=lambda: dict(GPU_S))
     request: str = "0"
+    cache_hit: str = "0"
     token_in: str = "0"
     token_out: str = "0"
     start_factor: str = "0"

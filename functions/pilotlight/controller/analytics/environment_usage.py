@@ -13,9 +13,11 @@ from pilotlight.controller.analytics import rollup_queries
 from pilotlight.controller.analytics.rollup_queries import UsageCell, UsageSums
 from pilotlight.controller.analytics.time_range import TimeRange
 from pilotlight.spec.identifiers import without_run
+from pilotlight.spec.pricing import CACHED
 from snapshotter.types import StartKind
 
-START_KINDS = tuple(kind.value for kind in StartKind)
+START_KINDS = (CACHED, *(kind.value for kind in StartKind))
+"""What answers of calls begin with: CACHED, where nothing ran, and kinds of starts."""
 KINDS = ("CALL", "START", "IDLE", "RESERVED", "CPU", "BUILD", "STORAGE", "ADJUSTMENT")
 """Kinds of records that may cost something, in the stacking order of charts."""
 _Key = TypeVar("_Key", bound=Hashable)

@@ -20,7 +20,7 @@ from pilotlight.controller.billing.usage_aggregation import AT, CALL
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
 from pilotlight.spec.observations import latency_bucket
-from pilotlight.spec.pricing import NOT_RUN
+from pilotlight.spec.pricing import CACHED, NOT_RUN
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def _count(unit: _Unit, row: LedgerRow, *, revision: str | None) -> None:
     counts["errors"] += status >= FAILED or row[AT["outcome"]] == LOST
     counts["degraded"] += bool(row[AT["degraded"]])
     counts["mistagged"] += row[AT["revision"]] != revision and not row[AT["degraded"]]
-    counts["cold"] += row[AT["start_kind"]] != WARM
+    counts["cold"] += row[AT["start_kind"]] not in (WARM, CACHED)
     for name in ("exec_ms", "cost_picos", "tokens_in", "tokens_out"):
         counts[name] += row[AT[name]]
     # exclude rejections: they are fast, but do not speak for a version

@@ -12,6 +12,7 @@ from pilotlight.controller.analytics.gpu_time import GpuTime, gpu_time
 from pilotlight.controller.analytics.latency_histograms import LatencyHistogram, merge_histograms
 from pilotlight.controller.analytics.rollup_queries import UsageCell, UsageSums
 from pilotlight.controller.dashboard import formatting
+from pilotlight.spec.pricing import CACHED
 from pilotlight.spec.quotas import STORAGE_KEYS, Plan, Quotas
 from snapshotter.types import InstanceInfo
 
@@ -51,7 +52,7 @@ def starts(usage: EnvironmentUsage, parts: Sequence[LatencyHistogram]) -> list[S
             share=found.records / whole,
             total_ms=_percentiles(parts, kind, "total"),
             start_ms=_percentiles(parts, kind, "start")
-            if kind != "WARM"
+            if kind not in ("WARM", CACHED)
             else (None,) * len(PERCENTILES),
             waited_ms=found.start_ms,
             mean_ms=found.start_ms / found.records,

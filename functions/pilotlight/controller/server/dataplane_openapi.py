@@ -14,6 +14,7 @@ from pilotlight.controller.server.model_openapi import model_server_paths, opena
 from pilotlight.controller.server.openapi_parts import (
     RESPONSE_HEADERS,
     TEXT,
+    cache_control,
     environment,
     headers,
     idempotency_key,
@@ -144,7 +145,7 @@ def _function_paths() -> dict[str, dict[str, Any]]:
     invoke = operation(
         "invoke",
         "Call a function and wait for the result.",
-        [*function, timeout(), idempotency_key()],
+        [*function, timeout(), idempotency_key(), cache_control()],
         _invoked(),
         _ARGUMENTS,
     )

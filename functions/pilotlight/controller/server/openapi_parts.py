@@ -11,7 +11,11 @@ RESPONSE_HEADERS = {
     "X-Request-Id": "the call's id",
     "Pilotlight-Revision": "the revision that handled the call",
     "Pilotlight-Arm": "the caller's arm of the experiment; omitted if the caller is in none",
-    "Pilotlight-Start": "how the instance started: WARM, WAKE, FORK, RESTORE, IMPORT or COLD",
+    "Pilotlight-Start": "how the instance started: WARM, WAKE, FORK, RESTORE, IMPORT or COLD; or "
+    "CACHED: none was needed",
+    "Pilotlight-Cache": "of a function with a response cache: hit, miss, or bypass (it was not "
+    "looked for)",
+    "Age": "of a hit: seconds since the answer was made",
     "Server-Timing": (
         "queue, start and exec in ms; `weights;desc=` is the tier (origin, nvme, dram, hbm) from "
         "which the awaited start loaded its weights; for a streamed response, exec is in its last "
@@ -120,6 +124,16 @@ def idempotency_key() -> dict[str, Any]:
         "Idempotency-Key",
         "a repeat with the same key and body returns the first response",
         {"type": "string", "maxLength": 255},
+    )
+
+
+def cache_control() -> dict[str, Any]:
+    """Whether the response cache may answer."""
+    return in_header(
+        "Cache-Control",
+        "of a function with a response cache: no-cache runs the call and stores its answer, "
+        "no-store does not store it either",
+        {"type": "string", "maxLength": 256},
     )
 
 

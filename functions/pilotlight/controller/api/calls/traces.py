@@ -44,7 +44,7 @@ def list_traces(
     ] = None,
     kept_for: Why | None = None,
     start_kind: Annotated[
-        str | None, Query(pattern="^(WARM|WAKE|FORK|RESTORE|IMPORT|COLD)$")
+        str | None, Query(pattern="^(CACHED|WARM|WAKE|FORK|RESTORE|IMPORT|COLD)$")
     ] = None,
     failed: bool | None = None,
     min_ms: Annotated[float | None, Query(ge=0, le=1e12)] = None,

@@ -32,7 +32,7 @@ from pilotlight.controller.dashboard.pages.budgets import amount
 from pilotlight.controller.dashboard.running_instances import LiveUse
 from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.core.dashboard.dashboard_origin import DASHBOARD_PATH
-from pilotlight.spec.pricing import UNPAID_KINDS
+from pilotlight.spec.pricing import CACHED, UNPAID_KINDS
 
 NEWEST = 8
 MOST_HINTS = 5
@@ -162,7 +162,7 @@ def observed(
     for cell in used.cells:
         cells.setdefault(cell.function_id, []).append(cell)
     slow = latency_histograms.by_function(
-        part for part in parts if part.clock == "start" and part.start_kind != "WARM"
+        part for part in parts if part.clock == "start" and part.start_kind not in ("WARM", CACHED)
     )
     return [
         ObservedUsage(
