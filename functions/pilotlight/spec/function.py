@@ -600,6 +600,8 @@ def _check_cache(spec: FunctionSpec) -> None:
         why = "requests to a web server are not compared: let it set Cache-Control for its callers"
     elif spec.features is not None and spec.features.online:
         why = "online features change between calls with the same arguments"
+    elif spec.guard is not None:
+        why = "its guard is asked about each call, and kept answers would pass by it"
     elif spec.methods and all(method.is_generator for method in spec.methods):
         why = "its results are streamed, and streams are not kept"
     else:

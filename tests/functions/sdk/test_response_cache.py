@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,9 +10,13 @@ import pytest
 import pilotlight
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk.options import resolve_options
-from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.engines import GuardSpec
+from pilotlight.spec.features.schema import Feature, FeatureSchema
+from pilotlight.spec.features.sources import FeaturesSpec, RedisFeatures
+from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec
 from pilotlight.spec.policies import DEFAULT_CACHE_BYTES, ResponseCacheSpec
 from pilotlight.spec.record_json import from_json, to_json
+from tests.activator.llm.openai.conftest import llm
 from tests.fakes.routes import spec_of
 
 
@@ -54,6 +59,24 @@ def test_a_value_out_of_range_is_named(more: dict[str, Any], said: str) -> None:
 def test_what_is_no_cache_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"pilotlight.ResponseCache\(…\)"):
         resolve_options({"cache": "1h"}, concurrent=None)
+
+
+def test_a_function_whose_answers_cannot_be_kept_is_refused_by_name() -> None:
+    cache = pilotlight.ResponseCache("1h")
+    schema = FeatureSchema({"trips": Feature(int, default=7)})
+    online = FeaturesSpec(online=(RedisFeatures(key="user:{x}", schema=schema),))
+    reading = MethodSpec(parameters=("x",), takes_features=True)
+    cases: tuple[tuple[Callable[..., FunctionSpec], dict[str, Any], str], ...] = (
+        (spec_of, {"kind": FunctionKind.ASGI}, "not compared"),
+        (spec_of, {"features": online, "methods": (reading,)}, "online features change"),
+        (spec_of, {"methods": (MethodSpec(is_generator=True),)}, "streams are not kept"),
+        (llm, {"guard": GuardSpec(patterns=("email",))}, "its guard is asked"),
+    )
+    for make, options, said in cases:
+        make(**options)
+        with pytest.raises(InvalidInput, match=said) as caught:
+            make(cache=cache, **options)
+        assert caught.value.detail["parameter"] == "cache"
 
 
 def test_it_is_part_of_the_spec() -> None:
