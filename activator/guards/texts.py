@@ -27,6 +27,8 @@ _KINDS: Final = frozenset({"role", "type"})
 _USUAL_KINDS: Final = ("assistant", "developer", "function", "system", "text", "tool", "user")
 """Values of those members that are no text; others may be."""
 _MEDIA: Final = ("data:image/", "data:audio/", "data:video/")
+_MEDIA_MEMBERS: Final = frozenset({"url", "image_url", "audio_url", "video_url"})
+"""Members whose value is no text where it begins with one of these."""
 _DIGITS_OF_TEXT: Final = 10**8
 """Numbers from here on are text, too: those of cards and accounts are."""
 _NOT_GENERATED: Final = frozenset(
@@ -53,14 +55,14 @@ def request_text(body: Mapping[str, Any]) -> str:
     while pending:
         node = pending.pop()
         if isinstance(node, str):
-            if not node.startswith(_MEDIA):
-                texts.append(node)
+            texts.append(node)
         elif isinstance(node, dict):
             texts += [name for name in node if name not in _KNOWN]
             pending += [
                 value
                 for name, value in node.items()
-                if name not in _KINDS or value not in _USUAL_KINDS
+                if (name not in _KINDS or value not in _USUAL_KINDS)
+                and not (name in _MEDIA_MEMBERS and _is_medium(value))
             ]
         elif isinstance(node, list):
             texts += _joined(node)
@@ -69,6 +71,11 @@ def request_text(body: Mapping[str, Any]) -> str:
             texts.append(str(node))
     texts.reverse()
     return SEPARATOR.join(texts)
+
+
+def _is_medium(value: Any) -> bool:
+    """Whether it is an image or a sound in place of its address."""
+    return isinstance(value, str) and value.startswith(_MEDIA)
 
 
 def _joined(parts: Sequence[Any]) -> Iterator[str]:
