@@ -18,10 +18,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-import jsonschema_rs
-
 from pilotlight.errors import InvalidInput
-from pilotlight.validation.json_schema import compile_schema
+from pilotlight.validation.json_schema import Validator, compile_schema
 from pilotlight.validation.schema_cost import pattern_weight
 
 CONTEXT_CHARS: Final = 512
@@ -206,7 +204,7 @@ def patterns_of(document: bytes) -> GuardPatterns:
     )
 
 
-def _automaton(expression: str, where: str) -> jsonschema_rs.Validator:
+def _automaton(expression: str, where: str) -> Validator:
     """Compile an expression. Raises InvalidInput."""
     validator, is_linear = compile_schema({"pattern": expression}, where)
     if not is_linear:
@@ -217,7 +215,7 @@ def _automaton(expression: str, where: str) -> jsonschema_rs.Validator:
     return validator
 
 
-def _is_found(validator: jsonschema_rs.Validator, text: str) -> bool:
+def _is_found(validator: Validator, text: str) -> bool:
     try:
         return validator.is_valid(text)
     except (UnicodeEncodeError, ValueError):  # half of a surrogate pair, which is no character

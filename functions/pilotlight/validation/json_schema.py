@@ -28,6 +28,7 @@ _DRAFTS: Final[Mapping[str, type[jsonschema_rs.Validator]]] = {
     "json-schema.org/draft-06/schema": jsonschema_rs.Draft6Validator,
     "json-schema.org/draft-04/schema": jsonschema_rs.Draft4Validator,
 }
+Validator = jsonschema_rs.Validator
 _LINEAR: Final = jsonschema_rs.RegexOptions()
 _SUPPORTED: Final = (
     f"{DIALECT} (or the metaschema of draft 2019-09, draft-07, draft-06 or draft-04)"

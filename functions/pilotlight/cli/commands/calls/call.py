@@ -113,7 +113,9 @@ class CallCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words of the command line. Exits with 2 for a wrong one."""
-        known = {name: one for one in self.params for name in (*one.opts, *one.secondary_opts)}
+        known = {
+            name: one for one in self.get_params(ctx) for name in (*one.opts, *one.secondary_opts)
+        }
         words = iter(args)
         for word in words:
             name, equals, value = word.partition("=")
