@@ -119,6 +119,7 @@ class InstanceLifecycle:
         self._clock = clock
         self._requests: dict[str, StartRequest] = {}
         self._cancelled = 0
+        self._is_ending = False
         self._starts: dict[str, asyncio.Task[None]] = {}
         self._stops: set[asyncio.Task[None]] = set()
         self._stopping_instances: dict[str, Instance] = {}
@@ -146,8 +147,8 @@ class InstanceLifecycle:
 
     # -- up ----------------------------------------------------------------------------------------
     def start(self, count: int) -> None:
-        """Begin `count` starts."""
-        for _ in range(count):
+        """Begin `count` starts; none after `end_starts`."""
+        for _ in range(0 if self._is_ending else count):
             instance_id = new_instance_id()
             self._starts[instance_id] = asyncio.create_task(
                 self._start(instance_id), name=f"start {instance_id}"
@@ -288,8 +289,13 @@ class InstanceLifecycle:
         """Release what an ended instance held."""
         self._gate.release(instance_id)
 
+    def end_starts(self) -> None:
+        """Begin no further starts."""
+        self._is_ending = True
+
     async def aclose(self) -> None:
         """Cancel the starts, finish the stops."""
+        self.end_starts()
         tasks = [*self._starts.values(), *self._stops]
         for task in self._starts.values():
             task.cancel()

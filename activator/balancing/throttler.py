@@ -451,6 +451,7 @@ class Throttler(InstancePool):
 
     async def aclose(self) -> None:
         """Fail waiting calls, cancel starts, finish stops."""
+        self._lifecycle.end_starts()
         if self._recheck_timer is not None:
             self._recheck_timer.cancel()
         self._wait_queue.fail(errors.Unavailable("the activator is shutting down", retry_after_s=1))

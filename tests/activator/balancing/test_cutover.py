@@ -298,6 +298,15 @@ async def test_wait_leaves_the_old_one_alone_for_as_long_as_there_is_no_room(
     assert await revision(site) == V2
 
 
+async def test_nothing_starts_once_instances_are_let_go(site: Edge) -> None:
+    assert await revision(site) == V1
+    own, before = throttler(site, V1), len(site.fleet.started)
+    await site.scaler.aclose()
+    own.start(1)
+    await asyncio.sleep(0)
+    assert (own.starting, len(site.fleet.started)) == (0, before)
+
+
 async def test_the_revision_before_keeps_one_instance_for_the_way_back(site: Edge) -> None:
     split(site, {V2: 100}, spec=terms(RolloutStrategy.SURGE, keep_s=600))
     site.fleet.gate.set()
