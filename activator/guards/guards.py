@@ -26,9 +26,13 @@ from activator.llm.request_size import CHAT, COMPLETIONS
 from activator.worker_client.connection import WorkerConnectionLost, WorkerResponse
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_SSE
+from pilotlight.validation.json_size import require_few_values
 
-MAX_ANSWER_BYTES: Final = 16 * 2**20
+MAX_ANSWER_BYTES: Final = 2 * 2**20
 """Longest whole answer that is checked."""
+MAX_ANSWER_VALUES: Final = 100_000
+"""Most JSON values of a whole answer (`json_size`): some 20 ms."""
+_LESS: Final = "ask for a stream, or for less"
 RETRY_S = 1.0
 GENERATED: Final = frozenset({CHAT, COMPLETIONS})
 """Paths whose answers a model writes."""
@@ -116,7 +120,7 @@ async def _collected(answer: WorkerResponse) -> bytes:
         if size > MAX_ANSWER_BYTES:
             raise errors.TooLarge(
                 f"the answer has more than {MAX_ANSWER_BYTES} bytes, which a guard cannot check: "
-                f"ask for a stream, or for less",
+                f"{_LESS}",
                 limit_bytes=MAX_ANSWER_BYTES,
             )
         pieces.append(piece)
@@ -124,7 +128,8 @@ async def _collected(answer: WorkerResponse) -> bytes:
 
 
 async def _checked(check: TextCheck, body: bytes) -> bytes:
-    """Return a whole answer without the choices that are refused."""
+    """Return a whole answer without the choices that are refused. Raises TooLarge."""
+    require_few_values(body, MAX_ANSWER_VALUES, f"a guard cannot check it: {_LESS}")
     try:
         document: Any = json.loads(body)
     except (ValueError, RecursionError):
