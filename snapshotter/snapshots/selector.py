@@ -100,7 +100,7 @@ class SnapshotSelector:
                     identity,
                     binds,
                     tenant=launch.labels.get("tenant", ""),
-                    cold_ms=self._known_cold_ms(launch),
+                    cold_ms=self.known_cold_ms(launch),
                     waits=waits,
                 )
                 if found is not None:
@@ -134,9 +134,10 @@ class SnapshotSelector:
 
     def cold_ms(self, launch: LaunchSpec) -> float:
         """Expected time of a boot: from recent boots, otherwise from the snapshot's creation."""
-        return self._known_cold_ms(launch) or (0.0 if self._stock is None else UNKNOWN_COLD_MS)
+        return self.known_cold_ms(launch) or (0.0 if self._stock is None else UNKNOWN_COLD_MS)
 
-    def _known_cold_ms(self, launch: LaunchSpec) -> float | None:
+    def known_cold_ms(self, launch: LaunchSpec) -> float | None:
+        """Expected time of a boot here; None: the revision was never booted on this node."""
         predicted = self._predictions.expect_ms(launch.revision, StartKind.COLD)
         if predicted is not None or self._stock is None:
             return predicted

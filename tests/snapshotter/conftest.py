@@ -41,12 +41,12 @@ def patient_restores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents in this process give a RESTORE more than 2 s before they start COLD, and a transfer
     more than half a second: a busy machine may take longer. They expect a COLD start to take much
     longer than a RESTORE, which on a busy machine is not so for the small functions of tests."""
-    expected = SnapshotSelector.cold_ms
+    expected = SnapshotSelector.known_cold_ms
 
     def cold_ms(self: SnapshotSelector, launch: LaunchSpec) -> float:
-        return max(20_000.0, expected(self, launch))
+        return max(20_000.0, expected(self, launch) or 0.0)
 
-    monkeypatch.setattr(SnapshotSelector, "cold_ms", cold_ms)
+    monkeypatch.setattr(SnapshotSelector, "known_cold_ms", cold_ms)
     monkeypatch.setattr(strategy, "_FLOOR_S", 20.0)
     monkeypatch.setattr(fetches, "PATIENCE_S", 20.0)
 
