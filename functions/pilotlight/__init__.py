@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pilotlight import exception, functions, weights
-    from pilotlight.client.client import AsyncClient, Client, Deployment
+    from pilotlight.client.async_client import AsyncClient
+    from pilotlight.client.client import Client
+    from pilotlight.client.resources.releases import Deployment
     from pilotlight.current_call.context import (
         Context,
         context,
@@ -99,7 +101,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _WHERE = {
-    "pilotlight.client.client": ("AsyncClient", "Client", "Deployment"),
+    "pilotlight.client.async_client": ("AsyncClient",),
+    "pilotlight.client.client": ("Client",),
+    "pilotlight.client.resources.releases": ("Deployment",),
     "pilotlight.spec.engines": ("TokenLimits",),
     "pilotlight.spec.features.schema": ("Feature", "FeatureSchema"),
     "pilotlight.spec.features.sources": ("Features",),

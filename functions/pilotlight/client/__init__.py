@@ -10,15 +10,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pilotlight.client.client import (
-        LONG_POLL_S,
-        AsyncClient,
-        BlobBody,
-        CallResponse,
-        Client,
-        DeployedFunction,
-        Deployment,
-    )
+    from pilotlight.client.async_client import AsyncClient
+    from pilotlight.client.client import Client
+    from pilotlight.client.resources.artifacts import BlobBody
+    from pilotlight.client.resources.releases import DeployedFunction, Deployment
+    from pilotlight.client.responses import LONG_POLL_S, CallResponse
 
 __all__ = [
     "LONG_POLL_S",
@@ -29,9 +25,18 @@ __all__ = [
     "DeployedFunction",
     "Deployment",
 ]
+_MODULES = {
+    "AsyncClient": "async_client",
+    "BlobBody": "resources.artifacts",
+    "CallResponse": "responses",
+    "Client": "client",
+    "DeployedFunction": "resources.releases",
+    "Deployment": "resources.releases",
+    "LONG_POLL_S": "responses",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("pilotlight.client.client"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

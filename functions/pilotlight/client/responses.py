@@ -10,7 +10,8 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, Self
 from urllib.parse import quote
 
 from pilotlight.client.errors import error_from_problem, error_from_response, remote_exception
@@ -29,9 +30,11 @@ from pilotlight.protocol import (
     CONTENT_PICKLE,
     CONTENT_PICKLE_STREAM,
     CONTENT_PROBLEM,
+    CONTENT_SSE,
     HEADER_IDEMPOTENCY_KEY,
     HEADER_OUTCOME,
     HEADER_PRIORITY,
+    HEADER_REQUEST_ID,
     HEADER_TIMEOUT,
     HEADER_WEBHOOK,
     PROBLEM_BASE,
@@ -39,6 +42,13 @@ from pilotlight.protocol import (
     CallRecord,
 )
 
+if TYPE_CHECKING:
+    import httpx
+
+LONG_POLL_S = 20.0
+"""Duration of one long poll of an unfinished call: below the idle timeouts of common proxies (30 to
+60 s)."""
+JSON_BODY = {"content-type": CONTENT_JSON}
 RAISED_STATUS = frozenset({500})
 """Statuses whose body may be a pickled exception, which the transport returns instead of
 raising."""
@@ -53,6 +63,32 @@ def function_path(app: str, function: str, verb: str, *, tenant: str = "") -> st
     `function` may be `Class.method`."""
     owner = f"{TENANT_PATH}{path_segment(tenant)}" if tenant else ""
     return f"{owner}/v1/functions/{path_segment(app)}/{quote(function, safe='.')}:{verb}"
+
+
+def is_repeatable(headers: Mapping[str, str]) -> bool | None:
+    """Return True for a request with an idempotency key, which may be sent again after its
+    connection was lost; otherwise None."""
+    return True if HEADER_IDEMPOTENCY_KEY in headers else None
+
+
+def call_path(call_id: str) -> str:
+    """Return the path of a background call."""
+    return f"/v1/calls/{path_segment(call_id)}"
+
+
+def call_record(response: httpx.Response) -> CallRecord:
+    """Parse the record of a background call."""
+    return CallRecord.from_json(response.json())
+
+
+def wait_params(wait_s: float) -> dict[str, str]:
+    """Return the query that long-polls a background call."""
+    return {"wait_s": f"{wait_s:g}"} if wait_s > 0 else {}
+
+
+def resume_headers(after: str) -> dict[str, str]:
+    """Return the headers that read the events of a background call, after the one with this id."""
+    return {"accept": CONTENT_SSE, **({"last-event-id": after} if after else {})}
 
 
 def call_headers(
@@ -133,6 +169,40 @@ def _unasked() -> RemoteError:
         "the response is a pickle, which the call did not accept: it was not opened, because "
         "unpickling runs code of the sender"
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallResponse:
+    """The raw response of a call, for programs that need the headers (the CLI shows start kind,
+    timings and cost).
+
+    Attributes:
+        pickles: whether the response may be unpickled, because the call was sent as a pickle to a
+            function of the own tenant."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    pickles: bool = False
+
+    @classmethod
+    def of(cls, response: httpx.Response, *, pickles: bool) -> Self:
+        """The response that the transport returned."""
+        return cls(
+            status=response.status_code,
+            headers=response.headers,
+            body=response.content,
+            pickles=pickles,
+        )
+
+    @property
+    def request_id(self) -> str:
+        """The id of the call in logs, bills, traces and feedback."""
+        return self.headers.get(HEADER_REQUEST_ID, "")
+
+    def value(self) -> Any:
+        """Return the result. Raises the exception of the function, or the error of the platform."""
+        return parse_result(self.status, self.headers, self.body, pickles=self.pickles)
 
 
 class ItemReader(Protocol):

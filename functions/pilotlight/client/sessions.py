@@ -16,7 +16,8 @@ from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field
 
 from pilotlight import profile as profiles
-from pilotlight.client.client import AsyncClient, Client
+from pilotlight.client.async_client import AsyncClient
+from pilotlight.client.client import Client
 from pilotlight.profile import Profile
 
 _CLOSE_TIMEOUT_S = 2.0

@@ -18,8 +18,7 @@ from pilotlight.sdk.unsupported import is_unsupported, refuse, refuse_attributes
 from pilotlight.spec.identifiers import RUN_SUFFIX_LENGTH, ephemeral_name
 
 if TYPE_CHECKING:  # loaded on first use: workers import this module too
-    from pilotlight.client.client import Deployment
-    from pilotlight.client.resources.releases import ReleaseOptions
+    from pilotlight.client.resources.releases import Deployment, ReleaseOptions
     from pilotlight.packaging.progress import Progress
     from pilotlight.packaging.progress_output import ProgressOutput
 

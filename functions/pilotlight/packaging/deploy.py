@@ -6,8 +6,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from pilotlight.client.client import Client, Deployment
-from pilotlight.client.resources.releases import ReleaseOptions
+from pilotlight.client.client import Client
+from pilotlight.client.resources.releases import Deployment, ReleaseOptions
 from pilotlight.errors import PilotlightError
 from pilotlight.packaging import git_provenance
 from pilotlight.packaging.archive import DEFAULT_LIMIT_BYTES

@@ -138,7 +138,7 @@ class ProgressOutput:
         self._reader = _in_background(start())
 
     async def _read(self, profile: Profile) -> None:
-        from pilotlight.client.client import AsyncClient
+        from pilotlight.client.async_client import AsyncClient
 
         async with AsyncClient(profile, retry_budget_s=_RETRY_BUDGET_S) as client:
             try:

@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any, Generic, TypeVar
 
 from pilotlight.client import sessions
-from pilotlight.client.client import LONG_POLL_S
-from pilotlight.client.responses import is_finished, parse_record_result
+from pilotlight.client.responses import LONG_POLL_S, is_finished, parse_record_result
 from pilotlight.protocol import CallRecord
 from pilotlight.sdk.sync_async import SyncAsyncMethod, with_short_errors
 from pilotlight.sdk.unsupported import refuse_attributes

@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from pilotlight.client import sessions
-from pilotlight.client.client import AsyncClient, Client
+from pilotlight.client.async_client import AsyncClient
+from pilotlight.client.client import Client
 from pilotlight.errors import PilotlightError
 from pilotlight.sdk.sync_async import SyncAsyncMethod
 

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from pilotlight.client.client import AsyncClient, Client
+from pilotlight.client.async_client import AsyncClient
+from pilotlight.client.client import Client
 from pilotlight.client.pickling import dumps
 from pilotlight.profile import Profile
 from tests.activator.conftest import KEY, Edge

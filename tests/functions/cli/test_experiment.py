@@ -9,7 +9,7 @@ import pytest
 from typer.testing import Result
 
 from pilotlight.client import sessions
-from pilotlight.client.client import AsyncClient
+from pilotlight.client.async_client import AsyncClient
 from pilotlight.controller.billing import usage_ingestion
 from pilotlight.errors import Conflict, NotFound
 from pilotlight.sdk.calls import FunctionCall

@@ -16,7 +16,8 @@ from pilotlight.cli.core.command import report_error
 from pilotlight.cli.core.formatting import format_table
 from pilotlight.cli.core.logs import format_log_line
 from pilotlight.cli.core.session import CommonOptions, Session
-from pilotlight.client.client import CallResponse, Client
+from pilotlight.client.client import Client
+from pilotlight.client.responses import CallResponse
 from pilotlight.core.terminal import Terminal
 from pilotlight.errors import NotFound
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pilotlight.client.client import CallResponse
 from pilotlight.client.pickling import dumps
 from pilotlight.client.responses import (
+    CallResponse,
     NdjsonItemReader,
     call_headers,
     item_reader_for,

@@ -13,7 +13,8 @@ from functools import partial
 import pytest
 
 from pilotlight import errors
-from pilotlight.client.client import AsyncClient, Client
+from pilotlight.client.async_client import AsyncClient
+from pilotlight.client.client import Client
 from pilotlight.client.errors import error_from_response
 from pilotlight.client.pickling import dumps
 from pilotlight.client.responses import PickleItemReader

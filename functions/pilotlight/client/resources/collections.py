@@ -37,7 +37,7 @@ class CollectionResources(VolumeResources):
 
 
 class AsyncCollectionResources:
-    """The same for `pilotlight.client.client.AsyncClient`."""
+    """The same for `pilotlight.client.async_client.AsyncClient`."""
 
     _transport: AsyncTransport
 

@@ -256,6 +256,13 @@ class ReleaseResources(NodeResources):
         path = f"{self._function(app, function)}/revisions/{path_segment(revision)}:approve"
         return self._send("POST", path, {"note": note})
 
+    def prune_app(self, app: str, *, keep: int = 10, dry_run: bool = False) -> Json:
+        """Delete old revisions of an app: all but the newest `keep` of each function and those that
+        can be called."""
+        body = {"keep": keep, "dry_run": dry_run}
+        path = f"{_app_path(app)}:prune"
+        return dict(self._transport.request("POST", path, json=body).json())
+
     # -- aliases -----------------------------------------------------------------------------------
     def aliases(self, app: str, *, function: str | None = None) -> dict[str, str]:
         """Return the aliases of a function, name → revision. The platform maintains `stable` and

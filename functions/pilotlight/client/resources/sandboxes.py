@@ -51,7 +51,7 @@ class SandboxResources:
 
 
 class AsyncSandboxResources:
-    """The same for `pilotlight.client.client.AsyncClient`."""
+    """The same for `pilotlight.client.async_client.AsyncClient`."""
 
     _transport: AsyncTransport
 

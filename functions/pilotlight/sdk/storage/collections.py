@@ -20,8 +20,10 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from pilotlight.client import pickling, sessions
-from pilotlight.client.client import LONG_POLL_S, AsyncClient, Client
+from pilotlight.client.async_client import AsyncClient
+from pilotlight.client.client import Client
 from pilotlight.client.json_stream import Json
+from pilotlight.client.responses import LONG_POLL_S
 from pilotlight.errors import (
     InvalidInput,
     PilotlightError,

@@ -30,8 +30,8 @@ from pilotlight.protocol import TENANT_PATH
 from pilotlight.spec.function import PUBLIC
 
 if TYPE_CHECKING:
-    from pilotlight.client.client import Client, DeployedFunction, Deployment
-    from pilotlight.client.resources.releases import ReleaseOptions
+    from pilotlight.client.client import Client
+    from pilotlight.client.resources.releases import DeployedFunction, Deployment, ReleaseOptions
     from pilotlight.packaging.app import App
     from pilotlight.packaging.progress_output import ProgressOutput
     from pilotlight.sdk.cls import Cls

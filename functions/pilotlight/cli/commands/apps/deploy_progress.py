@@ -14,8 +14,8 @@ from pilotlight.cli.core.session import Session
 from pilotlight.errors import InvalidInput, PilotlightError, StartFailed
 
 if TYPE_CHECKING:
-    from pilotlight.client.client import Client, Deployment
-    from pilotlight.client.resources.releases import ReleaseOptions
+    from pilotlight.client.client import Client
+    from pilotlight.client.resources.releases import Deployment, ReleaseOptions
     from pilotlight.packaging.app import App
     from pilotlight.packaging.deploy import Progress, ProgressEvent
     from pilotlight.packaging.progress_output import ProgressOutput
