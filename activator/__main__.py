@@ -126,7 +126,9 @@ class Activator:
             # after the feed has delivered them, before any spending
             await self._parts.billing.load_budgets()
             background.append(tasks.create_task(self._parts.billing.run(), name="books"))
-            background.append(tasks.create_task(self._parts.scaler.watch(), name="agent events"))
+            background.append(
+                tasks.create_task(self._parts.reconciler.watch(), name="agent events")
+            )
             await self._first_instances()
             background.append(tasks.create_task(self._parts.scaler.run(), name="autoscaler"))
             background += self._parts.calls.start(tasks)

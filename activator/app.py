@@ -20,6 +20,8 @@ from activator.async_calls.api import RemoteCalls
 from activator.async_calls.schedule_poller import SchedulePoller
 from activator.async_calls.service import AsyncCalls
 from activator.autoscaler.autoscaler_loop import AutoscalerLoop
+from activator.autoscaler.instance_reconciler import InstanceReconciler
+from activator.autoscaler.warm_up import WarmUp
 from activator.balancing.cutover import CutoverTracker
 from activator.balancing.fleet import NodeFleet
 from activator.balancing.global_queue import GlobalQueue
@@ -256,6 +258,7 @@ class ActivatorApp:
             occupancy=self.metrics.batches.occupancy,
             freeze_idle_s=self.settings.freeze_idle_s,
         )
+        self.reconciler = InstanceReconciler(table=self.table, fleet=self.fleet, scaler=self.scaler)
         self.health.needs(
             lambda: (
                 ""
@@ -579,7 +582,7 @@ class ActivatorApp:
             pipeline=pipeline,
             openai=openai,
             calls=self.calls,
-            scaler=self.scaler,
+            warm_up=WarmUp(fleet=self.fleet, throttler_of=self.scaler.throttler_of),
             counters_of=self.metrics.warm_counters,
             bindings=BindingsApi(
                 self.control,

@@ -13,34 +13,24 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from activator.autoscaler.idle_histogram import IdleHistograms
 from activator.autoscaler.revision_scaler import RevisionScaler
 from activator.autoscaler.scale_down import Candidate, choose_victims
 from activator.autoscaler.scheduled_floors import ScheduledFloors
-from activator.autoscaler.suspension import Suspensions
+from activator.autoscaler.suspended_tenants import SuspendedTenants
 from activator.balancing.fleet import Fleet
 from activator.balancing.instance import Instance
-from activator.balancing.instance_lifecycle import start_error_for_caller
 from activator.balancing.preemptible_instances import PreemptibleInstances
 from activator.balancing.throttler import Throttler
 from activator.coordination.state import HeartbeatReply
 from activator.fairness.start_admission import StartAdmission
 from activator.resilience.breaker import State
 from activator.routing.route_table import CallTarget, RouteTable
-from activator.worker_client.engine_sleep import EngineSleepMode
-from pilotlight import errors
 from pilotlight.core.background_tasks import BackgroundTasks
-from pilotlight.core.backoff import Backoff
 from snapshotter import errors as agent_errors
 from snapshotter.types import (
-    AgentEvent,
-    InstanceInfo,
-    InstanceState,
     RevisionKey,
-    SnapshotState,
-    TemplateInfo,
 )
 
 log = logging.getLogger(__name__)
@@ -55,11 +45,6 @@ minute."""
 DROP_S = 30.0
 """A revision at zero is dropped after this long without a call: its windows would be empty
 anyway."""
-FIRST_REWATCH_S, MAX_REWATCH_S = 0.05, 2.0
-TAKE_BACK_S = 2.0
-"""How long a start waits for an instance that a previous process left, and that is only claimed."""
-ORPHAN_GRACE_S = 5.0
-"""An instance without a route has no waiting caller; it gets this long for its exit hooks."""
 
 
 def _always(_target: CallTarget) -> bool:
@@ -71,23 +56,20 @@ def _unbatched(_key: str) -> None:
     """Default of `occupancy`: no function gathers calls."""
 
 
-def _ignore(_stage: str) -> None:
-    """Default of `stage`: do nothing."""
-
-
 class AutoscalerLoop:
     """All throttlers of this activator. Owner: the event loop.
 
-    `gate`: admits the throttlers' starts, and may drain their instances to make room. `may_run`:
-    False for a function whose budget is spent: nothing is started or kept for it without a call.
-    `occupancy`: how full the recent batches of a revision (by `CallTarget.key`) were, 0 to 1; None
-    = there were none. `freeze_idle_s`: after how long instances without calls are frozen; None =
-    never.
+    `may_run`: False for a function whose budget is spent: nothing is started or kept for it without
+    a call. `occupancy`: how full the recent batches of a revision (by `CallTarget.key`) were, 0 to
+    1; None = there were none. `freeze_idle_s`: after how long instances without calls are frozen;
+    None = never.
 
     Attributes:
+        gate: admits the throttlers' starts, and may drain their instances to make room.
         revisions: the active ones, by key.
         floors: of functions with scaling schedules.
-        suspensions: end what runs for suspended tenants."""
+        suspended_tenants: ends what runs for them.
+        reconciled: set once `InstanceReconciler` has adopted the instances of this activator."""
 
     def __init__(
         self,
@@ -109,16 +91,15 @@ class AutoscalerLoop:
         self._may_run = may_run
         self._occupancy = occupancy
         self._freeze_idle_s = freeze_idle_s
-        self._gate = gate or StartAdmission(clock=clock)
+        self.gate = gate or StartAdmission(clock=clock)
         self._holdings = PreemptibleInstances(
             lambda: [scaled.throttler for scaled in self.revisions.values()], clock=clock
         )
-        self._gate.serve(self._holdings)
+        self.gate.serve(self._holdings)
         self._pauses = IdleHistograms()
         self.floors = ScheduledFloors(table)
-        self.suspensions = Suspensions(table.tenants.is_suspended)
+        self.suspended_tenants = SuspendedTenants(table.tenants.is_suspended)
         self._drops = BackgroundTasks()
-        self._sleep_mode = EngineSleepMode()
         self.reconciled = asyncio.Event()
         table.on_function = self.route_changed
 
@@ -140,75 +121,7 @@ class AutoscalerLoop:
         scaled = self.revisions.get(key)
         return scaled.throttler if scaled is not None else None
 
-    async def warm_up(
-        self, target: CallTarget, stage: Callable[[str], None] = _ignore, *, snapshot: bool = True
-    ) -> Mapping[str, Any]:
-        """Make a revision's next starts fast: a Template, a proven snapshot, and one running
-        instance. With `snapshot` False only the instance, as soon as possible: what else its start
-        leads to follows in the background.
-
-        The snapshot is made of a Template before an instance runs beside it; otherwise a worker
-        would be booted only for it. `stage` is called with `template`, `snapshot`, `instance` as
-        they begin; without a Template `snapshot` is the last. Reasons against a snapshot are part
-        of the report, and no failure: FORK and COLD remain. Raises like `Throttler.reserve`.
-        Concurrent warm-ups share one on the node."""
-        began = self._clock()
-        report: dict[str, Any] = {"revision": target.revision}
-        if snapshot and target.launch.forkable and self._fleet.has_templates:
-            stage("template")
-            try:
-                template = await self._fleet.prepare(target)
-            except agent_errors.SnapshotterError as e:
-                raise start_error_for_caller(target, e) from e
-            report["template"] = template.to_json()
-            report["prepare_ms"] = (self._clock() - began) * 1000
-            report["snapshot"] = await self._checkpoint(target, stage)
-        stage("instance")
-        reservation = await self.throttler_of(target).reserve(target.spec.clocks.startup_s)
-        info = reservation.instance.info
-        report |= {
-            "start_kind": info.start_kind.value,
-            "phases_ms": dict(info.phases_ms),
-            "start_ms": reservation.start_ms,
-            "instance": info.id,
-        }
-        reservation.release_unused()
-        if snapshot and "snapshot" not in report:
-            report["snapshot"] = await self._checkpoint(target, stage)
-        return report
-
-    async def _checkpoint(
-        self, target: CallTarget, stage: Callable[[str], None]
-    ) -> Mapping[str, Any]:
-        """Make a snapshot. Returns `SnapshotInfo`, or `{"refused": [reasons]}`, `{"off": why}`,
-        `{"failed": message}`."""
-        if not target.spec.snapshot:
-            return {"off": "the function sets snapshot=False"}
-        if not target.launch.snapshot:
-            return {
-                "off": f"switched off: `pilotlight snapshot enable "
-                f"{target.app}/{target.function}` allows it again"
-            }
-        stage("snapshot")
-        try:
-            info = await self._fleet.checkpoint(target)
-        except agent_errors.SnapshotRefused as e:
-            return {
-                "refused": list(
-                    e.detail.get("reasons")
-                    or [{"kind": "other", "what": "", "where": None, "message": str(e)}]
-                )
-            }
-        except agent_errors.Unsupported as e:
-            return {"off": str(e)}
-        except agent_errors.SnapshotterError as e:
-            log.warning("no snapshot target=%r code=%s error=%s", target, e.code, e)
-            return {"failed": str(e)}
-        if info.state is SnapshotState.READY:
-            self.throttler_of(target).start_times.snapshot_proven(info.restore_ms / 1000)
-        return info.to_json()
-
-    # -- reconciliation ----------------------------------------------------------------------------
+    # -- changes of functions ----------------------------------------------------------------------
     def route_changed(self, name: str, left: frozenset[str] = frozenset()) -> None:
         """Handle a function that was deployed, stopped or removed: drain revisions without traffic,
         create the ones that need instances.
@@ -228,66 +141,16 @@ class AutoscalerLoop:
                     )
                 scaled.throttler.retire()
         for key in left - self.revisions.keys():
-            self._drop_template(key)
+            self.drop_template(key)
         for target in targets.values():
             if target.spec.scaling.min_instances and self.reconciled.is_set():
-                self.apply(self._scaled_of(target), self._clock())
+                self.apply(self.scaler_of(target), self._clock())
 
-    def _scaled_of(self, target: CallTarget) -> RevisionScaler:
+    def scaler_of(self, target: CallTarget) -> RevisionScaler:
         self.throttler_of(target)
         return self.revisions[target.key]
 
-    async def reconcile(self) -> None:
-        """Compare state with the node: adopt our instances, remove missing ones, stop those without
-        a route."""
-        throttlers = self.throttlers()
-        known = {
-            instance_id: throttler
-            for throttler in throttlers
-            for instance_id in throttler.instances
-        }
-        known |= {
-            instance.id: throttler
-            for throttler in throttlers
-            for instance in throttler.asleep.instances()
-        }
-        infos = {str(info.id): info for info in await self._fleet.adopt()}
-        for instance_id, throttler in known.items():
-            if instance_id not in infos:
-                throttler.instance_exited(instance_id, "lost")
-        for instance_id, info in infos.items():
-            if instance_id not in known and not self._is_handled(instance_id):
-                await self._adopt(info)
-        if not self.reconciled.is_set():
-            await self._take_back()
-            self._table.resume_cutovers()
-        self.reconciled.set()
-        if self._table.version:  # an empty table knows nothing yet
-            for template in await self._fleet.templates():
-                if (scaled := self.revisions.get(str(template.revision))) is not None:
-                    scaled.throttler.start_times.set_template(is_resident=True)
-                if self._target_of(template) is None and template.revision not in self.revisions:
-                    self._drop_template(template.revision)
-
-    async def _take_back(self) -> None:
-        """Take instances of the revisions that answered before a cutover, where the cluster has
-        some and none is claimed by us: the claims of a lone activator end with its process."""
-
-        async def take(target: CallTarget) -> None:
-            try:
-                reservation = await self.throttler_of(target).reserve(TAKE_BACK_S)
-            except errors.PilotlightError as e:
-                log.warning("instance not taken back target=%r error=%s", target, e)
-            else:
-                reservation.release_unused()
-
-        async with asyncio.TaskGroup() as tasks:
-            for target in self._table.previous_targets():
-                is_ours = (active := self.active(target.key)) is not None and any(active.live())
-                if not is_ours and self._fleet.max_instances_of(target.key):
-                    tasks.create_task(take(target), name=f"take back {target.key}")
-
-    def _drop_template(self, key: str) -> None:
+    def drop_template(self, key: str) -> None:
         """Drop a Template in a task. If it fails, the next reconciliation repeats it; if a call
         comes for it after all, it starts COLD once."""
         if not self.reconciled.is_set():
@@ -301,7 +164,7 @@ class AutoscalerLoop:
 
         self._drops.run(drop(), name=f"drop template {key}")
 
-    def _is_handled(self, instance_id: str) -> bool:
+    def has_instance(self, instance_id: str) -> bool:
         """Whether a throttler has the instance, or is starting it."""
         throttlers = [scaled.throttler for scaled in self.revisions.values()]
         return any(t.is_starting(instance_id) or instance_id in t.instances for t in throttlers)
@@ -310,69 +173,7 @@ class AutoscalerLoop:
         """Release instances that other activators lack, where that is fair."""
         for key, scaled in self.revisions.items():
             scaled.throttler.make_room(pulse.wants.get(key), len(pulse.members))
-        self._holdings.make_room(pulse, self._gate.terms.plan_of)
-
-    async def _adopt(self, info: InstanceInfo) -> None:
-        target = self._target_of(info)
-        if (
-            target is None
-            or target.spec.sandbox  # its activator has gone, and its call with it
-            or target.missing_price(info.gpus) is not None
-            or (info.state is InstanceState.READY and await self._is_partially_asleep(target, info))
-        ):
-            await self._fleet.stop(info.id, grace_s=ORPHAN_GRACE_S)
-        else:
-            scaled = self._scaled_of(target)
-            scaled.throttler.add(info)
-            scaled.adopted += info.state is InstanceState.READY
-
-    async def _is_partially_asleep(self, target: CallTarget, info: InstanceInfo) -> bool:
-        try:
-            return await self._sleep_mode.is_partially_asleep(target.spec, info.socket)
-        except agent_errors.SnapshotterError as e:
-            log.warning("cannot read whether the engine sleeps instance=%s error=%s", info.id, e)
-            return False
-
-    def _target_of(self, info: InstanceInfo | TemplateInfo) -> CallTarget | None:
-        """The target of an instance or Template; None when it has no route."""
-        labels = info.labels
-        name = "/".join(
-            labels.get(part, "") for part in ("tenant", "environment", "app", "function")
-        )
-        return next((t for t in self._table.targets_of(name) if t.key == str(info.revision)), None)
-
-    async def watch(self) -> None:
-        """Follow the agent's events until cancelled; reconcile after a lost connection."""
-        backoff = Backoff(first_s=FIRST_REWATCH_S, max_s=MAX_REWATCH_S)
-        while True:
-            try:
-                await self.reconcile()
-                async for event in self._fleet.watch():
-                    backoff.reset()
-                    self._on_event(event)
-            except agent_errors.SnapshotterError as e:
-                if not backoff.failures:
-                    log.warning(
-                        "node agent does not answer; running instances continue error=%s", e
-                    )
-                await backoff.pause()
-
-    def _on_event(self, event: AgentEvent) -> None:
-        if event.kind in ("template_ready", "template_gone"):
-            if (known := self.revisions.get(event.subject)) is not None:
-                known.throttler.start_times.set_template(is_resident=event.kind == "template_ready")
-            return
-        if event.kind == "room_wanted":
-            if not self._is_handled(event.subject):  # not our own start
-                self._gate.capacity.make_room_for(event.detail["tenant"], event.detail)
-            return
-        for scaled in self.revisions.values():
-            throttler = scaled.throttler
-            instance = throttler.instances.get(event.subject)
-            if event.kind == "instance_gone":
-                throttler.instance_exited(event.subject, event.reason, event.detail.get("cpu_ns"))
-            elif instance is not None and event.kind == "instance_stopping":
-                throttler.drain(instance)
+        self._holdings.make_room(pulse, self.gate.terms.plan_of)
 
     # -- the loop ----------------------------------------------------------------------------------
     async def run(self) -> None:
@@ -390,7 +191,7 @@ class AutoscalerLoop:
             if tick % DECIDE_EVERY == 0:
                 self.apply_schedules()
             for scaled in list(self.revisions.values()):
-                self.suspensions.end_calls(scaled.throttler, now)
+                self.suspended_tenants.end_calls(scaled.throttler, now)
                 scaled.throttler.eject_slow_instance(now)
                 scaled.throttler.stop_expired_suspended(now)
                 if self._freeze_idle_s is not None:
@@ -420,7 +221,7 @@ class AutoscalerLoop:
         was idle until then is settled, because it is billed as reserved only within a window."""
         for target, floor in self.floors.changes():
             if floor or target.key in self.revisions:
-                throttler = self._scaled_of(target).throttler
+                throttler = self.scaler_of(target).throttler
                 if throttler.scheduled_min_instances != floor:
                     throttler.scheduled_min_instances = floor
                     throttler.settle_idle()
@@ -474,7 +275,7 @@ class AutoscalerLoop:
         if not is_busy:
             self.revisions.pop(throttler.target.key, None)
             if throttler.is_retired:
-                self._drop_template(throttler.target.key)
+                self.drop_template(throttler.target.key)
 
     def throttlers(self) -> list[Throttler]:
         """The throttlers of all active revisions."""
@@ -514,7 +315,7 @@ class AutoscalerLoop:
         activator with this name adopts them."""
         for scaled in self.revisions.values():
             scaled.throttler.settle_idle()
-        self._gate.close()
+        self.gate.close()
         await self._drops.cancel()
         await asyncio.gather(*(scaled.throttler.aclose() for scaled in self.revisions.values()))
 

@@ -13,7 +13,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from activator.autoscaler.autoscaler_loop import ORPHAN_GRACE_S, AutoscalerLoop
+from activator.autoscaler.autoscaler_loop import AutoscalerLoop
+from activator.autoscaler.instance_reconciler import ORPHAN_GRACE_S
 from activator.coordination.state import BEAT_S, TTL_S, HeartbeatReply
 from snapshotter import errors as agent_errors
 from snapshotter.types import InstanceId, InstanceInfo

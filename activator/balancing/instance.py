@@ -211,7 +211,7 @@ def slots_of(spec: FunctionSpec) -> int:
 
 WARM: Final = StartKind.WARM
 """Module constant for the hot path, as `breaker.ANSWERED`."""
-SUSPENDED: Final = "suspended"
+TENANT_SUSPENDED: Final = "suspended"
 """Exit reason of an instance that was stopped because its tenant is suspended."""
 CANCELLED = "cancelled"
 """Outcome of a call whose caller disconnected."""

@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Final, Protocol
 
-from activator.balancing.instance import CANCELLED, SUSPENDED, WARM, Reservation
+from activator.balancing.instance import CANCELLED, TENANT_SUSPENDED, WARM, Reservation
 from activator.billing.budgets import AllowanceNeeded
 from activator.billing.instance_account import OpenRecord
 from activator.billing.usage_pricing import encode_optional_fields
@@ -444,7 +444,7 @@ async def worker_crash_error(reservation: Reservation) -> errors.WorkerCrashed:
     reason = instance.exit_reason or await instance.wait_exited(GONE_REASON_WAIT_S)
     if not instance.is_gone:
         reservation.throttler.drain(instance)
-    if reason == SUSPENDED:
+    if reason == TENANT_SUSPENDED:
         return errors.WorkerCrashed(
             "the instance was stopped during this call: its tenant is suspended",
             reason=reason,

@@ -8,7 +8,7 @@ from functools import partial
 from activator.access.grants import AccessGrant, split_function
 from activator.access.resolver import RequestResolver
 from activator.async_calls.service import AsyncCalls, function_of_put, id_under_key, is_under_key
-from activator.autoscaler.autoscaler_loop import AutoscalerLoop
+from activator.autoscaler.warm_up import WarmUp
 from activator.calls.call import Call
 from activator.control_plane.bindings import BindingsApi
 from activator.gateway import warmup_stream
@@ -38,7 +38,7 @@ class FunctionsApi:
         pipeline: CallPipeline,
         openai: OpenAI,
         calls: AsyncCalls,
-        scaler: AutoscalerLoop,
+        warm_up: WarmUp,
         counters_of: CountersOf,
         bindings: BindingsApi,
     ) -> None:
@@ -48,7 +48,7 @@ class FunctionsApi:
         self._pipeline = pipeline
         self._openai = openai
         self._calls = calls
-        self._scaler = scaler
+        self._warm_up = warm_up
         self.verbs: dict[str, Handler] = {
             "invoke": self.invoke,
             "submit": self.submit,
@@ -148,11 +148,11 @@ class FunctionsApi:
         snapshot = b"snapshot=false" not in request.scope["query_string"].split(b"&")
         if warmup_stream.accepts_progress(request):
             await warmup_stream.stream(
-                request, partial(self._scaler.warm_up, entry.target, snapshot=snapshot)
+                request, partial(self._warm_up.run, entry.target, snapshot=snapshot)
             )
         else:
             await request.respond_json(
-                200, await self._scaler.warm_up(entry.target, snapshot=snapshot)
+                200, await self._warm_up.run(entry.target, snapshot=snapshot)
             )
 
 

@@ -24,6 +24,8 @@ from activator.arguments.checker import ArgumentChecker
 from activator.async_calls.api import RemoteCalls
 from activator.async_calls.service import AsyncCalls
 from activator.autoscaler.autoscaler_loop import AutoscalerLoop
+from activator.autoscaler.instance_reconciler import InstanceReconciler
+from activator.autoscaler.warm_up import WarmUp
 from activator.balancing.cutover import CutoverTracker
 from activator.balancing.fleet import Fleet
 from activator.balancing.global_queue import GlobalQueue
@@ -182,6 +184,9 @@ class Edge:
             make_throttler=self._throttler,
             gate=self.gate,
         )
+        self.reconciler = InstanceReconciler(
+            table=self.table, fleet=self.instances, scaler=self.scaler
+        )
         self.handovers = CutoverTracker(
             throttler_of=self.scaler.throttler_of, finish=self.table.handed_over
         )
@@ -314,7 +319,7 @@ class Edge:
             pipeline=pipeline,
             openai=openai,
             calls=self.calls,
-            scaler=self.scaler,
+            warm_up=WarmUp(fleet=self.instances, throttler_of=self.scaler.throttler_of),
             counters_of=self.metrics.warm_counters,
             bindings=BindingsApi(
                 self.control, token="token", body_timeout_s=settings.body_timeout_s
@@ -536,7 +541,7 @@ async def served(edge: Edge) -> AsyncIterator[Edge]:
     await server.startup(sockets=[listener, at_unix])
     tasks = [
         asyncio.create_task(edge.books.run(), name="books"),
-        asyncio.create_task(edge.scaler.watch(), name="agent events"),
+        asyncio.create_task(edge.reconciler.watch(), name="agent events"),
         asyncio.create_task(edge.limits.sweep(), name="slow heads"),
     ]
     yield edge

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from activator.autoscaler.autoscaler_loop import AutoscalerLoop
+from activator.autoscaler.instance_reconciler import InstanceReconciler
+from activator.autoscaler.warm_up import WarmUp
 from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.instance_lifecycle import InstanceProvisioner
 from activator.balancing.throttler import Throttler
@@ -66,6 +68,10 @@ class ScaledWorld:
             gate=gate,
             **more,
         )
+        self.reconciler = InstanceReconciler(table=self.table, fleet=self.fleet, scaler=self.scaler)
+        self.warm_up = WarmUp(
+            fleet=self.fleet, throttler_of=self.scaler.throttler_of, clock=self.clock
+        )
         self.seq = 0
 
     @classmethod
@@ -73,7 +79,7 @@ class ScaledWorld:
     async def running(cls, directory: Path, **more: Any) -> AsyncIterator[Self]:
         """One that has looked at its node, for the time of a block."""
         world = cls(directory, **more)
-        await world.scaler.reconcile()
+        await world.reconciler.reconcile()
         yield world
         await world.aclose()
 

@@ -58,7 +58,7 @@ class Counted(Rig):
 @pytest.fixture(name="rig")
 async def _rig(short_tmp: Path) -> AsyncIterator[Counted]:
     rig = Counted(short_tmp)
-    await rig.scaler.reconcile()
+    await rig.reconciler.reconcile()
     yield rig
     await rig.scaler.aclose()
     await rig.fleet.aclose()

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 import pilotlight
-from activator.autoscaler.suspension import GRACE_S
+from activator.autoscaler.suspended_tenants import GRACE_S
 from pilotlight.client import sessions
 from pilotlight.errors import ClientClosedRequest, DeadlineExceeded, NotFound, WorkerCrashed
 from pilotlight.profile import Profile

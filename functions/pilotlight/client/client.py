@@ -228,7 +228,7 @@ class Client(
         return str(response.json()["function"])
 
     def warmup(self, app: str, function: str, *, snapshot: bool = False) -> Json:
-        """Start one instance and return a report (see `activator.autoscaler.autoscaler_loop`). With
+        """Start one instance and return a report (see `activator.autoscaler.warm_up`). With
         `snapshot`, also wait until its snapshot is verified."""
         path, params = (
             function_path(app, function, "warmup"),

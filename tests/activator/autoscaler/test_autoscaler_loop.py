@@ -167,7 +167,7 @@ async def test_instances_from_before_a_restart_are_adopted_and_orphans_are_stopp
     gone = rig.fleet.infos["i-old"] = info_of(target, "i-old", "/nowhere", StartKind.FORK)
     object.__setattr__(gone, "revision", "f-shop-hello@v0-000000")
 
-    await rig.scaler.reconcile()
+    await rig.reconciler.reconcile()
 
     assert list(rig.scaler.throttler_of(target).instances) == ["i-mine"]
     assert [name for name, _ in rig.fleet.stopped] == ["i-old"]
@@ -181,7 +181,7 @@ async def test_a_restarted_activator_keeps_the_scale_that_it_finds(
     for number in range(count):
         info = info_of(target, f"i-{number}", "/nowhere", StartKind.FORK)
         rig.fleet.infos[str(info.id)] = info
-    await rig.scaler.reconcile()
+    await rig.reconciler.reconcile()
     rig.pass_s(2)
 
     decision = rig.scaler.revisions[target.key].decision
@@ -196,7 +196,7 @@ async def test_kept_instances_from_before_a_restart_are_taken_back_before_others
     target = rig.deploy(Scaling(min_instances=1))
     rig.fleet.infos["i-old"] = info_of(target, "i-old", "/nowhere.sock", StartKind.FORK)
     loop = asyncio.create_task(rig.scaler.run())
-    await rig.scaler.reconcile()
+    await rig.reconciler.reconcile()
     await asyncio.sleep(0)
     loop.cancel()
 
@@ -206,7 +206,7 @@ async def test_kept_instances_from_before_a_restart_are_taken_back_before_others
 
 async def test_warming_up_brings_one_instance_up_by_fork_and_bills_nobody(rig: Rig) -> None:
     target = rig.deploy()
-    report = await rig.scaler.warm_up(target)
+    report = await rig.warm_up.run(target)
 
     assert (report["start_kind"], report["revision"]) == ("FORK", "v1-abcdef")
     assert report["template"]["phases_ms"] == {"boot": 1.0}
@@ -216,7 +216,7 @@ async def test_warming_up_brings_one_instance_up_by_fork_and_bills_nobody(rig: R
 
 async def test_a_warm_up_reports_the_proven_snapshot_and_tells_its_stages(rig: Rig) -> None:
     stages: list[str] = []
-    report = await rig.scaler.warm_up(rig.deploy(), stages.append)
+    report = await rig.warm_up.run(rig.deploy(), stages.append)
 
     assert stages == ["template", "snapshot", "instance"]
     assert (report["snapshot"]["state"], report["snapshot"]["restore_ms"]) == ("READY", 120.0)
@@ -250,17 +250,17 @@ async def test_what_stands_in_the_way_of_a_snapshot_fails_no_warm_up(
     rig: Rig, error: errors.SnapshotterError, told: object
 ) -> None:
     rig.fleet.refusal = error
-    report = await rig.scaler.warm_up(rig.deploy())
+    report = await rig.warm_up.run(rig.deploy())
     assert (report["start_kind"], report["snapshot"]) == ("FORK", told)
 
 
 async def test_no_snapshot_is_asked_for_where_it_is_off_or_not_wanted(rig: Rig) -> None:
-    report = await rig.scaler.warm_up(rig.deploy(), snapshot=False)
+    report = await rig.warm_up.run(rig.deploy(), snapshot=False)
     assert "snapshot" not in report
-    report = await rig.scaler.warm_up(rig.deploy(revision="v2-fedcba", snapshots=False))
+    report = await rig.warm_up.run(rig.deploy(revision="v2-fedcba", snapshots=False))
     assert "pilotlight snapshot enable shop/hello" in report["snapshot"]["off"]
     rig.table.apply(change(99, route_of(spec_of("cold", snapshot=False))))
-    report = await rig.scaler.warm_up(rig.table.targets_of(f"{TENANT}/main/shop/cold")[0])
+    report = await rig.warm_up.run(rig.table.targets_of(f"{TENANT}/main/shop/cold")[0])
     assert (report["start_kind"], report["snapshot"]) == (
         "COLD",
         {"off": "the function sets snapshot=False"},
@@ -282,7 +282,7 @@ async def test_starts_after_a_switch_launch_what_it_says_without_losing_their_in
 async def test_the_expected_start_follows_the_templates_coming_and_going(rig: Rig) -> None:
     throttler = await warmed(rig, rig.deploy())
     key = throttler.target.key
-    watching = asyncio.create_task(rig.scaler.watch())
+    watching = asyncio.create_task(rig.reconciler.watch())
     throttler.start_times.snapshot_proven(0.12)
     throttler.start_times.observe(StartKind.COLD, 5.4, ())
     throttler.start_times.observe(StartKind.FORK, 0.02, ("fork",))
@@ -298,7 +298,7 @@ async def test_the_expected_start_follows_the_templates_coming_and_going(rig: Ri
 
 async def test_an_instance_that_was_restored_says_so(rig: Rig) -> None:
     target = rig.deploy()
-    await rig.scaler.warm_up(target)
+    await rig.warm_up.run(target)
     throttler = rig.scaler.throttler_of(target)
     for instance in list(throttler.instances.values()):
         throttler.drain(instance)
@@ -401,7 +401,7 @@ async def test_templates_of_revisions_that_left_while_no_activator_ran_go_at_its
     await rig.fleet.prepare(kept)
     assert rig.fleet.dropped == []
 
-    await rig.scaler.reconcile()
+    await rig.reconciler.reconcile()
     await until(lambda: rig.fleet.dropped == ["f-shop-hello@v1-abcdef"])
     assert rig.fleet.prepared == {kept.key}
 

@@ -11,6 +11,7 @@ import pytest
 
 from activator.__main__ import _settings
 from activator.autoscaler.autoscaler_loop import AutoscalerLoop
+from activator.autoscaler.instance_reconciler import InstanceReconciler
 from activator.balancing.throttler import Throttler
 from activator.settings import ActivatorSettings
 from pilotlight.core.settings import PlatformSettings, SettingsInvalid
@@ -133,7 +134,8 @@ async def test_one_that_was_frozen_when_the_activator_came_is_thawed(rig: Rig) -
     rig.scaler = AutoscalerLoop(
         table=rig.table, fleet=rig.fleet, make_throttler=rig.make_throttler, clock=rig.clock
     )
-    await rig.scaler.reconcile()
+    rig.reconciler = InstanceReconciler(table=rig.table, fleet=rig.fleet, scaler=rig.scaler)
+    await rig.reconciler.reconcile()
     await until(lambda: rig.fleet.naps[-1][0] == "READY")
     throttler = rig.scaler.throttler_of(rig.table.targets_of(f"{TENANT}/main/shop/hello")[0])
     assert throttler.reserve_nowait() is not None

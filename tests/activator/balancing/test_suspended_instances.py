@@ -215,8 +215,8 @@ async def test_an_activator_that_comes_back_finds_them_asleep(rig: Rig) -> None:
     await rig.fleet.sleep(name)
     throttler.instances.clear()
 
-    await rig.scaler.reconcile()
-    await rig.scaler.reconcile()
+    await rig.reconciler.reconcile()
+    await rig.reconciler.reconcile()
 
     assert [one.id for one in throttler.asleep.instances()] == [name]
     assert rig.scaler.states()[target.tenant, target.app, target.function, "asleep"] == 1
@@ -262,7 +262,7 @@ async def test_an_engine_that_was_left_half_asleep_answers_no_calls(
     ]
     await EngineSleepMode().suspend(spec, str(rig.fleet.engines[half].path))
 
-    await rig.scaler.reconcile()
+    await rig.reconciler.reconcile()
 
     assert [name for name, _ in rig.fleet.stopped] == [half]
     assert list(rig.scaler.throttler_of(target).instances) == [whole]

@@ -553,7 +553,7 @@ async def _pair(short_tmp: Path) -> AsyncIterator[tuple[World, World]]:
     for world in worlds:
         assert world.leases is not None
         await world.leases.join()
-        await world.scaler.reconcile()
+        await world.reconciler.reconcile()
     yield worlds[0], worlds[1]
     for world in worlds:
         await world.scaler.aclose()
@@ -618,7 +618,7 @@ async def test_idle_instances_make_room_for_another_activators_start(world: Worl
     storm = world.throttler("storm")
     for reservation in await held(storm, 9):
         reservation.release()
-    watching = asyncio.create_task(world.scaler.watch())
+    watching = asyncio.create_task(world.reconciler.watch())
     detail = {
         "asked": 2 * SIZE,
         "free": SIZE,

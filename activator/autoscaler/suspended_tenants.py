@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from activator.balancing.instance import SUSPENDED
+from activator.balancing.instance import TENANT_SUSPENDED
 from activator.balancing.throttler import Throttler
 from pilotlight import errors
 
@@ -18,7 +18,7 @@ GRACE_S: Final = 30.0
 """Ordinary calls end in it; a suspension by mistake can be taken back within it."""
 
 
-class Suspensions:
+class SuspendedTenants:
     """Since when tenants are suspended, as seen here. Owner: the event loop.
 
     `is_suspended`: whether this tenant's calls must be refused."""
@@ -29,7 +29,7 @@ class Suspensions:
         self._since: dict[str, float] = {}
 
     def __repr__(self) -> str:
-        return f"<Suspensions of {len(self._since)} tenants>"
+        return f"<SuspendedTenants {len(self._since)}>"
 
     def end_calls(self, throttler: Throttler, now: float) -> None:
         """Once the grace has passed: stop the instances of a suspended tenant's revision and fail
@@ -39,7 +39,7 @@ class Suspensions:
             del self._since[tenant]
         if self._is_over(throttler.target.tenant, now):
             throttler.refuse_waiting(errors.Forbidden("the tenant of this function is suspended"))
-            throttler.stop_all(SUSPENDED)
+            throttler.stop_all(TENANT_SUSPENDED)
             return
         error = errors.Forbidden("the tenant that makes this call is suspended")
         throttler.refuse_waiting(error, lambda tenant: self._is_over(tenant, now))

@@ -13,7 +13,7 @@ import websockets
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, unix_serve
 
-from activator.autoscaler.suspension import GRACE_S
+from activator.autoscaler.suspended_tenants import GRACE_S
 from pilotlight.spec.function import Clocks, FunctionKind, MethodSpec, Scaling
 from tests.activator.async_calls.test_sandboxes import OTHERS_KEY, create, sandbox_spec
 from tests.activator.conftest import Edge
