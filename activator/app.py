@@ -1,16 +1,15 @@
 """Builds the objects of one activator from its settings, in dependency order. Nothing runs yet.
 
 Each small function builds one group of objects. Background loops are appended to `loops`, objects
-that must be closed at shutdown to `closing`; the process (`activator.__main__`) starts and ends
+that must be closed at shutdown to `closing`; `activator.lifecycle` starts and ends
 them through these lists."""
 
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from activator import shared_stores
 from activator.access.grants import AccessCache
@@ -27,18 +26,17 @@ from activator.balancing.fleet import NodeFleet
 from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.instance_lifecycle import InstanceProvisioner
 from activator.balancing.throttler import Throttler
-from activator.balancing.throttler_stats import calls_per_instance, desired_pods_hint
 from activator.billing.service import BillingService, ControllerLedger
 from activator.call_stats.shipper import ControllerReceiver, StatsShipper
 from activator.calls.fallback import FallbackChain
 from activator.calls.response_store import ResponseStore
 from activator.calls.runner import CallRunner
+from activator.cluster_app import ClusterApp
 from activator.context import ActivatorContext
 from activator.control_plane.bindings import BindingsApi
 from activator.control_plane.function_storage import FunctionStorage
 from activator.control_plane.proxy import ControlPlaneProxy, ProxyLimits
 from activator.coordination.peers import ActivatorPeers, peer_addresses
-from activator.coordination.state import platform_id
 from activator.fairness.share_policy import share_of
 from activator.fairness.start_admission import StartAdmission
 from activator.gateway.calls_by_functions import CallsByFunctions
@@ -50,7 +48,6 @@ from activator.gateway.health import Health, HealthApi
 from activator.gateway.http_proxy import HttpProxy
 from activator.gateway.instance_sockets import InstanceSockets
 from activator.gateway.pipeline import CallPipeline
-from activator.gateway.pod_connections import PodConnections
 from activator.gateway.response_writer import CallObserver, ResponseWriter
 from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.guards.checks import CheckTerms
@@ -62,13 +59,6 @@ from activator.http.connection_limits import ConnectionLimits
 from activator.http.dashboard_host import DashboardHost
 from activator.http.server import ClientConnection
 from activator.idempotency.middleware import Idempotency
-from activator.knative.agent_addresses import AgentAddresses
-from activator.knative.app import FleetContext, cluster_parts
-from activator.knative.autoscaler.load_report import Statement
-from activator.knative.autoscaler.load_reporter import loads_of
-from activator.knative.fleet import KnativeFleet
-from activator.knative.lazy_client import LazyCluster
-from activator.knative.pod_statements import PodStatements
 from activator.llm.engine_scraper import EngineScraper
 from activator.llm.engine_throttler import EngineTerms, EngineThrottler
 from activator.llm.openai.api import OpenAI
@@ -90,15 +80,10 @@ from activator.routing.route_table import CallTarget, RouteTable
 from activator.settings import ActivatorSettings
 from activator.tracing.pipeline import TracePipeline
 from pilotlight.core.dashboard.dashboard_origin import DashboardOrigin
-from pilotlight.core.settings import SettingsInvalid
 from pilotlight.core.transport.endpoint import TlsCredentials
 from pilotlight.core.transport.listeners import open_tcp_listener, require_tls_or_loopback
 from pilotlight.kubernetes.settings import ClusterSettings
-from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.pricing import PriceSettings
-
-if TYPE_CHECKING:
-    from activator.knative.autoscaler.app import Autoscaler
 
 
 class ActivatorApp:
@@ -108,7 +93,7 @@ class ActivatorApp:
         loops: background loops: (name of the task, factory of its coroutine). Started once the
             routes and budgets are known, cancelled once the last request was answered.
         closing: closed after the loops, in this order.
-        early: like `loops`, but started before this activator looks for the instances that it
+        early_loops: like `loops`, but started before this activator looks for the instances that it
             leases.
     """
 
@@ -117,7 +102,7 @@ class ActivatorApp:
         *,
         settings: ActivatorSettings,
         prices: PriceSettings,
-        site: ActivatorContext,
+        context: ActivatorContext,
         cluster: ClusterSettings | None = None,
         dashboard: DashboardOrigin | None = None,
     ) -> None:
@@ -129,40 +114,42 @@ class ActivatorApp:
         Raises SettingsInvalid, JournalInUse, JournalFull.
         """
         self.settings = settings
-        self._cluster = cluster
         self._dashboard = dashboard
-        self._agents: AgentAddresses | None = None
-        self.early: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = []
-        self.site = site
+        self._is_local = cluster is None
+        self.early_loops: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = []
+        self.context = context
         self.loops: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = []
         self.closing: list[Callable[[], Awaitable[None]]] = []
         self.metrics = Metrics(series=settings.metrics_series)
-        self._make_posting()
+        self._make_call_stats()
         self._make_tracing()
-        self._make_routes(prices)
-        self._make_books()
+        self._make_routing(prices)
+        self._make_billing()
         self._make_shared()
+        self.cluster = self._cluster_app(cluster) if cluster is not None else None
         self._make_scaler()
-        self._make_dispatch()
-        self._make_calls()
-        self._make_shadows()
-        self._make_predictions()
+        self._make_runner()
+        self._make_async_calls()
+        self._make_shadow_traffic()
+        self._make_prediction_log()
         self._make_guards()
         self._make_gateway()
 
-    def _make_posting(self) -> None:
-        receiver = ControllerReceiver(controller=self.site.controller, token=self.site.key.token)
-        self.posting = StatsShipper(self.metrics.observer, receiver, activator=self.site.id)
-        self.loops.append(("observations", self.posting.run))
-        self.closing.append(self.posting.aclose)
+    def _make_call_stats(self) -> None:
+        receiver = ControllerReceiver(
+            controller=self.context.controller, token=self.context.key.token
+        )
+        self.stats = StatsShipper(self.metrics.observer, receiver, activator=self.context.id)
+        self.loops.append(("observations", self.stats.run))
+        self.closing.append(self.stats.aclose)
 
     def _make_tracing(self) -> None:
-        settings, site = self.settings, self.site
+        settings, context = self.settings, self.context
         self.traces = TracePipeline(
             share=settings.traces_sampled,
-            controller=site.controller,
-            token=site.key.token,
-            activator=site.id,
+            controller=context.controller,
+            token=context.key.token,
+            activator=context.id,
             endpoint=settings.otlp_endpoint,
             exemplars=self.metrics,
         )
@@ -170,18 +157,18 @@ class ActivatorApp:
         self.loops.append(("traces", self.traces.run))
         self.closing.append(self.traces.aclose)
 
-    def _make_routes(self, prices: PriceSettings) -> None:
-        settings, site = self.settings, self.site
-        self.table = RouteTable(prices.lists(), site.key.secrets)
+    def _make_routing(self, prices: PriceSettings) -> None:
+        settings, context = self.settings, self.context
+        self.table = RouteTable(prices.lists(), context.key.secrets)
         self.metrics.collect_tenants(self.table.tenant_names)
-        self.quotas = shared_stores.quota_store(settings, site)
+        self.quotas = shared_stores.quota_store(settings, context)
         self.access = AccessCache(table=self.table, store=self.quotas, settings=settings)
         self.feed = ConfigWatcher(
             table=self.table,
-            controller=site.controller,
-            token=site.key.token,
-            log_path=site.home / "routes.ndjson",
-            needs_seals=self._cluster is None,
+            controller=context.controller,
+            token=context.key.token,
+            log_path=context.home / "routes.ndjson",
+            needs_seals=self._is_local,
         )
         if not isinstance(self.quotas, ProcessQuotas):
             from activator.quotas.redis_store import RedisQuotas
@@ -189,17 +176,17 @@ class ActivatorApp:
             assert isinstance(self.quotas, RedisQuotas)
             self.loops.append(("quotas", self.quotas.run))
 
-    def _make_books(self) -> None:
-        settings, site = self.settings, self.site
+    def _make_billing(self) -> None:
+        settings, context = self.settings, self.context
         self.billing = BillingService(
-            directory=site.home,
-            activator=site.id,
+            directory=context.home,
+            activator=context.id,
             sync_s=settings.journal_sync_s,
             free_idle_s=settings.scaledown_window_s,
             ledger=ControllerLedger(
-                controller=site.controller, token=site.key.token, activator=site.id
+                controller=context.controller, token=context.key.token, activator=context.id
             ),
-            shared=shared_stores.shared_budgets(settings, site),
+            shared=shared_stores.shared_budgets(settings, context),
             is_served_unbilled=settings.journal_full == "serve",
             observer=self.metrics,
         )
@@ -210,8 +197,8 @@ class ActivatorApp:
         self.metrics.collect_journal(self.billing.lag)
 
     def _make_shared(self) -> None:
-        settings, site = self.settings, self.site
-        self.shared = shared = shared_stores.shared_state(settings, site)
+        settings, context = self.settings, self.context
+        self.shared = shared = shared_stores.shared_state(settings, context)
         if shared is not None:
             self.health.needs(
                 lambda: (
@@ -226,23 +213,21 @@ class ActivatorApp:
             if self.shared
             else UnauthenticatedRateLimiter(rate_per_s=rate_per_s)
         )
-        self.elsewhere, self.siblings = None, None
+        self.sibling_listener, self.siblings = None, None
         if settings.sibling_listen is not None:
-            self.elsewhere = _listener(settings.sibling_listen, site)
+            self.sibling_listener = _sibling_listener(settings.sibling_listen, context)
         if self.shared is not None:
-            place = peer_addresses(site.paths.run, settings.sibling_url, site.credentials)
+            place = peer_addresses(context.paths.run, settings.sibling_url, context.credentials)
             self.siblings = ActivatorPeers(
                 place,
-                index=site.index,
+                index=context.index,
                 count=settings.activators,
                 members=self.shared.members,
-                token=site.key.token,
+                token=context.key.token,
             )
 
     def _make_scaler(self) -> None:
-        self.fleet = (
-            self._local_fleet() if self._cluster is None else self._cluster_fleet(self._cluster)
-        )
+        self.fleet = self._local_fleet() if self.cluster is None else self.cluster.fleet
         self.queue = GlobalQueue(self.settings.max_queued)
         self.metrics.collect_waiting(self.queue.counts)
         self.gate = StartAdmission(self.table, leases=self.shared)
@@ -274,87 +259,33 @@ class ActivatorApp:
         )
         self.metrics.language.collect_engines(self.engines.known)
         self.loops.append(("engines", self.engines.run))
-        self.handovers = self.table.handovers = CutoverTracker(
+        self.cutovers = self.table.handovers = CutoverTracker(
             throttler_of=self.scaler.throttler_of, finish=self.table.handed_over
         )
 
+    def _cluster_app(self, cluster: ClusterSettings) -> ClusterApp:
+        parts = ClusterApp(
+            cluster,
+            context=self.context,
+            settings=self.settings,
+            shared=self.shared,
+            table=self.table,
+            scaler=lambda: self.scaler,
+        )
+        if (autoscaler := parts.autoscaler) is not None:
+            self.metrics.collect_autoscaler(lambda: autoscaler.leader is not None)
+        self.early_loops += parts.early_loops
+        self.loops += parts.loops
+        self.closing += parts.closing
+        return parts
+
     def _local_fleet(self) -> NodeFleet:
         return NodeFleet(
-            socket=self.site.paths.socket("snapshotter"),
-            lessee=self.site.id,
+            socket=self.context.paths.socket("snapshotter"),
+            lessee=self.context.id,
             share_of=lambda tenant: share_of(self.table, tenant),
             guard=NodeBreaker(_breaker_terms(self.settings)),
         )
-
-    def _cluster_fleet(self, cluster: ClusterSettings) -> KnativeFleet:
-        autoscaler = None if cluster.uses_kpa else self._autoscaler(cluster)
-        around = FleetContext(
-            member=self.site.id,
-            table=self.table,
-            redis_url=self.settings.redis_url if self.shared is not None else None,
-            platform=platform_id(self.site.key.token),
-            demand=None if autoscaler is None else autoscaler.reporter,
-            waiting_of=lambda key: desired_pods_hint(self.scaler.active(key)),
-            in_flight=lambda: calls_per_instance(self.scaler.throttlers()),
-            revisions=lambda: self.scaler,
-            controller=self.site.controller,
-            token=self.site.key.token,
-        )
-        parts = cluster_parts(cluster, around)
-        self.early.append(("cluster", parts.fleet.run))
-        if self.settings.agents_listen is not None:
-            self._agents = parts.agents
-            self.early.append(("node agents", lambda: parts.agents.follow(parts.cluster)))
-        self.loops.append(("deletion costs", parts.costs.run))
-        if parts.handover is not None:
-            self.loops.append(("hand-over", parts.handover.run))
-        self.closing.append(parts.cluster.aclose)
-        return parts.fleet
-
-    def _autoscaler(self, cluster: ClusterSettings) -> Autoscaler:
-        """Autoscaler class `pilotlight.dev`: this activator's load reports, and its candidacy for
-        leader."""
-        # imported here because it takes a second, and only clusters with this class need it
-        from activator.knative.autoscaler.app import Around, Autoscaler
-        from activator.knative.autoscaler.leader import FunctionLister
-
-        own = LazyCluster(cluster)
-        around = Around(
-            member=self.site.id,
-            redis_url=self.settings.redis_url if self.shared is not None else None,
-            platform=platform_id(self.site.key.token),
-            is_known=lambda: self.scaler.reconciled,
-            loads=self._loads,
-            functions=FunctionLister(
-                members=lambda: () if self.shared is None else self.shared.members(),
-                pods_of=lambda key: (
-                    self.fleet.pods.of(key) if isinstance(self.fleet, KnativeFleet) else ()
-                ),
-                has_function=self.table.has_function,
-                spec_of=self._spec_of,
-            ),
-        )
-        autoscaler = Autoscaler(cluster, own, around)
-        self.metrics.collect_autoscaler(lambda: autoscaler.leader is not None)
-        self.loops.append(("autoscaler", autoscaler.run))
-        self.closing += [autoscaler.aclose, own.aclose]
-        return autoscaler
-
-    def _loads(self) -> Statement:
-        assert isinstance(self.fleet, KnativeFleet)
-        bridges = self.fleet.bridges().values()
-        return loads_of(
-            self.scaler.throttlers(),
-            self.scaler.concurrency(),
-            self.fleet.held(),
-            time.monotonic(),
-            promoted={held.pod.uid for pods in bridges for held in pods},
-            promised=self.fleet.starts.promised,
-        )
-
-    def _spec_of(self, tenant: str, key: str) -> FunctionSpec | None:
-        target = self.table.target_keyed(tenant, key)
-        return target.spec if target is not None else None
 
     def _make_throttler(self, target: CallTarget) -> Throttler:
         make: Callable[..., Throttler] = Throttler
@@ -375,7 +306,7 @@ class ActivatorApp:
             listen=self.sockets.listen,
         )
 
-    def _make_dispatch(self) -> None:
+    def _make_runner(self) -> None:
         settings, throttler_of = self.settings, self.scaler.throttler_of
         self.runner = CallRunner(
             throttler_of=throttler_of,
@@ -396,7 +327,7 @@ class ActivatorApp:
     def _make_response_cache(self, answers: ResponseStore) -> None:
         metrics = self.metrics.response_caches
         metrics.sizes = answers.sizes
-        shared = shared_stores.shared_responses(self.settings, self.site)
+        shared = shared_stores.shared_responses(self.settings, self.context)
         if shared is not None:
             metrics.shared_failures = lambda: shared.failures
             self.closing.append(shared.aclose)
@@ -411,12 +342,12 @@ class ActivatorApp:
             shared=shared,
         )
 
-    def _make_calls(self) -> None:
-        site = self.site
+    def _make_async_calls(self) -> None:
+        context = self.context
         self.control = ControlPlaneProxy(
-            site.controller,
+            context.controller,
             table=self.table,
-            visitors=site.key.visitors,
+            visitors=context.key.visitors,
             unauthenticated=self.unauthenticated,
             catch_up=self.feed.catch_up,
             others_catch_up=self.siblings.catch_up if self.siblings is not None else None,
@@ -432,22 +363,22 @@ class ActivatorApp:
             access=self.access,
             remote=RemoteCalls(
                 control=self.control,
-                controller=site.controller,
-                token=site.key.token,
+                controller=context.controller,
+                token=context.key.token,
                 siblings=self.siblings,
             ),
             settings=self.settings,
             metrics=self.metrics,
             tracer=self.traces.tracer,
         )
-        self.due = SchedulePoller(
-            self.calls, controller=site.controller, token=site.key.token, activator=site.id
+        self.schedule_poller = SchedulePoller(
+            self.calls, controller=context.controller, token=context.key.token, activator=context.id
         )
-        self.loops.append(("due calls", self.due.run))
+        self.loops.append(("due calls", self.schedule_poller.run))
         self.loops.append(("metrics", lambda: self.metrics.sweep(self.table.deployed)))
-        self.closing.append(self.due.aclose)
+        self.closing.append(self.schedule_poller.aclose)
 
-    def _make_shadows(self) -> None:
+    def _make_shadow_traffic(self) -> None:
         self.shadows = ShadowTraffic(
             throttler_of=self.scaler.throttler_of,
             observer=self.metrics.observer,
@@ -456,12 +387,12 @@ class ActivatorApp:
         )
         self.closing.append(self.shadows.aclose)
 
-    def _make_predictions(self) -> None:
-        site, settings = self.site, self.settings
+    def _make_prediction_log(self) -> None:
+        context, settings = self.context, self.settings
         self.predictions = PredictionLogs(
-            directory=site.home / "predictions",
-            controller=site.controller,
-            token=site.key.token,
+            directory=context.home / "predictions",
+            controller=context.controller,
+            token=context.key.token,
             max_bytes=settings.prediction_log_bytes,
             ship_s=settings.prediction_log_ship_s,
         )
@@ -471,10 +402,10 @@ class ActivatorApp:
         self.closing.append(self.predictions.aclose)
 
     def _make_guards(self) -> None:
-        site, settings = self.site, self.settings
+        context, settings = self.context, self.settings
         refusals = RefusalReporter(
             self.metrics.language,
-            ControllerAudit(controller=site.controller, token=site.key.token),
+            ControllerAudit(controller=context.controller, token=context.key.token),
         )
         functions = GuardFunctions(
             runner=self.runner,
@@ -510,7 +441,7 @@ class ActivatorApp:
             limit_bytes=settings.waiting_bytes, tenant_bytes=settings.tenant_waiting_bytes
         )
         self.idempotency = Idempotency(
-            shared_stores.idempotency_store(settings, self.site),
+            shared_stores.idempotency_store(settings, self.context),
             resolver=resolver,
             ttl_s=settings.idempotency_ttl_s,
             body_timeout_s=settings.body_timeout_s,
@@ -538,7 +469,7 @@ class ActivatorApp:
 
     def _forwarded(self) -> ForwardedCallers | None:
         """Return who is believed about callers; None where no other server forwards requests."""
-        token = self.site.key.token if self.siblings is not None else ""
+        token = self.context.key.token if self.siblings is not None else ""
         proxies = self.settings.trusted_proxies
         return ForwardedCallers(proxies, token=token) if proxies or token else None
 
@@ -586,7 +517,7 @@ class ActivatorApp:
             counters_of=self.metrics.warm_counters,
             bindings=BindingsApi(
                 self.control,
-                token=self.site.key.token,
+                token=self.context.key.token,
                 body_timeout_s=settings.body_timeout_s,
             ),
         )
@@ -618,33 +549,18 @@ class ActivatorApp:
             head_timeout_s=settings.header_timeout_s,
         )
         self.loops.append(("slow heads of functions", self.sockets.limits.sweep))
-        if self.settings.agents_listen is not None and isinstance(self.fleet, KnativeFleet):
-            self.loops.append(("calls of pods", self._pod_connections(self.fleet).run))
+        if self.cluster is not None and settings.agents_listen is not None:
+            self.loops.append(("calls of pods", self.cluster.pod_connections(self.sockets).run))
 
     def _storage(self) -> FunctionStorage:
         storage = FunctionStorage(
-            self.site.controller,
-            token=self.site.key.token,
-            mounts_volumes=not isinstance(self.fleet, KnativeFleet),
+            self.context.controller,
+            token=self.context.key.token,
+            mounts_volumes=self._is_local,
             operations=self.access.operations,
         )
         self.closing.append(storage.aclose)
         return storage
-
-    def _pod_connections(self, fleet: KnativeFleet) -> PodConnections:
-        listen, credentials = self.settings.agents_listen, self.site.credentials
-        assert listen is not None
-        assert self._agents is not None
-        if credentials is None:
-            raise SettingsInvalid(
-                f"activator.agents_listen = {listen!r}: needs platform.tls_cert, tls_key and tls_ca"
-            )
-        return PodConnections(
-            self.sockets,
-            PodStatements(fleet.owned, self._agents),
-            listener=open_tcp_listener("activator.agents_listen", listen),
-            credentials=credentials,
-        )
 
 
 def _breaker_terms(settings: ActivatorSettings) -> BreakerTerms:
@@ -655,10 +571,12 @@ def _breaker_terms(settings: ActivatorSettings) -> BreakerTerms:
     )
 
 
-def _listener(listen: str, site: ActivatorContext) -> tuple[socket.socket, TlsCredentials | None]:
+def _sibling_listener(
+    listen: str, context: ActivatorContext
+) -> tuple[socket.socket, TlsCredentials | None]:
     """Return the listener for the other activators of a cluster, and our credentials. Raises
     SettingsInvalid."""
     require_tls_or_loopback(
-        "activator.sibling_listen", listen, is_known=site.credentials is not None
+        "activator.sibling_listen", listen, is_known=context.credentials is not None
     )
-    return open_tcp_listener("activator.sibling_listen", listen), site.credentials
+    return open_tcp_listener("activator.sibling_listen", listen), context.credentials

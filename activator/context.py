@@ -51,12 +51,12 @@ def load_context(paths: Paths, index: int, platform: PlatformSettings) -> Activa
     )
 
 
-def own_socket(settings: ActivatorSettings, site: ActivatorContext) -> Path | None:
+def own_socket(settings: ActivatorSettings, context: ActivatorContext) -> Path | None:
     """Return the socket at which the other activators of this machine reach this one; None where
     there are none, or they are on other machines."""
     is_alone = settings.activators == 1 or settings.redis_url is None
     return (
         None
         if is_alone or settings.sibling_url is not None
-        else socket_of(site.paths.run, site.index)
+        else socket_of(context.paths.run, context.index)
     )

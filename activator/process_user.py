@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def leave_root(
-    site: ActivatorContext, platform: PlatformSettings, settings: ActivatorSettings
+    context: ActivatorContext, platform: PlatformSettings, settings: ActivatorSettings
 ) -> None:
     """Continue as `platform.activator_uid` where this process is root on the local fleet; if that
     is not possible, log a warning and stay root.
@@ -27,32 +27,32 @@ def leave_root(
     """
     if os.geteuid() != 0 or platform.fleet != "local":
         return
-    if site.paths.activator_uid is None:
-        take_file_back(site.home)
+    if context.paths.activator_uid is None:
+        take_file_back(context.home)
         log.warning("activator runs as root reason=platform.activator_uid is null")
         return
-    user = user_of(site, platform, settings)
+    user = user_of(context, platform, settings)
     if why := user.obstacle():
         user.keep_root()
         log.warning("activator runs as root reason=%s", why)
         return
     user.become()
     # root's home is not readable from here on: a library that looks for a file there would fail
-    os.environ["HOME"] = str(site.home)
+    os.environ["HOME"] = str(context.home)
     log.info("activator runs without root uid=%d", user.uid)
 
 
 def user_of(
-    site: ActivatorContext, platform: PlatformSettings, settings: ActivatorSettings
+    context: ActivatorContext, platform: PlatformSettings, settings: ActivatorSettings
 ) -> ProcessUser:
     """Return the user of an activator and the paths it needs: its directory, the sockets in <run>,
     and the files that it reopens at run time."""
-    assert site.paths.activator_uid is not None
+    assert context.paths.activator_uid is not None
     again = [platform.tls_cert, platform.tls_key, platform.tls_ca, _socket_of(settings.redis_url)]
     return ProcessUser(
-        uid=site.paths.activator_uid,
-        owns=(site.home,),
-        enters=(site.paths.run,),
+        uid=context.paths.activator_uid,
+        owns=(context.home,),
+        enters=(context.paths.run,),
         uses=tuple(Path(path) for path in again if path),
     )
 

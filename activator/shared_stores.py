@@ -20,16 +20,18 @@ if TYPE_CHECKING:
     from activator.response_cache.redis_store import RedisResponses
 
 
-def shared_state(settings: ActivatorSettings, site: ActivatorContext) -> RedisState | None:
+def shared_state(settings: ActivatorSettings, context: ActivatorContext) -> RedisState | None:
     """Return the shared state; None for a single activator."""
     if settings.activators == 1 or settings.redis_url is None:
         return None
     from activator.coordination.redis_state import RedisState
 
-    return RedisState(settings.redis_url, platform=platform_id(site.key.token), member=site.id)
+    return RedisState(
+        settings.redis_url, platform=platform_id(context.key.token), member=context.id
+    )
 
 
-def quota_store(settings: ActivatorSettings, site: ActivatorContext) -> QuotaStore:
+def quota_store(settings: ActivatorSettings, context: ActivatorContext) -> QuotaStore:
     """Return the store that counts quotas."""
     if not settings.counts_in_redis or settings.redis_url is None:
         return ProcessQuotas()
@@ -37,13 +39,13 @@ def quota_store(settings: ActivatorSettings, site: ActivatorContext) -> QuotaSto
 
     return RedisQuotas(
         settings.redis_url,
-        platform=platform_id(site.key.token),
-        member=site.id,
+        platform=platform_id(context.key.token),
+        member=context.id,
         is_open=settings.is_open_without_redis,
     )
 
 
-def idempotency_store(settings: ActivatorSettings, site: ActivatorContext) -> IdempotencyStore:
+def idempotency_store(settings: ActivatorSettings, context: ActivatorContext) -> IdempotencyStore:
     """Return the store of answers to repeated requests: in the process for a single activator."""
     if not settings.counts_in_redis or settings.redis_url is None:
         return ProcessIdempotency(tenant_bytes=settings.idempotency_bytes)
@@ -51,14 +53,16 @@ def idempotency_store(settings: ActivatorSettings, site: ActivatorContext) -> Id
 
     return RedisIdempotency(
         settings.redis_url,
-        platform=platform_id(site.key.token),
-        sealer=site.key.replies,
+        platform=platform_id(context.key.token),
+        sealer=context.key.replies,
         tenant_bytes=settings.idempotency_bytes,
         total_bytes=settings.idempotency_total_bytes,
     )
 
 
-def shared_responses(settings: ActivatorSettings, site: ActivatorContext) -> RedisResponses | None:
+def shared_responses(
+    settings: ActivatorSettings, context: ActivatorContext
+) -> RedisResponses | None:
     """Return the store of answers that activators share; None where there is no Redis for it."""
     if not settings.counts_in_redis or settings.redis_url is None:
         return None
@@ -66,18 +70,20 @@ def shared_responses(settings: ActivatorSettings, site: ActivatorContext) -> Red
 
     return RedisResponses(
         settings.redis_url,
-        platform=platform_id(site.key.token),
-        sealer=site.key.replies,
+        platform=platform_id(context.key.token),
+        sealer=context.key.replies,
         total_bytes=settings.response_cache_redis_bytes,
     )
 
 
-def shared_budgets(settings: ActivatorSettings, site: ActivatorContext) -> SharedBudgets | None:
+def shared_budgets(settings: ActivatorSettings, context: ActivatorContext) -> SharedBudgets | None:
     """Return the shared budget store; None where no other activator spends from the same
     budgets."""
     if not settings.counts_in_redis or settings.redis_url is None:
         return None
     from activator.billing.redis_money import RedisMoney
 
-    store = RedisMoney(settings.redis_url, platform=platform_id(site.key.token), member=site.id)
+    store = RedisMoney(
+        settings.redis_url, platform=platform_id(context.key.token), member=context.id
+    )
     return SharedBudgets(store=store, is_open=settings.is_open_without_redis("budget"))

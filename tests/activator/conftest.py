@@ -17,7 +17,6 @@ import httpx
 import pytest
 import uvicorn
 
-from activator.__main__ import server_config
 from activator.access.grants import AccessCache
 from activator.access.resolver import RequestResolver
 from activator.arguments.checker import ArgumentChecker
@@ -60,6 +59,7 @@ from activator.http.dashboard_host import DashboardHost
 from activator.http.server import ClientConnection
 from activator.idempotency.middleware import Idempotency
 from activator.idempotency.process_store import ProcessIdempotency
+from activator.lifecycle import server_config
 from activator.llm.engine_throttler import EngineThrottler
 from activator.llm.openai.api import OpenAI
 from activator.metrics.metrics import Metrics

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from activator.__main__ import Activator, _settings, listen, server_config
+from activator.__main__ import _settings, listen
 from activator.app import ActivatorApp, _breaker_terms
 from activator.balancing.outlier_detection import record_outcome
 from activator.billing.errors import JournalFull
@@ -22,6 +22,7 @@ from activator.context import load_context, own_socket
 from activator.http.trusted_proxies import TrustedProxies
 from activator.idempotency.process_store import ProcessIdempotency
 from activator.idempotency.store_protocol import Claim
+from activator.lifecycle import Activator, server_config
 from activator.llm.engine_throttler import EngineTerms, EngineThrottler
 from activator.quotas.rules import Rule
 from activator.resilience.breaker import Outcome, State
@@ -71,7 +72,7 @@ async def app_of(
     app = ActivatorApp(
         settings=ActivatorSettings(**settings),
         prices=PriceSettings(),
-        site=load_context(Paths.of(platform, {}).make(), 0, platform),
+        context=load_context(Paths.of(platform, {}).make(), 0, platform),
         cluster=ClusterSettings() if fleet == CLUSTER else None,
     )
     try:
@@ -95,8 +96,8 @@ async def app_of(
         if app.shared is not None:
             await app.shared.aclose()
         await app.billing.aclose()
-        if app.elsewhere is not None:
-            app.elsewhere[0].close()
+        if app.sibling_listener is not None:
+            app.sibling_listener[0].close()
 
 
 def configured(directory: Path, fleet: str, text: str) -> ActivatorSettings:
@@ -147,16 +148,16 @@ async def test_several_activators_share_their_state(fleet: str, short_tmp: Path)
     if fleet == LOCAL:
         async with app_of(short_tmp, fleet, **several) as app:
             assert (app.shared is None, type(app.quotas).__name__) == (False, "RedisQuotas")
-            assert own_socket(app.settings, app.site) is not None
+            assert own_socket(app.settings, app.context) is not None
         async with app_of(short_tmp, fleet, redis_url=REDIS, quota_store="redis") as app:
             assert (app.shared is None, type(app.quotas).__name__) == (True, "RedisQuotas")
     apart: dict[str, Any] = {"sibling_url": "https://a-{index}:1", "sibling_listen": "127.0.0.1:0"}
     async with app_of(short_tmp, fleet, tls=True, **several, **apart) as app:
-        assert app.elsewhere is not None
-        assert own_socket(app.settings, app.site) is None
+        assert app.sibling_listener is not None
+        assert own_socket(app.settings, app.context) is None
         assert app.siblings is not None
     async with app_of(short_tmp, fleet) as app:
-        assert (app.shared, app.elsewhere) == (None, None)
+        assert (app.shared, app.sibling_listener) == (None, None)
 
 
 @proves("ActivatorSettings.without_redis")
@@ -177,7 +178,7 @@ async def test_what_is_counted_without_redis_is_open_or_closed(fleet: str, short
 @proves("ActivatorSettings.agents_listen", fleets=(CLUSTER,))
 async def test_node_agents_pass_calls_on(fleet: str, short_tmp: Path) -> None:
     async with app_of(short_tmp, fleet, tls=True, agents_listen="127.0.0.1:0") as app:
-        names = [name for name, _ in (*app.early, *app.loops)]
+        names = [name for name, _ in (*app.early_loops, *app.loops)]
         assert "node agents" in names
     with pytest.raises(SettingsInvalid, match=r"agents_listen = .*needs platform\.tls_cert"):
         async with app_of(short_tmp, fleet, agents_listen="127.0.0.1:0"):

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from activator.__main__ import KEEP_ALIVE_S
 from activator.gateway.fast_path import CLOCK_STEP_S, CallIds, DeadlineWheel, HasDeadline
+from activator.lifecycle import KEEP_ALIVE_S
 from pilotlight.protocol import new_call_id
 from pilotlight.spec.function import Clocks as ClockSpec
 from pilotlight.spec.function import MethodSpec

@@ -12,9 +12,9 @@ from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection
 from websockets.frames import Frame, Opcode
 
-from activator.__main__ import server_config
 from activator.gateway import websocket_frames
 from activator.gateway.websocket_frames import PIECE_BYTES, CallerSocket, Pieces, WorkerSocket
+from activator.lifecycle import server_config
 from activator.settings import ActivatorSettings
 from tests.activator.conftest import PATIENCE_S, Edge
 from tests.activator.gateway.test_http_proxy import HEADERS, chatting, in_flight
