@@ -25,7 +25,8 @@ from typing import Any, Final
 from activator.async_calls.pending_call import PendingCall, StreamBuffer
 from activator.async_calls.public_record import public_record
 from activator.async_calls.stream_items import ItemSplitter, cutter_of
-from activator.http.request import Request, problem_of
+from activator.http.problems import problem_of
+from activator.http.request import Request
 from activator.http.sse import SseResponse, data_lines, end_event, event, stream_headers
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_PICKLE, CONTENT_PROBLEM, CONTENT_SSE

@@ -27,7 +27,8 @@ from activator.gateway.route_cache import FastPathRoute, WarmHead
 from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.http.compression import MIN_COMPRESSED_BYTES, is_compressible
 from activator.http.payloads import PICKLE, Payload
-from activator.http.request import Receive, Request, Scope, Send, error_answer
+from activator.http.problems import error_answer
+from activator.http.request import Receive, Request, Scope, Send
 from activator.metrics.metrics import Metrics
 from activator.quotas.admission import UNCOUNTED, Admission
 from activator.quotas.store_protocol import QuotaCheck

@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from activator.http.request import Request, problem_of
+from activator.http.problems import problem_of
+from activator.http.request import Request
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_NDJSON
 

@@ -31,7 +31,8 @@ from activator.calls.runner import CallRunner
 from activator.fairness.queue_priority import QueuePriority
 from activator.gateway.proxy_headers import arm_of, call_of, expect_web, mount_path, route_of
 from activator.gateway.websocket_frames import WorkerSocket
-from activator.http.request import Receive, Request, Scope, Send, error_answer, header_list, subpath
+from activator.http.problems import error_answer
+from activator.http.request import Receive, Request, Scope, Send, header_list, subpath
 from activator.llm.openai.api import require_uncounted
 from activator.metrics.metrics import Metrics
 from activator.tracing.tracer import Tracer

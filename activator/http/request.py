@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 
 from activator.http.compression import (
@@ -18,9 +16,10 @@ from activator.http.compression import (
     decode,
     is_compressible,
 )
-from activator.http.payloads import GUARD, GUARD_LINES
+from activator.http.payloads import GUARD
+from activator.http.problems import Shape, error_answer, problem_shape
 from pilotlight import errors
-from pilotlight.protocol import CONTENT_PROBLEM, TENANT_PATH, new_call_id, problem
+from pilotlight.protocol import TENANT_PATH, new_call_id
 
 if TYPE_CHECKING:
     from activator.routing.call_origin import CallOrigin
@@ -55,7 +54,6 @@ CALLING = "pilotlight.calling"
 which the platform identified by its socket."""
 FORWARDED = "pilotlight.forwarded"
 """Key in a scope of a request that another activator forwards, which has counted it."""
-_PROBLEM = CONTENT_PROBLEM.encode()
 MAX_WAIT_S = 7 * 86_400
 """Longest wait that a caller may request: the longest possible execution clock
 (`spec.function.Clocks`)."""
@@ -394,57 +392,6 @@ def _content_type(head: bytes) -> bytes:
 def _abort_unread(connection: Any, on_gone: Callable[[], object]) -> None:
     if connection.on_gone == on_gone and connection.is_congested:  # still the same request
         connection.transport.abort()
-
-
-def problem_shape(error: errors.PilotlightError, request_id: str) -> tuple[bytes, bytes]:
-    """Return content type and body of an error as a problem document."""
-    return _PROBLEM, json.dumps(problem_of(error, request_id)).encode()
-
-
-Shape = Callable[[errors.PilotlightError, str], tuple[bytes, bytes]]
-"""Formats an error: returns content type and body for an error and the request's id."""
-
-
-def error_answer(
-    error: errors.PilotlightError, request_id: str, shape: Shape = problem_shape
-) -> tuple[bytes, bytes]:
-    """Return header lines, each ending in CRLF, and body of an error response."""
-    content_type, data = shape(error, request_id)
-    head = b"content-type: %b\r\n%bcontent-length: %d\r\nx-request-id: %b\r\n" % (
-        content_type,
-        GUARD_LINES,
-        len(data),
-        request_id.encode(),
-    )
-    retry_after_s = error.retry_after_s
-    if retry_after_s is None and error.status in (429, 503):
-        retry_after_s = 1.0
-    if retry_after_s is not None:
-        head += b"retry-after: %d\r\n" % max(1, math.ceil(retry_after_s))
-    if error.status == 405:
-        head += b"allow: %b\r\n" % ", ".join(error.detail["allowed"]).encode()
-    if (accept_encoding := error.detail.get("accept_encoding")) is not None:
-        head += b"accept-encoding: %b\r\n" % accept_encoding.encode()
-    if error.status == 401:
-        head += b'www-authenticate: Bearer realm="pilotlight"\r\n'
-    return head, data
-
-
-def problem_of(error: errors.PilotlightError, request_id: str) -> dict[str, Any]:
-    """Return the problem document of an error."""
-    title = (
-        HTTPStatus(error.status).phrase
-        if error.status in HTTPStatus._value2member_map_
-        else "Client Closed Request"
-    )
-    return problem(
-        type=error.type,
-        title=title,
-        status=error.status,
-        detail=str(error),
-        instance=request_id,
-        extra=dict(error.detail),
-    )
 
 
 def header_list(head: bytes) -> Headers:

@@ -16,7 +16,8 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from activator.http.payloads import GUARD
-from activator.http.request import Headers, Request, problem_of
+from activator.http.problems import problem_of
+from activator.http.request import Headers, Request
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_SSE
 
