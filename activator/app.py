@@ -51,7 +51,7 @@ from activator.gateway.pipeline import CallPipeline
 from activator.gateway.response_writer import CallObserver, ResponseWriter
 from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.guards.checks import CheckTerms
-from activator.guards.functions import GuardFunctions
+from activator.guards.function_client import GuardFunctionClient
 from activator.guards.guards import Guards
 from activator.guards.refusals import ControllerAudit, RefusalReporter
 from activator.http.bodies import Bodies
@@ -407,7 +407,7 @@ class ActivatorApp:
             self.metrics.language,
             ControllerAudit(controller=context.controller, token=context.key.token),
         )
-        functions = GuardFunctions(
+        functions = GuardFunctionClient(
             runner=self.runner,
             table=self.table,
             access=self.access,

@@ -2,13 +2,14 @@
 
 Patterns run on the event loop where that takes microseconds, and otherwise in a process with a
 deadline (`arguments.checker`), since tenants choose patterns and texts. A check that fails (the
-guard's function is gone, slow or answers nonsense) refuses the text, or allows it where the
+guard's function is missing or slow, or its answer invalid) refuses the text, or allows it where the
 operator says so (`activator.guard_on_error`)."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from activator.arguments.checker import ArgumentChecker
@@ -30,20 +31,20 @@ class GuardFailed(Exception):
     """Raised when a text could not be checked. The message says why."""
 
 
-class AsksFunction(Protocol):
-    """Asks the function of a guard."""
+class FunctionClient(Protocol):
+    """Calls the functions of guards."""
 
-    async def ask(self, call: Call, function: str, *, stage: str, text: str) -> str:
+    async def check(self, call: Call, function: str, *, stage: str, text: str) -> str:
         """Return the rule by which it refuses a text; "" = it allows it. Raises GuardFailed."""
 
 
-class Recorder(Protocol):
+class CheckRecorder(Protocol):
     """Gets the outcome of each check."""
 
-    def checked(self, target: CallTarget, stage: str, outcome: str) -> None:
+    def count_check(self, target: CallTarget, stage: str, outcome: str) -> None:
         """Count a check: "allowed", "refused" or "failed"."""
 
-    def refused(self, call: Call, stage: str, rule: str) -> None:
+    def record_refusal(self, call: Call, stage: str, rule: str) -> None:
         """Record who was refused what, and by which rule."""
 
 
@@ -66,22 +67,24 @@ class TextCheck:
     def __repr__(self) -> str:
         return f"<TextCheck of {self._stage} by {self.patterns!r}>"
 
-    async def rule_of(self, text: str) -> str:
+    async def find_refusal(self, text: str) -> str:
         """Return the rule by which a whole text is refused; "" = it is allowed. Errors are decided
         by the operator's setting, and everything is counted."""
-        rule = await self.tried(self.matched(text)) or await self.tried(self.asked(text))
-        self.decided(rule)
+        rule = await self.apply_failure_policy(
+            self.match_patterns(text)
+        ) or await self.apply_failure_policy(self.call_function(text))
+        self.record_decision(rule)
         return rule
 
-    async def tried(self, step: Coroutine[Any, Any, str]) -> str:
+    async def apply_failure_policy(self, step: Coroutine[Any, Any, str]) -> str:
         """Return the rule that `step` returns, or, where it raises GuardFailed, what the operator
         has decided for that: FAILED, or "" to allow the text."""
         try:
             return await step
         except GuardFailed as e:
-            return self._failed(e)
+            return self._on_failure(e)
 
-    async def matched(self, text: str, *, is_end: bool = True) -> str:
+    async def match_patterns(self, text: str, *, is_end: bool = True) -> str:
         """Return the first rule whose pattern matches; "" = none. Raises GuardFailed."""
         if self.patterns.is_inexpensive(text):
             return self.patterns.find(text, is_end=is_end)
@@ -92,29 +95,29 @@ class TextCheck:
         except errors.PilotlightError as e:
             raise GuardFailed(f"patterns: {e}") from e
 
-    async def asked(self, text: str) -> str:
+    async def call_function(self, text: str) -> str:
         """Return the rule by which the guard's function refuses a text; "" = it allows it, or there
         is none. Raises GuardFailed."""
         if not self.spec.function or not text or self._is_function_down:
             return ""
         try:
-            return await self._terms.function.ask(
+            return await self._terms.function.check(
                 self._call, self.spec.function, stage=self._stage, text=text
             )
         except GuardFailed:  # the rest of the call does not wait for it again
             self._is_function_down = True
             raise
 
-    def decided(self, rule: str) -> None:
+    def record_decision(self, rule: str) -> None:
         """Count a text that was checked to its end, or refused, and record a refusal."""
         outcome = "refused" if rule else "allowed"
-        self._terms.recorder.checked(self._call.target, self._stage, outcome)
+        self._terms.recorder.count_check(self._call.target, self._stage, outcome)
         if rule:
-            self._terms.recorder.refused(self._call, self._stage, rule)
+            self._terms.recorder.record_refusal(self._call, self._stage, rule)
 
-    def _failed(self, why: GuardFailed) -> str:
+    def _on_failure(self, why: GuardFailed) -> str:
         call, terms = self._call, self._terms
-        terms.recorder.checked(call.target, self._stage, "failed")
+        terms.recorder.count_check(call.target, self._stage, "failed")
         log.warning(
             "guard_failed call=%s function=%s stage=%s is_allowed=%s reason=%s",
             call.id,
@@ -126,26 +129,17 @@ class TextCheck:
         return "" if terms.is_open else FAILED
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckTerms:
-    """What checks need. Immutable.
+    """What checks need.
 
     Attributes:
         checker: the processes for long texts.
-        function: asks the functions of guards.
+        function: calls the functions of guards.
         recorder: gets outcomes.
         is_open: a check that fails allows the text."""
 
-    __slots__ = ("checker", "function", "is_open", "recorder")
-
-    def __init__(
-        self,
-        *,
-        checker: ArgumentChecker,
-        function: AsksFunction,
-        recorder: Recorder,
-        is_open: bool,
-    ) -> None:
-        self.checker = checker
-        self.function = function
-        self.recorder = recorder
-        self.is_open = is_open
+    checker: ArgumentChecker
+    function: FunctionClient
+    recorder: CheckRecorder
+    is_open: bool

@@ -1,7 +1,7 @@
-"""Has calls pass their guards: prompts before anything is started for them, and answers before
-their callers get them.
+"""Checks calls of functions with a guard: prompts before anything is started for them, and answers
+before their callers get them.
 
-`calls.runner` asks here for every call of a function with a guard, whichever way it came: OpenAI's
+`calls.runner` uses it for every call of a function with a guard, whichever way it came: OpenAI's
 API, `:invoke`, submitted calls and schedules. Other ways to the server of such a function are
 closed (`llm.openai.api.require_uncounted`)."""
 
@@ -32,7 +32,7 @@ MAX_ANSWER_BYTES: Final = 2 * 2**20
 """Longest whole answer that is checked."""
 MAX_ANSWER_VALUES: Final = 100_000
 """Most JSON values of a whole answer (`json_size`): some 20 ms."""
-_LESS: Final = "ask for a stream, or for less"
+_HINT: Final = "ask for a stream, or for less"
 RETRY_S = 1.0
 GENERATED: Final = frozenset({CHAT, COMPLETIONS})
 """Paths whose answers a model writes."""
@@ -67,7 +67,7 @@ class Guards:
         if spec is None or not spec.input:
             return
         text = request_text(call.wanted.body)
-        rule = await TextCheck(self._terms, call, spec, INPUT).rule_of(text)
+        rule = await TextCheck(self._terms, call, spec, INPUT).find_refusal(text)
         if rule == FAILED:
             raise errors.Unavailable(
                 "the guard of this model could not check the prompt, and what is unchecked is "
@@ -80,7 +80,7 @@ class Guards:
             )
 
     async def check_answer(self, call: Call, attempt: AnsweredCall) -> None:
-        """Have an answer pass the guard. Ends the attempt where that fails."""
+        """Check an answer, and replace it. Ends the attempt where that fails."""
         spec = call.target.spec.guard
         if spec is None or not spec.output or attempt.answer.status >= 400:
             return
@@ -91,10 +91,10 @@ class Guards:
             answer = attempt.answer
             if answer.body is None and answer.header(b"content-type").lower().startswith(_SSE):
                 stream = GuardedStream(check, call.tokens)
-                attempt.answer = GuardedResponse(answer, stream, lambda: _stop(attempt))
+                attempt.answer = GuardedResponse(answer, stream, lambda: _abort_generation(attempt))
                 return
-            body = await _collected(answer) if answer.body is None else answer.body
-            body = await _checked(check, body)
+            body = await _read_whole(answer) if answer.body is None else answer.body
+            body = await _check_choices(check, body)
             if attempt.cut_by is not None:  # by a deadline, meanwhile
                 raise attempt.cut_by
             attempt.answer = WorkerResponse(None, answer.status, answer.headers, body, answer.head)
@@ -106,13 +106,13 @@ class Guards:
             raise
 
 
-def _stop(attempt: AnsweredCall) -> None:
+def _abort_generation(attempt: AnsweredCall) -> None:
     """End the server's work on an answer: it sees its caller disconnect."""
     if isinstance(attempt, Attempt) and attempt.connection is not None:
         attempt.connection.close()
 
 
-async def _collected(answer: WorkerResponse) -> bytes:
+async def _read_whole(answer: WorkerResponse) -> bytes:
     pieces: list[bytes] = []
     size = 0
     async for piece in answer.chunks():
@@ -120,55 +120,55 @@ async def _collected(answer: WorkerResponse) -> bytes:
         if size > MAX_ANSWER_BYTES:
             raise errors.TooLarge(
                 f"the answer has more than {MAX_ANSWER_BYTES} bytes, which a guard cannot check: "
-                f"{_LESS}",
+                f"{_HINT}",
                 limit_bytes=MAX_ANSWER_BYTES,
             )
         pieces.append(piece)
     return b"".join(pieces)
 
 
-async def _checked(check: TextCheck, body: bytes) -> bytes:
+async def _check_choices(check: TextCheck, body: bytes) -> bytes:
     """Return a whole answer without the choices that are refused. Raises TooLarge."""
-    require_few_values(body, MAX_ANSWER_VALUES, f"a guard cannot check it: {_LESS}")
+    require_few_values(body, MAX_ANSWER_VALUES, f"a guard cannot check it: {_HINT}")
     try:
         document: Any = json.loads(body)
     except (ValueError, RecursionError):
         document = None
     choices = document.get("choices") if isinstance(document, dict) else None
     if not isinstance(choices, list):
-        return await _checked_as_text(check, body, document)
+        return await _check_as_text(check, body, document)
     is_changed = False
     for at, choice in enumerate(choices):
-        if await check.rule_of(_text(choice)):
-            choices[at], is_changed = _emptied(choice, at), True
+        if await check.find_refusal(_text_of(choice)):
+            choices[at], is_changed = _empty_choice(choice, at), True
     rest = {name: value for name, value in document.items() if name != "choices"}
-    if (text := _text(rest)) and await check.rule_of(text):
+    if (text := _text_of(rest)) and await check.find_refusal(text):
         document = {
             name: rest[name] for name in ("id", "object", "created", "usage") if name in rest
         }
-        choices = [_emptied(choice, at) for at, choice in enumerate(choices)]
+        choices = [_empty_choice(choice, at) for at, choice in enumerate(choices)]
         document["choices"], is_changed = choices, True
     return json.dumps(document, separators=(",", ":")).encode() if is_changed else body
 
 
-async def _checked_as_text(check: TextCheck, body: bytes, document: Any) -> bytes:
+async def _check_as_text(check: TextCheck, body: bytes, document: Any) -> bytes:
     """Check an answer that has no choices: embeddings, which have no text, or what a server has
     invented."""
-    text = body.decode("utf-8", "replace") if document is None else _text(document)
-    if not text or not (rule := await check.rule_of(text)):
+    text = body.decode("utf-8", "replace") if document is None else _text_of(document)
+    if not text or not (rule := await check.find_refusal(text)):
         return body
     raise ContentRefused(
         f"the answer was refused by rule {rule!r} of this model's guard", rule=rule
     )
 
 
-def _text(document: Any) -> str:
+def _text_of(document: Any) -> str:
     return SEPARATOR.join(text for _, text in answer_texts(document))
 
 
-def _emptied(choice: Any, at: int) -> dict[str, Any]:
+def _empty_choice(choice: Any, at: int) -> dict[str, Any]:
     """A choice without its text."""
-    said = choice if isinstance(choice, dict) else {}
-    number = said["index"] if type(said.get("index")) is int else at
-    empty = {"text": ""} if "text" in said else {"message": {"role": "assistant", "content": ""}}
+    fields = choice if isinstance(choice, dict) else {}
+    number = fields["index"] if type(fields.get("index")) is int else at
+    empty = {"text": ""} if "text" in fields else {"message": {"role": "assistant", "content": ""}}
     return {"index": number, **empty, "logprobs": None, "finish_reason": REFUSED}

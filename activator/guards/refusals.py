@@ -74,8 +74,8 @@ class _Refusals:
 
 
 class RefusalReporter:
-    """Counts checks and reports refusals (`checks.Recorder`). Owner: the event loop; `run` is one
-    task."""
+    """Counts checks and reports refusals (`checks.CheckRecorder`). Owner: the event loop; `run` is
+    one task."""
 
     def __init__(
         self,
@@ -95,11 +95,11 @@ class RefusalReporter:
     def __repr__(self) -> str:
         return f"<RefusalReporter {len(self._kept)} entries to report>"
 
-    def checked(self, target: CallTarget, stage: str, outcome: str) -> None:
+    def count_check(self, target: CallTarget, stage: str, outcome: str) -> None:
         """Count a check."""
         self._metrics.guarded(target, stage, outcome)
 
-    def refused(self, call: Call, stage: str, rule: str) -> None:
+    def record_refusal(self, call: Call, stage: str, rule: str) -> None:
         """Record a refusal."""
         target, now = call.target, self._clock()
         log.info(

@@ -1,4 +1,4 @@
-"""A streamed answer on its way past a guard: pieces are held back while their text could still
+"""The check of a streamed answer: pieces are held back while their text could still
 become something that is refused, so that nothing of it is sent.
 
 A piece is passed on as it came, or not at all. Each text of each choice (its content, reasoning,
@@ -46,31 +46,31 @@ class _Text:
     """One text of the answer.
 
     Attributes:
-        known: its last characters, of which some were passed on; `end`: its length so far.
+        tail: its last characters, of which some were passed on; `end`: its length so far.
         safe: characters that may be passed on.
-        asked: characters that the guard's function has allowed."""
+        allowed: characters that the guard's function has allowed."""
 
-    __slots__ = ("asked", "end", "known", "safe")
+    __slots__ = ("allowed", "end", "safe", "tail")
 
     def __init__(self) -> None:
-        self.known = ""
-        self.end = self.safe = self.asked = 0
+        self.tail = ""
+        self.end = self.safe = self.allowed = 0
 
     def add(self, text: str) -> int:
         """Append a piece. Returns the new length."""
-        self.known += text
+        self.tail += text
         self.end += len(text)
         return self.end
 
     def since(self, start: int, context: int) -> str:
         """Return the text from `start` on, with up to `context` characters before it."""
-        return self.known[max(0, len(self.known) - (self.end - start) - context) :]
+        return self.tail[max(0, len(self.tail) - (self.end - start) - context) :]
 
-    def forget(self, context: int) -> None:
+    def trim(self, context: int) -> None:
         """Drop what is neither held back nor context of it."""
-        kept = self.end - min(self.safe, self.asked) + context
-        if len(self.known) > 2 * kept:
-            self.known = self.known[-kept:]
+        kept = self.end - min(self.safe, self.allowed) + context
+        if len(self.tail) > 2 * kept:
+            self.tail = self.tail[-kept:]
 
 
 class _Event:
@@ -127,14 +127,14 @@ class GuardedStream:
         self._partial += data.replace(b"\r", b"")
         *events, self._partial = self._partial.split(_END)
         if len(self._partial) > MAX_EVENT_BYTES:
-            return self._refused(TOO_LONG)
+            return self._refuse(TOO_LONG)
         out: list[bytes] = []
         for event in events:
-            is_done = self._take(event + _END)
+            is_done = self._add_event(event + _END)
             if len(self._texts) > MAX_TEXTS or self._is_too_long:
-                out.append(self._refused(TOO_LONG))
+                out.append(self._refuse(TOO_LONG))
             else:
-                out.append(await self._passed(is_end=is_done))
+                out.append(await self._release(is_end=is_done))
             if self.rule:
                 break
         return b"".join(out)
@@ -142,32 +142,32 @@ class GuardedStream:
     async def end(self) -> bytes:
         """Return the rest, once the server has ended the answer."""
         if self._partial:
-            self._take(self._partial)
+            self._add_event(self._partial)
             self._partial = b""
-        return await self._passed(is_end=True)
+        return await self._release(is_end=True)
 
-    def _take(self, event: bytes) -> bool:
-        """Hold an event. Returns whether it is the last one."""
+    def _add_event(self, event: bytes) -> bool:
+        """Buffer an event. Returns whether it is the last one."""
         parts: list[tuple[_Text, int]] = []
         data = b"\n".join(
             line[len(_DATA) :].lstrip(b" ") for line in event.split(b"\n") if line.startswith(_DATA)
         )
         if data.startswith(_DONE):
-            self._hold(_Event(event, [], [], 0))
+            self._buffer(_Event(event, [], [], 0))
             return True
         ends: list[int] = []
         has_usage = False
         if data:
             document = self._parsed(data)
             if isinstance(document, dict):
-                ends, has_usage = self._note_choices(document), self._note_usage(document)
+                ends, has_usage = self._record_choices(document), self._record_usage(document)
             for path, text in answer_texts(document):
                 known = self._changed[path] = self._texts.setdefault(path, _Text())
                 parts.append((known, known.add(text)))
-        self._hold(_Event(event, parts, ends, int(bool(parts) and not has_usage)))
+        self._buffer(_Event(event, parts, ends, int(bool(parts) and not has_usage)))
         return False
 
-    def _hold(self, event: _Event) -> None:
+    def _buffer(self, event: _Event) -> None:
         self._held.append(event)
         self._held_bytes += len(event.data)
 
@@ -181,8 +181,8 @@ class GuardedStream:
         except (ValueError, RecursionError):
             return {_RAW: data.decode("utf-8", "replace")}
 
-    def _note_choices(self, document: Mapping[str, Any]) -> list[int]:
-        """Note which choices there are. Returns those that end."""
+    def _record_choices(self, document: Mapping[str, Any]) -> list[int]:
+        """Record which choices there are. Returns those that end."""
         ends = []
         choices = document.get("choices")
         for at, choice in enumerate(choices if isinstance(choices, list) else ()):
@@ -201,9 +201,9 @@ class GuardedStream:
             )
         return ends
 
-    def _note_usage(self, document: Mapping[str, Any]) -> bool:
-        """Note the usage, of one choice so far or of the whole answer, for the last piece. Returns
-        whether there is one."""
+    def _record_usage(self, document: Mapping[str, Any]) -> bool:
+        """Record the usage, of one choice so far or of the whole answer, for the last piece.
+        Returns whether there is one."""
         usage, choices = document.get("usage"), document.get("choices")
         if not isinstance(usage, dict):
             return False
@@ -226,13 +226,13 @@ class GuardedStream:
             self._tokens.on_usage(*tokens_of(usage), choice=number)
 
     # -- what may be passed on ---------------------------------------------------------------------
-    async def _passed(self, *, is_end: bool) -> bytes:
+    async def _release(self, *, is_end: bool) -> bytes:
         if self.rule:
             return b""
         changed, self._changed = self._texts if is_end else self._changed, {}
         for path, text in changed.items():
-            if rule := await self._checked(text, is_ended=is_end or self._is_ended(path)):
-                return self._refused(rule)
+            if rule := await self._check_text(text, is_ended=is_end or self._is_ended(path)):
+                return self._refuse(rule)
         out: list[bytes] = []
         while self._held and self._held[0].is_safe:
             event = self._held.popleft()
@@ -240,10 +240,10 @@ class GuardedStream:
             self._finished.update(event.ends)
             out.append(event.data)
         if self._held_bytes > MAX_HELD_BYTES:
-            return self._refused(TOO_LONG)
+            return self._refuse(TOO_LONG)
         if is_end and not self._is_counted:
             self._is_counted = True
-            self._check.decided("")
+            self._check.record_decision("")
         return b"".join(out)
 
     def _is_ended(self, path: Path) -> bool:
@@ -251,38 +251,40 @@ class GuardedStream:
         is_of_choice = len(path) > 1 and path[0] == "choices" and isinstance(path[1], int)
         return is_of_choice and self._choices.get(int(path[1]), False)
 
-    async def _checked(self, text: _Text, *, is_ended: bool) -> str:
+    async def _check_text(self, text: _Text, *, is_ended: bool) -> str:
         """Check a text as far as it is known. Returns the rule that refuses it."""
         check, patterns = self._check, self._check.patterns
-        known = text.since(min(text.safe, text.asked), patterns.context_chars)
-        if rule := await check.tried(check.matched(known, is_end=is_ended)):
+        known = text.since(min(text.safe, text.allowed), patterns.context_chars)
+        if rule := await check.apply_failure_policy(check.match_patterns(known, is_end=is_ended)):
             return rule
         safe = text.end - (0 if is_ended else patterns.hold(known))
         if check.spec.function:
             window = check.spec.window_chars
-            if text.end - text.asked >= window or (is_ended and text.end > text.asked):
-                if rule := await check.tried(check.asked(text.since(text.asked, window))):
+            if text.end - text.allowed >= window or (is_ended and text.end > text.allowed):
+                if rule := await check.apply_failure_policy(
+                    check.call_function(text.since(text.allowed, window))
+                ):
                     return rule
-                text.asked = text.end
-            safe = min(safe, text.asked)
+                text.allowed = text.end
+            safe = min(safe, text.allowed)
         else:
-            text.asked = text.end
+            text.allowed = text.end
         text.safe = max(text.safe, safe)
-        text.forget(patterns.context_chars)
+        text.trim(patterns.context_chars)
         return ""
 
     # -- refusals ----------------------------------------------------------------------------------
-    def _refused(self, rule: str) -> bytes:
+    def _refuse(self, rule: str) -> bytes:
         self.rule = rule
-        self._check.decided(rule)
+        self._check.record_decision(rule)
         if self._tokens is not None and not self._usage and self._total is None:
             for _ in range(sum(event.tokens for event in self._held)):
                 self._tokens.on_piece(time.monotonic_ns())
         self._held.clear()
         self._texts.clear()
-        return b"".join(self._last_events())
+        return b"".join(self._closing_events())
 
-    def _last_events(self) -> Iterator[bytes]:
+    def _closing_events(self) -> Iterator[bytes]:
         """The end of a refused answer: of each choice that had not ended, and the usage."""
         head = {
             name: value

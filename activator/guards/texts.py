@@ -1,4 +1,4 @@
-"""What is said in requests and answers of OpenAI's API: all text in them, wherever it is, so that
+"""The text in requests and answers of OpenAI's API: all of it, wherever it is, so that
 no field is a way around a guard.
 
 Templates of models use many fields of a request (tools, documents, reasoning of earlier answers),
@@ -14,17 +14,19 @@ from pilotlight import errors
 
 SEPARATOR: Final = "\0"
 """Between texts that are checked together: no pattern continues over it by accident."""
-_SAID_BY_US: Final = frozenset({"model", "cache_salt", "stream_options", "user", "encoding_format"})
-"""Members of a request that say nothing to a model."""
+_NOT_MODEL_INPUT: Final = frozenset(
+    {"model", "cache_salt", "stream_options", "user", "encoding_format"}
+)
+"""Members of a request that a model does not get."""
 _NO_TEXT: Final = ("prompt_embeds", "prompt_token_ids", "token_ids")
 _TOKENS: Final = ("prompt", "input")
-_KNOWN: Final = frozenset(
+_COMMON_NAMES: Final = frozenset(
     {"arguments", "content", "function", "id", "name", "parameters", "role", "text", "type"}
     | {"description", "image_url", "messages", "properties", "required", "tool_calls", "url"}
 )
 """Names of members that every request has; others may be a text: of a tool's parameter, say."""
-_KINDS: Final = frozenset({"role", "type"})
-_USUAL_KINDS: Final = ("assistant", "developer", "function", "system", "text", "tool", "user")
+_TAGS: Final = frozenset({"role", "type"})
+_COMMON_TAGS: Final = ("assistant", "developer", "function", "system", "text", "tool", "user")
 """Values of those members that are no text; others may be."""
 _MEDIA: Final = ("data:image/", "data:audio/", "data:video/")
 _MEDIA_MEMBERS: Final = frozenset({"url", "image_url", "audio_url", "video_url"})
@@ -44,24 +46,24 @@ Path = tuple[str | int, ...]
 def request_text(body: Mapping[str, Any]) -> str:
     """All text of a request. Raises InvalidInput for token ids, which cannot be checked."""
     for name in _TOKENS:
-        given = body.get(name)
-        if isinstance(given, list) and given and not isinstance(given[0], str | dict):
+        value = body.get(name)
+        if isinstance(value, list) and value and not isinstance(value[0], str | dict):
             raise _unreadable(name)
     for name in _NO_TEXT:
         if body.get(name) is not None:
             raise _unreadable(name)
     texts: list[str] = []
-    pending: list[Any] = [value for name, value in body.items() if name not in _SAID_BY_US]
+    pending: list[Any] = [value for name, value in body.items() if name not in _NOT_MODEL_INPUT]
     while pending:
         node = pending.pop()
         if isinstance(node, str):
             texts.append(node)
         elif isinstance(node, dict):
-            texts += [name for name in node if name not in _KNOWN]
+            texts += [name for name in node if name not in _COMMON_NAMES]
             pending += [
                 value
                 for name, value in node.items()
-                if (name not in _KINDS or value not in _USUAL_KINDS)
+                if (name not in _TAGS or value not in _COMMON_TAGS)
                 and not (name in _MEDIA_MEMBERS and _is_medium(value))
             ]
         elif isinstance(node, list):
@@ -106,16 +108,16 @@ def answer_texts(document: Any) -> Iterator[tuple[Path, str]]:
             ]
         elif isinstance(node, list):
             pending += [
-                ((*path, _index(one, at)), one)
+                ((*path, _position(one, at)), one)
                 for at, one in enumerate(node)
                 if isinstance(one, str | dict | list)
             ]
 
 
-def _index(node: Any, at: int) -> int:
+def _position(node: Any, at: int) -> int:
     """Where an element of a list belongs: pieces of a stream say it."""
-    said = node.get("index") if isinstance(node, dict) else None
-    return said if type(said) is int else at
+    index = node.get("index") if isinstance(node, dict) else None
+    return index if type(index) is int else at
 
 
 def _unreadable(name: str) -> errors.InvalidInput:

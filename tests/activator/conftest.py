@@ -50,7 +50,7 @@ from activator.gateway.pipeline import CallPipeline
 from activator.gateway.response_writer import CallObserver, ResponseWriter
 from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.guards.checks import CheckTerms
-from activator.guards.functions import GuardFunctions
+from activator.guards.function_client import GuardFunctionClient
 from activator.guards.guards import Guards
 from activator.guards.refusals import RefusalReporter
 from activator.http.bodies import Bodies
@@ -271,7 +271,7 @@ class Edge:
         runner.guard = Guards(
             CheckTerms(
                 checker=self.arguments,
-                function=GuardFunctions(
+                function=GuardFunctionClient(
                     runner=runner,
                     table=self.table,
                     access=self.entrance,

@@ -317,7 +317,7 @@ MAKERS = {
     "llm.openai.api.call_of": "the rows openai, engine, and of a model",
     "llm.openai.call.call_of_kept": "the same, kept: always JSON",
     "async_calls.service._call": "test_a_foreign_pickle_in_a_journal_…",
-    "guards.functions._call": "stage and text of a guard: always JSON",
+    "guards.function_client._call": "stage and text of a guard: always JSON",
     "gateway.shadow_traffic._call_of": "test_a_copy_of_an_own_pickle_…",
     "calls.fallback._stand_in": "no worker is asked",
     "calls.fallback._call_of": "test_a_pickle_falls_back_within_its_tenant_…",

@@ -58,7 +58,7 @@ def reporter(sink: Sink) -> RefusalReporter:
 async def test_an_entry_says_who_when_and_by_which_rule() -> None:
     sink = Sink()
     found = reporter(sink)
-    found.refused(call(), "input", "email")
+    found.record_refusal(call(), "input", "email")
     assert await found.flush()
     assert sink.reports == [
         [
@@ -84,9 +84,9 @@ async def test_refusals_wait_for_the_controller_and_are_added() -> None:
     sink = Sink()
     found = reporter(sink)
     sink.is_down = True
-    found.refused(call(), "input", "email")
+    found.record_refusal(call(), "input", "email")
     assert not await found.flush()
-    found.refused(call(), "input", "email")
+    found.record_refusal(call(), "input", "email")
     assert not await found.flush()
     sink.is_down = False
     await found.aclose()
@@ -97,7 +97,7 @@ async def test_more_kinds_than_are_kept_are_counted_together() -> None:
     sink = Sink()
     found = reporter(sink)
     for number in range(MAX_KEPT + 50):
-        found.refused(call(), "output", f"rule-{number}")
+        found.record_refusal(call(), "output", f"rule-{number}")
     assert await found.flush()
     assert {len(report) for report in sink.reports} <= {BATCH, 1}
     entries = [entry for report in sink.reports for entry in report]

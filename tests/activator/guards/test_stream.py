@@ -36,10 +36,10 @@ class Notes:
         self.outcomes: list[str] = []
         self.rules: list[str] = []
 
-    def checked(self, target: CallTarget, stage: str, outcome: str) -> None:
+    def count_check(self, target: CallTarget, stage: str, outcome: str) -> None:
         self.outcomes.append(outcome)
 
-    def refused(self, call: Call, stage: str, rule: str) -> None:
+    def record_refusal(self, call: Call, stage: str, rule: str) -> None:
         self.rules.append(rule)
 
 
@@ -49,7 +49,7 @@ class Asked:
     def __init__(self) -> None:
         self.texts: list[str] = []
 
-    async def ask(self, call: Call, function: str, *, stage: str, text: str) -> str:
+    async def check(self, call: Call, function: str, *, stage: str, text: str) -> str:
         self.texts.append(text)
         return "rude" if "rude" in text else ""
 

@@ -1,4 +1,4 @@
-"""Asks the function of a guard: a call of its own, made by the guarded function, with `stage` and
+"""Calls the function of a guard: a call of its own, made by the guarded function, with `stage` and
 `text`, which answers `{"allow": true}` or `{"allow": false, "rule": "…"}`.
 
 It is a call like any other that a function makes: of the same tenant and environment, on the
@@ -35,8 +35,8 @@ UNNAMED: Final = "function"
 """The rule of a refusal that names none."""
 
 
-class GuardFunctions:
-    """Asks functions (`checks.AsksFunction`). Owner: the event loop."""
+class GuardFunctionClient:
+    """Calls the functions of guards (`checks.FunctionClient`). Owner: the event loop."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class GuardFunctions:
         deadline_s: float,
     ) -> None:
         """`max_depth`: most calls between the first function and the last. `deadline_s`: of one
-        question."""
+        check."""
         self._runner = runner
         self._table = table
         self._access = access
@@ -60,9 +60,9 @@ class GuardFunctions:
         self._deadline_s = deadline_s
 
     def __repr__(self) -> str:
-        return f"<GuardFunctions within {self._deadline_s:g} s>"
+        return f"<GuardFunctionClient within {self._deadline_s:g} s>"
 
-    async def ask(self, call: Call, function: str, *, stage: str, text: str) -> str:
+    async def check(self, call: Call, function: str, *, stage: str, text: str) -> str:
         """Return the rule by which it refuses a text; "" = it allows it. Raises GuardFailed."""
         body = json.dumps({"stage": stage, "text": text}).encode()
         try:
@@ -74,10 +74,10 @@ class GuardFunctions:
             raise GuardFailed(f"{function}: {e}") from e
         if status != 200:
             raise GuardFailed(f"{function} answered {status}")
-        return rule_in(function, answer)
+        return parse_rule(function, answer)
 
     async def _call(self, call: Call, function: str, body: bytes) -> tuple[int, bytes]:
-        target, method = self._found(call.target, function)
+        target, method = self._resolve(call.target, function)
         principal = FunctionPrincipal(f"{FUNCTION_KEY}{call.target.name}")
         grant = self._access.entry(principal, target)
         if len(body) > grant.body_bytes:
@@ -91,7 +91,7 @@ class GuardFunctions:
         caller = grant.caller_of({})
         rank = replace(caller.rank, priority=call.caller.rank.priority)
         with await grant.admit() as admission:
-            made = Call(
+            guard_call = Call(
                 id=new_call_id(),
                 target=target,
                 method=method,
@@ -100,17 +100,17 @@ class GuardFunctions:
                 admission=admission,
                 deadline_s=min(self._deadline_s, call.remaining_s(self._deadline_s)),
             )
-            return await self._answered(await self._runner.begin(made))
+            return await self._read_response(await self._runner.begin(guard_call))
 
-    def _found(self, asking: CallTarget, function: str) -> tuple[CallTarget, str]:
+    def _resolve(self, guarded: CallTarget, function: str) -> tuple[CallTarget, str]:
         """The function of a guard, and its method. Raises NotFound, Unavailable, InvalidInput."""
         app, _, name = function.rpartition("/")
         name, _, method = name.partition(".")
         target = self._table.target(
             FunctionAddress(
-                tenant=TenantId(asking.tenant),
-                environment=asking.environment,
-                app=app or asking.app,
+                tenant=TenantId(guarded.tenant),
+                environment=guarded.environment,
+                app=app or guarded.app,
                 function=name,
                 method=method,
             )
@@ -119,7 +119,7 @@ class GuardFunctions:
             raise errors.InvalidInput(f"{function} is no function that takes arguments")
         return target, method
 
-    async def _answered(self, attempt: AnsweredCall) -> tuple[int, bytes]:
+    async def _read_response(self, attempt: AnsweredCall) -> tuple[int, bytes]:
         """Read an answer, and end the attempt."""
         pieces: list[bytes] = []
         try:
@@ -137,7 +137,7 @@ class GuardFunctions:
         return response.status, whole
 
 
-def rule_in(function: str, answer: bytes) -> str:
+def parse_rule(function: str, answer: bytes) -> str:
     """The rule in the answer of a guard's function; "" = it allows the text. Raises GuardFailed for
     anything but an object with `allow`, true or false, and `rule`, a short text."""
     document: Any = None
