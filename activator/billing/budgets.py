@@ -42,7 +42,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from itertools import islice
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 from activator.billing.budget_balance import BudgetBalance, is_same_money, spent_of
 from activator.billing.periods import period_at, utc_text
@@ -56,6 +56,8 @@ from pilotlight.spec.pricing import Footprint, Rates, billable_ns, price_duratio
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 CLOCK_STEP_NS = 50_000_000
 """Interval at which execution clocks are checked (`fast_path.CLOCK_STEP_S`): a call may exceed its limit
 by this much."""
@@ -65,6 +67,11 @@ MAX_LOOKED_AT = 128
 callers gave later ones less time."""
 MAX_KNOWN_WORST = 64
 """Worst cases cached per function: one for each revision and caller deadline."""
+
+
+MAX_BORROWINGS = 8
+"""Most attempts to borrow: a function has a few budgets above it, each may need to be borrowed
+from, and other calls may use the borrowed amount first."""
 
 
 class AllowanceNeeded(PilotlightError):
@@ -78,6 +85,17 @@ class AllowanceNeeded(PilotlightError):
         super().__init__("the activator must first borrow from the shared budget", retry_after_s=1)
         self.cover = cover
         self.worst = worst
+
+
+async def borrow_and_retry(reserve: Callable[[], T]) -> T:
+    """Call `reserve`, which reserves money, again after each borrowing that it needs. Raises what
+    it raises, and what `ApplicableBudgets.borrow` does."""
+    for _ in range(MAX_BORROWINGS):
+        try:
+            return reserve()
+        except AllowanceNeeded as e:  # of a budget that all activators share
+            await e.cover.borrow(e.worst)
+    return reserve()
 
 
 class Subject(NamedTuple):

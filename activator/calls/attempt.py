@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator
 from typing import Final, Protocol
 
 from activator.balancing.instance import CANCELLED, TENANT_SUSPENDED, WARM, Reservation
-from activator.billing.budgets import AllowanceNeeded
+from activator.billing.budgets import borrow_and_retry
 from activator.billing.instance_account import OpenRecord
 from activator.billing.usage_pricing import encode_optional_fields
 from activator.calls.call import AnsweredCall, Call
@@ -38,9 +38,6 @@ producing."""
 GONE_REASON_WAIT_S = 0.5
 """A broken connection is detected before the agent reports the reason: wait this long for it, so
 that the caller gets "out of memory", not "reset"."""
-MAX_BORROWINGS = 8
-"""Most attempts to borrow: a function has a few budgets above it, each may need to be borrowed
-from, and other calls may use the borrowed amount first."""
 _WARM: Final = WARM.value
 _UNJUDGED: Final = NOT_RUN | {CANCELLED}
 """Outcomes that say nothing about the function."""
@@ -128,15 +125,7 @@ class Attempt(AnsweredCall):
     async def open_record(self) -> None:
         """Reserve budget, write the attempt to the journal and start its meter. Raises JournalFull,
         OverBudget, BudgetReserved, Unavailable."""
-        for _ in range(MAX_BORROWINGS):
-            try:
-                self.record = self._open_record_nowait()
-            except AllowanceNeeded as e:  # of a budget that all activators share
-                await e.cover.borrow(e.worst)
-            else:
-                break
-        else:
-            self.record = self._open_record_nowait()
+        self.record = await borrow_and_retry(self._open_record_nowait)
         call, instance = self.call, self.reservation.instance
         instance.running[call.id] = self
         self._is_last_of_instance = call.target.spec.sandbox

@@ -41,11 +41,11 @@ class CacheMetrics(Collector):
     def __repr__(self) -> str:
         return f"<CacheMetrics {len(self._tallies)} functions>"
 
-    def counted(self, function: str, result: str) -> None:
+    def count(self, function: str, result: str) -> None:
         """Count a call of a function, by its `CallTarget.name`: hit, miss or bypass."""
         self._tally(function).results[result] += 1
 
-    def dropped(self, function: str) -> None:
+    def count_evicted(self, function: str) -> None:
         """Count an answer of a function that made room for others."""
         self._tally(function).dropped += 1
 

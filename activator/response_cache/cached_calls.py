@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
-from activator.billing.budgets import AllowanceNeeded
+from activator.billing.budgets import borrow_and_retry
 from activator.billing.instance_account import Charge
-from activator.calls.attempt import MAX_BORROWINGS
 from activator.calls.call import AnsweredCall, Call
 from activator.calls.degradation import degradation_of
 from activator.calls.response_store import (
@@ -58,11 +57,11 @@ class SharedResponses(Protocol):
 class CacheObserver(Protocol):
     """Counts, by the function's name (`CallTarget.name`)."""
 
-    def counted(self, function: str, result: str) -> None:
-        """A call was a HIT, a MISS or a BYPASS."""
+    def count(self, function: str, result: str) -> None:
+        """Count a call: it was a HIT, a MISS or a BYPASS."""
 
-    def dropped(self, function: str) -> None:
-        """An answer made room for others."""
+    def count_evicted(self, function: str) -> None:
+        """Count an answer that made room for others."""
 
 
 class CachedResponse(AnsweredCall):
@@ -103,7 +102,7 @@ class CachedCalls:
         self._observer = observer
         self._shared = shared
         self._clock = clock
-        store.on_dropped = lambda owner: observer.dropped(owner.function)
+        store.on_dropped = lambda owner: observer.count_evicted(owner.function)
 
     def __repr__(self) -> str:
         return f"<CachedCalls {self._store!r} {self._flights!r} {self._shared!r}>"
@@ -124,12 +123,12 @@ class CachedCalls:
         if control is CacheControl.REFRESH:
             self._count(call, BYPASS)
             attempt = await self._runner.begin(call)
-            self._keep(key, attempt, terms)
+            self._store_response(key, attempt, terms)
             return attempt
         found = self._store.find(key, max_age_s=terms.ttl_s, now=self._clock())
         turn = found if found is not None else await self._flights.join(key, call)
         if isinstance(turn, StoredResponse):
-            return await self._hit(call, turn)
+            return await self._answer_from_cache(call, turn)
         if turn is Turn.LEAD:
             return await self._lead(key, call, terms)
         self._count(call, MISS)
@@ -146,13 +145,13 @@ class CachedCalls:
             self._flights.fail(key)
             raise
         if found is not None:
-            self._flights.land(key, found)
-            return await self._hit(call, found)
-        stored = self._keep(key, attempt, terms)
+            self._flights.complete(key, found)
+            return await self._answer_from_cache(call, found)
+        stored = self._store_response(key, attempt, terms)
         if stored is not None:
-            self._flights.land(key, stored)
+            self._flights.complete(key, stored)
         elif _is_success(attempt):
-            self._flights.release(key)
+            self._flights.complete_unshared(key)
         else:
             self._flights.fail(key)
         return attempt
@@ -167,7 +166,7 @@ class CachedCalls:
             self._store.store(key, owner_of(call), found, max_bytes=terms.max_bytes)
         return found
 
-    def _keep(
+    def _store_response(
         self, key: bytes, attempt: AnsweredCall, terms: ResponseCacheSpec
     ) -> StoredResponse | None:
         """Store a whole answer of the function itself. Returns None for others."""
@@ -186,7 +185,7 @@ class CachedCalls:
             )
         return stored
 
-    async def _hit(self, call: Call, found: StoredResponse) -> CachedResponse:
+    async def _answer_from_cache(self, call: Call, found: StoredResponse) -> CachedResponse:
         """Charge a call as a hit, and answer it."""
         call.reserved_ns = time.monotonic_ns()
         charge = await self._charge(call, found.answer)
@@ -208,16 +207,11 @@ class CachedCalls:
             bytes_out=len(answer.body or b""),
             mark=call.mark,
         )
-        for _ in range(MAX_BORROWINGS):
-            try:
-                return self._account.charge(call.target, hit)
-            except AllowanceNeeded as e:  # of a budget that all activators share
-                await e.cover.borrow(e.worst)
-        return self._account.charge(call.target, hit)
+        return await borrow_and_retry(lambda: self._account.charge(call.target, hit))
 
     def _count(self, call: Call, result: str) -> None:
         call.cache_result = result
-        self._observer.counted(call.target.name, result)
+        self._observer.count(call.target.name, result)
 
 
 def _is_success(attempt: AnsweredCall) -> bool:

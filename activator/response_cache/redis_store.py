@@ -93,9 +93,9 @@ class RedisResponses:
                     FIND, 1, f"{self._prefix}:{key.hex()}", str(MAX_VALUE_BYTES)
                 )
         except (RedisError, OSError) as e:
-            self._failed(e)
+            self._on_failure(e)
             return None
-        opened = self._opened(key, found) if found else None
+        opened = self._unseal(key, found) if found else None
         if opened is None:
             return None
         stored_at, answer = opened
@@ -114,7 +114,7 @@ class RedisResponses:
         """Store an answer, later: its call does not wait. `max_bytes`: limit of its owner."""
         if self._clock() < self._paused_until or len(self._writes) >= MAX_WRITES:
             return
-        frame = framed(key, self._wall(), answer)
+        frame = encode_frame(key, self._wall(), answer)
         if frame is None:
             return
         task = asyncio.create_task(
@@ -136,9 +136,9 @@ class RedisResponses:
         try:
             await self._values.store(value, owner_bytes=max_bytes)
         except (RedisError, OSError) as e:
-            self._failed(e)
+            self._on_failure(e)
 
-    def _failed(self, error: Exception) -> None:
+    def _on_failure(self, error: Exception) -> None:
         self.failures += 1
         if self._clock() >= self._paused_until:
             log.warning(
@@ -149,9 +149,9 @@ class RedisResponses:
             )
         self._paused_until = self._clock() + PAUSE_S
 
-    def _opened(self, key: bytes, sealed: str) -> tuple[float, WorkerResponse] | None:
+    def _unseal(self, key: bytes, sealed: str) -> tuple[float, WorkerResponse] | None:
         try:
-            return unframed(key, base64.b64decode(self._sealer.open(sealed), validate=True))
+            return decode_frame(key, base64.b64decode(self._sealer.open(sealed), validate=True))
         except (DecryptionFailed, ValueError) as e:
             log.warning("response_cache_value_refused redis=%s error=%s", self._where, e)
             return None
@@ -162,7 +162,7 @@ class RedisResponses:
         await self._redis.aclose()
 
 
-def framed(key: bytes, stored_at: float, answer: WorkerResponse) -> bytes | None:
+def encode_frame(key: bytes, stored_at: float, answer: WorkerResponse) -> bytes | None:
     """Return a frame: key, time, status, headers and body, each with its length; None for an answer
     with more or longer headers than are read."""
     sizes = [len(name) + len(value) for name, value in answer.headers]
@@ -174,7 +174,7 @@ def framed(key: bytes, stored_at: float, answer: WorkerResponse) -> bytes | None
     return b"".join((*parts, answer.body or b""))
 
 
-def unframed(key: bytes, frame: bytes) -> tuple[float, WorkerResponse]:
+def decode_frame(key: bytes, frame: bytes) -> tuple[float, WorkerResponse]:
     """Return time and answer of a frame. Raises ValueError where it is not one, or has another
     key."""
     try:

@@ -20,8 +20,8 @@ from pilotlight import errors
 
 
 class Turn(enum.Enum):
-    """What a call does that has no answer. LEAD: run, and report it (`land`, `release` or `fail`).
-    ALONE: run."""
+    """What a call does that has no answer. LEAD: run, and report it (`complete`,
+    `complete_unshared` or `fail`). ALONE: run."""
 
     LEAD = "lead"
     ALONE = "alone"
@@ -96,11 +96,11 @@ class SingleFlight:
             self._queue.leave(follower)
             followers.pop(follower, None)
 
-    def land(self, key: bytes, response: StoredResponse) -> None:
+    def complete(self, key: bytes, response: StoredResponse) -> None:
         """The leading call has an answer that all get."""
         self._answer_all(key, response)
 
-    def release(self, key: bytes) -> None:
+    def complete_unshared(self, key: bytes) -> None:
         """The leading call has an answer that only its caller gets."""
         self._answer_all(key, Turn.ALONE)
 

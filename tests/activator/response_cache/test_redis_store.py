@@ -19,8 +19,8 @@ from activator.response_cache import redis_store
 from activator.response_cache.redis_store import (
     MAX_HEADERS,
     RedisResponses,
-    framed,
-    unframed,
+    decode_frame,
+    encode_frame,
 )
 from activator.settings import ActivatorSettings
 from activator.worker_client.connection import WHOLE_BODY_BYTES, WorkerResponse
@@ -135,23 +135,23 @@ async def test_a_value_that_was_moved_or_changed_is_not_believed(
 
 @pytest.mark.parametrize("cut", [0, 10, 50, 60])
 def test_a_frame_that_was_cut_is_refused(cut: int) -> None:
-    frame = framed(KEY, 5.0, ANSWER)
+    frame = encode_frame(KEY, 5.0, ANSWER)
     assert frame is not None
-    assert unframed(KEY, frame)[0] == 5.0
+    assert decode_frame(KEY, frame)[0] == 5.0
     with pytest.raises(ValueError, match="the frame"):
-        unframed(KEY, frame[:cut])
+        decode_frame(KEY, frame[:cut])
     with pytest.raises(ValueError, match="another key"):
-        unframed(OTHER, frame)
+        decode_frame(OTHER, frame)
 
 
 def test_a_frame_has_few_headers_and_a_success() -> None:
     many = [(b"n", b"v")] * (MAX_HEADERS + 1)
-    assert framed(KEY, 0.0, WorkerResponse(None, 200, many, b"")) is None
-    assert framed(KEY, 0.0, WorkerResponse(None, 200, [(b"n", b"v" * 5000)], b"")) is None
-    failed = framed(KEY, 0.0, WorkerResponse(None, 500, [], b""))
+    assert encode_frame(KEY, 0.0, WorkerResponse(None, 200, many, b"")) is None
+    assert encode_frame(KEY, 0.0, WorkerResponse(None, 200, [(b"n", b"v" * 5000)], b"")) is None
+    failed = encode_frame(KEY, 0.0, WorkerResponse(None, 500, [], b""))
     assert failed is not None
     with pytest.raises(ValueError, match="another status"):
-        unframed(KEY, failed)
+        decode_frame(KEY, failed)
 
 
 async def test_the_largest_answer_fits(store: RedisResponses) -> None:
@@ -238,7 +238,7 @@ async def test_calls_run_while_redis_is_dead(mortal_redis: MortalRedis, short_tm
 
 
 def test_what_is_written_is_no_pickle() -> None:
-    frame = framed(KEY, 1.0, ANSWER)
+    frame = encode_frame(KEY, 1.0, ANSWER)
     assert frame is not None
     assert base64.b64encode(frame)[:8] == base64.b64encode(KEY)[:8]
 
