@@ -128,7 +128,7 @@ class RefusalReporter:
                 backoff.reset()
                 await asyncio.sleep(self._every_s)
             else:
-                await asyncio.sleep(backoff.next_s())
+                await backoff.pause()
 
     async def flush(self) -> bool:
         """Report what is kept. Returns False where the controller did not take it."""

@@ -35,7 +35,7 @@ def input_columns(
 
     Arguments by position are named first, so that a path finds them either way. `key`: of the hash,
     without which arguments cannot be found by trying out values."""
-    found, document = parsed(body, scrub, parameters)
+    found, document = parse_body(body, scrub, parameters)
     if not found:
         return dict.fromkeys(("feature_hash", "input_summary", "input"))
     text = _text(document, sort_keys=True).encode()
@@ -47,12 +47,12 @@ def input_columns(
 def output_columns(body: bytes, *, content: Content, scrub: Sequence[str]) -> dict[str, str | None]:
     """Return `output_summary` and `output` of a JSON result; both None for a body that is no
     JSON."""
-    found, document = parsed(body, scrub, ()) if content is not Content.NONE else (False, None)
+    found, document = parse_body(body, scrub, ()) if content is not Content.NONE else (False, None)
     summary, text = _texts(document, content) if found else (None, None)
     return {"output_summary": summary, "output": text}
 
 
-def scrubbed(document: Any, paths: Sequence[str]) -> Any:
+def scrub_document(document: Any, paths: Sequence[str]) -> Any:
     """Return the document with the values at these JSON paths replaced. May change it in place."""
     holder = [document]
     for path in paths:
@@ -60,25 +60,25 @@ def scrubbed(document: Any, paths: Sequence[str]) -> Any:
     return holder[0]
 
 
-def summary_of(document: Any) -> dict[str, Any]:
+def summarize(document: Any) -> dict[str, Any]:
     """Describe a value without its text: types, lengths, numbers, and the names of the members of
     an object at the top."""
-    described = _described(document)
+    described = _describe(document)
     if isinstance(document, Mapping):
         described["members"] = {
-            name[:MAX_NAME_CHARS]: _described(value)
+            name[:MAX_NAME_CHARS]: _describe(value)
             for name, value in list(document.items())[:MAX_MEMBERS]
         }
     return described
 
 
-def parsed(body: bytes, scrub: Sequence[str], parameters: Sequence[str]) -> tuple[bool, Any]:
+def parse_body(body: bytes, scrub: Sequence[str], parameters: Sequence[str]) -> tuple[bool, Any]:
     """Return whether the body is JSON, and its scrubbed value. Arguments by position are named."""
     try:
         document = json.loads(body, parse_constant=lambda _: None, parse_float=_finite)
         if parameters and isinstance(document, list) and len(document) <= len(parameters):
             document = dict(zip(parameters, document, strict=False))
-        return True, scrubbed(document, scrub)
+        return True, scrub_document(document, scrub)
     except (ValueError, RecursionError):
         return False, None
 
@@ -86,7 +86,7 @@ def parsed(body: bytes, scrub: Sequence[str], parameters: Sequence[str]) -> tupl
 def _texts(document: Any, content: Content) -> tuple[str | None, str | None]:
     if content is Content.NONE:
         return None, None
-    return _text(summary_of(document)), _text(document) if content is Content.FULL else None
+    return _text(summarize(document)), _text(document) if content is Content.FULL else None
 
 
 def _text(value: Any, *, sort_keys: bool = False) -> str:
@@ -106,17 +106,17 @@ def _replace(holder: Any, segments: Sequence[Segment]) -> None:
     segment."""
     level = [holder]
     for segment in segments[:-1]:
-        found = (parent[key] for parent, key in _places(level, segment))
+        found = (parent[key] for parent, key in _locations(level, segment))
         level = list(
             {id(value): value for value in found if isinstance(value, dict | list)}.values()
         )
-    for parent, key in list(_places(level, segments[-1])):
+    for parent, key in list(_locations(level, segments[-1])):
         parent[key] = SCRUBBED
 
 
-def _places(values: list[Any], segment: Segment) -> Iterator[tuple[Any, Any]]:
+def _locations(values: list[Any], segment: Segment) -> Iterator[tuple[Any, Any]]:
     """Yield (parent, key) of what a segment leads to from objects and lists."""
-    for value in _inside(values) if segment.is_deep else values:
+    for value in _descendants(values) if segment.is_deep else values:
         if isinstance(value, dict):
             keys = list(value) if segment.key is None else [segment.key]
             yield from ((value, key) for key in keys if key in value)
@@ -126,7 +126,7 @@ def _places(values: list[Any], segment: Segment) -> Iterator[tuple[Any, Any]]:
             yield value, segment.key
 
 
-def _inside(values: list[Any]) -> Iterator[Any]:
+def _descendants(values: list[Any]) -> Iterator[Any]:
     """Yield these objects and lists and all in them, each once."""
     ahead, seen = list(values), set[int]()
     while ahead:
@@ -138,7 +138,7 @@ def _inside(values: list[Any]) -> Iterator[Any]:
             ahead += [each for each in inner if isinstance(each, dict | list)]
 
 
-def _described(value: Any) -> dict[str, Any]:
+def _describe(value: Any) -> dict[str, Any]:
     match value:
         case None:
             return {"type": "null"}
@@ -149,12 +149,12 @@ def _described(value: Any) -> dict[str, Any]:
         case str():
             return {"type": "string", "chars": len(value)}
         case list():
-            return {"type": "array", "items": len(value), **_spread(value)}
+            return {"type": "array", "items": len(value), **_describe_numbers(value)}
         case _:
             return {"type": "object", "items": len(value)}
 
 
-def _spread(values: list[Any]) -> dict[str, float]:
+def _describe_numbers(values: list[Any]) -> dict[str, float]:
     """Return minimum, maximum and mean of a list of numbers; nothing for another list."""
     if not values or not all(type(value) in (int, float) for value in values):
         return {}

@@ -13,7 +13,7 @@ MAX_BODY_BYTES: Final = 256 * 1024
 _HEAD: Final = struct.Struct(">III")
 
 
-class Logged(NamedTuple):
+class LoggedCall(NamedTuple):
     """A logged call.
 
     Attributes:
@@ -39,22 +39,22 @@ class FrameReader:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[Logged]:
+    def feed(self, data: bytes) -> Iterator[LoggedCall]:
         """Add data; yield the frames that are complete."""
         buffer = self._buffer
         buffer += data
         at = 0
         while len(buffer) - at >= _HEAD.size:
-            facts, given, answered = _HEAD.unpack_from(buffer, at)
+            facts, request, response = _HEAD.unpack_from(buffer, at)
             begin = at + _HEAD.size
-            end = begin + facts + given + answered
+            end = begin + facts + request + response
             if len(buffer) < end:
                 break
             middle = begin + facts
-            yield Logged(
+            yield LoggedCall(
                 json.loads(buffer[begin:middle]),
-                bytes(buffer[middle : middle + given]),
-                bytes(buffer[middle + given : end]),
+                bytes(buffer[middle : middle + request]),
+                bytes(buffer[middle + request : end]),
             )
             at = end
         del buffer[:at]

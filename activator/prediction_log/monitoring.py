@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from activator.prediction_log.content import parsed
-from activator.prediction_log.frames import Logged
+from activator.prediction_log.content import parse_body
+from activator.prediction_log.frames import LoggedCall
 from pilotlight.spec.monitor import PREDICTION, value_at
 from pilotlight.spec.sketches import MAX_CATEGORY_CHARS, Sketch
 
@@ -19,36 +19,36 @@ MAX_REVISIONS: Final = 8
 """In one file; rows of further ones are not counted."""
 MAX_SCORES: Final = 5_000
 """Rows of one file whose predictions can be compared with labels."""
-MARK: Final = b'"watched":'
+WATCHED_MEMBER: Final = b'"watched":'
 """In rows with watched values, and perhaps in others."""
 _MAX_STATUS: Final = 400
 """Answers from here on are errors, and no predictions."""
 
 
-def values_of(logged: Logged, terms: Mapping[str, Any]) -> dict[str, Any]:
+def watched_values(logged: LoggedCall, terms: Mapping[str, Any]) -> dict[str, Any]:
     """Return the member `watched` of a row, with the values that its terms name; {} without
     monitoring."""
     facts, monitor = logged.facts, terms.get("monitor")
     if monitor is None or facts["status"] >= _MAX_STATUS:
         return {}
-    _, given = (
-        parsed(logged.input, terms["scrub"], facts["parameters"])
+    _, arguments = (
+        parse_body(logged.input, terms["scrub"], facts["parameters"])
         if facts["input_is_json"]
         else (False, None)
     )
     watched: dict[str, Any] = {
         "features": {
-            one["path"]: [_plain(value_at(given, one["path"])), one["low"], one["high"]]
+            one["path"]: [_plain(value_at(arguments, one["path"])), one["low"], one["high"]]
             for one in monitor["features"]
         }
     }
     if monitor["prediction"]:
         is_json = facts["output_is_json"] and logged.output
-        found, result = parsed(logged.output, terms["scrub"], ()) if is_json else (False, None)
+        found, result = parse_body(logged.output, terms["scrub"], ()) if is_json else (False, None)
         predicted = _plain(value_at(result, monitor["prediction"])) if found else None
         watched["features"][PREDICTION] = [predicted, None, None]
         if monitor["label"] and predicted is not None:
-            watched["slices"] = [_text(value_at(given, path)) for path in monitor["slices"]]
+            watched["slices"] = [_text(value_at(arguments, path)) for path in monitor["slices"]]
     return {"watched": watched}
 
 

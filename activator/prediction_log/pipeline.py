@@ -17,7 +17,7 @@ from activator.prediction_log.shipper import (
     PredictionStore,
     age_s,
 )
-from activator.prediction_log.writer_process import WriterProcess
+from activator.prediction_log.writer_supervisor import WriterSupervisor
 from pilotlight.core.transport.endpoint import Endpoint
 
 REASONS = (
@@ -45,7 +45,7 @@ class PredictionLogs(Collector):
     ) -> None:
         """`store`: another destination than the controller."""
         self.queue = PredictionQueue()
-        self.writer = WriterProcess(
+        self.writer = WriterSupervisor(
             self.queue, directory=directory, token=token, max_bytes=max_bytes, ship_s=ship_s
         )
         self.shipper = PredictionShipper(

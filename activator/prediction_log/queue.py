@@ -12,7 +12,7 @@ from activator.calls.attempt import Attempt
 from activator.calls.call import AnsweredCall
 from activator.calls.degradation import degradation_of
 from activator.http.payloads import CONTENT_TYPE, JSON
-from activator.prediction_log.frames import MAX_BODY_BYTES, Logged
+from activator.prediction_log.frames import MAX_BODY_BYTES, LoggedCall
 from activator.routing.call_target import CallTarget
 from pilotlight.spec.prediction_log import Content
 
@@ -38,7 +38,7 @@ class PredictionQueue:
     ) -> None:
         self._max_bytes = max_bytes
         self._draw = draw
-        self._rows: dict[str, deque[tuple[int, Logged]]] = {}
+        self._rows: dict[str, deque[tuple[int, LoggedCall]]] = {}
         """By tenant, in the order of their turns."""
         self._count = 0
         self._used: Counter[str] = Counter()
@@ -59,14 +59,14 @@ class PredictionQueue:
         terms = call.target.log
         if terms is None or self._draw() >= terms.sample:
             return
-        given = call.body if len(call.body) <= MAX_BODY_BYTES else b""
-        taken = b""
+        request_body = call.body if len(call.body) <= MAX_BODY_BYTES else b""
+        response_body = b""
         if body is not None and terms.outputs is not Content.NONE and len(body) <= MAX_BODY_BYTES:
-            taken = body
+            response_body = body
         facts = facts_of(attempt, status, attempt.bytes_out if body is None else len(body))
-        self.put(Logged(facts, given, taken))
+        self.put(LoggedCall(facts, request_body, response_body))
 
-    def put(self, logged: Logged) -> None:
+    def put(self, logged: LoggedCall) -> None:
         """Queue a row, or drop it."""
         tenant = logged.facts["tenant"]
         size = ROW_BYTES + len(logged.input) + len(logged.output)
@@ -79,9 +79,9 @@ class PredictionQueue:
         self._bytes += size
         self.is_filled.set()
 
-    def take(self) -> list[Logged]:
+    def pop_batch(self) -> list[LoggedCall]:
         """Remove and return rows of about BATCH_BYTES: of each tenant in turn its oldest."""
-        batch: list[Logged] = []
+        batch: list[LoggedCall] = []
         taken = 0
         while self._rows and taken < BATCH_BYTES:
             tenant, rows = next(iter(self._rows.items()))
@@ -102,7 +102,7 @@ class PredictionQueue:
 
 
 def facts_of(attempt: AnsweredCall, status: int, output_bytes: int) -> dict[str, Any]:
-    """Return what the activator knows about an answered call (`frames.Logged`)."""
+    """Return what the activator knows about an answered call (`frames.LoggedCall`)."""
     call, held = attempt.call, attempt.held
     target, choice = call.target, call.choice
     method = target.spec.method(call.method)

@@ -32,7 +32,7 @@ _REFUSED: Final = (400, 413)
 """Statuses of a file that the controller would not store on another attempt either."""
 
 
-class Answer(NamedTuple):
+class PutResult(NamedTuple):
     """The controller's answer.
 
     Attributes:
@@ -49,7 +49,7 @@ class Answer(NamedTuple):
 class PredictionStore(Protocol):
     """Destination of files."""
 
-    async def put(self, name: str, data: bytes) -> Answer:
+    async def put(self, name: str, data: bytes) -> PutResult:
         """Store a file. Raises httpx.HTTPError if there was no answer."""
         ...
 
@@ -64,13 +64,13 @@ class ControllerPredictions:
     def __init__(self, *, controller: Endpoint, token: str) -> None:
         self._client = controller_client(controller, token=token, timeout_s=TIMEOUT_S)
 
-    async def put(self, name: str, data: bytes) -> Answer:
+    async def put(self, name: str, data: bytes) -> PutResult:
         """See PredictionStore."""
         answer = await self._client.put(f"{PREDICTIONS_PATH}/{name}", content=data)
         if answer.status_code == 200:
-            return Answer(200, is_stored=_member(answer, "stored") is not False)
+            return PutResult(200, is_stored=_member(answer, "stored") is not False)
         problem = str(_member(answer, "type")).rpartition("/")[2]
-        return Answer(answer.status_code, problem=problem)
+        return PutResult(answer.status_code, problem=problem)
 
     async def aclose(self) -> None:
         """See PredictionStore."""
@@ -110,7 +110,7 @@ class PredictionShipper:
                 backoff.reset()
                 await asyncio.sleep(self._every_s)
             else:
-                await asyncio.sleep(backoff.next_s())
+                await backoff.pause()
 
     async def aclose(self) -> None:
         """Ship what is ready, and close."""
@@ -143,7 +143,7 @@ class PredictionShipper:
         """Send a file. Returns False if it has to be sent again. Raises httpx.HTTPError,
         OSError."""
         answer = await self._store.put(path.name, await asyncio.to_thread(path.read_bytes))
-        reason = _reason(answer)
+        reason = _refusal_reason(answer)
         if reason is None and not (answer.status == 200 and answer.is_stored):
             log.warning("prediction log: file=%s waits status=%d", path.name, answer.status)
             return False
@@ -185,7 +185,7 @@ def rows_of(name: str) -> int:
     return 0 if rows.endswith(_SKETCH) else int(rows)
 
 
-def _reason(answer: Answer) -> str | None:
+def _refusal_reason(answer: PutResult) -> str | None:
     """Why a file was refused for good; None = it was not."""
     if answer.status == 200:
         return None if answer.is_stored else "deleted"

@@ -104,7 +104,7 @@ class Spool:
         """Convert what a process before left."""
         self.measure()
         for path in sorted(self._open_directory.glob("*.ndjson")):
-            self._finish(path)
+            self._convert_file(path)
         for path in self._ready_directory.glob("*.part"):
             path.unlink(missing_ok=True)
         self.measure()
@@ -134,7 +134,7 @@ class Spool:
         """Convert files that are old enough, or all."""
         waiting, self._unconverted = self._unconverted, []
         for path in waiting:
-            self._finish(path)
+            self._convert_file(path)
         limit = self._now() - self._max_age_s
         for name, one in list(self._files.items()):
             if all_files or one.began <= limit:
@@ -184,9 +184,9 @@ class Spool:
     def _close(self, name: str) -> None:
         one = self._files.pop(name)
         one.file.close()
-        self._finish(one.path)
+        self._convert_file(one.path)
 
-    def _finish(self, path: Path) -> None:
+    def _convert_file(self, path: Path) -> None:
         """Convert a file. Where the disk does not take it, it is tried again later."""
         try:
             lines = path.read_bytes().split(b"\n")[:-1]
@@ -207,12 +207,12 @@ class Spool:
             self.dropped["invalid"] += len(lines)
             return
         ready = self._ready_directory / f"{path.stem}~{rows}.parquet"
-        _put(ready, data)
+        _write_atomically(ready, data)
         if sketch is not None:
-            _put(ready.with_suffix(".sketch"), sketch)
+            _write_atomically(ready.with_suffix(".sketch"), sketch)
 
 
-def _put(path: Path, data: bytes) -> None:
+def _write_atomically(path: Path, data: bytes) -> None:
     """Write a file, whole or not at all."""
     part = path.with_suffix(".part")
     try:

@@ -30,7 +30,7 @@ from activator.prediction_log.bounded_process import (
     BoundedProcess,
     Compute,
 )
-from activator.prediction_log.frames import FrameReader, Logged
+from activator.prediction_log.frames import FrameReader, LoggedCall
 from activator.prediction_log.spool import Spool
 from pilotlight.spec.prediction_log import Content
 from snapshotter.shim.sandbox.isolation import allow_only
@@ -78,7 +78,7 @@ def main() -> int:
         max_age_s=float(ship_s),
     )
     spool.recover()
-    _run(spool, Rows(key), every_s=min(TICK_S, float(ship_s)))
+    _run(spool, RowMaker(key), every_s=min(TICK_S, float(ship_s)))
     converter.close()
     sketcher.close()
     return 0
@@ -112,7 +112,7 @@ def _sketch(sketcher: BoundedProcess, lines: Iterable[bytes]) -> bytes | None:
     """Count the watched values of rows in the sketcher's process; None if they have none. Raises
     ValueError, BeyondLimits."""
     rows = list(lines)
-    if not any(monitoring.MARK in row for row in rows):
+    if not any(monitoring.WATCHED_MEMBER in row for row in rows):
         return None
     return sketcher.run(b"\n".join(rows)) or None
 
@@ -122,21 +122,21 @@ class _Pause(NamedTuple):
     length_s: float
 
 
-class Rows:
+class RowMaker:
     """Makes rows of records, in a process of their own. Owner: the writer process."""
 
     def __init__(self, key: bytes, *, cpu_s: float = PARSE_CPU_S) -> None:
         def parse(frame: bytes) -> bytes:
             (logged,) = FrameReader().feed(frame)
-            return row_of(logged, key)
+            return make_row(logged, key)
 
         self._process = BoundedProcess(lambda: parse, cpu_s=cpu_s, memory_bytes=PARSE_BYTES)
         self._pauses: dict[str, _Pause] = {}
 
     def __repr__(self) -> str:
-        return f"<Rows by {self._process!r}, {len(self._pauses)} tenants paused>"
+        return f"<RowMaker by {self._process!r}, {len(self._pauses)} tenants paused>"
 
-    def make(self, logged: Logged, now: float) -> bytes:
+    def make(self, logged: LoggedCall, now: float) -> bytes:
         """Return the row of a record. Raises ValueError, and BeyondLimits for one that cannot be
         parsed within its bounds and for those of its tenant in the pause after it. `now`: monotonic
         seconds."""
@@ -161,12 +161,12 @@ class Rows:
         self._process.close()
 
 
-def row_of(logged: Logged, key: bytes) -> bytes:
+def make_row(logged: LoggedCall, key: bytes) -> bytes:
     """Return the row as JSON."""
     facts = logged.facts
     terms: dict[str, Any] = facts.pop("log")
     row = {
-        **monitoring.values_of(logged, terms),
+        **monitoring.watched_values(logged, terms),
         **content.output_columns(
             logged.output if facts.pop("output_is_json") else b"",
             content=Content(terms["outputs"]),
@@ -184,7 +184,7 @@ def row_of(logged: Logged, key: bytes) -> bytes:
     return json.dumps(row, separators=(",", ":")).encode()
 
 
-def _run(spool: Spool, rows: Rows, *, every_s: float) -> None:
+def _run(spool: Spool, rows: RowMaker, *, every_s: float) -> None:
     reader, reported = FrameReader(), ""
     descriptor, is_open = sys.stdin.fileno(), True
     next_at = time.monotonic()
@@ -203,7 +203,7 @@ def _run(spool: Spool, rows: Rows, *, every_s: float) -> None:
     _report(spool, reported)
 
 
-def _write(spool: Spool, logged: Logged, rows: Rows) -> None:
+def _write(spool: Spool, logged: LoggedCall, rows: RowMaker) -> None:
     facts = logged.facts
     place = {"tenant": facts["tenant"], "function": facts.pop("function_id")}
     at_s, keep_s = facts["at_ns"] / 1e9, facts["log"]["keep_s"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from activator.prediction_log import monitoring
 from activator.prediction_log.queue import PredictionQueue
-from activator.prediction_log.writer import row_of
+from activator.prediction_log.writer import make_row
 from pilotlight.controller.drift.labels import quality_of
 from pilotlight.controller.drift.loop import GRACE_S, ended_window
 from pilotlight.controller.drift.report import DriftStatus, compare
@@ -45,7 +45,7 @@ async def test_what_is_named_is_counted(fleet: str, edge: Edge) -> None:
         edge.add(route_of(spec_of(name, log=PredictionLogSpec(sample=1, monitor=monitor))))
         for x in (5, 11, -1):
             assert (await edge.call(f"shop/{name}:invoke", json={"x": x})).status_code == 200
-    rows = [(one.facts["function"], row_of(one, KEY)) for one in queue.take()]
+    rows = [(one.facts["function"], make_row(one, KEY)) for one in queue.pop_batch()]
     assert monitoring.sketch(row for name, row in rows if name == "plain") is None
     made = json.loads(monitoring.sketch(row for name, row in rows if name == "watched") or b"")
     (found,) = made["revisions"].values()

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from activator.prediction_log.queue import PredictionQueue
-from activator.prediction_log.writer import row_of
+from activator.prediction_log.writer import make_row
 from pilotlight.controller.predictions.files import PredictionFile
 from pilotlight.spec.prediction_log import HOUR_S, Content, PredictionLogSpec
 from tests.activator.conftest import Edge
@@ -27,7 +27,7 @@ async def test_a_share_of_the_calls_is_logged(fleet: str, edge: Edge) -> None:
     edge.add(route_of(spec_of("quiet")))
     for path in ("shop/hello:invoke", "shop/quiet:invoke", "shop/hello:invoke"):
         assert (await edge.call(path, json={"x": 1})).status_code == 200
-    assert [row.facts["function"] for row in queue.take()] == ["hello"]
+    assert [row.facts["function"] for row in queue.pop_batch()] == ["hello"]
 
 
 @proves("PredictionLogSpec.inputs", "PredictionLogSpec.outputs", "PredictionLogSpec.scrub")
@@ -40,7 +40,7 @@ async def test_rows_have_what_is_declared(fleet: str, edge: Edge) -> None:
     ):
         edge.add(route_of(spec_of(name, log=log)))
         assert (await edge.call(f"shop/{name}:invoke", json={"x": 7})).status_code == 200
-    first, second = (row_of(row, KEY).decode() for row in queue.take())
+    first, second = (make_row(row, KEY).decode() for row in queue.pop_batch())
     assert '"input":"{\\"x\\":7}"' in first
     assert '"output_summary":null,"output":null' in first
     assert '"output":"{\\"x\\":\\"[scrubbed]\\"}"' in second
@@ -56,7 +56,7 @@ async def test_files_have_the_window_that_is_declared(
     edge.log_calls(queue)
     edge.add(route_of(spec_of(log=PredictionLogSpec(sample=1, keep_s=5 * HOUR_S))))
     await edge.call(json={"x": 1})
-    (row,) = queue.take()
+    (row,) = queue.pop_batch()
     disk = Disk(tmp_path)
     disk.append(b"{}", tenant="t", function="f", at_s=7.0, keep_s=row.facts["log"]["keep_s"])
     disk.close()

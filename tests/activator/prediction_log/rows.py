@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow.parquet
 
-from activator.prediction_log.frames import Logged
-from activator.prediction_log.shipper import Answer
+from activator.prediction_log.frames import LoggedCall
+from activator.prediction_log.shipper import PutResult
 from pilotlight.spec.prediction_log import Content, PredictionLogSpec
 from pilotlight.spec.record_json import to_json
 
@@ -26,7 +26,7 @@ def logged(
     body: bytes = b'{"x":1}',
     answer: bytes = b"2",
     terms: PredictionLogSpec = FULL,
-) -> Logged:
+) -> LoggedCall:
     """A call, which has the id `req-<number>`."""
     facts: dict[str, Any] = {
         "request_id": f"req-{number}",
@@ -59,7 +59,7 @@ def logged(
         "parameters": ["x"],
         "log": to_json(terms),
     }
-    return Logged(facts, body, answer)
+    return LoggedCall(facts, body, answer)
 
 
 def read_rows(data: bytes) -> list[dict[str, Any]]:
@@ -86,10 +86,10 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
-        self.answers: list[Answer | Exception] = []
+        self.answers: list[PutResult | Exception] = []
         self.puts = 0
 
-    async def put(self, name: str, data: bytes) -> Answer:
+    async def put(self, name: str, data: bytes) -> PutResult:
         """See PredictionStore."""
         self.puts += 1
         if self.answers:
@@ -98,7 +98,7 @@ class MemoryStore:
                 raise answer
             return answer
         self.files[name] = data
-        return Answer(200)
+        return PutResult(200)
 
     async def aclose(self) -> None:
         """Nothing to close."""

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from activator.prediction_log.bounded_process import BeyondLimits, BoundedProcess, Compute
-from activator.prediction_log.frames import Logged
+from activator.prediction_log.frames import LoggedCall
 from activator.prediction_log.queue import PredictionQueue
-from activator.prediction_log.writer import Rows
+from activator.prediction_log.writer import RowMaker
 from pilotlight.spec.prediction_log import Content, PredictionLogSpec
 from tests.activator.prediction_log.rows import logged
 
@@ -116,7 +116,7 @@ def test_a_missing_library_is_told() -> None:
 
 
 def test_a_costly_record_is_lost_alone_and_its_tenant_waits() -> None:
-    rows = Rows(KEY, cpu_s=0.05)
+    rows = RowMaker(KEY, cpu_s=0.05)
     body = json.dumps([[{"a": 1}] * 20] * 1000).encode()
     costly = logged(1, body=body, terms=COSTLY)
     try:
@@ -137,10 +137,10 @@ def test_tenants_take_turns_in_the_queue() -> None:
         queue.put(logged(number, tenant="t-1"))
     queue.put(logged(9, tenant="t-2"))
 
-    def name(one: Logged) -> str:
+    def name(one: LoggedCall) -> str:
         return str(one.facts["request_id"])
 
-    assert [name(one) for one in queue.take()] == ["req-0", "req-9", "req-1", "req-2"]
+    assert [name(one) for one in queue.pop_batch()] == ["req-0", "req-9", "req-1", "req-2"]
     assert len(queue) == 0
     assert not queue.is_filled.is_set()
 

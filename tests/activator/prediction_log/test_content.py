@@ -14,8 +14,8 @@ from activator.prediction_log.content import (
     SCRUBBED,
     input_columns,
     output_columns,
-    scrubbed,
-    summary_of,
+    scrub_document,
+    summarize,
 )
 from pilotlight.spec.prediction_log import Content
 
@@ -61,7 +61,7 @@ def columns(body: bytes, *paths: str, content: Content = Content.FULL) -> dict[s
 )
 def test_a_path_replaces_what_it_leads_to_and_nothing_else(path: str, left: Any) -> None:
     document = {"user": {"email": "a@b", "n": 1}, "items": [{"card": 4}, {"card": 5}]}
-    assert scrubbed(document, [path]) == left
+    assert scrub_document(document, [path]) == left
 
 
 def test_arguments_by_position_are_scrubbed_by_their_names() -> None:
@@ -138,10 +138,10 @@ def test_paths_of_any_depth_take_time_by_the_size_of_the_document() -> None:
     for _ in range(400):
         document = {"a": [document, {"a": 1}]}
     began = time.process_time()
-    found = scrubbed(document, ["$" + "..a" * 8])
+    found = scrub_document(document, ["$" + "..a" * 8])
     assert time.process_time() - began < 5
     assert SCRUBBED in json.dumps(found)
 
 
 def test_a_summary_describes_a_bounded_number_of_members() -> None:
-    assert len(summary_of({str(number): number for number in range(1000)})["members"]) == 64
+    assert len(summarize({str(number): number for number in range(1000)})["members"]) == 64

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from activator.prediction_log import monitoring, parquet
-from activator.prediction_log.shipper import Answer, PredictionShipper
+from activator.prediction_log.shipper import PredictionShipper, PutResult
 from activator.prediction_log.spool import Spool
-from activator.prediction_log.writer import row_of
+from activator.prediction_log.writer import make_row
 from pilotlight.spec.monitor import MonitoredFeature, MonitorSpec
 from pilotlight.spec.prediction_log import Content, PredictionLogSpec
 from pilotlight.spec.sketches import Sketch
@@ -41,7 +41,7 @@ def row(number: int, given: Any, answer: Any = None, **facts: Any) -> bytes:
     result = json.dumps({"score": 0.5} if answer is None else answer).encode()
     call = logged(number, body=body, answer=result, terms=TERMS)
     call.facts.update(facts)
-    return row_of(call, KEY)
+    return make_row(call, KEY)
 
 
 def sketch_of(*lines: bytes) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def test_errors_and_unreadable_calls_are_no_predictions() -> None:
 
 
 def test_a_log_without_monitoring_has_no_sketch() -> None:
-    plain = row_of(logged(1), KEY)
+    plain = make_row(logged(1), KEY)
     assert b"watched" not in plain
     assert monitoring.sketch([plain]) is None
 
@@ -146,7 +146,7 @@ async def test_a_sketch_is_shipped_after_its_rows(tmp_path: Path) -> None:
     fill(tmp_path).close()
     store = MemoryStore()
     shipper = PredictionShipper(tmp_path, store)
-    store.answers = [Answer(503)]  # the store is down: neither leaves
+    store.answers = [PutResult(503)]  # the store is down: neither leaves
     assert not await shipper.ship()
     assert ready(tmp_path) == [".parquet", ".sketch"]
     assert await shipper.ship()

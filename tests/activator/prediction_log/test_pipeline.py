@@ -16,11 +16,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from activator.prediction_log import writer_process
+from activator.prediction_log import writer_supervisor
 from activator.prediction_log.frames import FrameReader
 from activator.prediction_log.pipeline import PredictionLogs
 from activator.prediction_log.queue import PredictionQueue
-from activator.prediction_log.shipper import Answer
+from activator.prediction_log.shipper import PutResult
 from pilotlight.core.transport.endpoint import Endpoint
 from tests.activator.prediction_log.rows import MemoryStore, logged, read_rows, rows_below
 
@@ -92,7 +92,7 @@ async def test_at_shutdown_what_waits_is_written_and_shipped(tmp_path: Path) -> 
 async def test_a_killed_writer_is_replaced_and_what_it_had_written_arrives_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer_process, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(writer_supervisor, "FIRST_PAUSE_S", 0.05)
     store = MemoryStore()
     async with running(tmp_path, store, ship_s=3600) as logs:
         put(logs.queue, *range(20))
@@ -143,7 +143,7 @@ async def test_a_slow_store_holds_up_no_rows(tmp_path: Path) -> None:
     gate = asyncio.Event()
 
     class Slow(MemoryStore):
-        async def put(self, name: str, data: bytes) -> Answer:
+        async def put(self, name: str, data: bytes) -> PutResult:
             await gate.wait()
             return await super().put(name, data)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from activator.prediction_log.frames import MAX_BODY_BYTES, Logged
+from activator.prediction_log.frames import MAX_BODY_BYTES, LoggedCall
 from activator.prediction_log.queue import MAX_BYTES, ROW_BYTES, PredictionQueue
 from activator.settings import ActivatorSettings
 from pilotlight.errors import InvalidInput
@@ -36,10 +36,10 @@ def _queue(edge: Edge) -> PredictionQueue:
     return queue
 
 
-def rows(queue: PredictionQueue) -> list[Logged]:
-    found: list[Logged] = []
+def rows(queue: PredictionQueue) -> list[LoggedCall]:
+    found: list[LoggedCall] = []
     while len(queue):
-        found += queue.take()
+        found += queue.pop_batch()
     return found
 
 

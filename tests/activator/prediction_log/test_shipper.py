@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from activator.prediction_log import parquet
-from activator.prediction_log.shipper import Answer, PredictionShipper
+from activator.prediction_log.shipper import PredictionShipper, PutResult
 from activator.prediction_log.spool import Spool
-from activator.prediction_log.writer import row_of
+from activator.prediction_log.writer import make_row
 from tests.activator.prediction_log.rows import MemoryStore, logged
 
 KEY = b"k" * 32
@@ -31,7 +31,7 @@ def fill(directory: Path, *functions: str) -> None:
     """A ready file with one row for each function."""
     spool = Spool(directory, parquet.convert, max_bytes=2**20, max_age_s=60)
     for number, function in enumerate(functions):
-        row = row_of(logged(number), KEY)
+        row = make_row(logged(number), KEY)
         spool.append(row, tenant="t-1", function=function, at_s=0.0, keep_s=3600)
     spool.close()
 
@@ -66,7 +66,7 @@ async def test_what_another_attempt_may_change_is_sent_again_and_holds_up_no_oth
     tmp_path: Path, store: MemoryStore, shipper: PredictionShipper, status: int
 ) -> None:
     fill(tmp_path, "f-1", "f-2")
-    store.answers = [Answer(status, problem="storage-full")]
+    store.answers = [PutResult(status, problem="storage-full")]
     assert not await shipper.ship()
     assert len(store.files) == 1
     assert await shipper.ship()
@@ -77,14 +77,14 @@ async def test_what_another_attempt_may_change_is_sent_again_and_holds_up_no_oth
 @pytest.mark.parametrize(
     "answer, reason",
     [
-        (Answer(507, problem="storage-quota"), "quota"),
-        (Answer(200, is_stored=False), "deleted"),
-        (Answer(400, problem="invalid-input"), "refused"),
-        (Answer(413, problem="too-large"), "refused"),
+        (PutResult(507, problem="storage-quota"), "quota"),
+        (PutResult(200, is_stored=False), "deleted"),
+        (PutResult(400, problem="invalid-input"), "refused"),
+        (PutResult(413, problem="too-large"), "refused"),
     ],
 )
 async def test_what_is_refused_for_good_is_dropped_and_counted(
-    tmp_path: Path, store: MemoryStore, shipper: PredictionShipper, answer: Answer, reason: str
+    tmp_path: Path, store: MemoryStore, shipper: PredictionShipper, answer: PutResult, reason: str
 ) -> None:
     fill(tmp_path, "f-1")
     store.answers = [answer]
@@ -121,11 +121,11 @@ async def test_a_file_that_was_answered_and_not_removed_counts_once(
     tmp_path: Path, store: MemoryStore, shipper: PredictionShipper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(tmp_path, "f-1", "f-2")
-    store.answers = [Answer(200, is_stored=False)]
+    store.answers = [PutResult(200, is_stored=False)]
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", _fails)
         assert not await shipper.ship()
-    store.answers = [Answer(200, is_stored=False)]
+    store.answers = [PutResult(200, is_stored=False)]
     assert await shipper.ship()
     assert (shipper.dropped["deleted"], shipper.shipped, store.puts) == (1, 1, 3)
 
@@ -138,7 +138,7 @@ async def test_a_store_that_does_not_answer_is_given_up_at_shutdown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Silent(MemoryStore):
-        async def put(self, name: str, data: bytes) -> Answer:
+        async def put(self, name: str, data: bytes) -> PutResult:
             await asyncio.Event().wait()
             raise AssertionError
 

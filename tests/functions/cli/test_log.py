@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from typer.testing import CliRunner, Result
 
 from activator.prediction_log import parquet
-from activator.prediction_log.writer import row_of
+from activator.prediction_log.writer import make_row
 from pilotlight.cli.core.prediction_query import query_predictions
 from pilotlight.cli.main import build
 from pilotlight.client.resources.predictions import _extract
@@ -45,7 +45,8 @@ def _platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedContro
         with platform.store.read() as sql:
             function = sql.execute(sa.select(tables.functions.c.id)).scalar_one()
         data, rows = parquet.convert(
-            row_of(logged(number, body=b'{"x":"\\u001b[31m%d"}' % number), KEY) for number in (1, 2)
+            make_row(logged(number, body=b'{"x":"\\u001b[31m%d"}' % number), KEY)
+            for number in (1, 2)
         )
         hour = int(time.time()) // 3600
         name = f"{tenant}~{function}~{hour}~86400~{1:024x}~{rows}.parquet"

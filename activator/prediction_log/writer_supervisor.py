@@ -29,7 +29,7 @@ END_S: Final = 5.0
 """How long it may take at shutdown to convert what it has."""
 
 
-class WriterProcess:
+class WriterSupervisor:
     """Starts the process, again after its death. Owner: the event loop; `run` is one task.
 
     Attributes:
@@ -63,7 +63,7 @@ class WriterProcess:
     def __repr__(self) -> str:
         _, max_bytes, ship_s = self._arguments
         return (
-            f"<WriterProcess {self.starts} starts, {self.written} rows written, at most "
+            f"<WriterSupervisor {self.starts} starts, {self.written} rows written, at most "
             f"{max_bytes} bytes, ships each {ship_s} s>"
         )
 
@@ -106,7 +106,7 @@ class WriterProcess:
                 log.warning("prediction log: writer does not start error=%s", e)
             if loop.time() - began > STEADY_S:
                 backoff.reset()
-            await asyncio.sleep(backoff.next_s())
+            await backoff.pause()
 
     async def aclose(self) -> None:
         """Give the process what waits, and let it end. What it does not convert in END_S is
@@ -116,7 +116,7 @@ class WriterProcess:
             return
         rest = []
         while len(self._queue):
-            batch = self._queue.take()
+            batch = self._queue.pop_batch()
             self._sent += len(batch)
             rest += [logged.encode() for logged in batch]
         try:
@@ -164,7 +164,7 @@ class WriterProcess:
         try:
             while True:
                 await self._queue.is_filled.wait()
-                batch = self._queue.take()
+                batch = self._queue.pop_batch()
                 self._sent += len(batch)
                 process.stdin.writelines([logged.encode() for logged in batch])
                 await process.stdin.drain()
