@@ -106,7 +106,7 @@ class Engines:
                 f"creates {self._home / name}, or name a virtual environment with vLLM "
                 f"in platform.yaml, snapshotter.engines"
             ) from None
-        return _opened(name, directory, settings)
+        return _open(name, directory, settings)
 
     def usable(self) -> tuple[str, ...]:
         """Names of the environments that can be used. Blocking."""
@@ -129,7 +129,7 @@ class Engines:
         }
 
 
-def _opened(name: str, directory: Path, settings: Mapping[str, str]) -> EngineEnvironment:
+def _open(name: str, directory: Path, settings: Mapping[str, str]) -> EngineEnvironment:
     version = ".".join(settings.get("version", settings.get("version_info", "")).split(".")[:2])
     prefix = Path(settings.get("home", "/nonexistent")).parent
     python = prefix / "bin" / f"python{version}"

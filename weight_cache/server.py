@@ -47,10 +47,10 @@ async def serve_controller(
 
 def controller_operations(of_root: Mapping[str, RpcOperation]) -> Mapping[str, RpcOperation]:
     """The operations of `of_root` that a controller may call, with their manifest names checked."""
-    return {name: _checked(of_root[name]) for name in CONTROLLER_OPERATIONS}
+    return {name: _with_check(of_root[name]) for name in CONTROLLER_OPERATIONS}
 
 
-def _checked(operation: RpcOperation) -> RpcOperation:
+def _with_check(operation: RpcOperation) -> RpcOperation:
     async def run(args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         if "manifest" in args and not _MANIFEST.match(_text(args, "manifest")):
             raise ManifestInvalid(

@@ -70,7 +70,7 @@ def expect_few(inputs: Iterable[Any]) -> None:
     lists = sum(sum(accumulate(shape[:-1], mul)) for shape in shapes)
     if lists > MAX_LISTS:
         raise InvalidInput(
-            f"the shapes of the inputs require {_shown(lists)} nested lists: at most {MAX_LISTS}; "
+            f"the shapes of the inputs require {_format_count(lists)} nested lists: at most {MAX_LISTS}; "
             f"leave out dimensions of 1, "
             "or call the function by its own name, whose arguments are not translated",
             parameter="inputs",
@@ -135,7 +135,8 @@ def _shape(name: str, given: Any) -> list[int]:
         raise _wrong(name, f"shape = {given!r}: a list of at most {MAX_DIMENSIONS} whole numbers")
     if math.prod(given) > MAX_ELEMENTS:
         raise _wrong(
-            name, f"shape {given} has {_shown(math.prod(given))} elements: at most {MAX_ELEMENTS}"
+            name,
+            f"shape {given} has {_format_count(math.prod(given))} elements: at most {MAX_ELEMENTS}",
         )
     return list(given)
 
@@ -147,7 +148,7 @@ def _is_shape(given: Any) -> bool:
     )
 
 
-def _shown(count: int) -> str:
+def _format_count(count: int) -> str:
     return str(count) if count < 10**12 else "more than 10^12"
 
 

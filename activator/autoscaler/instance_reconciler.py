@@ -93,7 +93,7 @@ class InstanceReconciler:
             if instance_id not in known and not self._scaler.has_instance(instance_id):
                 await self._adopt(info)
         if not self._scaler.reconciled.is_set():
-            await self._take_back()
+            await self._reclaim_instances()
             self._table.resume_cutovers()
         self._scaler.reconciled.set()
         if self._table.version:  # an empty table knows nothing yet
@@ -106,7 +106,7 @@ class InstanceReconciler:
                 ):
                     self._scaler.drop_template(template.revision)
 
-    async def _take_back(self) -> None:
+    async def _reclaim_instances(self) -> None:
         """Take instances of the revisions that answered before a cutover, where the cluster has
         some and none is claimed by us: the claims of a lone activator end with its process."""
 

@@ -108,7 +108,7 @@ class RevisionScaler:
             call_s=throttler.call_s(now),
             engine=throttler.engine_load(now),
             occupancy=occupancy,
-            kept=self._kept(now, len(live)),
+            kept=self._kept_by_histogram(now, len(live)),
             is_crowded=throttler.is_crowded,
         )
         spec = self.spec
@@ -129,7 +129,7 @@ class RevisionScaler:
         throttler.set_desired_instances(decision.wanted)
         return decision
 
-    def _kept(self, now: float, ready: int) -> int | None:
+    def _kept_by_histogram(self, now: float, ready: int) -> int | None:
         terms, start_s = self.spec.keep, self.throttler.expected_start_s()
         if terms is None or start_s is None:
             return None

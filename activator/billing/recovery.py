@@ -129,7 +129,7 @@ class _SegmentReader:
             case "T":
                 self._templates[body["n"]] = body
             case "O":
-                self._opened(body)
+                self._on_open_line(body)
             case "V":
                 self._found.clocks[body["i"]] = (body["at"], body["v"])
             case "C":
@@ -150,7 +150,7 @@ class _SegmentReader:
                 self._found.proof_ns.get(self._life, 0), body["at"]
             )
 
-    def _opened(self, body: dict[str, Any]) -> None:
+    def _on_open_line(self, body: dict[str, Any]) -> None:
         known = self._templates[body["n"]]
         call, attempt = body["c"], body["a"]
         self._attempts[call] = max(self._attempts[call], attempt)

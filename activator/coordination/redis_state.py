@@ -104,7 +104,7 @@ class RedisState:
         except (RedisError, OSError) as e:
             self._failed(e)
             return None
-        self._answered(sent_at)
+        self._on_answer(sent_at)
         self._stated = holdings
         self._members = frozenset(names)
         pairs = zip(holdings, zip(counts[0::2], counts[1::2], strict=True), strict=True)
@@ -242,7 +242,7 @@ class RedisState:
             )
         self._is_reachable = False
 
-    def _answered(self, sent_at: float) -> None:
+    def _on_answer(self, sent_at: float) -> None:
         if not self._is_reachable:
             log.info("redis answers again address=%s", self._where)
         self._is_reachable = True

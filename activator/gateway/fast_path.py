@@ -311,7 +311,7 @@ class FastPathCall(Attempt):
 
     def set_exception(self, error: BaseException) -> None:
         """The worker's connection broke, or the execution clock ran out."""
-        self._leave()
+        self._leave_fast_path()
         try:
             self.fail(error)
         finally:  # the caller is still answered
@@ -343,13 +343,13 @@ class FastPathCall(Attempt):
     def abandon(self) -> None:
         """The caller disconnected."""
         if not self._is_done:
-            self._leave()
+            self._leave_fast_path()
             self.call.admission.release()
             self.fail(asyncio.CancelledError())
             self._calls.metrics.count_aborted(499, self.call.target, self._route.arm)
             self._calls.tracer.failed(self.call, "cancelled", 499)
 
-    def _leave(self) -> None:
+    def _leave_fast_path(self) -> None:
         self._is_done = True
         self._client.on_gone = None
         self.steps.discard(self)

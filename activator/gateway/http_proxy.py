@@ -68,7 +68,7 @@ class HttpProxy:
         target = entry.target
         if target.spec.engine is None:  # for an engine the OpenAI API has checked the path
             expect_web(target)
-        _expect_small(request, entry.raw_body_bytes)
+        _require_small(request, entry.raw_body_bytes)
         call = call_of(request, entry)
         with await entry.admit() as call.admission:
             self._tracer.begin(call, request.headers)
@@ -237,7 +237,7 @@ class _ProxyExchange:
         self.request.target = None
 
 
-def _expect_small(request: Request, limit_bytes: int | None) -> None:
+def _require_small(request: Request, limit_bytes: int | None) -> None:
     declared = request.headers.get(b"content-length", b"")
     if limit_bytes is not None and declared.isdigit() and int(declared) > limit_bytes:
         raise too_large(limit_bytes)
@@ -268,7 +268,7 @@ class _Body:
         ClientClosedRequest."""
         if self._next == len(self._pieces):
             piece = await self._receive()
-            self._keep(len(piece["body"]))
+            self._reserve(len(piece["body"]))
             if not self._is_kept:
                 self._pieces, self._next = [], 0
             self._pieces.append(piece)
@@ -288,7 +288,7 @@ class _Body:
             self._request.room.release(self._kept_bytes)
         self._kept_bytes = 0
 
-    def _keep(self, size: int) -> None:
+    def _reserve(self, size: int) -> None:
         room = self._request.room
         if not self._is_kept:
             return

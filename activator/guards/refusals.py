@@ -139,14 +139,14 @@ class RefusalReporter:
             try:
                 await self._sink.report([_entry(key, one) for key, one in kept.items()])
             except BaseException as e:
-                self._put_back(kept)
+                self._requeue(kept)
                 if not isinstance(e, httpx.HTTPError):
                     raise
                 log.warning("guard_refusals_not_reported entries=%d error=%r", len(kept), e)
                 return False
         return True
 
-    def _put_back(self, kept: dict[_Key, _Refusals]) -> None:
+    def _requeue(self, kept: dict[_Key, _Refusals]) -> None:
         for key, one in kept.items():
             if (newer := self._kept.get(key)) is not None:
                 one.calls += newer.calls

@@ -81,7 +81,7 @@ class RedisIdempotency:
         if not found:
             return None
         return Known(
-            fingerprint=str(found[0]), answer=self._opened(str(found[1])) if found[1] else None
+            fingerprint=str(found[0]), answer=self._unseal(str(found[1])) if found[1] else None
         )
 
     async def renew(self, name: str) -> None:
@@ -106,7 +106,7 @@ class RedisIdempotency:
     async def aclose(self) -> None:
         await self._redis.aclose()
 
-    def _opened(self, sealed: str) -> bytes:
+    def _unseal(self, sealed: str) -> bytes:
         try:
             return base64.b64decode(self._sealer.open(sealed))
         except DecryptionFailed as e:

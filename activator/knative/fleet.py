@@ -98,7 +98,9 @@ class KnativeFleet(PodFleetLimits):
             on_failed=lambda pod: pods.notify(pod.key),
         )
         self.unclaimed = self._unclaimed(promotions) if promotions is not None else None
-        self.starts = WaitingStarts(pods, self.claimed, promotions, give_back=self._give_back)
+        self.starts = WaitingStarts(
+            pods, self.claimed, promotions, give_back=self._release_unneeded
+        )
         self._ending = PodEnding(pods, self.claimed, self.claims, self.readiness)
         self._checks = StartChecks(
             cluster,
@@ -114,7 +116,7 @@ class KnativeFleet(PodFleetLimits):
             self.claimed,
             self.forks,
             emit=self._events.put_nowait,
-            give_back=self._give_back,
+            give_back=self._release_unneeded,
         )
         pods.listener = self._on_pod_change
 
@@ -353,11 +355,11 @@ class KnativeFleet(PodFleetLimits):
         elif is_idle is False:
             await self._deletion.delete(held.pod)
         if is_idle:
-            await self._give_back(held)
+            await self._release_unneeded(held)
         else:
             await self._release(life)
 
-    async def _give_back(self, held: OwnedPod) -> None:
+    async def _release_unneeded(self, held: OwnedPod) -> None:
         """Release a pod that is not needed here."""
         await self._release(held.pod.life)
         if held.pod.is_promoted and self.unclaimed is not None:

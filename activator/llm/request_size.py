@@ -117,12 +117,12 @@ def _max_tokens(body: Mapping[str, Any], *names: str) -> int | None:
             continue
         if isinstance(value, bool) or not isinstance(value, int):
             raise errors.InvalidInput(
-                f"{name} = {_shown(value)}: write a whole number", parameter=name
+                f"{name} = {_format(value)}: write a whole number", parameter=name
             )
         least = 0 if body.get("echo") is True else 1
         if value < least:
             raise errors.InvalidInput(
-                f"{name} = {_shown(value)}: must be at least {least}", parameter=name
+                f"{name} = {_format(value)}: must be at least {least}", parameter=name
             )
         return value
     return None
@@ -136,7 +136,7 @@ def _choices(body: Mapping[str, Any]) -> int:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_CHOICES:
             raise errors.InvalidInput(
-                f"{name} = {_shown(value)}: must be between 1 and {MAX_CHOICES}", parameter=name
+                f"{name} = {_format(value)}: must be between 1 and {MAX_CHOICES}", parameter=name
             )
         most = max(most, value)
     return most
@@ -189,6 +189,6 @@ def _size(texts: Iterable[str]) -> PromptSize:
     return PromptSize(whole, max(0, packed), 0)
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 40 else text[:40] + "…"

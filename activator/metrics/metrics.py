@@ -140,7 +140,7 @@ class Metrics:
                 queued."""
         call, answer = attempt.call, attempt.answer
         if attempt.is_hit:
-            self._answered_from_cache(attempt, status)
+            self._count_cached(attempt, status)
             return
         self.answered_warm(
             call.target, status, exec_s=attempt.exec_ms / 1000, queued_s=call.queued_ms / 1000
@@ -175,7 +175,7 @@ class Metrics:
             is_degraded=bool(reason),
         )
 
-    def _answered_from_cache(self, attempt: AnsweredCall, status: int) -> None:
+    def _count_cached(self, attempt: AnsweredCall, status: int) -> None:
         """Count a call that the response cache answered: in no clock, because nothing ran."""
         call = attempt.call
         self._tally(call.target).count(status)
@@ -333,10 +333,10 @@ class Metrics:
         not."""
         missing = self.functions.names() - deployed
         for labels in missing & gone:
-            self._forget(labels)
+            self._remove(labels)
         return missing - gone
 
-    def _forget(self, labels: tuple[str, ...]) -> None:
+    def _remove(self, labels: tuple[str, ...]) -> None:
         named = dict(zip(FUNCTION, labels, strict=True))
         for metric in (
             *(self._cold, self._degraded_features, self._gpu_seconds),

@@ -77,11 +77,11 @@ class UnauthenticatedRateLimiter:
 
     def check(self, address: str, now: float) -> None:
         """Count one failed attempt. Raises TooManyRequests with the time to wait."""
-        wait_s = self._take(network_of(address), now)
+        wait_s = self._acquire(network_of(address), now)
         if wait_s > 0:
             raise _too_many(wait_s)
 
-    def _take(self, address: str, now: float) -> float:
+    def _acquire(self, address: str, now: float) -> float:
         bucket = self._buckets.get(address)
         if bucket is None:
             bucket = self._buckets[address] = TokenBucket(

@@ -35,12 +35,14 @@ class TracePipeline:
         self._store = ControllerTraces(controller=controller, token=token, activator=activator)
         self.outbox = Outbox(self._store)
         self.otlp = OtlpExport(endpoint, instance=activator) if endpoint is not None else None
-        self.tracer = Tracer(share=share, keep=self._keep, exemplars=exemplars, activator=activator)
+        self.tracer = Tracer(
+            share=share, keep=self._enqueue, exemplars=exemplars, activator=activator
+        )
 
     def __repr__(self) -> str:
         return f"<TracePipeline {self.tracer!r} {self.outbox!r} {self.otlp!r}>"
 
-    def _keep(self, trace: Json) -> None:
+    def _enqueue(self, trace: Json) -> None:
         self.outbox.put(trace)
         if self.otlp is not None:
             self.otlp.put(trace)

@@ -378,7 +378,7 @@ class WorkerConnection(asyncio.Protocol):
             self._headers = []
             return
         if self._unanswered > MAX_HEAD_BYTES:
-            self._expect_small_head()
+            self._require_small_head()
         # the parser still expects a body, so this connection is not reused
         if self._is_head:
             self._ended, self.is_usable = True, False
@@ -401,7 +401,7 @@ class WorkerConnection(asyncio.Protocol):
                 return False
         return length <= WHOLE_BODY_BYTES
 
-    def _expect_small_head(self) -> None:
+    def _require_small_head(self) -> None:
         if sum(len(name) + len(value) + 4 for name, value in self._headers) > MAX_HEAD_BYTES:
             self._fail(_too_long())
             raise ValueError("response head over the limit")

@@ -130,7 +130,7 @@ def load_into(
         raise TensorsInvalid(f"{path} does not fit the module: {e}") from e
     for name, source in tied.items():
         _set(module, name, _get(module, source))
-    _settle_the_rest(module, set(tensors) | set(tied), device)
+    _move_the_rest(module, set(tensors) | set(tied), device)
     without = [
         name
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]
@@ -175,7 +175,7 @@ def _read(found: list[tuple[TensorFile, Tensor]], pool: Pool | None) -> dict[str
 
     groups = _by_file(found)
     needed = sum(room_bytes(tensors) for tensors in groups.values())
-    with _kept(pool) if pool else Pool(max(1, needed)) as memory:
+    with _keep_open(pool) if pool else Pool(max(1, needed)) as memory:
         parts = [read_into(path, tensors, pool=memory) for path, tensors in groups.items()]
     return {name: tensor for part in parts for name, tensor in part.items()}
 
@@ -192,7 +192,7 @@ def _delivered(
     place = {tensor.name: devices[where] for _, tensor, where in found}
     groups = _by_file([(file, tensor) for file, tensor, _ in found])
     needed = max(pool_bytes(tensors) for tensors in groups.values())
-    with _kept(pool) if pool else Pool(needed, pin=next(iter(devices.values())).pin) as memory:
+    with _keep_open(pool) if pool else Pool(needed, pin=next(iter(devices.values())).pin) as memory:
         parts = [
             deliver(path, [(t, place[t.name]) for t in tensors], pool=memory)
             for path, tensors in groups.items()
@@ -201,7 +201,7 @@ def _delivered(
 
 
 @contextlib.contextmanager
-def _kept(pool: Pool) -> Iterator[Pool]:
+def _keep_open(pool: Pool) -> Iterator[Pool]:
     """Yield a pool without closing it: the caller owns it."""
     yield pool
 
@@ -251,7 +251,7 @@ def _tied(state: Mapping[str, torch.Tensor], there: Collection[str]) -> dict[str
     }
 
 
-def _settle_the_rest(module: torch.nn.Module, loaded: Collection[str], device: Where) -> None:
+def _move_the_rest(module: torch.nn.Module, loaded: Collection[str], device: Where) -> None:
     """Move tensors that the file does not contain to `device`, if that is a single device."""
     if callable(device):
         return

@@ -62,11 +62,11 @@ def operations(
     seals = _Seals(key_file, uid_base)
     return {
         **{name: of_root[name] for name in OPEN},
-        **{name: _checked(of_root[name], seals) for name in SEALED},
+        **{name: _with_check(of_root[name], seals) for name in SEALED},
     }
 
 
-def _checked(operation: RpcOperation, seals: _Seals) -> RpcOperation:
+def _with_check(operation: RpcOperation, seals: _Seals) -> RpcOperation:
     async def run(args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         _check_names(args)
         seals.check(args)

@@ -57,7 +57,7 @@ def operations(of_root: Mapping[str, RpcOperation], *, uid_base: int) -> Mapping
     }
     return {
         **{name: of_root[name] for name in PLAIN},
-        **{name: _checked(of_root[name], check) for name, check in checks.items()},
+        **{name: _with_check(of_root[name], check) for name, check in checks.items()},
     }
 
 
@@ -71,7 +71,7 @@ def check_tenant(uid: object, *, uid_base: int) -> None:
         )
 
 
-def _checked(operation: RpcOperation, check: Check) -> RpcOperation:
+def _with_check(operation: RpcOperation, check: Check) -> RpcOperation:
     async def run(args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         check(args)
         return await operation(args, part)

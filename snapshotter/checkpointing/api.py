@@ -154,7 +154,8 @@ class SnapshotApi:
                 count = await catalogue.delete_of(revision=revision, function=function)
         if remote is not None:
             self._background_tasks.run(
-                self._forget(remote, copies, revision=revision, function=function), "forget copies"
+                self._delete_remote(remote, copies, revision=revision, function=function),
+                "forget copies",
             )
         return count
 
@@ -201,7 +202,7 @@ class SnapshotApi:
                 _log.warning("snapshot.unusable snapshot=%s error=%s", snapshot.id, e)
 
     @staticmethod
-    async def _forget(
+    async def _delete_remote(
         remote: RemoteCopies,
         copies: list[SnapshotManifest],
         *,

@@ -93,7 +93,7 @@ class ControllerOrders:
             self._begin(snapshot_id, self._delete(snapshot_id))
         if remote is not None:
             for copy in orders.forget:
-                self._begin(f"copy of {copy.snapshot}", self._forget(stock, copy))
+                self._begin(f"copy of {copy.snapshot}", self._delete_copy(stock, copy))
             self._begin("prefetch", self._prefetched(stock, orders.prefetch))
 
     def _begin(self, subject: str, work: Coroutine[Any, Any, object]) -> None:
@@ -115,7 +115,7 @@ class ControllerOrders:
         """Delete it on this node alone: the controller says which node removes the copy."""
         await self._snapshots.delete_here(snapshot_id)
 
-    async def _forget(self, stock: SnapshotComponents, copy: ApprovedCopy) -> None:
+    async def _delete_copy(self, stock: SnapshotComponents, copy: ApprovedCopy) -> None:
         assert stock.remote is not None
         async with asyncio.timeout(_STORE_S):
             await stock.remote.forget_copy(copy)

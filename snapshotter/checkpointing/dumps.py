@@ -215,7 +215,7 @@ class Dumps:
         listen on TCP.
 
         fresh: a Template that was just booted for it and turned out not to be forkable."""
-        occupied = self._taken(fresh, unasked=unasked)
+        occupied = self._take_template(fresh, unasked=unasked)
         if occupied is None and (
             launch.offline or not self._slot_allocator.is_listening(launch.revision)
         ):
@@ -248,7 +248,7 @@ class Dumps:
                 )
             )
 
-    def _taken(self, template: Template | None, *, unasked: bool) -> OccupiedSlot | None:
+    def _take_template(self, template: Template | None, *, unasked: bool) -> OccupiedSlot | None:
         """The Template's slot, removed from the Templates; None if it was dropped or has served."""
         if (
             template is None
@@ -283,7 +283,7 @@ class Dumps:
             draft = replace(
                 draft, heap_bytes=memory_report.without_zero_pages(draft.heap_bytes, zeros_bytes)
             )
-            await self._keep_files(subject, name, stage)
+            await self._save_files(subject, name, stage)
         finally:
             slot.end_checkpoint(name)
             # CRIU and the dumped fork are in its cgroup, but the cost of snapshots is the
@@ -346,7 +346,7 @@ class Dumps:
         self, subject: _Subject, quiesced: slots.QuiesceResult, stage: SnapshotStaging
     ) -> None:
         occupied, slot = subject.occupied, subject.occupied.slot
-        with _opened(stage.images, slot.directory / "criu") as (images, work):
+        with _open_directories(stage.images, slot.directory / "criu") as (images, work):
             await operations.dump(
                 slot,
                 criu=self._stock.criu,
@@ -359,7 +359,7 @@ class Dumps:
                 deadline_s=_DEADLINE_S,
             )
 
-    async def _keep_files(self, subject: _Subject, name: str, stage: SnapshotStaging) -> None:
+    async def _save_files(self, subject: _Subject, name: str, stage: SnapshotStaging) -> None:
         fd = os.open(stage.files_tar, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             await subject.occupied.slot.save_files(name, fd)
@@ -392,7 +392,7 @@ def _whole(occupied: OccupiedSlot) -> bool:
 
 
 @contextlib.contextmanager
-def _opened(*directories: Path) -> Iterator[list[int]]:
+def _open_directories(*directories: Path) -> Iterator[list[int]]:
     """Descriptors of directories, created if missing."""
     with contextlib.ExitStack() as stack:
         fds = []

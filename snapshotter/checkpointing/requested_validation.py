@@ -109,7 +109,7 @@ class RequestedValidations:
         if snapshot_id not in self._flights:
             launch = self._prover.launch_of(snapshot_id)
             tenant = launch.labels.get("tenant", "")
-            self._demand_turn(tenant)
+            self._require_turn(tenant)
             self._tenants.add(tenant)
             self._flights[snapshot_id] = new = _Validation(
                 f"proof-{snapshot_id}-{secrets.token_hex(4)}", tenant
@@ -132,7 +132,7 @@ class RequestedValidations:
             [flight.task for flight in self._flights.values() if flight.task is not None]
         )
 
-    def _demand_turn(self, tenant: str) -> None:
+    def _require_turn(self, tenant: str) -> None:
         wait_s = self._not_before.get(tenant, 0.0) - self._clock()
         if tenant not in self._tenants and wait_s <= 0:
             return

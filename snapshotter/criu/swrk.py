@@ -66,7 +66,7 @@ class Swrk:
         except TimeoutError:
             raise CriuTimeout(operation, deadline_s, log_tail=logs.tail(self._log())) from None
         if answer.kind != kind:
-            raise self._gone(
+            raise self._exited_error(
                 operation, f"it answered {answer.kind} to {kind}: {answer.error or 'no message'}"
             )
         if not answer.success:
@@ -98,16 +98,18 @@ class Swrk:
         try:
             return self._messages.response(raw)
         except InvalidResponse as e:
-            raise self._gone(operation, f"its answer is invalid ({len(raw)} bytes: {e})") from e
+            raise self._exited_error(
+                operation, f"its answer is invalid ({len(raw)} bytes: {e})"
+            ) from e
 
     async def _hung_up(self, operation: str) -> CriuExited:
         await asyncio.wait([self._exited], timeout=_LAST_WORDS_S)
         status = (
             self._exited.result() if self._exited.done() and not self._exited.cancelled() else None
         )
-        return self._gone(operation, f"it hung up without an answer ({_in_words(status)})")
+        return self._exited_error(operation, f"it hung up without an answer ({_in_words(status)})")
 
-    def _gone(self, operation: str, message: str) -> CriuExited:
+    def _exited_error(self, operation: str, message: str) -> CriuExited:
         log = self._log()
         if errors := logs.errors_of(logs.lines_of(log)):
             message = f"{message}; its log says: {errors[-1]}"

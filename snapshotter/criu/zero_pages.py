@@ -33,10 +33,10 @@ _ZEROS = bytes(BLOCK_PAGES * PAGE)
 def drop_zero_pages(images: Path) -> int:
     """Remove the zero pages of every process; returns the number of bytes removed. Blocking, about
     0.1 s per GB. Raises OSError."""
-    return sum(_leave_out_of(path) for path in sorted(images.glob("pagemap-[0-9]*.img")))
+    return sum(_drop_from(path) for path in sorted(images.glob("pagemap-[0-9]*.img")))
 
 
-def _leave_out_of(path: Path) -> int:
+def _drop_from(path: Path) -> int:
     try:
         number, runs = pagemap(path.read_bytes())
         plain = [
@@ -53,7 +53,7 @@ def _leave_out_of(path: Path) -> int:
         return 0
     if not runs or not plain:
         return 0
-    kept = list(_kept(pages, runs, plain))
+    kept = list(_runs_to_keep(pages, runs, plain))
     left_out = (sum(run.pages for run in runs) - sum(run.pages for _, run in kept)) * PAGE
     if left_out:
         _copy(pages, kept)
@@ -61,7 +61,7 @@ def _leave_out_of(path: Path) -> int:
     return left_out
 
 
-def _kept(
+def _runs_to_keep(
     pages: Path, runs: Iterable[PageRun], plain: list[tuple[int, int]]
 ) -> Iterator[tuple[int, PageRun]]:
     """The runs to keep, each with the index of its first page in the file."""

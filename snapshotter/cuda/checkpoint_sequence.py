@@ -73,8 +73,8 @@ class CudaDevices:
                     Step.CHECKPOINT, pid, self._driver.checkpoint(pid), self._deadlines.checkpoint_s
                 )
             for pid in suspension.cuda_pids:
-                await self._expect(Step.CHECKPOINT, pid, CudaState.CHECKPOINTED)
-            self._expect_released(suspension)
+                await self._require(Step.CHECKPOINT, pid, CudaState.CHECKPOINTED)
+            self._require_released(suspension)
             suspension.phases_ms["cuda_checkpoint"] = watch.lap_ms()
         except _Stumble as e:
             edges = await self._lead_back(suspension, e)
@@ -182,7 +182,7 @@ class CudaDevices:
             Step.LOCK, pid, self._driver.lock(pid, timeout_s=limit * _LOCK_SHARE), limit
         )
 
-    def _expect_released(self, suspension: Suspension) -> None:
+    def _require_released(self, suspension: Suspension) -> None:
         """Verify that no process of the tree still has a device open: CRIU would fail, or make a
         snapshot without its GPU."""
         try:
@@ -202,7 +202,7 @@ class CudaDevices:
         edges: dict[int, str] = {}
         try:
             for pid in suspension.cuda_pids:
-                await self._take_edge(pid, stumble.step, edges)
+                await self._run_edge(pid, stumble.step, edges)
         except _Stumble as second:
             reason = f"{stumble}; then: {second}"
             self._kill(suspension.victims, reason)
@@ -216,7 +216,7 @@ class CudaDevices:
         _log.warning("cuda_rolled_back step=%s pid=%d edges=%s", stumble.step, stumble.pid, edges)
         return edges
 
-    async def _take_edge(self, pid: int, step: Step, edges: dict[int, str]) -> None:
+    async def _run_edge(self, pid: int, step: Step, edges: dict[int, str]) -> None:
         state: CudaState | None = None
         silence = ""
         try:
@@ -235,7 +235,7 @@ class CudaDevices:
         for action in edge.actions:
             await self._act_back(Step(action), pid)
         if edge.actions:
-            await self._expect(Step.UNLOCK, pid, CudaState.RUNNING)
+            await self._require(Step.UNLOCK, pid, CudaState.RUNNING)
 
     async def _act_back(self, step: Step, pid: int) -> None:
         if step is Step.RESTORE:
@@ -259,7 +259,7 @@ class CudaDevices:
                 f"{record.processes}",
             )
         for pid in found:
-            await self._expect(Step.RESTORE, pid, CudaState.CHECKPOINTED)
+            await self._require(Step.RESTORE, pid, CudaState.CHECKPOINTED)
         for pid in found:
             await self._bounded(
                 Step.RESTORE,
@@ -273,7 +273,7 @@ class CudaDevices:
                 Step.UNLOCK, pid, self._driver.unlock(pid), self._deadlines.unlock_s
             )
         for pid in found:
-            await self._expect(Step.UNLOCK, pid, CudaState.RUNNING)
+            await self._require(Step.UNLOCK, pid, CudaState.RUNNING)
         return {"cuda_restore": restore_ms, "cuda_unlock": watch.lap_ms()}
 
     # -- shared ------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ class CudaDevices:
             step, pid, self._driver.state(pid), self._deadlines.ask_s, "state"
         )
 
-    async def _expect(self, step: Step, pid: int, wanted: CudaState) -> None:
+    async def _require(self, step: Step, pid: int, wanted: CudaState) -> None:
         state = await self._state(step, pid)
         if state is not wanted:
             raise _Stumble(

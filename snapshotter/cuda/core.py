@@ -76,13 +76,13 @@ class CoreDriver:
         """The restore thread's id; None if the driver reports an error, as it does without
         CUDA."""
         try:
-            return int(await self._ask("restore_thread", pid))
+            return int(await self._request("restore_thread", pid))
         except HelperRefused:
             return None
 
     async def state(self, pid: int) -> CudaState:
         """The CUDA state of the process."""
-        said = await self._ask("state", pid)
+        said = await self._request("state", pid)
         try:
             return CudaState(said)
         except ValueError as e:
@@ -91,22 +91,22 @@ class CoreDriver:
     async def lock(self, pid: int, *, timeout_s: float) -> None:
         """Lock the process's CUDA calls."""
         # 0 would wait forever
-        await self._ask("lock", pid, timeout_ms=max(1, int(timeout_s * 1000)))
+        await self._request("lock", pid, timeout_ms=max(1, int(timeout_s * 1000)))
 
     async def checkpoint(self, pid: int) -> None:
         """Checkpoint the process's CUDA state."""
-        await self._ask("checkpoint", pid)
+        await self._request("checkpoint", pid)
 
     async def restore(self, pid: int, *, gpu_mapping: Mapping[str, str]) -> None:
         """Restore the process's CUDA state; cuda.core expects UUIDs without `GPU-`."""
         bare = {
             old.removeprefix("GPU-"): new.removeprefix("GPU-") for old, new in gpu_mapping.items()
         }
-        await self._ask("restore", pid, gpu_mapping=bare)
+        await self._request("restore", pid, gpu_mapping=bare)
 
     async def unlock(self, pid: int) -> None:
         """Unlock the process's CUDA calls."""
-        await self._ask("unlock", pid)
+        await self._request("unlock", pid)
 
     async def aclose(self) -> None:
         """Stop the helper."""
@@ -114,7 +114,7 @@ class CoreDriver:
         await self._reaper.aclose()
         self._errors.close()
 
-    async def _ask(self, op: str, pid: int, **more: Any) -> Any:
+    async def _request(self, op: str, pid: int, **more: Any) -> Any:
         async with self._turn:
             helper = await self._up()
             number = next(self._ids)

@@ -38,12 +38,12 @@ def main() -> int:
     try:
         checkpoint, version = _cuda()
     except (ImportError, RuntimeError, AttributeError) as e:
-        _say(answers, {"ready": False, "why": f"{type(e).__name__}: {e}"})
+        _send(answers, {"ready": False, "why": f"{type(e).__name__}: {e}"})
         return 1
-    _say(answers, {"ready": True, "version": version})
+    _send(answers, {"ready": True, "version": version})
     for line in sys.stdin:
         order = json.loads(line)
-        _say(answers, {"id": order["id"], **_answer(checkpoint, order)})
+        _send(answers, {"id": order["id"], **_answer(checkpoint, order)})
     return 0
 
 
@@ -70,7 +70,7 @@ def _answer(checkpoint: Any, order: Mapping[str, Any]) -> dict[str, Any]:
     return {"ok": True, "value": value}
 
 
-def _say(answers: TextIO, body: Mapping[str, Any]) -> None:
+def _send(answers: TextIO, body: Mapping[str, Any]) -> None:
     answers.write(json.dumps(body) + "\n")
 
 

@@ -71,15 +71,15 @@ class NvidiaSmi:
 
     async def read(self) -> tuple[GpuMemory, ...]:
         """The current memory use of all GPUs of the node. Raises GpuMemoryUnknown."""
-        gpus = await self._ask("--query-gpu=uuid,index,name,memory.used,memory.total")
-        apps = await self._ask("--query-compute-apps=gpu_uuid,pid,used_memory")
+        gpus = await self._query("--query-gpu=uuid,index,name,memory.used,memory.total")
+        apps = await self._query("--query-compute-apps=gpu_uuid,pid,used_memory")
         return parse(gpus, apps, names=self._name)
 
     async def aclose(self) -> None:
         """Wait for killed processes."""
         await self._reaper.aclose()
 
-    async def _ask(self, query: str) -> str:
+    async def _query(self, query: str) -> str:
         if self._path is None:
             raise GpuMemoryUnknown("nvidia-smi is not on the PATH")
         try:

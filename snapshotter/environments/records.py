@@ -59,8 +59,8 @@ class ImportRecords:
         """Record the import order of a function's newest boot."""
         function = function_of(launch.revision)
         earlier = self._orders.get(function, ImportOrder())
-        _keep(self._orders, function, order.with_parts_of(earlier))
-        _keep(self._likeness, function, _likeness(launch))
+        _store(self._orders, function, order.with_parts_of(earlier))
+        _store(self._likeness, function, _likeness(launch))
 
     def order(self, revision: RevisionKey) -> ImportOrder | None:
         """The order of the function's last boot; None if none is known."""
@@ -76,7 +76,7 @@ class ImportRecords:
 
     def set_longest(self, revision: RevisionKey, modules: Sequence[str]) -> None:
         """The function works with no longer list than this one."""
-        _keep(self._longest, function_of(revision), tuple(modules))
+        _store(self._longest, function_of(revision), tuple(modules))
 
     def longest(self, revision: RevisionKey, order: ImportOrder) -> list[str]:
         """The longest list of an order that the function may work with."""
@@ -87,7 +87,7 @@ class ImportRecords:
 
     def exclude(self, revision: RevisionKey, snapshot_id: str) -> None:
         """The function's code does not work in this environment snapshot: do not try it again."""
-        _keep(self._unfit, (function_of(revision), snapshot_id), None)
+        _store(self._unfit, (function_of(revision), snapshot_id), None)
 
     def is_excluded(self, revision: RevisionKey, snapshot_id: str) -> bool:
         """Whether it was excluded for this function."""
@@ -95,7 +95,7 @@ class ImportRecords:
 
     def set_verified(self, revision: RevisionKey, snapshot_id: str) -> None:
         """A boot from nothing has answered as this revision did in that snapshot."""
-        _keep(self._verified, (revision, snapshot_id), None)
+        _store(self._verified, (revision, snapshot_id), None)
 
     def is_verified(self, revision: RevisionKey, snapshot_id: str) -> bool:
         """Whether that was compared already."""
@@ -134,7 +134,7 @@ def _likeness(launch: LaunchSpec) -> tuple[str, ...]:
     return (*names, *sorted(weights.manifest for weights in launch.weights))
 
 
-def _keep(records: OrderedDict[K, V], key: K, value: V) -> None:
+def _store(records: OrderedDict[K, V], key: K, value: V) -> None:
     records[key] = value
     records.move_to_end(key)
     if len(records) > _MOST:

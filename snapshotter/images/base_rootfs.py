@@ -175,7 +175,7 @@ class BaseRootfs:
                 f"apt on this machine has no source of {release}: run apt-get update on the machine"
             )
         await finish_in_thread(sweep, self._directory)
-        await self._tell(
+        await self._report(
             [
                 (
                     f"building the base root file system of this machine's images, once: "
@@ -189,7 +189,7 @@ class BaseRootfs:
             await finish_in_thread(_replace, base)
         _log.info("base_rootfs.made release=%s path=%s", release, base)
 
-    async def _tell(self, lines: Sequence[str]) -> None:
+    async def _report(self, lines: Sequence[str]) -> None:
         for listener in list(self._listeners):
             await listener(lines)
 
@@ -197,7 +197,7 @@ class BaseRootfs:
         first = next((s for s in sources if s.release == release), sources[0])
         options = ["--variant=minbase", f"--include={','.join(PACKAGES)}"]
         if (
-            await self._run([_debootstrap(), *options, release, str(root), first.uri], self._tell)
+            await self._run([_debootstrap(), *options, release, str(root), first.uri], self._report)
             != 0
         ):
             log = root / "debootstrap" / "debootstrap.log"

@@ -101,10 +101,10 @@ async def joined(policy: BuildNetworkPolicy, texts: Iterable[str]) -> AsyncItera
                 ) from e
             yield Joined(remark=str(e))
             return
-        stack.push_async_callback(_leave, name)
+        stack.push_async_callback(_delete, name)
         yield Joined(namespace=namespace, name_servers=access.name_servers.find().text)
 
 
-async def _leave(name: str) -> None:
+async def _delete(name: str) -> None:
     await slot_network.remove([name])
     await slot_network.sweep()

@@ -61,7 +61,7 @@ class Output:
             self._last.clear()  # lines omitted before these are not the last lines
         self.is_flooded = rest is not None
         if rest is not None:
-            self._leave_out(rest)
+            self._drop(rest)
         return [_text(piece) for line in (*taken, *self._overlong()) for piece in _pieces(line)]
 
     def end(self) -> list[str]:
@@ -85,7 +85,7 @@ class Output:
         self._lines = min(float(LINES_PER_S * _BURST_S), self._lines + spent_s * LINES_PER_S)
         self._bytes = min(float(BYTES_PER_S * _BURST_S), self._bytes + spent_s * BYTES_PER_S)
 
-    def _leave_out(self, lines: bytes) -> None:
+    def _drop(self, lines: bytes) -> None:
         self.left_out += lines.count(b"\n") + 1
         self._last.extend(
             line[-_LAST_LINE_BYTES:] for line in lines.rsplit(b"\n", LAST_LINES)[-LAST_LINES:]
@@ -97,7 +97,7 @@ class Output:
             return []
         part, self._part = self._part, b""
         if self.is_flooded or self._bytes < len(part) or self._lines < 1:
-            self._leave_out(part)
+            self._drop(part)
             self.is_flooded = True
             return []
         self._bytes -= len(part)

@@ -140,18 +140,20 @@ class ImageBuild:
             await self._unpack_base()
         elif self._box.ids is not None and self._base is not None:
             await self._begin("root file system")
-            await self._base.copy(self._box.rootfs, self._box.ids, self._tell)
+            await self._base.copy(self._box.rootfs, self._box.ids, self._report_lines)
         self._variables["PIP_CONFIG_FILE"] = str(self._box.give("pip.conf", pip_config))
         await self._begin("virtual environment")
         if self._box.uid is not None and self._box.network.remark:
-            await self._say(f"the build uses the host's network: {self._box.network.remark}")
+            await self._report_line(
+                f"the build uses the host's network: {self._box.network.remark}"
+            )
         if self._box.network.namespace is not None:
-            await self._say(
+            await self._report_line(
                 "the build can reach the internet, and only those private networks that "
                 "snapshotter.egress_allowed of this machine lists"
             )
         if has_credentials:
-            await self._say(
+            await self._report_line(
                 "pip's configuration on this machine contains credentials: the build does not get "
                 "them"
             )
@@ -172,7 +174,7 @@ class ImageBuild:
             raise self._failed("container images need a platform that runs as root")
         puller = dataclasses.replace(box, ids=None, lent=())
         argv = registry_base.pull_command(self._plan.container_image, puller.tmp / "base")
-        if await puller.run(argv, variables=self._variables, on_lines=self._tell) != 0:
+        if await puller.run(argv, variables=self._variables, on_lines=self._report_lines) != 0:
             raise self._failed(
                 f"cannot get {self._plan.container_image} from its registry (see above)"
             )
@@ -192,7 +194,7 @@ class ImageBuild:
         self._container = found
         self._image_env |= found.variables
         self._variables |= found.variables
-        await self._say(f"unpacked {found.digest}")
+        await self._report_line(f"unpacked {found.digest}")
         if not self._plan.python:
             if found.interpreter is None:
                 raise self._failed(
@@ -200,7 +202,7 @@ class ImageBuild:
                     f'version of this machine, add_python="3.11"'
                 )
             self._box = dataclasses.replace(box, interpreter=found.interpreter)
-            await self._say(f"Python {found.interpreter.version} of the image")
+            await self._report_line(f"Python {found.interpreter.version} of the image")
 
     async def _environment(self) -> None:
         make = [str(self._box.python), "-I", "-m", "venv"]
@@ -223,7 +225,7 @@ class ImageBuild:
                 await self._apt(step.items)
             case "run":
                 for command in step.items:
-                    await self._say(f"$ {command}")
+                    await self._report_line(f"$ {command}")
                     await self._must("/bin/sh", "-c", command)
             case "copy":
                 await self._copy(step)
@@ -255,7 +257,7 @@ class ImageBuild:
         await self._must("/bin/mkdir", "-p", "--", str(target))
         await self._must("/bin/cp", "-R", "--", f"{self._box.given / name}/.", str(target))
         await asyncio.to_thread(remove_tree, parcel)
-        await self._say(f"copied {step.blob[:12]} to {step.target}")
+        await self._report_line(f"copied {step.blob[:12]} to {step.target}")
         await self._link(PurePosixPath(step.target))
 
     async def _link(self, target: PurePosixPath) -> None:
@@ -263,7 +265,7 @@ class ImageBuild:
         if not target.is_absolute() or self._box.ids is not None:
             return
         if self._box.uid is None:
-            await self._say(
+            await self._report_line(
                 f"{target} is there in instances only: later steps do not see it, because without "
                 f"root they share this machine's root directory"
             )
@@ -283,7 +285,7 @@ class ImageBuild:
 
     async def _apt(self, packages: Sequence[str]) -> None:
         if self._box.ids is None:
-            await self._expect_on_machine(packages)
+            await self._require_on_machine(packages)
             return
         if not self._has_lists:
             if settings := await package_proxies():
@@ -293,7 +295,7 @@ class ImageBuild:
             self._has_lists = True
         await self._must(*APT_INSTALL, *packages)
 
-    async def _expect_on_machine(self, packages: Sequence[str]) -> None:
+    async def _require_on_machine(self, packages: Sequence[str]) -> None:
         """Check the packages on this machine: without their own root file systems, images use the
         machine's."""
         missing = [p for p in packages if not await _is_installed(p)]
@@ -302,7 +304,7 @@ class ImageBuild:
                 f"cannot install the apt packages {' '.join(missing)}: {self._why_no_rootfs()}",
                 {"step": self._title, "packages": missing},
             )
-        await self._say(f"already installed on this machine: {' '.join(packages)}")
+        await self._report_line(f"already installed on this machine: {' '.join(packages)}")
 
     def _why_no_rootfs(self) -> str:
         why = self._base.why_not() if self._base is not None else None
@@ -336,7 +338,7 @@ class ImageBuild:
 
         async def collect(lines: Sequence[str]) -> None:
             complaints.extend(lines)
-            await self._tell(lines)
+            await self._report_lines(lines)
 
         await self._box.run(
             [*self._pip("check", bar=False)], variables=self._variables, on_lines=collect
@@ -391,17 +393,17 @@ class ImageBuild:
         )
 
     async def _command(self, *argv: str) -> int:
-        return await self._box.run(argv, variables=self._variables, on_lines=self._tell)
+        return await self._box.run(argv, variables=self._variables, on_lines=self._report_lines)
 
     async def _begin(self, title: str) -> None:
         self._title = title
         self._index += 1
-        await self._say(f"== {title}")
+        await self._report_line(f"== {title}")
 
-    async def _say(self, line: str) -> None:
-        await self._tell([line])
+    async def _report_line(self, line: str) -> None:
+        await self._report_lines([line])
 
-    async def _tell(self, lines: Sequence[str]) -> None:
+    async def _report_lines(self, lines: Sequence[str]) -> None:
         self._tail.extend(lines)
         self._log.write(lines)
         about = {"step": self._title, "index": self._index, "of": self._count}

@@ -143,7 +143,7 @@ class _Extraction:
         if member.isreg():
             self._file(name, content, member)
         elif member.issym():
-            self._take(len(member.linkname))
+            self._count_bytes(len(member.linkname))
             os.symlink(_link_target(member), self._root / name)
             self._links.add(name)
         elif member.islnk():
@@ -169,7 +169,7 @@ class _Extraction:
             self._folders.add(folder)
 
     def _file(self, name: PurePosixPath, source: TarContent, member: tarfile.TarInfo) -> None:
-        self._take(member.size)
+        self._count_bytes(member.size)
         mode = 0o755 if member.mode & 0o100 else 0o644
         descriptor = os.open(
             self._root / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode
@@ -180,7 +180,7 @@ class _Extraction:
                 out.write(block)
         self._files.add(name)
 
-    def _take(self, size: int) -> None:
+    def _count_bytes(self, size: int) -> None:
         self._left_bytes -= size
         if self._left_bytes < 0:
             raise BundleUnavailable(
@@ -231,20 +231,20 @@ class _Extraction:
 def _link_target(member: tarfile.TarInfo) -> str:
     if not member.linkname or "\0" in member.linkname or len(member.linkname) > _MAX_PATH:
         raise BundleUnavailable(
-            f"the archive's link {_shown(member.name)} has the target {_shown(member.linkname)}, "
+            f"the archive's link {_format(member.name)} has the target {_format(member.linkname)}, "
             f"which is not a valid path"
         )
     return member.linkname
 
 
-def _shown(name: str) -> str:
+def _format(name: str) -> str:
     return ascii(name[:200])
 
 
 def _relative(name: str, shown: str) -> PurePosixPath:
     if len(name) > _MAX_PATH:
         raise BundleUnavailable(
-            f"the archive's entry {_shown(shown)}… has a path of more than {_MAX_PATH} characters"
+            f"the archive's entry {_format(shown)}… has a path of more than {_MAX_PATH} characters"
         )
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name:

@@ -88,13 +88,13 @@ class Bundles:
         BundleUnavailable.
 
         Cancelling a caller does not cancel the unpacking; it is short and its result is kept."""
-        target = self._code / _checked(digest)
+        target = self._code / _check(digest)
         self._asked_at[digest] = self._clock()
         if target.exists():
             return target
         flight = self._flights.get(digest)
         if flight is None:
-            flight = asyncio.create_task(self._bring(digest, target), name=f"unpack {digest[:12]}")
+            flight = asyncio.create_task(self._fetch(digest, target), name=f"unpack {digest[:12]}")
             self._flights[digest] = flight
             flight.add_done_callback(lambda _: self._flights.pop(digest, None))
         return await asyncio.shield(flight)
@@ -114,7 +114,7 @@ class Bundles:
         if self._needed is None:
             return removed
         async with self._making_room:
-            present = await UNPACKING.run(self._look)
+            present = await UNPACKING.run(self._scan)
             self._asked_at = {
                 digest: at
                 for digest, at in self._asked_at.items()
@@ -155,7 +155,7 @@ class Bundles:
             else None
         )
 
-    def _look(self) -> dict[str, UnpackedSize]:
+    def _scan(self) -> dict[str, UnpackedSize]:
         """Sizes of the unpacked bundles, oldest first; bundles unpacked by another process are
         measured once."""
         entries = os.scandir(self._code) if self._code.exists() else ()
@@ -168,7 +168,7 @@ class Bundles:
             name: self._sizes.get(name) or _measured(self._code / name) for _, name in sorted(found)
         }
 
-    async def _bring(self, digest: str, target: Path) -> Path:
+    async def _fetch(self, digest: str, target: Path) -> Path:
         if not self._swept:
             self._swept = True
             await UNPACKING.run(sweep, self._code)
@@ -208,7 +208,7 @@ def _measured(directory: Path) -> UnpackedSize:
     return UnpackedSize(size_bytes + entries * BLOCK_OF_ENTRY, entries)
 
 
-def _checked(digest: str) -> str:
+def _check(digest: str) -> str:
     if not _DIGEST.match(digest):
         raise BundleUnavailable(
             f"{digest!r} does not name a bundle: expected the 64 hex digits of a sha256"

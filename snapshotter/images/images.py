@@ -214,7 +214,7 @@ class Images:
         if (self._root / key).exists():
             return digest
         plan = parse_image(spec)
-        flight = self._flights.get(key) or self._take_off(key, plan, uid)
+        flight = self._flights.get(key) or self._start_build(key, plan, uid)
         inbox: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue(_MAX_BACKLOG)
         flight.listeners.append(inbox)
         try:
@@ -306,7 +306,7 @@ class Images:
             return image, json.loads((image / "image.json").read_bytes())
         return None
 
-    def _take_off(self, key: str, plan: ImagePlan, uid: int | None) -> _RunningBuild:
+    def _start_build(self, key: str, plan: ImagePlan, uid: int | None) -> _RunningBuild:
         flight = _RunningBuild(
             task=asyncio.create_task(self._fly(key, plan, uid), name=f"build image {key[:12]}")
         )

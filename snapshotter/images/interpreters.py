@@ -78,7 +78,7 @@ async def _find(version: str, environ: Mapping[str, str]) -> Interpreter | None:
     if own.version == version:
         return own
     for candidate in _candidates(f"python{version}", environ):
-        found = await _ask(candidate)
+        found = await _probe(candidate)
         if found is not None and found.version == version:
             return found
     return None
@@ -100,7 +100,7 @@ def _candidates(pattern: str, environ: Mapping[str, str]) -> list[Path]:
     ]
 
 
-async def _ask(candidate: Path) -> Interpreter | None:
+async def _probe(candidate: Path) -> Interpreter | None:
     """What `candidate` reports about itself; None if it does not run or its installation is
     incomplete."""
     try:

@@ -203,7 +203,7 @@ def _change_root(at: str, links: dict[str, str]) -> None:
     for name, place in links.items():
         os.symlink(place, f"{at}/{name}")
     _pivot_to(at)
-    _leave_former_root()
+    _detach_former_root()
 
 
 def _pivot_to(at: str) -> None:
@@ -215,7 +215,7 @@ def _pivot_to(at: str) -> None:
         raise OSError(ctypes.get_errno(), "pivot_root")
 
 
-def _leave_former_root() -> None:
+def _detach_former_root() -> None:
     _call("umount2", b".", _MNT_DETACH)
     os.chdir("/")
 
@@ -300,7 +300,7 @@ def _pivot(at: str, lent: list[str], owner: int) -> None:
         _mount(f"/proc/self/fd/{source}", path, None, _MS_BIND)
         _mount(None, path, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
         os.close(source)
-    _leave_former_root()
+    _detach_former_root()
 
 
 def _make_directories(path: str, owner: int) -> None:

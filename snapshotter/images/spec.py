@@ -101,7 +101,7 @@ def parse_image(spec: Mapping[str, Any]) -> ImagePlan:
     only a container could do."""
     steps = spec.get("steps", [])
     if not isinstance(steps, list | tuple):
-        raise _broken(f"steps = {_shown(steps)}: expected a list")
+        raise _broken(f"steps = {_format(steps)}: expected a list")
     parsed = tuple(_step(i, s) for i, s in enumerate(steps))
     has_own = bool(parsed) and parsed[0].op == "from"
     return ImagePlan(python=_python(spec.get("python"), has_own=has_own), steps=parsed)
@@ -111,7 +111,7 @@ def _python(python: Any, *, has_own: bool) -> str:
     if has_own and python == "":
         return ""
     if not isinstance(python, str) or not _VERSION.match(python):
-        raise _broken(f"python = {_shown(python)}: expected a version such as '3.11'")
+        raise _broken(f"python = {_format(python)}: expected a version such as '3.11'")
     if tuple(int(part) for part in python.split(".")) < OLDEST_PYTHON:
         raise Unsupported(
             f"python {python} is too old: the worker requires "
@@ -125,11 +125,11 @@ def _step(index: int, body: Any) -> BuildStep:
     op = body.get("op") if isinstance(body, Mapping) else None
     if not isinstance(op, str) or op not in _KEYS:
         raise _broken(
-            f"{where} = {_shown(body)}: expected an object whose op is one of {', '.join(_KEYS)}"
+            f"{where} = {_format(body)}: expected an object whose op is one of {', '.join(_KEYS)}"
         )
     if unknown := sorted(set(body) - _KEYS[op] - {"op"}):
         raise _broken(
-            f"{where}: unknown key {_shown(unknown[0])} of {op}; known: "
+            f"{where}: unknown key {_format(unknown[0])} of {op}; known: "
             f"{', '.join(sorted(_KEYS[op]))}"
         )
     if op == "from":
@@ -148,7 +148,7 @@ def _step(index: int, body: Any) -> BuildStep:
     for package in packages:
         if op == "pip" and package.startswith("-"):
             raise _broken(
-                f"{where}: {_shown(package)} is not a package name; put options into `options`"
+                f"{where}: {_format(package)} is not a package name; put options into `options`"
             )
         if op == "apt":
             _check_debian(package, where)
@@ -181,14 +181,14 @@ def _is_text(value: Any) -> bool:
 def _texts(body: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
     value = body.get(key, [])
     if not isinstance(value, list | tuple) or not all(_is_text(v) and v for v in value):
-        raise _broken(f"{where}.{key} = {_shown(value)}: expected a list of strings")
+        raise _broken(f"{where}.{key} = {_format(value)}: expected a list of strings")
     return tuple(value)
 
 
 def _text(body: Mapping[str, Any], key: str, where: str) -> str:
     value: Any = body.get(key)
     if not _is_text(value) or not value:
-        raise _broken(f"{where}.{key} = {_shown(value)}: expected a string")
+        raise _broken(f"{where}.{key} = {_format(value)}: expected a string")
     return str(value)
 
 
@@ -211,13 +211,13 @@ def _variables(values: Any, where: str) -> Mapping[str, str]:
         _is_text(v) and _VARIABLE.match(k) for k, v in values.items()
     ):
         raise _broken(
-            f"{where}.values = {_shown(values)}: expected an object of strings whose keys are "
+            f"{where}.values = {_format(values)}: expected an object of strings whose keys are "
             f"variable names"
         )
     return dict(values)
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     """`value` as ASCII, short enough for a message."""
     try:
         return ascii(value)[:200]

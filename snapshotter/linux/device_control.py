@@ -98,7 +98,7 @@ def probe(base: Path, *, version: int) -> None:
         return
     with _loaded(_instruction(_MOVE_IMMEDIATE, _RESULT, immediate=1) + _exit()) as loaded:
         _attach(base, loaded, _ALLOW_MULTI)
-        with _opened(base) as group:
+        with _open(base) as group:
             detach = struct.pack("=IIII", group, loaded, _ATTACH_CGROUP_DEVICE, 0)
             _bpf(_BPF_PROG_DETACH, detach, f"detach a device program from {base}")
 
@@ -175,7 +175,7 @@ def _loaded(code: bytes) -> Iterator[int]:
 
 
 def _attach(directory: Path, loaded: int, flags: int) -> None:
-    with _opened(directory) as group:
+    with _open(directory) as group:
         attach = struct.pack("=IIII", group, loaded, _ATTACH_CGROUP_DEVICE, flags)
         _bpf(_BPF_PROG_ATTACH, attach, f"attach a device program to {directory}")
 
@@ -201,7 +201,7 @@ def _bpf(command: int, attributes: bytes, what: str) -> int:
 
 
 @contextlib.contextmanager
-def _opened(directory: Path) -> Iterator[int]:
+def _open(directory: Path) -> Iterator[int]:
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield fd

@@ -70,13 +70,13 @@ class ActivatorSearch:
         failures: list[str] = []
         known = self._claimed_by.get(statement.pod)
         if known is not None:
-            if (end := await self._ask(known, statement, failures)) is not None:
+            if (end := await self._request(known, statement, failures)) is not None:
                 return end
             self._claimed_by.pop(statement.pod, None)
         for address in sorted(await self._addresses(failures), key=self._has_failed):
             if address == known:
                 continue
-            if (end := await self._ask(address, statement, failures)) is not None:
+            if (end := await self._request(address, statement, failures)) is not None:
                 return end
         if failures:
             raise NotConnected(
@@ -98,14 +98,14 @@ class ActivatorSearch:
             failures.append(f"{self._activators.host} cannot be resolved: {e.strerror or e}")
             return ()
 
-    async def _ask(
+    async def _request(
         self, address: str, statement: PodStatement, failures: list[str]
     ) -> ActivatorEnd | None:
         """Ask one activator; None if it has not claimed the pod, or does not answer, which is added
         to `failures`. Raises NotConnected for a refusal."""
         answer: PodAnswer | None = None
         try:
-            while answer is None and (end := self._take_idle(address)) is not None:
+            while answer is None and (end := self._pop_idle(address)) is not None:
                 # one that was kept may be of an activator that has been restarted
                 with suppress(ConnectionError, ssl.SSLError, ValueError):
                     answer = await end.ask(statement)
@@ -155,7 +155,7 @@ class ActivatorSearch:
             )
         return end
 
-    def _take_idle(self, address: str) -> ActivatorEnd | None:
+    def _pop_idle(self, address: str) -> ActivatorEnd | None:
         idle = self._idle.get(address)
         return idle.pop() if idle else None
 

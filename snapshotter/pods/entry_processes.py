@@ -64,7 +64,7 @@ class EntryProcesses:
         async with self._turn:
             for is_last in (False, True):
                 try:
-                    return await self._ask(kind, control)
+                    return await self._request(kind, control)
                 except BaseException as e:
                     await self._end()
                     if is_last or not isinstance(e, OSError):
@@ -91,7 +91,7 @@ class EntryProcesses:
         async with self._turn:
             await self._end()
 
-    async def _ask(self, kind: str, control: socket.socket) -> EntryProcess:
+    async def _request(self, kind: str, control: socket.socket) -> EntryProcess:
         await self.begin()
         assert self._control is not None
         seqpacket.send(self._control, seqpacket.encode({"kind": kind}), [control.fileno()])

@@ -48,7 +48,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def take(path: str) -> int:
     """A descriptor of a detached copy of `path`. Raises OSError."""
     fd: int = _libc.syscall(_OPEN_TREE, _AT_FDCWD, path.encode(), _CLONE | _CLOEXEC | _RECURSIVE)
-    return _checked(fd, f"open_tree {path}")
+    return _check(fd, f"open_tree {path}")
 
 
 def put(fd: int, target: str) -> None:
@@ -60,7 +60,7 @@ def put(fd: int, target: str) -> None:
         else:
             os.makedirs(os.path.dirname(target), exist_ok=True)
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o444))
-        _checked(
+        _check(
             _libc.syscall(_MOVE_MOUNT, fd, b"", _AT_FDCWD, target.encode(), _EMPTY_PATH),
             f"move_mount to {target}",
         )
@@ -79,7 +79,7 @@ def show(pidfd: int, source: str, target: str, *, over: tuple[int, int]) -> None
     tree = take(source)
     try:
         restrict_detached(tree, RDONLY | NOSUID | NODEV)
-        _checked(_libc.setns(pidfd, _MOUNTS), "setns into the pod")
+        _check(_libc.setns(pidfd, _MOUNTS), "setns into the pod")
         place = os.open(target, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             found = os.fstat(place)
@@ -89,7 +89,7 @@ def show(pidfd: int, source: str, target: str, *, over: tuple[int, int]) -> None
                 raise OSError(errno.EXDEV, f"{target} in the pod is another directory")
             flags = _EMPTY_PATH | _EMPTY_TARGET
             moved: int = _libc.syscall(_MOVE_MOUNT, tree, b"", place, b"", flags)
-            _checked(moved, f"move_mount to {target}")
+            _check(moved, f"move_mount to {target}")
         finally:
             os.close(place)
     finally:
@@ -110,7 +110,7 @@ def take_programs() -> list[tuple[int, str]]:
 def cover(held: Sequence[tuple[int, str]]) -> None:
     """Mount each of `take_programs` over the pod's own directory of that name, in a mount namespace
     of our own: the pod's stays as it is. Takes ownership of the descriptors. Raises OSError."""
-    _checked(_libc.unshare(_MOUNTS), "unshare")
+    _check(_libc.unshare(_MOUNTS), "unshare")
     mount(None, "/", None, PRIVATE | REC)
     for fd, path in held:
         try:
@@ -124,7 +124,7 @@ def cover(held: Sequence[tuple[int, str]]) -> None:
         try:
             flags = _EMPTY_PATH | _EMPTY_TARGET
             moved: int = _libc.syscall(_MOVE_MOUNT, fd, b"", place, b"", flags)
-            _checked(moved, f"move_mount to {path}")
+            _check(moved, f"move_mount to {path}")
         finally:
             os.close(place)
             os.close(fd)
@@ -146,10 +146,10 @@ def change_root(tree: int, *, directories: Sequence[str]) -> None:
     The tree is a tenant's, and so may the pod's image be: a mount point, or what is mounted there,
     that is a link is refused.
     """
-    _checked(_libc.unshare(_MOUNTS), "unshare")
+    _check(_libc.unshare(_MOUNTS), "unshare")
     mount(None, "/", None, PRIVATE | REC)
-    held = _present((name, _take_directory(name)) for name in (*_OF_THE_POD, *directories))
-    files = _present((name, _take_file(name)) for name in _FILES_OF_THE_POD)
+    held = _present((name, _detach_directory(name)) for name in (*_OF_THE_POD, *directories))
+    files = _present((name, _detach_file(name)) for name in _FILES_OF_THE_POD)
     try:
         place = os.open("/run", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         _attach(tree, place, "/run")
@@ -166,8 +166,8 @@ def change_root(tree: int, *, directories: Sequence[str]) -> None:
         finally:
             os.close(etc)
         number = system_calls.numbers(system_calls.DENIED, os.uname().machine)["pivot_root"]
-        _checked(_libc.syscall(number, b".", b"."), "pivot_root to the image")
-        _checked(_libc.umount2(b".", _DETACH), "umount of the pod's root")
+        _check(_libc.syscall(number, b".", b"."), "pivot_root to the image")
+        _check(_libc.umount2(b".", _DETACH), "umount of the pod's root")
         os.chdir("/")
     finally:
         os.close(tree)
@@ -183,12 +183,12 @@ def _attach(tree: int, place: int, name: str) -> None:
     """Mount a detached tree; takes ownership of `place`."""
     try:
         moved: int = _libc.syscall(_MOVE_MOUNT, tree, b"", place, b"", _EMPTY_PATH | _EMPTY_TARGET)
-        _checked(moved, f"move_mount to {name}")
+        _check(moved, f"move_mount to {name}")
     finally:
         os.close(place)
 
 
-def _take_directory(path: str) -> int | None:
+def _detach_directory(path: str) -> int | None:
     """A detached copy of a directory of the pod, with what is mounted below it; None if there is
     none."""
     root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -198,10 +198,10 @@ def _take_directory(path: str) -> int | None:
         return None
     finally:
         os.close(root)
-    return _take_opened(found, path)
+    return _detach_opened(found, path)
 
 
-def _take_file(name: str) -> int | None:
+def _detach_file(name: str) -> int | None:
     """A detached copy of a file of the pod's /etc; None if there is none."""
     try:
         etc = os.open("/etc", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -211,14 +211,14 @@ def _take_file(name: str) -> int | None:
         found = _open_file(name, etc)
     finally:
         os.close(etc)
-    return _take_opened(found, f"/etc/{name}") if found is not None else None
+    return _detach_opened(found, f"/etc/{name}") if found is not None else None
 
 
-def _take_opened(fd: int, name: str) -> int:
+def _detach_opened(fd: int, name: str) -> int:
     flags = _CLONE | _CLOEXEC | _RECURSIVE | _AT_EMPTY_PATH
     try:
         tree: int = _libc.syscall(_OPEN_TREE, fd, b"", flags)
-        return _checked(tree, f"open_tree {name}")
+        return _check(tree, f"open_tree {name}")
     finally:
         os.close(fd)
 
@@ -254,7 +254,7 @@ def _open_file(name: str, folder: int) -> int | None:
 def enter(pidfd: int) -> None:
     """Enter the namespaces of the process of `pidfd`, all at once; the next child is in its PID
     namespace. Raises OSError."""
-    _checked(_libc.setns(pidfd, NAMESPACES), "setns into the pod")
+    _check(_libc.setns(pidfd, NAMESPACES), "setns into the pod")
 
 
 def build(held: Sequence[tuple[int, str]], *, uid: int, writable_bytes: int, python: str) -> None:
@@ -297,7 +297,7 @@ def demand_places(root: str = "/") -> None:
             )
 
 
-def _checked(result: int, what: str) -> int:
+def _check(result: int, what: str) -> int:
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{what}: {os.strerror(code)}")

@@ -43,7 +43,7 @@ class LogPipe:
                 self._dropping = False
                 self._rest = b""
                 data = data.partition(b"\n")[2]
-            self._take(data, now)
+            self._split(data, now)
         elif not self._dropping:
             self._dropping = True
             self._log.write(
@@ -72,7 +72,7 @@ class LogPipe:
         """Close the descriptor."""
         os.close(self.fd)
 
-    def _take(self, data: bytes, now: float) -> None:
+    def _split(self, data: bytes, now: float) -> None:
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()
         if len(self._rest) > _MAX_LINE_BYTES:

@@ -376,7 +376,7 @@ class PageServer:
             data = os.read(memory.uffd, _MESSAGES_AT_ONCE * _MESSAGE.size)
         except BlockingIOError:
             return
-        _settle(memory)
+        _mark_copied(memory)
         # what has moved or is gone comes first: a page is then filled where it belongs now
         messages = sorted(_MESSAGE.iter_unpack(data), key=lambda one: one[0] == _PAGEFAULT)
         for event, *words in messages:
@@ -470,8 +470,8 @@ class PageServer:
             return 0.0
         for memory in self._memories.values():
             if memory.wanted:
-                return self._bring_wanted(memory)
-            _settle(memory)
+                return self._copy_wanted(memory)
+            _mark_copied(memory)
         if not self._is_restored:
             return None
         wait_s = self._rest_waits_s()
@@ -498,7 +498,7 @@ class PageServer:
             return _BUSY_PAUSE_S
         return 0.0
 
-    def _bring_wanted(self, memory: Memory) -> float:
+    def _copy_wanted(self, memory: Memory) -> float:
         left = _STEP_BYTES
         while memory.wanted and left > 0:
             piece = memory.wanted[0]
@@ -512,7 +512,7 @@ class PageServer:
                 is_early = e.errno == errno.ENOENT and not self._is_restored
                 if is_early or (e.errno == errno.EAGAIN and copied <= 0):
                     return _RETRY_S
-                self._bring_rest(memory, piece, max(0, copied))
+                self._copy_rest(memory, piece, max(0, copied))
             else:
                 memory.brought.append(piece)
             left -= piece.end - piece.start
@@ -520,7 +520,7 @@ class PageServer:
                 memory.wanted.popleft()
         return 0.0
 
-    def _bring_rest(self, memory: Memory, piece: Piece, copied: int) -> None:
+    def _copy_rest(self, memory: Memory, piece: Piece, copied: int) -> None:
         """The rest of a piece of which a part was there already."""
         memory.missing.remove(piece.start, piece.start + copied)
         while (found := memory.missing.first_within(piece.start, piece.end)) is not None:
@@ -564,7 +564,7 @@ def is_busy(loadavg: bytes, *, processors: int) -> bool:
     return int(loadavg.split()[3].partition(b"/")[0]) > processors
 
 
-def _settle(memory: Memory) -> None:
+def _mark_copied(memory: Memory) -> None:
     """Have what was brought no longer missing. Not with each piece: the process waits for the next
     ones meanwhile."""
     for piece in memory.brought:

@@ -37,31 +37,31 @@ class VolumeApi:
         }
 
     @property
-    def _here(self) -> NodeVolumes:
+    def _require_volumes(self) -> NodeVolumes:
         if self._volumes is None:
             raise VolumeFailed("this node has no volumes", {"reason": "failed"})
         return self._volumes
 
     async def _scan(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
-        found = self._here.scan(args["volume"], max_entries=args["max_entries"])
+        found = self._require_volumes.scan(args["volume"], max_entries=args["max_entries"])
         async with contextlib.aclosing(found) as answers:
             async for answer in answers:
                 await part(answer)
         return {}
 
     async def _upload(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
-        await self._here.upload(args["volume"], args["digests"])
+        await self._require_volumes.upload(args["volume"], args["digests"])
         return {}
 
     async def _commit(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
-        await self._here.committed(args["volume"], version=args["version"])
+        await self._require_volumes.committed(args["volume"], version=args["version"])
         return {}
 
     async def _reload(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
-        return await self._here.reload(args["volume"])
+        return await self._require_volumes.reload(args["volume"])
 
     async def _drop(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
-        await self._here.drop(args["volume"])
+        await self._require_volumes.drop(args["volume"])
         return {}
 
 

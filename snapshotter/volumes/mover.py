@@ -216,7 +216,7 @@ def _sync(order: Mapping[str, Any], _: Answer) -> Mapping[str, Any]:
     head = by_path(map(Entry.from_json, body["entries"]))
     before = State.read(home / "state.json")
     root = os.open(home / "data", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    incoming = open_beneath(_opened(home), "incoming", os.O_RDONLY | os.O_DIRECTORY)
+    incoming = open_beneath(_open(home), "incoming", os.O_RDONLY | os.O_DIRECTORY)
     for leftover in os.listdir(incoming):
         os.unlink(leftover, dir_fd=incoming)
     merge = sync.Merge(
@@ -238,7 +238,7 @@ def _sync(order: Mapping[str, Any], _: Answer) -> Mapping[str, Any]:
     return found
 
 
-def _opened(path: Path) -> int:
+def _open(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 

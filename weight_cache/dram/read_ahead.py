@@ -115,7 +115,7 @@ class ReadAhead:
 
     async def _run(self, manifest: str, files: Sequence[Path], reading: _Reading) -> None:
         brought = await asyncio.get_running_loop().run_in_executor(
-            self._threads, self._bring, files, reading
+            self._threads, self._populate, files, reading
         )
         self.brought_bytes += brought.size_bytes
         self._observe(Tier.NVME, brought.size_bytes, brought.seconds)
@@ -125,7 +125,7 @@ class ReadAhead:
                 text, manifest[:12], brought.size_bytes, brought.seconds * 1000, brought.left_bytes
             )
 
-    def _bring(self, files: Sequence[Path], reading: _Reading) -> page_cache.ReadAheadResult:
+    def _populate(self, files: Sequence[Path], reading: _Reading) -> page_cache.ReadAheadResult:
         """Runs in a thread. Available memory includes the cached pages of these files."""
         room = min(reading.size_bytes, int(self._available() * _SPARE_SHARE))
         return page_cache.populate_page_cache(files, room_bytes=room, stopped=reading.stop.is_set)

@@ -72,7 +72,7 @@ class ObjectOrigin:
 
     async def size(self, digest: str) -> int:
         """Request the length of a blob in bytes; never cached. Raises OriginUnavailable."""
-        return (await self._ask_info(digest)).size_bytes
+        return (await self._request_info(digest)).size_bytes
 
     async def read(
         self, digest: str, *, offset_bytes: int, length_bytes: int
@@ -82,7 +82,7 @@ class ObjectOrigin:
         key = _key(digest)
         info = self._known.get(digest)
         if info is None and (offset_bytes or length_bytes >= CHUNK_BYTES):
-            info = await self._ask_info(digest)
+            info = await self._request_info(digest)
 
         async def attempt() -> bytes | memoryview:
             etag = info.etag if info is not None else None
@@ -105,7 +105,7 @@ class ObjectOrigin:
         """Close the store."""
         await self._store.aclose()
 
-    async def _ask_info(self, digest: str) -> ObjectInfo:
+    async def _request_info(self, digest: str) -> ObjectInfo:
         key = _key(digest)
         info = await self._insist(digest, lambda: self._store.info(key), timeout_s=self._timeout_s)
         if info is None:

@@ -240,7 +240,7 @@ class LeaseManager:
     async def predict(self, manifest: str) -> Prediction:
         """Predict how long a lease opened now would wait until the model is in memory."""
         if self._store.is_here(manifest):
-            found = await self._look(manifest)
+            found = await self._measure_residency(manifest)
             missing = {Tier.NVME: found.absent_bytes}
             return Prediction(
                 tier=found.tier, seconds=self._bandwidths.predict(missing), missing=missing
@@ -387,7 +387,7 @@ class LeaseManager:
             }.values()
         )
 
-    async def _look(self, manifest: str) -> Residency:
+    async def _measure_residency(self, manifest: str) -> Residency:
         """Measure residency: of small models inline, since a thread would cost more."""
         files = self._store.files(manifest)
         lengths = page_cache.file_sizes(files)

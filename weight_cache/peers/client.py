@@ -124,7 +124,7 @@ class PeerClient:
     @contextlib.asynccontextmanager
     async def _connected(self, address: str, connect_s: float) -> AsyncIterator[_Connection]:
         """A connection, kept for reuse unless an error occurs on it."""
-        connection = self._kept(address) or await self._connect(address, connect_s)
+        connection = self._pop_connection(address) or await self._connect(address, connect_s)
         try:
             yield connection
         except BaseException:
@@ -136,7 +136,7 @@ class PeerClient:
         else:
             connection.writer.close()
 
-    def _kept(self, address: str) -> _Connection | None:
+    def _pop_connection(self, address: str) -> _Connection | None:
         idle = self._idle.get(address, [])
         while idle:
             connection = idle.pop()

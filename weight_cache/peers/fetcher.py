@@ -67,7 +67,7 @@ class PeerFetcher:
         if not self._membership.holders(wanted.digest, wanted.key):
             await self._membership.wait_refreshed()
         with self._under_way.coming(wanted.key):
-            yield await self._ask_all(wanted)
+            yield await self._request_from_all(wanted)
 
     def used(self, given: PeerChunk) -> None:
         """Count received bytes and reset the peer's failures."""
@@ -95,9 +95,9 @@ class PeerFetcher:
                 others.append(index)
         yield from others
 
-    async def _ask_all(self, wanted: ChunkRequest) -> PeerChunk | None:
+    async def _request_from_all(self, wanted: ChunkRequest) -> PeerChunk | None:
         for holder in self._membership.holders(wanted.digest, wanted.key)[:_HOLDERS_ASKED]:
-            if (given := _peer_chunk(holder, await self._ask(holder, wanted))) is not None:
+            if (given := _peer_chunk(holder, await self._request(holder, wanted))) is not None:
                 return given
         absent: list[str] = []
         for _ in range(_OWNERS_ASKED):
@@ -105,14 +105,14 @@ class PeerFetcher:
             if peer is None:
                 fetcher = self._own_note(wanted, absent)
             else:
-                answer, fetcher = await self._ask_owner(peer, wanted, absent)
+                answer, fetcher = await self._request_from_owner(peer, wanted, absent)
                 if (given := _peer_chunk(peer, answer)) is not None:
                     return given
                 if fetcher is None and self._membership.owner(wanted.key) is not peer:
                     continue  # the owner failed, and there is a new one
             if fetcher is None:
                 return None  # this node has to fetch it
-            if (given := _peer_chunk(fetcher, await self._ask(fetcher, wanted))) is not None:
+            if (given := _peer_chunk(fetcher, await self._request(fetcher, wanted))) is not None:
                 return given
             absent.append(fetcher.id or "")
         return None
@@ -127,20 +127,22 @@ class PeerFetcher:
             )
         )
 
-    async def _ask_owner(
+    async def _request_from_owner(
         self, peer: Peer, wanted: ChunkRequest, absent: Iterable[str]
     ) -> tuple[PeerResponse | None, Peer | None]:
         """Ask the owner: its response, or the node that it names; neither if this node has to fetch
         the chunk or the owner failed."""
         without = ",".join(absent)
-        answer = await self._ask(
+        answer = await self._request(
             peer, wanted, f"owner=1&without={without}" if without else "owner=1"
         )
         if answer is None or answer.head.status != 303:
             return answer, None
         return None, self._membership.named(answer.head.headers.get(AT_HEADER.lower(), ""))
 
-    async def _ask(self, peer: Peer, wanted: ChunkRequest, query: str = "") -> PeerResponse | None:
+    async def _request(
+        self, peer: Peer, wanted: ChunkRequest, query: str = ""
+    ) -> PeerResponse | None:
         """Request a chunk from a peer, waiting if the peer is fetching it; None if it does not have
         it."""
         answer = await self._get(peer, wanted, query, answer_s=self._answer_s)

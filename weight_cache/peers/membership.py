@@ -80,7 +80,7 @@ class PeerMembership:
     async def run(self) -> None:
         """Refresh periodically until cancelled."""
         while True:
-            await self._look_once(everybody=True)
+            await self._refresh_once(everybody=True)
             await asyncio.sleep(_MIN_REFRESH_INTERVAL_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REFRESH_INTERVAL_S - _MIN_REFRESH_INTERVAL_S):
@@ -118,9 +118,9 @@ class PeerMembership:
         if self._stranger.is_set() or self._clock() - self._looked_at > _MIN_REFRESH_INTERVAL_S:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(2 * self._answer_s):
-                    await self._look_once(everybody=False)
+                    await self._refresh_once(everybody=False)
 
-    async def _look_once(self, *, everybody: bool) -> None:
+    async def _refresh_once(self, *, everybody: bool) -> None:
         """Start a refresh, or join the one in progress."""
         if self._look is None or self._look.done():
             everybody = everybody or self._stranger.is_set()
@@ -136,21 +136,21 @@ class PeerMembership:
     def holders(self, digest: str, key: str) -> list[Peer]:
         """Available peers with the complete file, ranked for `key`, which spreads chunks over
         holders."""
-        found = {peer.id: peer for peer in self._asked() if digest in peer.holds}
+        found = {peer.id: peer for peer in self._query_members() if digest in peer.holds}
         return [found[node] for node in ranked(key, [node for node in found if node is not None])]
 
     def owner(self, key: str, *, without: Collection[str] = ()) -> Peer | None:
         """The owner of `key` among this node and the available peers; None: this node."""
-        found = {peer.id: peer for peer in self._asked() if peer.id not in without}
+        found = {peer.id: peer for peer in self._query_members() if peer.id not in without}
         return found.get(owner(key, [self.own_id, *(node for node in found if node is not None)]))
 
     def named(self, node: str) -> Peer | None:
         """The available peer with that id."""
-        return next((peer for peer in self._asked() if peer.id == node), None)
+        return next((peer for peer in self._query_members() if peer.id == node), None)
 
     def nodes(self) -> set[str]:
         """Ids of this node and of the available peers."""
-        return {self.own_id, *(peer.id for peer in self._asked() if peer.id is not None)}
+        return {self.own_id, *(peer.id for peer in self._query_members() if peer.id is not None)}
 
     def well(self, address: str) -> None:
         """Record a success of a peer."""
@@ -188,7 +188,7 @@ class PeerMembership:
                     else trusted,
                 )
 
-    def _asked(self) -> list[Peer]:
+    def _query_members(self) -> list[Peer]:
         now = self._clock()
         return [
             peer

@@ -142,13 +142,13 @@ class PeerServer:
             )
         except TokenRejected as e:
             self.served.refused[e.reason] = self.served.refused.get(e.reason, 0) + 1
-            await self._say(writer, 401, str(e))
+            await self._send_text(writer, 401, str(e))
             return
         self._membership.met(node)
         if request.method != "GET":
-            await self._say(writer, 405, "only GET is allowed")
+            await self._send_text(writer, 405, "only GET is allowed")
         elif path == HOLDINGS_PATH:
-            await self._tell_holdings(writer, request.headers.get("if-none-match"))
+            await self._send_holdings(writer, request.headers.get("if-none-match"))
         elif (match := _PATH.match(path)) is not None:
             index = int(match[2]) if match[2] is not None else None
             await self._give(
@@ -161,9 +161,9 @@ class PeerServer:
                 node,
             )
         else:
-            await self._say(writer, 404, "unknown path")
+            await self._send_text(writer, 404, "unknown path")
 
-    async def _tell_holdings(self, writer: asyncio.StreamWriter, known: str | None) -> None:
+    async def _send_holdings(self, writer: asyncio.StreamWriter, known: str | None) -> None:
         body = json.dumps(
             {"files": self._shelf.files(), "models": self._shelf.models()}, separators=(",", ":")
         ).encode()
@@ -182,23 +182,23 @@ class PeerServer:
         found = await self._find(piece)
         if found is None and (is_coming or self._under_way.is_coming(piece.key)):
             if "wait" not in piece.query:
-                return await self._say(writer, 202, "being fetched")
+                return await self._send_text(writer, 202, "being fetched")
             await self._under_way.wait(piece.key, timeout_s=_seconds(piece.query["wait"]))
             found = await self._find(piece)
         if found is None:
-            return await self._say_who(writer, piece, node)
+            return await self._send_owner(writer, piece, node)
         try:
             async with asyncio.timeout(_TURN_S):
                 await self._turns.acquire()
         except TimeoutError:
             self.served.busy += 1
-            return await self._say(writer, 503, "busy")
+            return await self._send_text(writer, 503, "busy")
         try:
             await self._send(writer, found)
         finally:
             self._turns.release()
 
-    async def _say_who(
+    async def _send_owner(
         self, writer: asyncio.StreamWriter, piece: _RequestedChunk, node: str
     ) -> None:
         if "owner" in piece.query:
@@ -208,9 +208,9 @@ class PeerServer:
             if (
                 at := self._assignments.fetcher(piece.key, asker=node, without=without, nodes=nodes)
             ) != node:
-                await self._say(writer, 303, "", {AT_HEADER: at})
+                await self._send_text(writer, 303, "", {AT_HEADER: at})
                 return
-        await self._say(writer, 404, "not found")
+        await self._send_text(writer, 404, "not found")
 
     async def _find(self, piece: _RequestedChunk) -> ChunkLocation | bytes | None:
         if piece.index is None:
@@ -227,7 +227,7 @@ class PeerServer:
         try:
             descriptor = found.open()
         except OSError:
-            return await self._say(writer, 404, "evicted")
+            return await self._send_text(writer, 404, "evicted")
         try:
             writer.write(http1.response_head(200, found.length_bytes))
             for at in range(0, found.length_bytes, _PIECE_BYTES):
@@ -244,7 +244,7 @@ class PeerServer:
         finally:
             os.close(descriptor)
 
-    async def _say(
+    async def _send_text(
         self,
         writer: asyncio.StreamWriter,
         status: int,

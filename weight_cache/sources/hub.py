@@ -76,7 +76,7 @@ class HubSource:
         web = self._web = self._web or RangeClient(headers=headers)
         self._commit = str(
             web.patiently(
-                lambda: self._ask(
+                lambda: self._request(
                     hub, lambda: api.model_info(self._repository, revision=self._revision).sha
                 )
             )
@@ -87,11 +87,12 @@ class HubSource:
 
         found = [
             entry
-            for entry in web.patiently(lambda: self._ask(hub, tree))
+            for entry in web.patiently(lambda: self._request(hub, tree))
             if isinstance(entry, hub.hf_api.RepoFile)
         ]
         return sort_source_files(
-            (_listed(entry) for entry in found if entry.path not in _NOT_WEIGHTS), where=self.name
+            (_source_file(entry) for entry in found if entry.path not in _NOT_WEIGHTS),
+            where=self.name,
         )
 
     def read(self, file: SourceFile, offset_bytes: int, length_bytes: int) -> bytes:
@@ -125,7 +126,7 @@ class HubSource:
             ) from e
         return huggingface_hub, self._token or huggingface_hub.get_token()
 
-    def _ask(self, hub: Any, call: Callable[[], Any]) -> Any:
+    def _request(self, hub: Any, call: Callable[[], Any]) -> Any:
         errors = hub.errors
         # of the HTTP library that this version of huggingface_hub uses: httpx, or its successor
         http_error = next(k for k in errors.HfHubHTTPError.__bases__ if k is not OSError)
@@ -157,7 +158,7 @@ class HubSource:
             raise SourceInvalid(f"{self.name}: {e}") from e
 
 
-def _listed(entry: Any) -> SourceFile:
+def _source_file(entry: Any) -> SourceFile:
     return SourceFile(
         path=entry.path,
         size_bytes=entry.size,

@@ -90,7 +90,7 @@ class S3Source:
 
     def files(self) -> list[SourceFile]:
         """List the objects. Raises SourceInvalid."""
-        found = self._ask(self.name, lambda client: list(self._list(client))) or self._single()
+        found = self._request(self.name, lambda client: list(self._list(client))) or self._single()
         if not all(file.version for file in found):  # a server that lists no entity tags
             with ThreadPoolExecutor(_READS_AT_ONCE, "ask S3") as pool:
                 found = list(pool.map(self._described, found))
@@ -101,7 +101,7 @@ class S3Source:
         if not length_bytes:
             return b""
         where = f"s3://{self._bucket}/{self._key(file)}"
-        return self._ask(
+        return self._request(
             where, lambda client: self._read(client, where, file, offset_bytes, length_bytes)
         )
 
@@ -132,7 +132,7 @@ class S3Source:
         ]
 
     def _described(self, file: SourceFile) -> SourceFile:
-        head = self._ask(
+        head = self._request(
             self.name, lambda client: client.head_object(Bucket=self._bucket, Key=self._key(file))
         )
         return _file(file.path, head["ContentLength"], head)
@@ -156,7 +156,7 @@ class S3Source:
             raise TransientSourceError(f"{where}: received {len(data)} of {length} bytes")
         return data
 
-    def _ask(self, where: str, call: Callable[[Any], T]) -> T:
+    def _request(self, where: str, call: Callable[[Any], T]) -> T:
         return retry_transient(lambda: self._attempt(where, call), pause=self._pause)
 
     def _attempt(self, where: str, call: Callable[[Any], T]) -> T:

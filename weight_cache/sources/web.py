@@ -66,7 +66,7 @@ class WebSource:
             if not file.is_ranged
         }
         return sort_source_files(
-            (_listed(path, file) for path, file in self._files.items()), where=self.name
+            (_source_file(path, file) for path, file in self._files.items()), where=self.name
         )
 
     def read(self, file: SourceFile, offset_bytes: int, length_bytes: int) -> bytes:
@@ -112,8 +112,8 @@ class _Stream:
             if offset != self._at:
                 self._begin()
                 for at in range(0, offset, 1 << 20):
-                    self._take(min(1 << 20, offset - at))
-            data = self._take(length)
+                    self._read_bytes(min(1 << 20, offset - at))
+            data = self._read_bytes(length)
             self._at = offset + length
         except SourceInvalid:
             self._end()
@@ -128,7 +128,7 @@ class _Stream:
             raise source_changed_error(redact_url(self.file.url))
         self._pieces = self.web.body(self.file.url, response)
 
-    def _take(self, length: int) -> bytes:
+    def _read_bytes(self, length: int) -> bytes:
         parts, missing = [self._rest[:length]], length - len(self._rest[:length])
         self._rest = self._rest[length:]
         while missing and (piece := next(self._pieces, b"")):
@@ -142,7 +142,7 @@ class _Stream:
         self._open.close()
 
 
-def _listed(path: str, file: RemoteFile) -> SourceFile:
+def _source_file(path: str, file: RemoteFile) -> SourceFile:
     is_signed = bool(urlsplit(file.url).query)  # the same URL may later return another file
     return SourceFile(
         path=path,

@@ -225,7 +225,7 @@ class Catalog:
                 f"are used and only {removal.size_bytes} can be evicted (the rest is in use). "
                 f"Raise weight_cache.max_bytes, or stop functions that hold weights"
             )
-        self._forget(removal)
+        self._delete_row(removal)
         self._clock = max(self._clock, clock)
         self._claims[manifest] = dict(files)
         self._claimed_folders[manifest] = folders
@@ -253,7 +253,7 @@ class Catalog:
             partials=half,
             size_bytes=freed,
         )
-        self._forget(removal)
+        self._delete_row(removal)
         return removal
 
     def partial_left(self, digest: str, size_bytes: int) -> None:
@@ -394,7 +394,7 @@ class Catalog:
                     ),
                 )
 
-    def _forget(self, removal: EvictionPlan) -> None:
+    def _delete_row(self, removal: EvictionPlan) -> None:
         for name in removal.models:
             del self._models[name]
         for digest in removal.files:

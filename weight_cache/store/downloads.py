@@ -84,7 +84,9 @@ class ModelDownloads:
     async def bring(self, name: str, *, priority_of: PriorityOf) -> None:
         """Return when the model is in the store. Raises ManifestInvalid, OriginUnavailable,
         ChunkCorrupt, StoreFull, StoreFailed."""
-        await self._models.join(name, lambda lane: self._bring(name, lane), priority_of=priority_of)
+        await self._models.join(
+            name, lambda lane: self._download(name, lane), priority_of=priority_of
+        )
 
     @contextlib.contextmanager
     def report_progress(self, name: str, on_progress: OnProgress | None) -> Iterator[None]:
@@ -98,16 +100,16 @@ class ModelDownloads:
         with _registered_listener(self._listeners, name, on_progress):
             yield
 
-    async def _bring(self, name: str, priority_of: PriorityOf) -> None:
+    async def _download(self, name: str, priority_of: PriorityOf) -> None:
         try:
             manifest = await self._manifest(name)
-            await self._bring_files(name, manifest, priority_of)
+            await self._download_files(name, manifest, priority_of)
         except OSError as e:
             raise disk_error(e, self._directory.root, f"model {name[:12]}") from e
         finally:
             self._progress.pop(name, None)
 
-    async def _bring_files(self, name: str, manifest: Manifest, priority_of: PriorityOf) -> None:
+    async def _download_files(self, name: str, manifest: Manifest, priority_of: PriorityOf) -> None:
         folders = manifest.folders()
         removal = self._catalogue.claim(name, manifest.blobs(), folders=folders)
         graves = self._directory.bury(removal)  # before anything is awaited
@@ -245,15 +247,15 @@ class ModelDownloads:
         if (known := await finish_in_thread(self._directory.notes.manifest, name)) is not None:
             return known
         if self._ingest.neighbours is None:
-            return await self._take_down(name, await self._read_manifest(name))
+            return await self._parse_manifest(name, await self._read_manifest(name))
         wanted = ChunkRequest(digest=name, index=None, length_bytes=MAX_MANIFEST_BYTES, sha256=name)
         async with self._ingest.neighbours.asked(wanted) as given:
             if given is not None and hashlib.sha256(given.block).hexdigest() == name:
                 self._ingest.neighbours.used(given)
-                return await self._take_down(name, given.block)
+                return await self._parse_manifest(name, given.block)
             if given is not None:
                 self._ingest.neighbours.report_corrupt(given)
-            return await self._take_down(name, await self._read_manifest(name))
+            return await self._parse_manifest(name, await self._read_manifest(name))
 
     async def _read_manifest(self, name: str) -> bytes:
         """Read the manifest from the origin and check its hash."""
@@ -271,7 +273,7 @@ class ModelDownloads:
             )
         return raw
 
-    async def _take_down(self, name: str, raw: bytes) -> Manifest:
+    async def _parse_manifest(self, name: str, raw: bytes) -> Manifest:
         # takes seconds for the longest manifests: keep the event loop free
         manifest = await finish_in_thread(parse, raw)
         await finish_in_thread(self._directory.notes.write_manifest, name, raw)

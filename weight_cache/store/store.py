@@ -145,7 +145,7 @@ class Store:
         leaves no lease, and stops the fetch when no other caller waits for it. Raises
         ManifestInvalid, OriginUnavailable, ChunkCorrupt, StoreFull, StoreFailed."""
         hit = self._catalogue.is_here(manifest)
-        await self._bring(manifest, lambda: lane, on_progress)
+        await self._fetch(manifest, lambda: lane, on_progress)
         now = self._clock()
         lease = Lease(
             id=Lease.id_of(manifest, holder),
@@ -159,7 +159,7 @@ class Store:
         if held is not None and pid in (None, held.pid):
             lease = held
         else:
-            with self._noted(f"lease {lease.id}"):
+            with self._log_storage_errors(f"lease {lease.id}"):
                 # persist the lease before it is returned
                 self._directory.notes.write_lease(lease)
         self._catalogue.lease(lease, now=now)
@@ -174,7 +174,7 @@ class Store:
         lease = self._catalogue.release(lease_id, now=now)
         if lease is None:
             return False
-        with self._noted(f"the end of lease {lease_id}"):
+        with self._log_storage_errors(f"the end of lease {lease_id}"):
             self._directory.notes.remove_lease(lease_id)
         self._directory.touch(lease.manifest, now=now)
         return True
@@ -182,7 +182,7 @@ class Store:
     async def prefetch(self, manifest: str, *, on_progress: OnProgress | None = None) -> None:
         """Fetch a model without holding it; after the return it is in the store until the next
         await. Errors as `lease`."""
-        await self._bring(manifest, lambda: ReadPriority.PREFETCH, on_progress)
+        await self._fetch(manifest, lambda: ReadPriority.PREFETCH, on_progress)
 
     async def pin(self, manifest: str, *, on_progress: OnProgress | None = None) -> None:
         """Fetch a model, as `prefetch`, and exempt it from eviction until `unpin`, also over
@@ -190,15 +190,15 @@ class Store:
 
         Also raises StoreFull if more than half of the budget would be pinned.
         """
-        await self._bring(manifest, lambda: ReadPriority.PREFETCH, on_progress)
+        await self._fetch(manifest, lambda: ReadPriority.PREFETCH, on_progress)
         self._catalogue.pin(manifest)  # no await in between: it cannot be evicted before
-        await self._note_pin(manifest)
+        await self._store_pin(manifest)
 
     async def unpin(self, manifest: str) -> bool:
         """Make a model evictable again; False if it was not pinned."""
         was_pinned = self._catalogue.unpin(manifest)
         if was_pinned:
-            await self._note_pin(manifest)
+            await self._store_pin(manifest)
         return was_pinned
 
     async def drop(self, manifest: str) -> bool:
@@ -209,7 +209,7 @@ class Store:
             return False
         graves = self._directory.bury(removal)
         self._tally.evicted(removal)
-        with self._noted(f"the end of model {manifest[:12]}"):
+        with self._log_storage_errors(f"the end of model {manifest[:12]}"):
             await finish_in_thread(self._directory.remove, *graves)
         return True
 
@@ -222,7 +222,7 @@ class Store:
         async with self._verifying:
             if not self._catalogue.is_here(manifest):
                 return []
-            with self._noted(f"model {manifest[:12]}"):
+            with self._log_storage_errors(f"model {manifest[:12]}"):
                 return await self._checks.verify_files(list(self._catalogue.files_of(manifest)))
 
     def scrubber(self, rate: ScrubRate) -> Scrubber:
@@ -274,24 +274,24 @@ class Store:
         self._threads.close()
         self._directory.close()
 
-    async def _note_pin(self, manifest: str) -> None:
+    async def _store_pin(self, manifest: str) -> None:
         """Persist the current state of a pin; serialized, so that the last state wins."""
         async with self._noting:
             notes = self._directory.notes
-            with self._noted(f"pin {manifest[:12]}"):
+            with self._log_storage_errors(f"pin {manifest[:12]}"):
                 await finish_in_thread(
                     notes.write_pin if self._catalogue.is_pinned(manifest) else notes.remove_pin,
                     manifest,
                 )
 
     @contextlib.contextmanager
-    def _noted(self, what: str) -> Iterator[None]:
+    def _log_storage_errors(self, what: str) -> Iterator[None]:
         try:
             yield
         except OSError as e:
             raise disk_error(e, self._directory.root, what) from e
 
-    async def _bring(
+    async def _fetch(
         self, manifest: str, priority_of: PriorityOf, on_progress: OnProgress | None
     ) -> None:
         """Return when the model is complete and its files are as published; valid until the next
@@ -305,7 +305,7 @@ class Store:
                 if not self._catalogue.is_here(manifest):
                     await self._arrivals.bring(manifest, priority_of=priority_of)
                 elif changed_files := self._checks.changed_files(manifest):
-                    with self._noted(f"model {manifest[:12]}"):
+                    with self._log_storage_errors(f"model {manifest[:12]}"):
                         await self._checks.verify_files(changed_files)
                 else:
                     return

@@ -60,7 +60,7 @@ def deliver(
     if not wanted:
         return targets
     with contextlib.ExitStack() as stack:
-        descriptor = _opened(path, wanted, stack)
+        descriptor = _open(path, wanted, stack)
         readers: list[_Reader] = []
         # return their stages to the pool, even while a traceback refers to the readers
         stack.callback(readers.clear)
@@ -90,7 +90,7 @@ def read_into(
     rooms = _TargetBuffers(tensors, pool)
     with contextlib.ExitStack() as stack, contextlib.ExitStack() as undo:
         undo.callback(rooms.clear)
-        descriptor = _opened(path, [t for t in tensors if t.length_bytes], stack)
+        descriptor = _open(path, [t for t in tensors if t.length_bytes], stack)
 
         def read(pieces: PieceQueue) -> None:
             while (piece := pieces.take()) is not None:
@@ -213,7 +213,7 @@ def _shaped(
     return raw.view(dtype).view(shape)
 
 
-def _opened(path: Path, tensors: Sequence[Tensor], stack: contextlib.ExitStack) -> int:
+def _open(path: Path, tensors: Sequence[Tensor], stack: contextlib.ExitStack) -> int:
     descriptor = open_tensor_file(path, least_bytes=_end(tensors))
     stack.callback(os.close, descriptor)
     return descriptor

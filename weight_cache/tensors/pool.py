@@ -106,7 +106,7 @@ class Pool:
             offset = self._room(length_bytes)
             memory = (ctypes.c_char * length_bytes).from_buffer(mapping, offset)
             self._taken[offset] = length_bytes
-        weakref.finalize(memory, self._give_back, offset).atexit = False
+        weakref.finalize(memory, self._release, offset).atexit = False
         # the tensor's storage keeps `memory` alive, which keeps the mapping alive
         return torch.frombuffer(memory, dtype=torch.uint8)
 
@@ -123,7 +123,7 @@ class Pool:
         self._closed = True
         self._go_if_unused()
 
-    def _give_back(self, offset: int) -> None:
+    def _release(self, offset: int) -> None:
         del self._taken[offset]
         if self._closed:
             self._go_if_unused()

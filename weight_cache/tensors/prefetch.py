@@ -68,7 +68,7 @@ class FilePrefetcher:
     def _run(self) -> None:
         try:
             populate = ctypes.CDLL(None).madvise
-            while (step := self._take()) is not None:
+            while (step := self._pop()) is not None:
                 # fails on older kernels and if the file was truncated; pages are then read on
                 # access
                 if populate(
@@ -80,7 +80,7 @@ class FilePrefetcher:
         finally:
             self._end()
 
-    def _take(self) -> tuple[int, int] | None:
+    def _pop(self) -> tuple[int, int] | None:
         with self._lock:
             return None if self._stopped else next(self._steps, None)
 

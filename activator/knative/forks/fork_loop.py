@@ -55,11 +55,11 @@ class ForkLoop:
         """Look each second, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
-            await asyncio.gather(*(self._look_into(held) for held in self._claimed))
+            await asyncio.gather(*(self._inspect(held) for held in self._claimed))
             for held in self._forks.overdue(self._claimed):
                 await self._give_back(held)
 
-    async def _look_into(self, held: OwnedPod) -> None:
+    async def _inspect(self, held: OwnedPod) -> None:
         for event in await self._forks.ended(held):
             self._claimed.forget_instance(event.subject)
             self._emit(event)

@@ -79,7 +79,7 @@ class PodReport:
 async def fork(pod: Pod, instance: str, secrets: Mapping[str, str]) -> int:
     """Have a further instance made; returns its port, where connections wait until it serves.
     Raises NotForked, and TooEarly where it may be asked again at once."""
-    answer = await _ask(pod, "POST", POD_FORK, {"instance": instance, "secrets": dict(secrets)})
+    answer = await _request(pod, "POST", POD_FORK, {"instance": instance, "secrets": dict(secrets)})
     try:
         body: Any = json.loads(answer.body or b"null")
         if answer.status == 200 and body["port"] in FORK_PORTS:
@@ -93,7 +93,7 @@ async def fork(pod: Pod, instance: str, secrets: Mapping[str, str]) -> int:
 async def report(pod: Pod) -> PodReport | None:
     """The instances of a pod; None when it does not answer."""
     try:
-        answer = await _ask(pod, "GET", POD_INSTANCES, None)
+        answer = await _request(pod, "GET", POD_INSTANCES, None)
         return PodReport.parse(answer.body or b"") if answer.status == 200 else None
     except (NotForked, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
@@ -102,7 +102,7 @@ async def report(pod: Pod) -> PodReport | None:
 async def is_warm(pod: Pod) -> bool:
     """Whether its launcher says that it still waits for a launch document."""
     try:
-        answer = await _ask(pod, "GET", WORKER_STATUS, None)
+        answer = await _request(pod, "GET", WORKER_STATUS, None)
         return bool(json.loads(answer.body or b"null")["state"] == "warm")
     except (NotForked, ValueError, TypeError, KeyError, RecursionError):
         return False
@@ -112,13 +112,13 @@ async def stop(pod: Pod, port: int, *, grace_s: float) -> bool:
     """Have one instance finish its calls and exit, and killed after `grace_s`; whether the launcher
     took the order."""
     try:
-        answer = await _ask(pod, "POST", POD_STOP, {"port": port, "grace_s": grace_s})
+        answer = await _request(pod, "POST", POD_STOP, {"port": port, "grace_s": grace_s})
     except NotForked:
         return False
     return answer.status == 202
 
 
-async def _ask(
+async def _request(
     pod: Pod, method: str, path: str, document: Mapping[str, Any] | None
 ) -> WorkerResponse:
     """Raises NotForked when there is no answer."""

@@ -124,7 +124,7 @@ class PodForks:
                 ready = await status_at(held.pod, port, within_s=target.launch.startup_timeout_s)
             finally:
                 if ready is None:  # it has ended, or is stopped as one that is not known
-                    self._forget(held, instance_id)
+                    self._remove(held, instance_id)
             if ready is not None:
                 return held, port, ready
             await self._raise_failure(held, port)
@@ -153,7 +153,7 @@ class PodForks:
             self._unforkable = {key: at for key, at in self._unforkable.items() if at > now}
             self._unforkable[held.pod.key] = now + UNFORKABLE_S
 
-    def _forget(self, held: OwnedPod, instance_id: InstanceId) -> None:
+    def _remove(self, held: OwnedPod, instance_id: InstanceId) -> None:
         held.ports.pop(instance_id, None)
         self.mark_idle(held)
 

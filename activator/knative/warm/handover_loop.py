@@ -111,7 +111,7 @@ class HandoverLoop:
                 await self._end(key)
                 continue
             try:
-                await self._look_at(key, throttler, pods, loads.get(key, 0.0))
+                await self._check(key, throttler, pods, loads.get(key, 0.0))
             except ClaimsUnreachable as e:
                 log.info("no hand-over now revision=%s error=%s", key, e)
 
@@ -120,7 +120,7 @@ class HandoverLoop:
         if bridge is not None:
             await bridge.requests.aclose()
 
-    async def _look_at(
+    async def _check(
         self, key: str, throttler: Throttler, pods: Sequence[OwnedPod], concurrency: float
     ) -> None:
         now = self._clock()

@@ -169,7 +169,7 @@ class WarmPods:
             "exclude": list(refused),
             **({"claimed_only": True} if claimed_only else {}),
         }
-        answer = await self._ask(PODS_PROMOTE_PATH, body)
+        answer = await self._request(PODS_PROMOTE_PATH, body)
         if answer.status_code != 200 and claimed_only:
             return None
         if answer.status_code != 200:
@@ -183,7 +183,7 @@ class WarmPods:
             log.error("invalid answer of the controller path=%s error=%r", PODS_PROMOTE_PATH, e)
             return None
 
-    async def _ask(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
+    async def _request(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
         """Send a request to the controller. Raises _Unanswered when it does not answer, or
         cannot."""
         self._breaker.record_start(self._clock())
@@ -239,7 +239,7 @@ class WarmPods:
     async def _delete(self, namespace: str, name: str, uid: str, reason: str) -> bool:
         body = {"namespace": namespace, "name": name, "uid": uid, "reason": reason}
         try:
-            answer = await self._ask(PODS_DELETE_PATH, body)
+            answer = await self._request(PODS_DELETE_PATH, body)
             is_done = answer.is_success or answer.status_code == 404
         except _Unanswered:
             is_done = False

@@ -116,13 +116,13 @@ class UnclaimedPods:
         now = self.clock()
         self._free_since = {life: self._free_since.get(life, now) for life in free}
         for life, pod in free.items():
-            await self._look_at(pod, now, self._free_since[life])
+            await self._check(pod, now, self._free_since[life])
 
     async def _free_of(self, key: str, pods: list[Pod]) -> list[Pod]:
         lives = await self._claims.free(key, [pod.life for pod in pods])
         return [pod for pod in pods if pod.life in lives]
 
-    async def _look_at(self, pod: Pod, now: float, free_since: float) -> None:
+    async def _check(self, pod: Pod, now: float, free_since: float) -> None:
         running = await self._readiness.running(pod)
         seen = Unclaimed(
             free_s=now - free_since,

@@ -138,7 +138,7 @@ class OpenAI:
     async def _read(self, request: Request, limit_bytes: int) -> bytes:
         """Read the body. The time of the upload is the caller's own and excluded from our
         clocks."""
-        _expect_json(request)
+        _require_json(request)
         asked_ns = time.monotonic_ns()
         data = await request.body(limit_bytes=limit_bytes, timeout_s=self._settings.body_timeout_s)
         upload_ns = time.monotonic_ns() - asked_ns
@@ -363,7 +363,7 @@ def _salt_of(entry: AccessGrant) -> str:
     return hashlib.sha256(f"{entry.target.tenant}\0{whose}".encode()).hexdigest()[:32]
 
 
-def _expect_json(request: Request) -> None:
+def _require_json(request: Request) -> None:
     given = request.headers.get(b"content-type", _JSON).partition(b";")[0].strip().lower()
     if given != _JSON:
         shown = given[:80].decode("latin-1")

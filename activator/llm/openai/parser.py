@@ -136,7 +136,7 @@ class StreamParser:
         text = event.decode("utf-8", "replace")
         at = _usage_at(text)
         if at < 0:
-            self._counted_by_pieces(text, now_ns)
+            self._count_pieces(text, now_ns)
             return event
         try:
             usage, end = _decode(text, _value_at(text, at))
@@ -145,15 +145,15 @@ class StreamParser:
         is_usage = isinstance(usage, dict)
         is_last = is_usage and _NO_CHOICES.search(text) is not None
         if is_usage:
-            self._counted(text, usage, now_ns, is_last=is_last)
+            self._count_usage(text, usage, now_ns, is_last=is_last)
             self._record_finish(text)
         else:  # null: it is in the last event
-            self._counted_by_pieces(text, now_ns)
+            self._count_pieces(text, now_ns)
         if self._is_usage_kept or (self._is_usage_asked and (is_last or not self._is_each)):
             return event
         return b"" if is_last else _cut(text, at, end).encode()
 
-    def _counted(self, text: str, usage: dict[str, Any], now_ns: int, *, is_last: bool) -> None:
+    def _count_usage(self, text: str, usage: dict[str, Any], now_ns: int, *, is_last: bool) -> None:
         prompt, completion, cached = tokens_of(usage)
         if is_last:
             self._counts.on_usage(prompt, completion, cached)
@@ -165,7 +165,7 @@ class StreamParser:
             self._counts.on_piece(now_ns, new)
         self._counts.on_usage(prompt, completion, cached, choice=choice)
 
-    def _counted_by_pieces(self, text: str, now_ns: int) -> None:
+    def _count_pieces(self, text: str, now_ns: int) -> None:
         """Count an engine without usage by pieces: a piece has at least one token."""
         is_opening = _ROLE.search(text) is not None and _GENERATED.search(text) is None
         if _CHOICES.search(text) and not is_opening and not _NOTHING.search(text):

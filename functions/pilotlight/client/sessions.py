@@ -41,7 +41,7 @@ _by_loop: weakref.WeakKeyDictionary[
 ] = weakref.WeakKeyDictionary()
 
 
-def _here() -> _State:
+def _current_state() -> _State:
     global _state
     if _state.pid != os.getpid():
         _state = _State(chosen=_state.chosen)
@@ -51,14 +51,14 @@ def _here() -> _State:
 def current_profile() -> Profile:
     """Return the profile that handles use: the one set by `use_profile`, otherwise the active one
     (`pilotlight.profile.load`)."""
-    return _here().chosen or profiles.load()
+    return _current_state().chosen or profiles.load()
 
 
 @contextlib.contextmanager
 def use_profile(profile: Profile) -> Iterator[None]:
     """Make all handles of this process use `profile` in a `with` block: for the option `-e` of the
     command line, and for tests."""
-    state = _here()
+    state = _current_state()
     before, state.chosen = state.chosen, profile
     try:
         yield
@@ -68,7 +68,7 @@ def use_profile(profile: Profile) -> Iterator[None]:
 
 def client() -> Client:
     """Return the shared synchronous client of the current profile."""
-    state, profile = _here(), current_profile()
+    state, profile = _current_state(), current_profile()
     with state.lock:
         if profile not in state.clients:
             state.clients[profile] = Client(profile)
@@ -82,13 +82,13 @@ async def async_client() -> AsyncClient:
     profile = current_profile()
     if profile not in clients:
         fresh = AsyncClient(profile)
-        keeper = _keep(fresh)
+        keeper = _keep_open(fresh)
         clients[profile] = (fresh, keeper)
         await anext(keeper)
     return clients[profile][0]
 
 
-async def _keep(client: AsyncClient) -> AsyncGenerator[None]:
+async def _keep_open(client: AsyncClient) -> AsyncGenerator[None]:
     # asyncio.run() closes all generators of its loop before the loop: the only hook to close a
     # cached client with its loop instead of leaking sockets.
     try:
@@ -99,7 +99,7 @@ async def _keep(client: AsyncClient) -> AsyncGenerator[None]:
 
 def background_loop() -> asyncio.AbstractEventLoop:
     """Return an event loop in a daemon thread, for many parallel calls of synchronous callers."""
-    state = _here()
+    state = _current_state()
     with state.lock:
         if state.loop is None:
             state.loop = asyncio.new_event_loop()
@@ -113,7 +113,7 @@ def background_loop() -> asyncio.AbstractEventLoop:
 def close() -> None:
     """Close all connections of handles in this process, and end the background thread. They are
     created again when needed."""
-    state = _here()
+    state = _current_state()
     with state.lock:
         open_clients, state.clients = list(state.clients.values()), {}
         loop, thread, state.loop, state.thread = state.loop, state.thread, None, None

@@ -286,7 +286,7 @@ class _Connection:
         turns = YieldBudget()
         try:
             while line := await self._reader.readline():
-                await self._take(json.loads(line), len(line))
+                await self._on_frame(json.loads(line), len(line))
                 await turns.handled(line)
         except (
             OSError,
@@ -303,7 +303,7 @@ class _Connection:
                 task.cancel()
             self._writer.close()
 
-    async def _take(self, frame: Mapping[str, Any], size_bytes: int) -> None:
+    async def _on_frame(self, frame: Mapping[str, Any], size_bytes: int) -> None:
         """Start a call, or cancel one, which is always accepted. Raises ValueError for an id in
         use."""
         call_id = frame["id"]

@@ -234,13 +234,13 @@ class ApiCalls:
 
     async def check(self, deed: ApiRequest, answer: ApiResponse) -> None:
         """Raise ClusterError for a response that is not a success."""
-        self._note_answer(answer)
+        self._record_answer(answer)
         if answer.status == 401:
             await self.transport.credentials.renew()
         if not 200 <= answer.status <= 299:
             raise error_from_response(deed, answer)
 
-    def _note_answer(self, answer: ApiResponse) -> None:
+    def _record_answer(self, answer: ApiResponse) -> None:
         if answer.status != 503:
             self._away_since = None
 
@@ -252,7 +252,7 @@ class ApiCalls:
         except ClusterUnreachable as error:
             self.note(error, timeout_s)
             raise
-        self._note_answer(answer)
+        self._record_answer(answer)
 
     async def _pause_or_raise(
         self,

@@ -177,10 +177,10 @@ class LeaderElection:
             while True:
                 await self.step()
                 await self._sleep(self._pause_s())
-                self._tell()
+                self._notify()
         finally:
             self._renewed_s = None
-            self._tell()
+            self._notify()
 
     async def step(self) -> None:
         """Make one attempt to acquire or renew the Lease. Errors of the cluster are logged: the
@@ -199,13 +199,13 @@ class LeaderElection:
                 self.lock.identity,
                 error,
             )
-        self._tell()
+        self._notify()
 
     async def release(self) -> None:
         """Step down and release the Lease, so that the next leader need not wait. Call it after the
         work has stopped."""
         self._renewed_s = None
-        self._tell()
+        self._notify()
         if self._seen is None or self._seen.holder != self.lock.identity:
             return
         lease = self._written(self._seen, holder="", lease_s=1)
@@ -222,7 +222,7 @@ class LeaderElection:
         found = await self._cluster.get(
             LEASE, self.lock.name, self.lock.namespace, timeout_s=self._attempt_s()
         )
-        seen = self._look(found)
+        seen = self._observe(found)
         if (
             seen is not None
             and seen.holder not in (self.lock.identity, self._earlier)
@@ -248,7 +248,7 @@ class LeaderElection:
             began_s,
         )
 
-    def _look(self, lease: Object | None) -> _Seen | None:
+    def _observe(self, lease: Object | None) -> _Seen | None:
         """Record since when the Lease has been unchanged. A deleted Lease counts as last seen: its
         holder may not have noticed yet."""
         if lease is not None and (
@@ -305,7 +305,7 @@ class LeaderElection:
         # wake up at the end of a leadership to report it
         return min(pause_s, left_s) if left_s > 0 else pause_s
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Record a change of the leadership, and wake up those that wait for one."""
         is_leader = self.is_leader
         if is_leader == self._was_leader:

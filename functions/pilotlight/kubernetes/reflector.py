@@ -174,7 +174,7 @@ class Reflector:
             try:
                 async with contextlib.aclosing(self._watch()) as changes:
                     async for change in changes:
-                        self._take(change)
+                        self._apply(change)
             except ClusterError as error:
                 self.error = error
                 logger.warning("watch refused kind=%s error=%s", self.kind, error)
@@ -183,7 +183,7 @@ class Reflector:
     def _watch(self) -> AsyncGenerator[WatchChange, None]:
         return self._cluster.watch(self.kind, self._namespace, self._selector)
 
-    def _take(self, change: WatchChange) -> None:
+    def _apply(self, change: WatchChange) -> None:
         self.store.apply(change)
         if change.type == "SYNCED":
             self.error = None

@@ -128,7 +128,7 @@ class Launcher:
             try:
                 self._turn(wakeup)
             except InvalidPod as e:
-                self._leave(EX_CONFIG, "launcher.misplaced", why=e)
+                self._exit_with(EX_CONFIG, "launcher.misplaced", why=e)
         self._line.close()
         self._listener.close()
         if self._control is not None:
@@ -180,7 +180,7 @@ class Launcher:
         for orphan in ready.intersection(orphans):
             self._on_ended(self._instances.end_orphan(orphan))
         if self._worker is not None and self._worker.fileno() >= 0:
-            self._hear(self._worker)
+            self._on_worker_message(self._worker)
             # a worker of the agent's need not be a child of this process yet
             if self._is_received and self._worker.fileno() < 0:
                 self._lost_at = time.monotonic() + (STATUS_S if self._kind == "COLD" else 0.0)
@@ -191,7 +191,7 @@ class Launcher:
                 self._on_agent(message)
         if self._control is not None:
             self._control.turn()
-        self._look_at_clocks()
+        self._check_clocks()
 
     def _wait(self, *descriptors: int) -> set[int]:
         """Wait for an event; returns the descriptors that are ready."""
@@ -225,7 +225,7 @@ class Launcher:
             ends.append(at)
         return 1 + max(0.0, min(ends) - now) * 1000
 
-    def _look_at_clocks(self) -> None:
+    def _check_clocks(self) -> None:
         now = time.monotonic()
         self._instances.kill_overdue(now)
         if self._status is not None or self._state == "serving":
@@ -237,7 +237,7 @@ class Launcher:
             self._resize_ms = round((now - self._began) * 1000, 3)
             self._line.announce()
         if self._state in ("warm", "asking") and not self._line.is_open:
-            self._say_waiting(self._line.why)
+            self._log_waiting(self._line.why)
         if self._state == "asking":
             code = (
                 self._surroundings.baked_code()
@@ -250,25 +250,25 @@ class Launcher:
                 )
                 self._boot(str(code), {}, {})
         if now >= self._lost_at:
-            self._leave(EX_TEMPFAIL, "launcher.lost", why="the worker ended before serving")
+            self._exit_with(EX_TEMPFAIL, "launcher.lost", why="the worker ended before serving")
         elif now > self._deadline:
             if self._worker is not None:
                 self._worker.signal(signal.SIGKILL)
             what = self._said[0] if self._state == "asking" else f"the worker is {self._state}"
-            self._leave(
+            self._exit_with(
                 EX_TEMPFAIL,
                 "launcher.timeout",
                 startup_s=self._surroundings.launch.startup_timeout_s,
                 waited_for=what,
             )
 
-    def _say_waiting(self, why: str) -> None:
+    def _log_waiting(self, why: str) -> None:
         now = time.monotonic()
         if why and (why != self._said[0] or now > self._said[1] + REPEAT_S):
             self._said = (why, now)
             log_event("launcher.wait", why=why, waited_s=now - self._began)
 
-    def _leave(self, status: int, event: str, **fields: object) -> None:
+    def _exit_with(self, status: int, event: str, **fields: object) -> None:
         log_event(event, status=status, **fields)
         self._status = status
 
@@ -297,9 +297,9 @@ class Launcher:
                 case "warm":
                     self._is_known = True
                 case "wait":
-                    self._say_waiting(str(message["why"]))
+                    self._log_waiting(str(message["why"]))
                 case "refused":
-                    self._leave(
+                    self._exit_with(
                         EX_UNAVAILABLE,
                         "launcher.refused",
                         code=message["code"],
@@ -350,7 +350,7 @@ class Launcher:
             "launcher.boot",
             revision=self._surroundings.launch.revision,
             pid=self._worker.pid,
-            **_told(self._phases_ms),
+            **_format_phases(self._phases_ms),
         )
 
     def _receive(self, message: Mapping[str, Any], *, is_restored: bool) -> None:
@@ -365,7 +365,7 @@ class Launcher:
             f"launcher.{'restored' if is_restored else 'booted'}",
             revision=self._surroundings.launch.revision,
             pid=self._worker.pid,
-            **_told(self._phases_ms),
+            **_format_phases(self._phases_ms),
         )
         if is_restored:
             self._kind = "RESTORE"
@@ -375,7 +375,7 @@ class Launcher:
 
     # -- the worker
 
-    def _hear(self, worker: WorkerProcess) -> None:
+    def _on_worker_message(self, worker: WorkerProcess) -> None:
         for message, fds in worker.hear():
             try:
                 self._on_worker(message, fds)
@@ -410,7 +410,7 @@ class Launcher:
                 "launcher.ready",
                 start=self._kind,
                 took_s=time.monotonic() - self._began,
-                **_told(self._phases_ms),
+                **_format_phases(self._phases_ms),
             )
             self._line.send({"op": "ready", "start_kind": self._kind, "phases_ms": self._phases_ms})
         else:
@@ -420,7 +420,7 @@ class Launcher:
                 instance=one.name,
                 port=one.port,
                 took_s=time.monotonic() - one.began,
-                **_told(phases_ms or {}),
+                **_format_phases(phases_ms or {}),
             )
 
     def _wake(self, threads: Sequence[object] = ()) -> None:
@@ -515,7 +515,7 @@ class Launcher:
         if number == signal.SIGCHLD:
             self._reap()
         elif self._worker is None:
-            self._leave(128 + number, "launcher.exit", signal=signal.Signals(number).name)
+            self._exit_with(128 + number, "launcher.exit", signal=signal.Signals(number).name)
         else:
             self._ending = number
             if not self._has_template or self._state == "booting":
@@ -523,7 +523,7 @@ class Launcher:
                 return
             self._instances.signal_all(number)
             if not len(self._instances):
-                self._leave(0, "launcher.exit", state="idle")
+                self._exit_with(0, "launcher.exit", state="idle")
 
     def _reap(self) -> None:
         while True:
@@ -541,7 +541,7 @@ class Launcher:
     def _on_worker_exit(self, worker: WorkerProcess, status: int) -> None:
         self._worker_has_ended = True
         if worker.fileno() >= 0:
-            self._hear(worker)  # its last messages, such as a failure
+            self._on_worker_message(worker)  # its last messages, such as a failure
         if not self._has_template:
             self._exit(status)
             return
@@ -582,13 +582,13 @@ class Launcher:
         """End the pod as its last instance did (a status of waitpid(2))."""
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
-            self._leave(
+            self._exit_with(
                 128 + number, "launcher.exit", signal=signal.Signals(number).name, state=self._state
             )
         else:
             if self._state == "serving" and not os.WEXITSTATUS(status):
                 self._line.send({"op": "ended"})
-            self._leave(os.WEXITSTATUS(status), "launcher.exit", state=self._state)
+            self._exit_with(os.WEXITSTATUS(status), "launcher.exit", state=self._state)
 
 
 def _bound(host: str, port: int) -> socket.socket:
@@ -624,5 +624,5 @@ def _catch_signals() -> int:
     return readable
 
 
-def _told(phases_ms: Mapping[str, float]) -> dict[str, object]:
+def _format_phases(phases_ms: Mapping[str, float]) -> dict[str, object]:
     return {f"{name}_ms": float(ms) for name, ms in phases_ms.items()}

@@ -85,14 +85,14 @@ class ProgressOutput:
             self._show_status(text)
         elif text not in self._shown:
             self._shown.add(text)
-            self._say(text)
+            self._print_line(text)
 
     def progress(self, event: ProgressEvent) -> None:
         """Show a step of a deploy (`pilotlight.packaging.progress.Progress`)."""
         if event.stage == NOTICE:
-            self._say(event.text)
+            self._print_line(event.text)
         elif event.stage == IMAGE and not self._console.is_terminal:
-            self._say(f"image: {event.text}")  # output of the build, which may repeat itself
+            self._print_line(f"image: {event.text}")  # output of the build, which may repeat itself
         elif event.stage == IMAGE:
             self.step(f"image: {event.text}")
         elif not event.total_bytes:
@@ -102,7 +102,7 @@ class ProgressOutput:
         else:  # one line for each stage instead of one for each piece
             self.step(f"{event.stage}: {_size(event.total_bytes)}")
 
-    def _say(self, text: str) -> None:
+    def _print_line(self, text: str) -> None:
         if not self._is_json:
             self._console.print(text, markup=False, soft_wrap=True)
 
@@ -149,7 +149,7 @@ class ProgressOutput:
                             self._print(line)
                     await asyncio.sleep(_RECONNECT_S)
             except PilotlightError as e:
-                self._say(f"the output of {self._app} is shown at its end only: {e}")
+                self._print_line(f"the output of {self._app} is shown at its end only: {e}")
             except OSError:
                 return  # nothing can be shown: stderr is closed
 

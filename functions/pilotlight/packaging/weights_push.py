@@ -242,9 +242,9 @@ class _Sending:
         blob = self._blobs[digest]
         if isinstance(blob, bytes):
             self._client.put_blob(digest, blob)
-            self._tell(digest, digest[:12], len(blob))
+            self._report_progress(digest, digest[:12], len(blob))
             return
-        body = _Counted(blob, lambda count: self._tell(digest, str(blob), count))
+        body = _Counted(blob, lambda count: self._report_progress(digest, str(blob), count))
         try:
             with source_errors_as_invalid_input(str(blob)):
                 self._client.put_blob(digest, body, chunked=True)
@@ -256,9 +256,9 @@ class _Sending:
                 f"{blob} has changed since it was hashed: deploy or push again",
                 parameter="weights",
             ) from e
-        self._tell(digest, str(blob), blob.size_bytes)
+        self._report_progress(digest, str(blob), blob.size_bytes)
 
-    def _tell(self, digest: str, text: str, count: int) -> None:
+    def _report_progress(self, digest: str, text: str, count: int) -> None:
         with self._lock:
             if self._has_ended:
                 raise _BrokenOff(text)

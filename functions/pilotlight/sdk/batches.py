@@ -74,7 +74,7 @@ def item_hints(function: Callable[..., Any]) -> dict[str, Any]:
             )
             where = "returns" if name == "return" else f"parameter {name!r} is"
             raise InvalidInput(
-                f"{describe_target(function)} is @batched, but {where} {_shown(hint)}: it must be "
+                f"{describe_target(function)} is @batched, but {where} {_format(hint)}: it must be "
                 f"{wanted}, annotate it as list[…]",
                 parameter=name,
             )
@@ -273,5 +273,5 @@ def _is_no_list(hint: Any) -> bool:
     )
 
 
-def _shown(hint: Any) -> str:
+def _format(hint: Any) -> str:
     return hint.__qualname__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)

@@ -71,7 +71,7 @@ def run_sync(
                 pending.remove(first)
             else:
                 first = pending.popleft()
-            yield _settle(first.result(), options)
+            yield _result_of(first.result(), options)
     finally:
         for future in pending:
             future.cancel()
@@ -102,7 +102,7 @@ async def run_async(
                 first = pending[0]
                 await asyncio.wait([first])
                 pending.popleft()
-            yield _settle(first.result(), options)
+            yield _result_of(first.result(), options)
     finally:
         for task in pending:
             task.cancel()
@@ -122,11 +122,11 @@ async def _outcome(call: AsyncCallable, item: Input) -> Any:
     args, kwargs = item
     try:
         return await call(*args, **kwargs)
-    except Exception as e:  # noqa: BLE001 - errors of the call are results; _settle handles them
+    except Exception as e:  # noqa: BLE001 - errors of the call are results; _result_of handles them
         return _Failed(e)
 
 
-def _settle(outcome: Any, options: MapOptions) -> Any:
+def _result_of(outcome: Any, options: MapOptions) -> Any:
     if not isinstance(outcome, _Failed):
         return outcome
     if options.return_exceptions:

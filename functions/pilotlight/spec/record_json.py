@@ -103,23 +103,25 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         return _one_of(args, value, where)
     if origin is tuple:
-        _expect(isinstance(value, list | tuple), "a list", value, where)
+        _require(isinstance(value, list | tuple), "a list", value, where)
         return tuple(_value(args[0], v, f"{where}[{i}]") for i, v in enumerate(value))
     if origin is not None and issubclass(origin, Mapping):
-        _expect(isinstance(value, Mapping), "an object", value, where)
+        _require(isinstance(value, Mapping), "an object", value, where)
         return {str(k): _value(args[1], v, f"{where}.{k}") for k, v in value.items()}
     if is_dataclass(hint):
         return _record(typing.cast("type[Any]", hint), value, where)
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        _expect(value in [m.value for m in hint], f"one of {[m.value for m in hint]}", value, where)
+        _require(
+            value in [m.value for m in hint], f"one of {[m.value for m in hint]}", value, where
+        )
         return hint(value)
     if hint is float:
-        _expect(
+        _require(
             isinstance(value, int | float) and not isinstance(value, bool), "a number", value, where
         )
         return float(value)
     matches = isinstance(value, hint) and not (hint is int and isinstance(value, bool))
-    _expect(
+    _require(
         matches,
         {int: "a whole number", str: "a string", bool: "true or false"}.get(hint, str(hint)),
         value,
@@ -141,6 +143,6 @@ def _one_of(choices: tuple[Any, ...], value: Any, where: str) -> Any:
     raise failure or InvalidInput(f"{where}: null is not allowed", parameter=where)
 
 
-def _expect(condition: bool, wanted: str, value: Any, where: str) -> None:
+def _require(condition: bool, wanted: str, value: Any, where: str) -> None:
     if not condition:
         raise InvalidInput(f"{where} = {value!r}: expected {wanted}", parameter=where)

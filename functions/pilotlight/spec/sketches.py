@@ -147,7 +147,7 @@ def common_cells(one: Sketch, other: Sketch) -> dict[Cell, tuple[int, int]]:
         if not coarse or _first(cell) > _last(coarse[-1]):
             coarse.append(cell)
     counts: dict[Cell, tuple[int, int]] = {}
-    ours, theirs = _counted(one, coarse), _counted(other, coarse)
+    ours, theirs = _count_in_cells(one, coarse), _count_in_cells(other, coarse)
     for cell in coarse:
         counts[cell] = (ours[cell], theirs[cell])
     return counts
@@ -158,7 +158,7 @@ def cell_bounds(cell: Cell) -> tuple[float, float]:
     return _number(_first(cell)), _number(_last(cell))
 
 
-def _counted(sketch: Sketch, coarse: Sequence[Cell]) -> Counter[Cell]:
+def _count_in_cells(sketch: Sketch, coarse: Sequence[Cell]) -> Counter[Cell]:
     """Count a sketch in cells that contain its own."""
     counts: Counter[Cell] = Counter()
     at = 0

@@ -64,7 +64,7 @@ class SchemaCost:
 
 def estimate_schema_cost(schema: Mapping[str, Any]) -> SchemaCost:
     """Estimate the cost of one schema."""
-    nodes, compile_weight = _counted(schema)
+    nodes, compile_weight = _count(schema)
     if nodes > MAX_NODES:
         return SchemaCost(
             by_depth=(UNBOUNDED,),
@@ -88,7 +88,7 @@ def estimate_schema_cost(schema: Mapping[str, Any]) -> SchemaCost:
 
 def pattern_weights(schema: Mapping[str, Any]) -> int:
     """Estimate the cost of compiling the patterns of a schema, in states of their automata."""
-    return _counted(schema)[1]
+    return _count(schema)[1]
 
 
 def pattern_weight(pattern: str) -> int:
@@ -136,7 +136,7 @@ def _class_end(pattern: str, at: int) -> int:
     return at + 1
 
 
-def _counted(schema: Mapping[str, Any]) -> tuple[int, int]:
+def _count(schema: Mapping[str, Any]) -> tuple[int, int]:
     """Return the number of nodes of a schema as written, and the cost of compiling its patterns."""
     nodes = compiled = 0
     pending: list[Any] = [schema]

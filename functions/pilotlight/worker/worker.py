@@ -116,7 +116,7 @@ def _run(
         site=launch.site,
         code=launch.code,
         ahead=ahead,
-        on_difference=functools.partial(_leave_differing, control),
+        on_difference=functools.partial(_exit_differing, control),
     )
     places.watch()
     secrets.guard()
@@ -189,7 +189,7 @@ def _warm_up(
     return touched, known
 
 
-def _leave_differing(control: ShimChannel, error: ImportOrderDiffers) -> NoReturn:
+def _exit_differing(control: ShimChannel, error: ImportOrderDiffers) -> NoReturn:
     """End a process whose user code does not begin with the imports that were made ahead of it. It
     is not raised there: user code could go on after the error."""
     output.finish()
@@ -260,7 +260,7 @@ def _become(worker: Worker, order: ShimOrder, started: float) -> NoReturn:
         worker.control.send({"event": "ready", "instance": order.instance, "phases_ms": phases.ms})
 
     worker.server.run(on_ready=ready, shim=worker.control.fileno())
-    _leave(0)
+    _exit_worker(0)
 
 
 def _wait_parked(worker: Worker, order: ShimOrder) -> ShimOrder:
@@ -360,7 +360,7 @@ def _wait_go(go: int) -> None:
     os.close(go)
 
 
-def _leave(status: int) -> NoReturn:
+def _exit_worker(status: int) -> NoReturn:
     """Run atexit functions, then exit without finalizing the interpreter, which would copy the
     shared heap's pages."""
     import atexit

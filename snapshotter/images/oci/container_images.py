@@ -159,7 +159,7 @@ class ContainerImages:
     def present(self) -> tuple[str, ...]:
         """`<tenant id>/<digest>` of the images here, most recently requested first. Blocking, one
         directory per tenant."""
-        found = sorted(self._look(), key=lambda key: -self._asked_at.get(key, 0.0))
+        found = sorted(self._scan(), key=lambda key: -self._asked_at.get(key, 0.0))
         return tuple(str(key) for key in found)
 
     async def ensure(self, reference: str, *, tenant: str) -> None:
@@ -269,7 +269,7 @@ class ContainerImages:
         """Remove unused images until `more_bytes` fit; `is_written`: they are on the disk already.
         Raises BundleUnavailable."""
         unwritten = 0 if is_written else more_bytes
-        idle = [key for key in self._look() if self._is_idle(key, needed)]
+        idle = [key for key in self._scan() if self._is_idle(key, needed)]
         idle.sort(key=lambda key: self._asked_at.get(key, 0.0), reverse=True)
         while self._used_bytes() + more_bytes > self._max_bytes or any(
             self._floor.missing(unwritten)
@@ -290,13 +290,13 @@ class ContainerImages:
 
     def _used_bytes(self) -> int:
         total = 0
-        for key in self._look():
+        for key in self._scan():
             with contextlib.suppress(OSError, ValueError, KeyError):
                 body = json.loads((self._place(key) / "image.json").read_bytes())
                 total += int(body["size_bytes"])
         return total
 
-    def _look(self) -> list[_Key]:
+    def _scan(self) -> list[_Key]:
         if not self._root.is_dir():
             return []
         return [

@@ -150,7 +150,7 @@ class Supervisor:
         """Start the processes in order. On ProcessFailed, stop those already started and raise."""
         try:
             for child in self.children:
-                self._tell("ready", child, "ready", await child.start())
+                self._report("ready", child, "ready", await child.start())
         except BaseException:
             await asyncio.shield(self._stop_children(StopMode.ALL))
             raise
@@ -158,7 +158,7 @@ class Supervisor:
     async def run_until_stopped(self) -> None:
         """Restart processes that die until a stop is requested; then stop all in order."""
         keepers = [
-            asyncio.create_task(self._keep(child), name=f"keep {child.spec.name}")
+            asyncio.create_task(self._keep_running(child), name=f"keep {child.spec.name}")
             for child in self.children
         ]
         keepers.append(asyncio.create_task(self._bound_logs(), name="bound logs"))
@@ -204,7 +204,7 @@ class Supervisor:
                 child.signal(signal.SIGKILL)
             began = time.monotonic()
             status = await child.stop()
-            self._tell("stopped", child, describe_exit_status(status), time.monotonic() - began)
+            self._report("stopped", child, describe_exit_status(status), time.monotonic() - began)
 
     async def _clear_node(self) -> None:
         """Stop all instances and Templates while their node agent is still running."""
@@ -227,20 +227,20 @@ class Supervisor:
             )
         )
 
-    async def _keep(self, child: Child) -> None:
+    async def _keep_running(self, child: Child) -> None:
         failures = 0
         while True:
             up_since = time.monotonic()
             status = await child.wait_gone()
             failures = 1 if time.monotonic() - up_since > _STEADY_S else failures + 1
-            self._tell("died", child, f"{describe_exit_status(status)}; log: {child.log.path}")
+            self._report("died", child, f"{describe_exit_status(status)}; log: {child.log.path}")
             failures = await self._restart(child, failures)
 
     async def _restart(self, child: Child, failures: int) -> int:
         while True:
             await asyncio.sleep(restart_delay_s(failures))
             try:
-                self._tell(
+                self._report(
                     "ready",
                     child,
                     f"ready again after {failures} attempt{'' if failures == 1 else 's'}",
@@ -249,7 +249,7 @@ class Supervisor:
                 return failures
             except ProcessFailed as e:
                 failures += 1
-                self._tell(
+                self._report(
                     "failed", child, str(e) if e.detail["log_tail"] else f"{e}: nothing in its log"
                 )
 
@@ -259,7 +259,7 @@ class Supervisor:
             for child in self.children:
                 child.log.rotate()
 
-    def _tell(self, kind: str, child: Child, text: str, seconds: float = 0.0) -> None:
+    def _report(self, kind: str, child: Child, text: str, seconds: float = 0.0) -> None:
         self._announce(Notice(kind=kind, process=child.spec.name, text=text, seconds=seconds))
 
 

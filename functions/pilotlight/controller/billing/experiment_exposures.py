@@ -63,7 +63,7 @@ def record_exposures(write: Write, rows: Sequence[LedgerRow]) -> None:
         unit.first_at = min(unit.first_at, at)
         _count(unit, row, revision=revisions[experiment].get(arm))
     if units:
-        _keep(write, units)
+        _store(write, units)
 
 
 def _count(unit: _Unit, row: LedgerRow, *, revision: str | None) -> None:
@@ -85,7 +85,7 @@ def _count(unit: _Unit, row: LedgerRow, *, revision: str | None) -> None:
         unit.buckets[latency_bucket(took_ms)] += 1
 
 
-def _keep(write: Write, units: Mapping[_Key, _Unit]) -> None:
+def _store(write: Write, units: Mapping[_Key, _Unit]) -> None:
     names = ("experiment", "unit", "arm")
     table = tables.exposures
     values = [

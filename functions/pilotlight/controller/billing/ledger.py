@@ -116,7 +116,7 @@ def decode_records(body: bytes) -> list[UsageValues]:
         batch: Any = _decoder.decode(body)
         return list(map(msgspec.structs.astuple, batch.records))
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return _checked_all(_records(body))
+        return _check_all(_records(body))
 
 
 def convert_records(rows: Sequence[Mapping[str, Any]]) -> list[UsageValues]:
@@ -124,7 +124,7 @@ def convert_records(rows: Sequence[Mapping[str, Any]]) -> list[UsageValues]:
     try:
         records = msgspec.convert(rows, _Records)
     except msgspec.ValidationError:
-        return _checked_all(rows)
+        return _check_all(rows)
     return list(map(msgspec.structs.astuple, records))
 
 
@@ -247,11 +247,11 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a number")
 
 
-def _checked_all(rows: Sequence[Mapping[str, Any]]) -> list[UsageValues]:
-    return [_values(_checked(row, at)) for at, row in enumerate(rows)]
+def _check_all(rows: Sequence[Mapping[str, Any]]) -> list[UsageValues]:
+    return [_values(_check(row, at)) for at, row in enumerate(rows)]
 
 
-def _checked(row: Mapping[str, Any], at: int) -> Mapping[str, Any]:
+def _check(row: Mapping[str, Any], at: int) -> Mapping[str, Any]:
     for name, kinds in _TYPES.items():
         value = row.get(name, _DEFAULTS.get(name, _MISSING))
         if type(value) not in kinds:

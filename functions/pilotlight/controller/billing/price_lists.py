@@ -29,7 +29,7 @@ def record_price_lists(write: Write, lists: Mapping[str, Rates]) -> list[str]:
     known = {row["version"]: row["document"] for row in _rows(write.sql)}
     for version, rates in lists.items():
         if version in known:
-            _demand_same(version, before=_document(known[version]), now=rates.to_json())
+            _require_same(version, before=_document(known[version]), now=rates.to_json())
     fresh = [version for version in lists if version not in known]
     for version in fresh:
         document = canonical_json(lists[version].to_json()).decode()
@@ -84,7 +84,7 @@ def _document(text: str) -> dict[str, Any]:
     return {**Rates(version=body["version"]).to_json(), **body}
 
 
-def _demand_same(version: str, *, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def _require_same(version: str, *, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     for key, value in now.items():
         if _plain(key, before[key]) != _plain(key, value):
             raise SettingsInvalid(

@@ -294,12 +294,12 @@ def take(
     `operation_id`: as for `recent_operations.once`; one that took nothing is not known."""
 
     def remove() -> list[bytes]:
-        return _take(write, found, partition, number)
+        return _pop(write, found, partition, number)
 
     return once(write, found.id, operation_id, remove, is_kept=bool)
 
 
-def _take(write: Write, found: Collection, partition: str, number: int) -> list[bytes]:
+def _pop(write: Write, found: Collection, partition: str, number: int) -> list[bytes]:
     query = sa.select(_VALUES.c.position, _VALUES.c.size_bytes).where(*_at(found, [partition]))
     sized = write.sql.execute(query.order_by(_VALUES.c.position).limit(number)).all()
     if not sized:

@@ -53,7 +53,7 @@ def once(
         return list(do())
     is_due = not secrets.randbelow(FORGET_EVERY)
     if is_due:
-        _forget(write)
+        _delete_oldest(write)
     insert = write.insert(_TABLE).values(
         collection=collection, id=operation_id, at=write.now, size_bytes=0, answer=b""
     )
@@ -98,7 +98,7 @@ def delete_all(write: Write, collection: str) -> None:
     write.sql.execute(sa.delete(_TABLE).where(_TABLE.c.collection == collection))
 
 
-def _forget(write: Write) -> None:
+def _delete_oldest(write: Write) -> None:
     """Delete the oldest operations that need not be known."""
     old = sa.select(_TABLE.c.collection, _TABLE.c.id).where(_TABLE.c.at < write.now - MEMORY_S)
     old = old.order_by(_TABLE.c.at).limit(FORGOTTEN_AT_ONCE)

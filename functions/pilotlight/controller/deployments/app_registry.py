@@ -121,7 +121,7 @@ def stop(write: Write, place: AppRef) -> int:
     for name in names:
         feed_publisher.publish(write, place.function_id(name))
     app_history.record_version(
-        write, place, version=version, action="stop", functions=_listed(names)
+        write, place, version=version, action="stop", functions=_entries(names)
     )
     record_app_change(write, place, "app.stop", after={"version": version})
     return version
@@ -136,7 +136,7 @@ def delete(write: Write, place: AppRef) -> tuple[str, ...]:
     removed = _remove(write, place, names=set(names))
     write.sql.execute(sa.update(tables.apps).where(*place.is_app()).values(deleted_at=write.now))
     app_history.record_version(
-        write, place, version=version, action="delete", functions=_listed(names)
+        write, place, version=version, action="delete", functions=_entries(names)
     )
     record_app_change(write, place, "app.delete", before={"functions": names})
     return removed
@@ -416,7 +416,7 @@ def _no_app(name: str, environment: str) -> NotFound:
     )
 
 
-def _listed(names: Mapping[str, str]) -> list[dict[str, Any]]:
+def _entries(names: Mapping[str, str]) -> list[dict[str, Any]]:
     return [
         {"function": name, "revision": revision, "created": False}
         for name, revision in names.items()

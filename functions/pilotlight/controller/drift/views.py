@@ -54,7 +54,7 @@ def detail(
         "baseline": None
         if reference is None
         else {name: getattr(reference, name) for name in same},
-        "current": _shown(to_json(current)),
+        "current": _with_seconds(to_json(current)),
         "windows": [_stored(row) for row in sql.execute(query)],
     }
 
@@ -157,10 +157,10 @@ def _names(target: MonitoredFunction) -> dict[str, Any]:
 
 
 def _stored(row: sa.Row[Any]) -> dict[str, Any]:
-    return _shown(json.loads(row.report))
+    return _with_seconds(json.loads(row.report))
 
 
-def _shown(report: dict[str, Any]) -> dict[str, Any]:
+def _with_seconds(report: dict[str, Any]) -> dict[str, Any]:
     """Return a report with times in seconds instead of hours."""
     hours = {"since": report.pop("since_h") * HOUR_S, "until": report.pop("until_h") * HOUR_S}
     return {**hours, **plain(report)}

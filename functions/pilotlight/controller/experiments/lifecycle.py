@@ -92,7 +92,7 @@ def create(write: Write, place: AppRef, *, function: str, name: str, design: Des
         for arm in design.arms
     )
     design = replace(design, arms=arms)
-    _demand_followable(write.sql, function_id, design)
+    _require_valid_design(write.sql, function_id, design)
     row = {
         "id": f"x-{os.urandom(6).hex()}",
         "tenant": place.tenant,
@@ -112,7 +112,7 @@ def create(write: Write, place: AppRef, *, function: str, name: str, design: Des
             f"{place.app}/{function} already has an experiment {name!r}: choose another name",
             name=name,
         )
-    _note(
+    _record(
         write,
         place,
         "experiment.create",
@@ -157,17 +157,17 @@ def start(write: Write, place: AppRef, found: Experiment) -> Experiment:
     )
     _set(write, found.id, state=RUNNING, began_at=write.now)
     _steer(write, place, found, follow, action="experiment.start", message=found.name)
-    _tell(write, found, "started", found.name)
+    _notify(write, found, "started", found.name)
     return get(write.sql, tenant=found.tenant, experiment=found.id)
 
 
 def halt(write: Write, place: AppRef, found: Experiment, *, reason: str) -> Experiment:
     """Stop an experiment (kill switch): all units follow the function's weights. Raises Conflict
     when it does not run."""
-    _demand_running(found)
+    _require_running(found)
     _set(write, found.id, state=STOPPED, reason=reason[:MAX_REASON], ended_at=write.now)
     _steer(write, place, found, None, action="experiment.stop", message=reason[:MAX_REASON])
-    _tell(write, found, "stopped", reason)
+    _notify(write, found, "stopped", reason)
     return get(write.sql, tenant=found.tenant, experiment=found.id)
 
 
@@ -176,7 +176,7 @@ def stop_arm(
 ) -> Experiment:
     """Give an arm's share to the first arm; without another arm left, the experiment ends. Raises
     Conflict, InvalidInput."""
-    _demand_running(found)
+    _require_running(found)
     if found.design.arm(arm) is found.design.arms[0]:
         raise InvalidInput(
             f"arm {arm!r} is the arm that others are compared with: stop the experiment instead",
@@ -205,9 +205,9 @@ def stop_arm(
         action="experiment.stop_arm",
         message=f"{arm}: {reason}"[:MAX_REASON],
     )
-    _tell(write, found, "arm_stopped", reason, arm=arm)
+    _notify(write, found, "arm_stopped", reason, arm=arm)
     if not follow:
-        _tell(write, found, "stopped", f"arm {arm}: {reason}")
+        _notify(write, found, "stopped", f"arm {arm}: {reason}")
     return get(write.sql, tenant=found.tenant, experiment=found.id)
 
 
@@ -238,7 +238,7 @@ def conclude(write: Write, place: AppRef, found: Experiment, *, arm: str) -> Exp
         message=f"{found.name}: arm {arm}",
         winner=revision,
     )
-    _tell(write, found, "concluded", f"arm {arm}", arm=arm)
+    _notify(write, found, "concluded", f"arm {arm}", arm=arm)
     return get(write.sql, tenant=found.tenant, experiment=found.id)
 
 
@@ -255,7 +255,7 @@ def stop(write: Write, function_id: str, *, reason: str) -> list[str]:
     )
     for found in _find(write.sql, table.c.id.in_(ids)) if ids else ():
         _set(write, found.id, state=STOPPED, reason=reason[:MAX_REASON], ended_at=write.now)
-        _tell(write, found, "stopped", reason)
+        _notify(write, found, "stopped", reason)
     return ids
 
 
@@ -297,12 +297,12 @@ def _steer(
     generation = traffic.get(write.sql, found.function_id).generation
     after = traffic.change(write, place, found.function, edit, action=action, message=message)
     if after.generation == generation:
-        _note(
+        _record(
             write, place, action, found.function, after={"experiment": found.id, "message": message}
         )
 
 
-def _tell(write: Write, found: Experiment, event: str, reason: str, *, arm: str = "") -> None:
+def _notify(write: Write, found: Experiment, event: str, reason: str, *, arm: str = "") -> None:
     """Send a webhook event; once per experiment, event and arm."""
     body = {
         "experiment": found.id,
@@ -365,7 +365,7 @@ def _set(write: Write, experiment: str, **values: Any) -> None:
     )
 
 
-def _demand_running(found: Experiment) -> None:
+def _require_running(found: Experiment) -> None:
     if found.state != RUNNING:
         raise Conflict(
             f"experiment {found.name!r} is {found.state}: it is not running", state=found.state
@@ -387,7 +387,7 @@ def _function(sql: sa.Connection, place: AppRef, function: str) -> str:
     return str(found)
 
 
-def _demand_followable(sql: sa.Connection, function_id: str, design: Design) -> None:
+def _require_valid_design(sql: sa.Connection, function_id: str, design: Design) -> None:
     """Raise InvalidInput now for what would be rejected at the start: unknown revisions, names,
     units, a radius that is too wide."""
     table = tables.revisions
@@ -404,7 +404,7 @@ def _text(design: Design) -> str:
     return canonical_json(design.to_json()).decode()
 
 
-def _note(
+def _record(
     write: Write, place: AppRef, action: str, function: str, *, after: Mapping[str, Any]
 ) -> None:
     subject = f"{place.subject}/{function}"

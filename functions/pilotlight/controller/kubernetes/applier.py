@@ -90,7 +90,7 @@ class Applier:
             live = await self.live(kind, metadata)
         if live is not None and is_as_wanted(manifest, live):
             return live
-        self._demand_leading()
+        self._require_leading()
         try:
             result = await self._cluster.apply(manifest)
         except ManifestWarned as e:  # the API server applied it
@@ -138,7 +138,7 @@ class Applier:
         metadata = live["metadata"]
         if labels.items() <= (metadata.get("labels") or {}).items():
             return
-        self._demand_leading()
+        self._require_leading()
         body = {
             "metadata": {"labels": dict(labels), "resourceVersion": metadata["resourceVersion"]}
         }
@@ -153,7 +153,7 @@ class Applier:
         ClusterError."""
         if not annotations:
             return
-        self._demand_leading()
+        self._require_leading()
         metadata = live["metadata"]
         body = {"metadata": {"annotations": dict(annotations)}}
         result = await self._cluster.patch(kind, metadata["name"], metadata.get("namespace"), body)
@@ -176,7 +176,7 @@ class Applier:
         metadata = item["metadata"]
         if not self._is_ours(item) or metadata.get("deletionTimestamp"):
             return
-        self._demand_leading()
+        self._require_leading()
         try:
             await self._cluster.delete(
                 kind, metadata["name"], metadata.get("namespace"), uid=metadata.get("uid")
@@ -204,7 +204,7 @@ class Applier:
         found = await self._cluster.get(NAMESPACE, namespace) if namespace else None
         return namespace is not None and (found is None or "deletionTimestamp" in found["metadata"])
 
-    def _demand_leading(self) -> None:
+    def _require_leading(self) -> None:
         if not self._may_write():
             raise NotLeading("another controller may be the leader: it completes the work")
 

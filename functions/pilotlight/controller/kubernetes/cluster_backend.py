@@ -88,7 +88,7 @@ class ClusterBackend:
                 POD, meta["name"], meta["namespace"], uid=meta["uid"], grace_s=grace_s
             ):
                 async with asyncio.timeout(grace_s + _STOP_MARGIN_S):
-                    await _gone(cluster, meta["name"], meta["namespace"])
+                    await _wait_deleted(cluster, meta["name"], meta["namespace"])
         except TimeoutError as e:
             raise AgentUnavailable(
                 f"instance {instance_id} did not stop in time: kubectl describe pod {meta['name']} "
@@ -331,7 +331,7 @@ def _has(pod: Object, labels: Mapping[str, str]) -> bool:
     return labels.items() <= pods.labels_of(pod).items()
 
 
-async def _gone(cluster: Cluster, name: str, namespace: str) -> None:
+async def _wait_deleted(cluster: Cluster, name: str, namespace: str) -> None:
     async with contextlib.aclosing(
         cluster.watch(POD, namespace, fields=f"metadata.name={name}")
     ) as changes:

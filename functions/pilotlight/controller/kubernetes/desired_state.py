@@ -69,7 +69,7 @@ class DesiredState:
             self._tenancies.clear()
         for text in page.changes:
             change = json.loads(text)
-            changed |= self._take(change["kind"], change["key"], change["value"])
+            changed |= self._apply(change["kind"], change["key"], change["value"])
         return changed
 
     def places(self) -> set[str]:
@@ -139,7 +139,7 @@ class DesiredState:
             ) from e
         return values
 
-    def _take(self, kind: str, key: str, value: object) -> set[str]:
+    def _apply(self, kind: str, key: str, value: object) -> set[str]:
         if kind == FUNCTION:
             return self._function(key, value)
         if kind == TENANT:

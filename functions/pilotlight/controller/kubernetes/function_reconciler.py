@@ -76,7 +76,7 @@ class FunctionReconciler:
         step = next_step(route, tenancy, named=named, live=live, there=there, now=self._wall())
         if step.service is not None:
             live = await self._writer.put(step.service, live=live)
-        await self._forget_documents(id, keep={made.name for made in named}, there=there)
+        await self._delete_documents(id, keep={made.name for made in named}, there=there)
         return ReconcileResult(status=_status(route, step, live, there), again_s=step.again_s)
 
     async def _secrets(self, route: FunctionRoute, tenancy: Tenancy) -> None:
@@ -131,7 +131,7 @@ class FunctionReconciler:
             and not item["metadata"].get("deletionTimestamp")
         }
 
-    async def _forget_documents(self, id: str, *, keep: set[str], there: dict[str, Object]) -> None:
+    async def _delete_documents(self, id: str, *, keep: set[str], there: dict[str, Object]) -> None:
         """Delete launch documents of revisions that Knative has deleted: no pod will read them."""
         for item in self._mirror.of_function(kinds.CONFIG_MAP, id):
             if item["metadata"]["name"] not in keep and item["metadata"]["name"] not in there:
@@ -190,7 +190,7 @@ def _status(
             Phase.PENDING, "RevisionMissing", f"revision {step.waits_for} is being created"
         )
     phase = Phase.FAILED if condition.status is False else Phase.PENDING
-    return status(phase, condition.reason or "Unknown", _told(condition, revision))
+    return status(phase, condition.reason or "Unknown", _message_of(condition, revision))
 
 
 def _cause(
@@ -204,7 +204,7 @@ def _cause(
     return "", condition
 
 
-def _told(condition: Condition, revision: str) -> str:
+def _message_of(condition: Condition, revision: str) -> str:
     parts = [
         f"revision {revision}" if revision else "",
         condition.message or "not ready",

@@ -48,7 +48,7 @@ class Namespaces:
                 or self._mirror.get(kinds.NAMESPACE, tenancy.namespace) is not None
             ):
                 await self.ensure(tenancy)
-            await self._forget_secrets(tenancy)
+            await self._delete_secrets(tenancy)
             return
         async with self._locks[place]:
             for item in self._mirror.items(kinds.NAMESPACE):
@@ -63,7 +63,7 @@ class Namespaces:
         )
         return {place for place in found if place}
 
-    async def _forget_secrets(self, tenancy: Tenancy) -> None:
+    async def _delete_secrets(self, tenancy: Tenancy) -> None:
         """Delete secrets from the cluster that the platform no longer holds."""
         for item in list(self._mirror.secrets(tenancy.namespace)):
             path = item["metadata"].get("annotations", {}).get(names.PATH, "")

@@ -146,7 +146,7 @@ class Reconciler:
             except ClusterError as e:
                 log.warning("event=cluster_not_listed error=%s", e)
                 for function in self.state.functions:
-                    self._tell(function, function_status.status_from_error(e))
+                    self._set_status(function, function_status.status_from_error(e))
             else:
                 return
 
@@ -264,7 +264,7 @@ class Reconciler:
         while True:
             key = await self.work.take()
             try:
-                await self._look_at(key)
+                await self._reconcile_key(key)
             except ClusterError as e:
                 self._failed(key, e)
             except InvalidInput as e:
@@ -280,11 +280,11 @@ class Reconciler:
                     ),
                 )
 
-    async def _look_at(self, key: str) -> None:
+    async def _reconcile_key(self, key: str) -> None:
         ownership = self._statuses.ownership
         if ownership is not None and ownership.foreign:
             status = FunctionStatus(phase=Phase.FAILED, reason=FOREIGN, message=ownership.message)
-            self._tell(key, status)
+            self._set_status(key, status)
             self.work.done(key)
             return
         if "/" in key:
@@ -316,14 +316,14 @@ class Reconciler:
             status.reason,
             status.message,
         )
-        self._tell(key, status)
+        self._set_status(key, status)
 
     def _refused(self, key: str, error: InvalidInput) -> None:
         """Report a declaration that cannot exist in a cluster. Only a change to it helps, which
         arrives by the feed or a restart."""
         hint = error.detail.get("hint", "")
         log.warning("event=not_reconciled key=%s reason=Invalid error=%s", key, error)
-        self._tell(
+        self._set_status(
             key,
             FunctionStatus(
                 phase=Phase.FAILED, reason="Invalid", message=f"{error}. {hint}".rstrip()
@@ -331,7 +331,7 @@ class Reconciler:
         )
         self.work.done(key)
 
-    def _tell(self, key: str, status: FunctionStatus) -> None:
+    def _set_status(self, key: str, status: FunctionStatus) -> None:
         """Set a function's status with the generation that it describes."""
         route = self.state.functions.get(key)
         if route is not None:

@@ -65,9 +65,9 @@ def next_step(
     by_age = sorted(named, key=lambda made: revisions.age(made.revision))
     missing = [made for made in by_age if made.name not in there]
     if missing:
-        return _bring_in(route, tenancy, missing[0], live)
+        return _add_template(route, tenancy, missing[0], live)
     if live is None:  # someone deleted only the Service: Knative deletes its revisions too
-        return _bring_in(route, tenancy, by_age[-1], None)
+        return _add_template(route, tenancy, by_age[-1], None)
     final = traffic.targets(route)
     serving = traffic.percents(live["spec"].get("traffic") or [])
     for target in final:
@@ -78,12 +78,12 @@ def next_step(
             and not (condition := ready_of(there[name])).is_true
         ):
             return ServiceStep(service=None, waits_for=name, condition=condition)
-    kept = _kept(route, live, by_age[-1].spec, serving=serving, there=there, now=now)
+    kept = _previous_kept(route, live, by_age[-1].spec, serving=serving, there=there, now=now)
     made = knative_service.service(
         route,
         tenancy,
         template=_without_nulls(live["spec"]["template"]),
-        listed=[*final, *_listed(kept, named=wanted)],
+        listed=[*final, *_previous_target(kept, named=wanted)],
     )
     if kept is None:
         return ServiceStep(service=made)
@@ -96,7 +96,7 @@ def next_step(
     )
 
 
-def _bring_in(
+def _add_template(
     route: FunctionRoute, tenancy: Tenancy, made: RevisionOf, live: Object | None
 ) -> ServiceStep:
     """Return the Service with the missing revision's template; nothing to write if it has it
@@ -136,7 +136,7 @@ def _entry(target: Mapping[str, Any]) -> traffic.Target:
     return {"latestRevision": False, "percent": 0, **out}
 
 
-def _kept(
+def _previous_kept(
     route: FunctionRoute,
     live: Object,
     newest: FunctionSpec,
@@ -163,7 +163,9 @@ def _kept(
     return None
 
 
-def _listed(kept: tuple[str, float] | None, *, named: Collection[str]) -> Sequence[traffic.Target]:
+def _previous_target(
+    kept: tuple[str, float] | None, *, named: Collection[str]
+) -> Sequence[traffic.Target]:
     """Return the entry that keeps the previous revision, unless the traffic names it itself."""
     return (
         [{"revisionName": kept[0], "latestRevision": False, "percent": 0, "tag": PREVIOUS}]

@@ -88,7 +88,7 @@ class SnapshotRegister:
             for info in _infos(report):
                 row = rows.get(info.id)
                 if row is None or row.state is not CopyState.DELETED:
-                    found.append(_shown(info, row, node=node))
+                    found.append(_with_node_state(info, row, node=node))
         there = {info.id for info in found}
         found += [
             replace(row.info, node="", where="store", remote=True)
@@ -111,7 +111,7 @@ class SnapshotRegister:
         row = (await self._loaded()).get(snapshot_id)
         if row is None:
             raise SnapshotUnknown(f"snapshot {snapshot_id} is on no node")
-        return _shown(row.info, row, node="")
+        return _with_node_state(row.info, row, node="")
 
     async def delete(
         self,
@@ -149,7 +149,7 @@ class SnapshotRegister:
                 if row.state not in (state, CopyState.DELETED) and is_meant(row)
             ]
             await self._save(changed)
-            await self._forget_old(now)
+            await self._delete_old(now)
         return len(changed)
 
     async def _is_credible(self, snapshot: NodeSnapshot, report: NodeReport, *, now: float) -> bool:
@@ -193,7 +193,7 @@ class SnapshotRegister:
         for row in changed:
             log.info("event=snapshot_registered snapshot=%s state=%s", row.id, row.state)
 
-    async def _forget_old(self, now: float) -> None:
+    async def _delete_old(self, now: float) -> None:
         """Remove rows that no node needs orders for."""
         assert self._rows is not None
         gone = [
@@ -232,7 +232,9 @@ def _infos(report: NodeReport) -> list[SnapshotInfo]:
     return [s.info for s in (*report.snapshots, *report.others) if s.info is not None]
 
 
-def _shown(info: SnapshotInfo, row: RegisteredSnapshot | None, *, node: str) -> SnapshotInfo:
+def _with_node_state(
+    info: SnapshotInfo, row: RegisteredSnapshot | None, *, node: str
+) -> SnapshotInfo:
     """As it is listed: with its node, and in the state that all nodes will soon have."""
     is_stored = row is not None and row.state is CopyState.APPROVED
     where = "disk, store" if is_stored else "disk"

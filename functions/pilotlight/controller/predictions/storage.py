@@ -62,7 +62,7 @@ async def delete_expired(context: Context) -> int:
             await context.files.objects.delete(key)
         if found:
             ids = [file for file, _ in found]
-            await anyio.to_thread.run_sync(partial(_forget, context, ids))
+            await anyio.to_thread.run_sync(partial(_delete_rows, context, ids))
         batch = len(found)
         deleted += batch
     return deleted
@@ -73,6 +73,6 @@ def _expired(context: Context) -> list[tuple[str, str]]:
         return files.expired(sql, now=context.clock(), limit=EXPIRE_BATCH)
 
 
-def _forget(context: Context, ids: Sequence[str]) -> None:
+def _delete_rows(context: Context, ids: Sequence[str]) -> None:
     with context.store.write() as write:
         files.forget(write, ids)

@@ -74,7 +74,7 @@ def record(
     )
     keys = ["tenant", "environment", "app", "digest"]
     write.sql.execute(insert.on_conflict_do_update(index_elements=keys, set_=row))
-    _forget_oldest(write, place.tenant)
+    _delete_oldest(write, place.tenant)
     audit_trail.record(
         write,
         tenant=place.tenant,
@@ -120,7 +120,7 @@ def _required(
     return found
 
 
-def _forget_oldest(write: Write, tenant: str) -> None:
+def _delete_oldest(write: Write, tenant: str) -> None:
     table = tables.container_images
     newest = (
         sa.select(table.c.pushed_at)

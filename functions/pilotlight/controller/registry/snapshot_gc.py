@@ -43,7 +43,7 @@ async def sweep(agent: NodeBackend, store: Store) -> int:
     """Delete the snapshots of functions that do not exist, or may not have any. Raises
     SnapshotterError."""
     on_node = {str(info.revision).partition("@")[0] for info in await agent.snapshots()}
-    kept = await anyio.to_thread.run_sync(_kept, store, on_node) if on_node else set()
+    kept = await anyio.to_thread.run_sync(_used_snapshots, store, on_node) if on_node else set()
     deleted = sum(
         [await agent.delete_snapshots(function=function) for function in sorted(on_node - kept)]
     )
@@ -52,7 +52,7 @@ async def sweep(agent: NodeBackend, store: Store) -> int:
     return deleted
 
 
-def _kept(store: Store, functions: set[str]) -> set[str]:
+def _used_snapshots(store: Store, functions: set[str]) -> set[str]:
     table = tables.functions
     query = sa.select(table.c.id).where(table.c.removed_at.is_(None), table.c.snapshots)
     with store.read() as sql:

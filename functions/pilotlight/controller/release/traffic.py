@@ -39,7 +39,7 @@ def get(sql: sa.Connection, function_id: str) -> TrafficDocument:
 
 def find(sql: sa.Connection, place: AppRef, function: str) -> TrafficDocument:
     """The document of a deployed function. Raises NotFound."""
-    _demand(sql, place, function)
+    _require(sql, place, function)
     return get(sql, place.function_id(function))
 
 
@@ -63,7 +63,7 @@ def change(
 
     Raises NotFound, Conflict, InvalidInput, ApprovalRequired, without changing anything.
     """
-    _demand(write.sql, place, function)
+    _require(write.sql, place, function)
     function_id = place.function_id(function)
     before = get(write.sql, function_id)
     if expected not in (None, before.generation):
@@ -94,7 +94,7 @@ def change(
             bound_functions.end(write, place, function)
     feed_publisher.publish(write, function_id)
     if action and note and after != before:
-        _note(write, place, function, before, after, action=action, message=message)
+        _record(write, place, function, before, after, action=action, message=message)
     return after
 
 
@@ -159,7 +159,7 @@ def _write(write: Write, function_id: str, document: TrafficDocument) -> None:
     write.sql.execute(update.values(document=text, generation=document.generation))
 
 
-def _note(
+def _record(
     write: Write,
     place: AppRef,
     function: str,
@@ -192,7 +192,7 @@ def _difference(one: TrafficDocument, other: TrafficDocument) -> Mapping[str, An
     return {name: value for name, value in describe_traffic(one).items() if value != theirs[name]}
 
 
-def _demand(sql: sa.Connection, place: AppRef, function: str) -> None:
+def _require(sql: sa.Connection, place: AppRef, function: str) -> None:
     table = tables.functions
     query = sa.select(table.c.id).where(
         table.c.id == place.function_id(function), table.c.removed_at.is_(None)

@@ -97,7 +97,7 @@ def begin(write: Write, place: AppRef, *, function: str, candidate: str, plan: R
         now=write.now,
     )
     repository.record_decision(write, rollout, step=0, decision=first, baseline=seen)
-    _tell(
+    _notify(
         write,
         repository.find(write.sql, tenant=place.tenant, rollout=rollout),
         "rollout.started",
@@ -140,7 +140,7 @@ def end(
             action="",
         )
     ended = replace(rollout, state=state, reason=reason, finished_at=write.now)
-    _tell(
+    _notify(
         write,
         ended,
         f"rollout.{'rolled_back' if state is RolloutState.ROLLED_BACK else 'ended'}",
@@ -169,7 +169,7 @@ def follow(write: Write, rollout: Rollout, decision: Decision) -> bool:
         return False
     number = repository.record_decision(write, rollout.id, step=rollout.step, decision=decision)
     if decision.tell:
-        _tell(
+        _notify(
             write,
             rollout,
             _EVENTS[decision.verdict],
@@ -192,7 +192,7 @@ def _advance(write: Write, rollout: Rollout, decision: Decision) -> bool:
     number = repository.record_decision(
         write, rollout.id, step=step, decision=decision, baseline=_baseline(write, rollout)
     )
-    _tell(
+    _notify(
         write,
         replace(rollout, step=step),
         "rollout.advanced",
@@ -235,7 +235,9 @@ def finish(
     )
     number = repository.record_decision(write, rollout.id, step=rollout.step, decision=decision)
     ended = replace(rollout, state=state, reason=reason, finished_at=write.now)
-    _tell(write, ended, _EVENTS[decision.verdict], decision.reasons, once=f"{rollout.id}/{number}")
+    _notify(
+        write, ended, _EVENTS[decision.verdict], decision.reasons, once=f"{rollout.id}/{number}"
+    )
     return True
 
 
@@ -387,7 +389,7 @@ def _baseline(write: Write, rollout: Rollout) -> dict[str, Any]:
     )
 
 
-def _tell(
+def _notify(
     write: Write, rollout: Rollout, event: str, reasons: tuple[str, ...], *, once: str
 ) -> None:
     body = {

@@ -89,10 +89,10 @@ class RolloutController:
         )
 
     def _tried(self, rollout: Rollout, *, jumped: bool) -> bool:
-        """Call `_look` and contain its errors: a broken rollout stays where it is and does not
+        """Call `_check` and contain its errors: a broken rollout stays where it is and does not
         block others."""
         try:
-            return self._look(rollout, jumped=jumped)
+            return self._check(rollout, jumped=jumped)
         except (PilotlightError, SQLAlchemyError, ArithmeticError, ValueError) as e:
             log.error("event=rollout_not_judged rollout=%s error=%r", rollout.id, e)
             return False
@@ -102,7 +102,7 @@ class RolloutController:
         before, self._looked_at = self._looked_at, (wall, steady)
         return before is not None and abs((wall - before[0]) - (steady - before[1])) > JUMP_S
 
-    def _look(self, rollout: Rollout, *, jumped: bool) -> bool:
+    def _check(self, rollout: Rollout, *, jumped: bool) -> bool:
         now = self._clock()
         if jumped or now < rollout.updated_at - JUMP_S:
             with self._store.write() as write:

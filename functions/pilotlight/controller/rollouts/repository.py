@@ -273,7 +273,7 @@ def record_decision(
 def decisions(sql: sa.Connection, rollout: str, *, limit: int = 100) -> list[StoredDecision]:
     """The newest decisions first."""
     table = tables.rollout_decisions
-    return _noted(
+    return _decisions(
         sql,
         sa.select(table)
         .where(table.c.rollout == rollout)
@@ -291,7 +291,7 @@ def baseline_of(sql: sa.Connection, rollout: Rollout) -> dict[str, Observation]:
         table.c.step == rollout.step,
         table.c.action.startswith(BEGAN),
     )
-    found = _noted(sql, sa.select(table).where(*began).order_by(table.c.number.desc()).limit(1))
+    found = _decisions(sql, sa.select(table).where(*began).order_by(table.c.number.desc()).limit(1))
     stored = found[0].evidence.get("baseline", {}) if found else {}
     return {revision: Observation.from_json(body) for revision, body in stored.items()}
 
@@ -308,7 +308,7 @@ def is_stall_notified(sql: sa.Connection, rollout: Rollout) -> bool:
     return sql.execute(sa.select(table.c.number).where(*conditions).limit(1)).first() is not None
 
 
-def _noted(sql: sa.Connection, query: sa.Select[Any]) -> list[StoredDecision]:
+def _decisions(sql: sa.Connection, query: sa.Select[Any]) -> list[StoredDecision]:
     rows: Sequence[sa.Row[Any]] = sql.execute(query).all()
     same = ("number", "at", "step", "verdict", "action")
     return [

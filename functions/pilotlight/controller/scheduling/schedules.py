@@ -195,7 +195,7 @@ def pause(
     values = {"is_paused": is_paused, "next_at": following, "updated_at": write.now}
     write.sql.execute(sa.update(tables.schedules).where(*_is(planned)).values(**values))
     write.fed = True
-    _note(
+    _record(
         write,
         planned,
         "schedule.pause" if is_paused else "schedule.resume",
@@ -211,7 +211,7 @@ def run_now(write: Write, planned: ScheduleEntry, *, actor: str, request: str) -
         raise Conflict(f"app {planned.app!r} is stopped: deploy it again first", app=planned.app)
     call_id, held = _call(planned, write.now, salt=request)
     dispatch_queue.enqueue_call(write, held, due_at=write.now)
-    _note(write, planned, "schedule.run", actor=actor, request=request)
+    _record(write, planned, "schedule.run", actor=actor, request=request)
     return call_id
 
 
@@ -343,7 +343,7 @@ def _is_stopped(sql: sa.Connection, planned: ScheduleEntry) -> bool:
     return bool(sql.execute(sa.select(table.c.stopped).where(*which)).scalar_one())
 
 
-def _note(write: Write, planned: ScheduleEntry, action: str, *, actor: str, request: str) -> None:
+def _record(write: Write, planned: ScheduleEntry, action: str, *, actor: str, request: str) -> None:
     subject = f"{planned.environment}/{planned.app}/{planned.function}"
     audit_trail.record(
         write,

@@ -174,7 +174,7 @@ class Idempotency:
                         hint="Use a new key for each change.",
                     )
                 if row.status > _CHANGED:
-                    return self._opened(row)
+                    return self._unseal(row)
                 if (claim.tenant, claim.name) in self._running:
                     raise Conflict(
                         "the first request under this idempotency key is still running",
@@ -196,7 +196,7 @@ class Idempotency:
             self._make_room(write, claim.tenant)
             return None
 
-    def _opened(self, row: sa.Row[Any]) -> Answer:
+    def _unseal(self, row: sa.Row[Any]) -> Answer:
         try:
             body = json.loads(self._key.answers.open(row.answer))
         except DecryptionFailed as e:

@@ -129,7 +129,7 @@ class BlobCollector:
                 if not is_free or not await anyio.to_thread.run_sync(self._marked, digest):
                     continue  # an upload of it is running, or has ended meanwhile
                 await self._files.objects.delete(blob_key(digest))
-                size_bytes += await anyio.to_thread.run_sync(self._forget, digest)
+                size_bytes += await anyio.to_thread.run_sync(self._delete, digest)
                 count += 1
         if count:
             log.info("event=blobs_deleted count=%d bytes=%d", count, size_bytes)
@@ -271,7 +271,7 @@ class BlobCollector:
                 ).scalars()
             )
 
-    def _forget(self, digest: str) -> int:
+    def _delete(self, digest: str) -> int:
         table = tables.blobs
         with self._store.write() as write:
             row = sa.delete(table).where(table.c.digest == digest, table.c.deleting_at.is_not(None))

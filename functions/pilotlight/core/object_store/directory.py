@@ -120,7 +120,7 @@ def _translated(path: Path, what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _opened(root: Path, key: str) -> Iterator[int]:
+def _open_object(root: Path, key: str) -> Iterator[int]:
     """Open an object's file. Raises ObjectNotFound, OSError."""
     try:
         descriptor = open_file_beneath(root, key)
@@ -179,14 +179,14 @@ def _remove(path: Path) -> None:
 
 
 def _get(root: Path, key: str, max_bytes: int) -> bytes | None:
-    with _opened(root, key) as source:
+    with _open_object(root, key) as source:
         if os.fstat(source).st_size > max_bytes:
             return None
         return _pread(source, 0, max_bytes)
 
 
 def _read(root: Path, key: str, offset: int, length: int, etag: str | None) -> bytes:
-    with _opened(root, key) as source:
+    with _open_object(root, key) as source:
         if etag and _info(os.fstat(source)).etag != etag:
             raise ObjectChanged(f"{root / key} was replaced by another version")
         return _pread(source, offset, length)
@@ -202,7 +202,7 @@ def _pread(source: int, offset: int, length: int) -> bytes:
 
 
 def _fetch(root: Path, key: str, path: Path, stop: threading.Event) -> ObjectInfo:
-    with _opened(root, key) as origin, _new_file(path) as target:
+    with _open_object(root, key) as origin, _new_file(path) as target:
         before = _info(os.fstat(origin))
         _copy(origin, target, before.size_bytes, stop)
         if _info(os.fstat(origin)) != before:

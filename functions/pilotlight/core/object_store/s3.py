@@ -69,7 +69,7 @@ class S3Store:
     async def put(self, key: str, data: bytes) -> None:
         """Store `data` atomically."""
         name = self._name(key)
-        await self._ask(
+        await self._request(
             key, lambda client: client.put_object(Bucket=self._bucket, Key=name, Body=data)
         )
 
@@ -136,7 +136,7 @@ class S3Store:
         """The object's current version; None if there is none."""
         name = self._name(key)
         try:
-            head = await self._ask(
+            head = await self._request(
                 key, lambda client: client.head_object(Bucket=self._bucket, Key=name)
             )
         except ObjectNotFound:
@@ -145,13 +145,15 @@ class S3Store:
 
     async def keys(self, prefix: str) -> list[str]:
         """Keys that begin with `prefix`, sorted."""
-        return sorted(await self._ask(prefix, lambda client: list(self._keys(client, prefix))))
+        return sorted(await self._request(prefix, lambda client: list(self._keys(client, prefix))))
 
     async def delete(self, key: str) -> None:
         """Delete an object. Idempotent."""
         name = self._name(key)
         with contextlib.suppress(ObjectNotFound):
-            await self._ask(key, lambda client: client.delete_object(Bucket=self._bucket, Key=name))
+            await self._request(
+                key, lambda client: client.delete_object(Bucket=self._bucket, Key=name)
+            )
 
     def local_path(self, key: str) -> None:
         """None: objects are not local files."""
@@ -186,7 +188,7 @@ class S3Store:
     async def _put_parts(self, key: str, name: str, descriptor: int, size: int) -> None:
         bucket = self._bucket
         upload = (
-            await self._ask(
+            await self._request(
                 key, lambda client: client.create_multipart_upload(Bucket=bucket, Key=name)
             )
         )["UploadId"]
@@ -197,7 +199,7 @@ class S3Store:
             number = offset // part_bytes + 1
             async with self._sending:
                 data = await finish_in_thread(os.pread, descriptor, part_bytes, offset)
-                answer = await self._ask(
+                answer = await self._request(
                     key,
                     lambda client: client.upload_part(
                         Bucket=bucket, Key=name, UploadId=upload, PartNumber=number, Body=data
@@ -214,14 +216,14 @@ class S3Store:
             }
             await self._complete(key, name, upload, parts, size)
         except BaseException:
-            await asyncio.shield(self._take_back(key, name, upload))
+            await asyncio.shield(self._undo_upload(key, name, upload))
             raise
 
     async def _complete(self, key: str, name: str, upload: str, parts: Any, size: int) -> None:
         """Complete an upload. If a retry finds no such upload, an earlier attempt completed it and
         its response was lost."""
         try:
-            await self._ask(
+            await self._request(
                 key,
                 lambda client: client.complete_multipart_upload(
                     Bucket=self._bucket, Key=name, UploadId=upload, MultipartUpload=parts
@@ -232,10 +234,10 @@ class S3Store:
             if found is None or found.size_bytes != size:
                 raise
 
-    async def _take_back(self, key: str, name: str, upload: str) -> None:
+    async def _undo_upload(self, key: str, name: str, upload: str) -> None:
         # if this fails, the bucket's lifecycle rule for incomplete uploads removes it
         with contextlib.suppress(ObjectStoreError):
-            await self._ask(
+            await self._request(
                 key,
                 lambda client: client.abort_multipart_upload(
                     Bucket=self._bucket, Key=name, UploadId=upload
@@ -259,7 +261,9 @@ class S3Store:
     def _url(self, key: str) -> str:
         return f"s3://{self._bucket}/{self._prefix}{key}"
 
-    async def _ask(self, key: str, call: Callable[[Any], T], *, attempts: int | None = None) -> T:
+    async def _request(
+        self, key: str, call: Callable[[Any], T], *, attempts: int | None = None
+    ) -> T:
         url = self._url(key)
         return await retry_unavailable(
             lambda: self._boto.ask(url, call),

@@ -50,14 +50,14 @@ def write_image(
     """Write the documents of an image for layers that are in the layout, and return the digest of
     the image. Other blobs are deleted."""
     blobs = directory / "blobs" / "sha256"
-    described = _keep(blobs, CONFIG, config)
+    described = _store(blobs, CONFIG, config)
     manifest = {
         "schemaVersion": 2,
         "mediaType": MANIFEST,
         "config": described,
         "layers": [layer.descriptor() for layer in layers],
     }
-    image = _keep(blobs, MANIFEST, manifest)
+    image = _store(blobs, MANIFEST, manifest)
     image["platform"] = {"architecture": config["architecture"], "os": config["os"]}
     image["annotations"] = {"org.opencontainers.image.ref.name": tag}
     (directory / "index.json").write_bytes(
@@ -91,7 +91,7 @@ def read_base(directory: Path, *, architecture: str) -> BaseImage:
             Layer(
                 title="base",
                 media_type=d["mediaType"],
-                digest=_checked(d["digest"]),
+                digest=_check(d["digest"]),
                 size_bytes=int(d["size"]),
                 diff_id=diff_id,
             )
@@ -109,7 +109,7 @@ def read_manifest(directory: Path) -> tuple[str, bytes]:
     Raises InvalidInput."""
     try:
         (entry,) = _load(directory / "index.json")["manifests"]
-        digest = _checked(entry["digest"])
+        digest = _check(entry["digest"])
         blobs = directory / "blobs" / "sha256"
         if _document(blobs, digest).get("mediaType") != MANIFEST:
             raise ValueError(f"{digest} is not an image manifest")
@@ -148,7 +148,7 @@ def _image_in(
     )
 
 
-def _keep(blobs: Path, media_type: str, document: Mapping[str, Any]) -> dict[str, Any]:
+def _store(blobs: Path, media_type: str, document: Mapping[str, Any]) -> dict[str, Any]:
     raw = _canonical(document)
     digest = hashlib.sha256(raw).hexdigest()
     (blobs / digest).write_bytes(raw)
@@ -156,7 +156,7 @@ def _keep(blobs: Path, media_type: str, document: Mapping[str, Any]) -> dict[str
 
 
 def _document(blobs: Path, digest: str) -> Mapping[str, Any]:
-    name = _checked(digest).removeprefix("sha256:")
+    name = _check(digest).removeprefix("sha256:")
     found = _load(blobs / name)
     if hashlib.sha256((blobs / name).read_bytes()).hexdigest() != name:
         raise ValueError(f"{name[:12]} does not match its digest")
@@ -172,7 +172,7 @@ def _load(path: Path) -> Mapping[str, Any]:
     return found
 
 
-def _checked(digest: str) -> str:
+def _check(digest: str) -> str:
     if not _DIGEST.match(str(digest)):
         raise ValueError(f"{digest!r} is not a sha256 digest")
     return digest

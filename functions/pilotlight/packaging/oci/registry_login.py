@@ -36,7 +36,7 @@ def find_login(repository: Repository, environ: Mapping[str, str]) -> Login | No
         if (document := _document(path)) is None:
             continue
         if (helper := _helper(document, repository)) is not None:
-            if (login := _ask(helper, repository, environ)) is not None:
+            if (login := _run_helper(helper, repository, environ)) is not None:
                 return login
         elif (login := _stored(document, repository, path)) is not None:
             return login
@@ -78,7 +78,7 @@ def _stored(document: Mapping[str, Any], repository: Repository, path: Path) -> 
         raise InvalidInput(f"{path}: {e}") from e
 
 
-def _ask(helper: str, repository: Repository, environ: Mapping[str, str]) -> Login | None:
+def _run_helper(helper: str, repository: Repository, environ: Mapping[str, str]) -> Login | None:
     """Run a credential helper. One that does not know the registry ends with status 1."""
     if not _HELPER.match(helper):
         raise InvalidInput(f"credential helper {helper!r}: its name may not contain a path")

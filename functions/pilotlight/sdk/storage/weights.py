@@ -94,7 +94,7 @@ class Weights:
         """The declared source for display, without parts of URLs that may be secret."""
         if self.registered is not None:
             return f"the platform's {self.registered}"
-        return ", ".join(_shown(source) for source in self.sources)
+        return ", ".join(_without_credentials(source) for source in self.sources)
 
     @property
     def is_directory(self) -> bool:
@@ -205,7 +205,7 @@ def _last_part(sources: tuple[str, ...]) -> str:
     return (folder.rpartition("/")[2] if len(sources) > 1 else last) or address.hostname or ""
 
 
-def _shown(source: str) -> str:
+def _without_credentials(source: str) -> str:
     """Strip user, password, query and fragment from a URL: they may be secret."""
     if not source.startswith(_WEB):
         return source

@@ -128,12 +128,12 @@ class Feature:
                     return real
             case FeatureType.LIST:
                 return self._converted_list(value)
-        raise _invalid(self.name, f"{_shown(value)} is no {self.type.value}")
+        raise _invalid(self.name, f"{_type_of(value)} is no {self.type.value}")
 
     def _converted_list(self, value: Any) -> list[float]:
         items = value.tolist() if hasattr(value, "tolist") else value
         if not isinstance(items, list | tuple) or not all(map(_is_number, items)):
-            raise _invalid(self.name, f"{_shown(value)} is no list of numbers")
+            raise _invalid(self.name, f"{_type_of(value)} is no list of numbers")
         if len(items) > MAX_ITEMS or (self.size is not None and len(items) != self.size):
             wanted = f"up to {MAX_ITEMS}" if self.size is None else self.size
             raise _invalid(self.name, f"{len(items)} items: must be {wanted}")
@@ -252,7 +252,7 @@ def _is_number(value: Any) -> bool:
         return False
 
 
-def _shown(value: Any) -> str:
+def _type_of(value: Any) -> str:
     """A value in an error: its type alone, since values may be personal."""
     return f"a value of type {type(value).__name__}"
 

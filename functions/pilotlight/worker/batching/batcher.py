@@ -111,13 +111,13 @@ class Batcher:
         try:
             return await member.future
         except asyncio.CancelledError:
-            await self._leave(member)
+            await self._remove(member)
             raise
 
     def drain(self) -> None:
         """Stop waiting for further calls: none will arrive."""
         self._is_draining = True
-        self._look()
+        self._check()
 
     # -- waiting calls -----------------------------------------------------------------------------
     def _join(self, batched: BatchedMethod, member: BatchItem, now: float) -> None:
@@ -129,9 +129,9 @@ class Batcher:
             )
         group.joined_by(member, now, is_free=self._is_free)
         self._waiting += 1
-        self._look_soon()
+        self._schedule_check()
 
-    async def _leave(self, member: BatchItem) -> None:
+    async def _remove(self, member: BatchItem) -> None:
         group = self._groups.get(member.kind)
         if group is not None and member in group.members:
             group.left_by(member)
@@ -164,15 +164,15 @@ class Batcher:
         other calls."""
         return self._free_s + (now - self._free_since if self._is_free else 0.0)
 
-    def _look_soon(self) -> None:
-        self._arm(asyncio.get_running_loop().call_soon(self._look))
+    def _schedule_check(self) -> None:
+        self._arm(asyncio.get_running_loop().call_soon(self._check))
 
     def _arm(self, timer: asyncio.Handle | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = timer
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Release the groups that are due, and schedule the next evaluation."""
         self._arm(None)
         now = self._clock()
@@ -192,7 +192,7 @@ class Batcher:
                 if verdict.reason is not None:
                     due.append((group, verdict.reason))
             if not due:
-                self._arm(asyncio.get_running_loop().call_later(again_at - now, self._look))
+                self._arm(asyncio.get_running_loop().call_later(again_at - now, self._check))
                 return
             group, reason = min(due, key=lambda one: one[0].urgency(now))
             self._let_go(group, reason, now)
@@ -238,7 +238,7 @@ class Batcher:
                 self._free_since = now
                 for waiting in self._groups.values():
                     waiting.silent_since = now
-            self._look()
+            self._check()
 
     async def _answer_all(
         self, group: BatchGroup, running: RunningCalls, release: ReleasedBatch

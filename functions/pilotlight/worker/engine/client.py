@@ -68,7 +68,7 @@ class ServerClient:
         server does not listen."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
-        with self._answered(method, path, data, headers, within_s=within_s) as (answer, _, ours):
+        with self._response(method, path, data, headers, within_s=within_s) as (answer, _, ours):
             content = answer.read()
             _wait_closed(ours)
         if not 200 <= answer.status < 300:
@@ -82,7 +82,7 @@ class ServerClient:
         """GET a path; returns the status. Of a body, MAX_BODY_BYTES are read while they come.
         Raises ServerHung, ServerRefused for what is not HTTP, OSError if the server does not
         listen."""
-        with self._answered("GET", path, None, {}, within_s=within_s) as (answer, read, ours):
+        with self._response("GET", path, None, {}, within_s=within_s) as (answer, read, ours):
             read.settimeout(_CLOSE_S)
             with contextlib.suppress(TimeoutError):
                 answer.read(MAX_BODY_BYTES)
@@ -90,7 +90,7 @@ class ServerClient:
         return answer.status
 
     @contextlib.contextmanager
-    def _answered(
+    def _response(
         self,
         method: str,
         path: str,

@@ -251,7 +251,7 @@ class ExitWatcher:
 
     def close(self) -> None:
         """Stop watching."""
-        self._forget()
+        self._clear()
         self._epoll.close()
 
     def _add(self, pids: Sequence[int]) -> None:
@@ -261,7 +261,7 @@ class ExitWatcher:
                 self._names[pidfd] = process_name(pid)
                 self._epoll.register(pidfd, select.EPOLLIN)
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         for pidfd in self._names:
             os.close(pidfd)  # which unregisters it
         self._names.clear()

@@ -38,8 +38,8 @@ class KnownAnswer:
         """Raise WrongAnswer unless the answers are equal, or one is a prefix of the other."""
         if not self._is_same(other):
             raise WrongAnswer(
-                f"the engine answers the known prompt with {_shown(other.value)}; before the "
-                f"snapshot it answered {_shown(self.value)}"
+                f"the engine answers the known prompt with {_format(other.value)}; before the "
+                f"snapshot it answered {_format(self.value)}"
             )
 
     def also(self, earlier: KnownAnswer) -> KnownAnswer:
@@ -102,5 +102,5 @@ def ask(
     return KnownAnswer(value=tuple(answer["choices"][0]["token_ids"]))
 
 
-def _shown(value: tuple[Any, ...]) -> str:
+def _format(value: tuple[Any, ...]) -> str:
     return f"{list(value[:TOKENS])}{' …' if len(value) > TOKENS else ''}"

@@ -231,8 +231,8 @@ def _become(worker: ServerWorker, order: ShimOrder, started: float) -> NoReturn:
         except ServerDied as e:
             last = server.tree.output.last_words()
             print(f"{e}; its last lines:\n{last}", file=sys.stderr, flush=True)
-            _leave(worker, SERVER_DIED)
-    _leave(worker, 0)
+            _exit_worker(worker, SERVER_DIED)
+    _exit_worker(worker, 0)
 
 
 def _prove(worker: ServerWorker, order: ShimOrder, started: float) -> NoReturn:
@@ -258,7 +258,7 @@ def _prove(worker: ServerWorker, order: ShimOrder, started: float) -> NoReturn:
     os._exit(0)
 
 
-def _leave(worker: ServerWorker, status: int) -> NoReturn:
+def _exit_worker(worker: ServerWorker, status: int) -> NoReturn:
     """End the process tree, which must not outlive the instance, then exit."""
     worker.server.leave()
     with contextlib.suppress(OSError):

@@ -112,7 +112,7 @@ class ProxyCaller(ProxySide):
         head = self._head
         possible = [one for one in self._answers if head.startswith(one[: len(head)])]
         if not possible:
-            self._go_on()
+            self._resume()
         elif b"\r\n\r\n" in head:
             body = self._answers[possible[0]]()
             self.transport.write(_ANSWER % len(body) + body)
@@ -123,10 +123,10 @@ class ProxyCaller(ProxySide):
     def eof_received(self) -> bool:
         """Forward an incomplete request to the engine."""
         if self._head:
-            self._go_on()
+            self._resume()
         return super().eof_received()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         data, edits = self._head or b"", self._pair.edits
         if edits is not None and not self.has_ended:
             end = data.find(one_request.END_OF_HEAD) + len(one_request.END_OF_HEAD)

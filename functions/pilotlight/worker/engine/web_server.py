@@ -107,7 +107,7 @@ class ListenerWatcher(ExitWatcher):
         ended = super().names()
         if not is_listening(self._port):
             return ended or ["its listener"]
-        self._forget()
+        self._clear()
         self._add(self._tree.living())
         return []
 
@@ -176,7 +176,7 @@ class WebServer(RunningServer):
     def prove(self, *, is_short: bool = False) -> None:
         """Check that it answers its example with the same status, or anything without one."""
         self.tree.demand_alive()
-        status = self._ask(within_s=ANSWER_S)
+        status = self._request_example(within_s=ANSWER_S)
         if self._spec.example is not None and status != self._status:
             raise WrongAnswer(
                 f"the web server answers its example, GET {self._spec.example}, with status "
@@ -201,7 +201,7 @@ class WebServer(RunningServer):
         startup_s = self._launch.spec.clocks.startup_s
         return min(hooks.HOOK_S, startup_s) if self._launch.spec.snapshot else startup_s
 
-    def _ask(self, *, within_s: float) -> int:
+    def _request_example(self, *, within_s: float) -> int:
         client = ServerClient(self.address, noun=self.tree.noun)
         return client.status(self._spec.example or "/", within_s=within_s)
 
@@ -212,7 +212,7 @@ class WebServer(RunningServer):
             for host in HOSTS:
                 self.address = (host, self._spec.port)
                 try:
-                    self._status = last = self._ask(within_s=max(0.1, left_s))
+                    self._status = last = self._request_example(within_s=max(0.1, left_s))
                 except (ServerHung, ServerRefused) as e:
                     last = e
                     continue

@@ -170,7 +170,7 @@ class RedisClient:
         data = command("MGET", *keys)
         try:
             async with asyncio.timeout(within_s):
-                return require_values(await self._ask(data), len(keys))
+                return require_values(await self._request(data), len(keys))
         except TimeoutError:
             raise ReadFailed("deadline") from None
         except ReplyError as e:
@@ -193,7 +193,7 @@ class RedisClient:
         if self._connection is not None:
             self._connection.close()
 
-    async def _ask(self, data: bytes) -> Reply:
+    async def _request(self, data: bytes) -> Reply:
         connection = await self._connected()
         try:
             return await connection.ask(data)
@@ -244,7 +244,7 @@ class RedisClient:
             self._fail(_reason(e))
         else:
             if self._backoff.failures:
-                _say(f"{self._name} is reachable again")
+                _log(f"{self._name} is reachable again")
             self._backoff.reset()
             self._connection = connection
         finally:
@@ -269,10 +269,10 @@ class RedisClient:
         """Sign in, select the database, and see that it answers."""
         address = self._address
         if address.credentials:
-            await _say_to(connection, command("AUTH", *address.credentials))
+            await _send(connection, command("AUTH", *address.credentials))
         if address.database:
-            await _say_to(connection, command("SELECT", str(address.database)))
-        await _say_to(connection, command("PING"))
+            await _send(connection, command("SELECT", str(address.database)))
+        await _send(connection, command("PING"))
 
     def _fail(self, why: str) -> None:
         """Note that the server does not serve: calls stop waiting for it."""
@@ -280,11 +280,11 @@ class RedisClient:
             self._connection.close()
             self._connection = None
         if not self._backoff.failures:
-            _say(f"{self._name} is not reachable: {why}; calls get defaults")
+            _log(f"{self._name} is not reachable: {why}; calls get defaults")
         self._retry_at = asyncio.get_running_loop().time() + self._backoff.next_s()
 
 
-async def _say_to(connection: _Connection, data: bytes) -> None:
+async def _send(connection: _Connection, data: bytes) -> None:
     reply = await connection.ask(data)
     if isinstance(reply, ReplyError):
         raise reply
@@ -299,5 +299,5 @@ def _reason(error: BaseException) -> str:
     return str(error) or ("it does not answer" if isinstance(error, TimeoutError) else "it hung up")
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(f"features: {text}", file=sys.stderr, flush=True)

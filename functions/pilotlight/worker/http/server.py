@@ -93,7 +93,7 @@ class Server:
         lazily initialized state is in the shared pages."""
         self.prepare()
         try:
-            self._running_loop.run_until_complete(self._ask_ourselves())
+            self._running_loop.run_until_complete(self._request_self())
         finally:
             self._running_loop.close()
             self._loop = None
@@ -110,9 +110,9 @@ class Server:
                     f"POST {path} HTTP/1.1\r\nHost: worker\r\nConnection: close\r\n"
                     f"Content-Type: {CONTENT_JSON}\r\nContent-Length: {len(body)}\r\n\r\n"
                 )
-                self._running_loop.run_until_complete(self._ask_ourselves(request.encode() + body))
+                self._running_loop.run_until_complete(self._request_self(request.encode() + body))
 
-    async def _ask_ourselves(self, request: bytes = _HEALTH) -> None:
+    async def _request_self(self, request: bytes = _HEALTH) -> None:
         """`request`: read the answer to its end where it says `Connection: close`."""
         ours, theirs = socket.socketpair()
         with ours:
@@ -136,7 +136,7 @@ class Server:
     def settle_in(self) -> None:
         """Create, in a parked fork, what the first call needs, except user code."""
         self._calls.make_thread(self._running_loop)
-        self._running_loop.run_until_complete(self._ask_ourselves())
+        self._running_loop.run_until_complete(self._request_self())
 
     def wake(self, listener: socket.socket, standing: InstanceStatus) -> None:
         """Run enter(snap=False), build a web application, and accept on the listener. Raises what

@@ -94,7 +94,7 @@ class ImportRecorder:
             self._differ(f"it did not import {self._ahead.next_root}")
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-        self._forget_state()
+        self._clear_state()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -150,7 +150,7 @@ class ImportRecorder:
                 self._differ(f"it imports {name} before {self._ahead.next_root}")
             if change := self._change():
                 self._differ(f"before it imports {name}, it changes {change}")
-        self._note_change(name)
+        self._record_change(name)
         self._is_loading = True
         self._current = _Import(
             name=name, before=frozenset(sys.modules), threads=thread_count(), fds=held()
@@ -181,7 +181,7 @@ class ImportRecorder:
             return
         if why := self._obstacle(started, is_loaded=is_loaded):
             self.ended = why
-            self._forget_state()
+            self._clear_state()
             return
         ms = started.took_ms()
         self.recorded.append((started.name, ms, started.worth_opening(ms)))
@@ -202,10 +202,10 @@ class ImportRecorder:
                 return f"{name} imports the function's own {module}"
         return left_out(name, started.threads, started.fds)
 
-    def _note_change(self, name: str) -> None:
+    def _record_change(self, name: str) -> None:
         if not self.ended and (change := self._change()):
             self.ended = f"before it imports {name}, the function changes {change}"
-            self._forget_state()
+            self._clear_state()
 
     def _change(self) -> str:
         """What user code has changed since the last import. Nothing, if both belong to one `import`
@@ -226,7 +226,7 @@ class ImportRecorder:
             return None
         return frame, frame.f_lasti
 
-    def _forget_state(self) -> None:
+    def _clear_state(self) -> None:
         self._state, self._members, self._last = None, ModuleMembers({}), None
 
     # -- an import that was executed before

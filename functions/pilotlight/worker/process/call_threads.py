@@ -121,10 +121,10 @@ class Job:
         self.thread_id = thread_id
         try:
             outcome = self._perform()
-            self._settle()
+            self._finish()
         except CallCancelled as e:  # raised in the few instructions around the job
             outcome = (False, e)
-            self._settle()
+            self._finish()
         return outcome
 
     def _perform(self) -> Outcome:
@@ -138,7 +138,7 @@ class Job:
         ) as e:  # user code may raise anything, SystemExit too; it is reported as data
             return False, e
 
-    def _settle(self) -> None:
+    def _finish(self) -> None:
         while True:
             try:
                 self.finished = True

@@ -123,7 +123,7 @@ class BlockerScan:
         me = os.getpid()
         processes = [me, *descendants(me)]
         links = {pid: list(open_links(pid, leave_aside if pid == me else ())) for pid in processes}
-        self._look_at_sockets(found, links, me, pairs=pairs)
+        self._inspect_sockets(found, links, me, pairs=pairs)
         for pid in processes:
             owner = "" if pid == me else f" of process {process_name(pid)}"
             for fd, link in links[pid]:
@@ -134,7 +134,7 @@ class BlockerScan:
         found.obstacles += _of_orphans(me, processes)
         return found
 
-    def _look_at_sockets(
+    def _inspect_sockets(
         self, found: ScanFindings, links: dict[int, list[tuple[int, str]]], me: int, *, pairs: bool
     ) -> None:
         held = {

@@ -96,7 +96,7 @@ def _address(text: str) -> str:
 
 
 def _unix() -> Iterator[tuple[int, Socket]]:
-    listed = list(_asked())
+    listed = list(_query_unix_sockets())
     names = {inode: name for inode, _, name, _ in listed}
     for inode, state, name, peer in listed:
         yield (
@@ -112,7 +112,7 @@ def _unix() -> Iterator[tuple[int, Socket]]:
         )
 
 
-def _asked() -> Iterator[tuple[int, int, str, int]]:
+def _query_unix_sockets() -> Iterator[tuple[int, int, str, int]]:
     """(inode, state, name, peer's inode) of all Unix sockets: unix_diag(7)."""
     request = struct.pack(
         "=BBHIIIII",

@@ -66,17 +66,17 @@ class Binder:
         """Arguments from JSON: an object has keyword arguments, an array positional ones, an empty
         body none. Raises InvalidInput naming the parameter."""
         if not body:
-            return self._checked((), {})
+            return self._check((), {})
         return self.from_document(_parsed(body))
 
     def from_document(self, document: Any) -> Bound:
         """Like `from_json`, for a parsed document. Raises InvalidInput."""
         if isinstance(document, dict):
             args, kwargs = (
-                ((), document) if document.keys() == self._exactly else self._checked((), document)
+                ((), document) if document.keys() == self._exactly else self._check((), document)
             )
         elif isinstance(document, list):
-            args, kwargs = self._checked(tuple(document), {})
+            args, kwargs = self._check(tuple(document), {})
         else:
             raise InvalidInput(
                 f"the body must be a JSON object (arguments by name) or array (by position), not "
@@ -93,9 +93,9 @@ class Binder:
             raise InvalidInput(
                 f"the arguments cannot be unpickled in the function's environment: {reason}"
             ) from e
-        return self._checked(tuple(args), dict(kwargs))
+        return self._check(tuple(args), dict(kwargs))
 
-    def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
         names = kwargs.keys()
         if (
             not args

@@ -97,7 +97,7 @@ class SocketOrigins:
 
     def watch(self) -> None:
         """Start recording, before user code is imported."""
-        kind, init, note = self._class, self._init, self._note
+        kind, init, note = self._class, self._init, self._record
 
         def noted_init(this: socket.socket, *args: Any, **kwargs: Any) -> None:
             init(this, *args, **kwargs)
@@ -116,7 +116,7 @@ class SocketOrigins:
         if "connect" in vars(self._class):
             del self._class.connect
 
-    def _note(self, descriptor: int) -> None:
+    def _record(self, descriptor: int) -> None:
         place = self._user.innermost(sys._getframe(1))
         if place is None:
             self._places.pop(descriptor, None)  # the number is reused by other code

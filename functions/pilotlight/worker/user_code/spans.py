@@ -104,7 +104,7 @@ class CallSpans:
         own = vars(self)  # filled by `begin`
         own["_ended"].append(ended)
         if ended.id in self._foreign:
-            _leave(ended.id, own["_foreign"].pop(ended.id))
+            _exit(ended.id, own["_foreign"].pop(ended.id))
 
     def share(self, batch: BatchSpans) -> None:
         """Add the spans that the call's batch recorded."""
@@ -261,7 +261,7 @@ def _enter(parent: TraceParent) -> Any:
     return outer
 
 
-def _leave(identity: str, outer: Any) -> None:
+def _exit(identity: str, outer: Any) -> None:
     """Restore the previous context, unless another span is current by now (a span may end in
     another context than it began, or early)."""
     from opentelemetry import context, trace

@@ -202,7 +202,7 @@ def export(
         epoch_s=epoch_s,
         say=lambda what: session.say(f"writing {what}"),
     )
-    session.show(report(done, packed), lambda: _told(done, packed))
+    session.show(report(done, packed), lambda: _describe(done, packed))
 
 
 def find_function(app: App, name: str | None) -> Declaration:
@@ -262,7 +262,7 @@ def _environment(
     return places.built_environment(session.platform().paths.home, packed.image_digest)
 
 
-def _told(done: ExportResult, packed: Packed) -> str:
+def _describe(done: ExportResult, packed: Packed) -> str:
     lines = [
         f"{done.digest}",
         f"  {done.output}: {len(done.layers)} layers, {format_bytes(done.size_bytes)}",

@@ -259,7 +259,7 @@ def _gates(gates: list[Mapping[str, Any]]) -> RenderableType:
     for heading in _GATE_COLUMNS.values():
         out.add_column(heading, justify="left" if heading in ("gate", "outcome") else "right")
     for gate in gates:
-        numbers = [_shown(gate[key], gate["unit"]) for key in ("candidate", "stable", "limit")]
+        numbers = [_format(gate[key], gate["unit"]) for key in ("candidate", "stable", "limit")]
         finds = Text(gate["outcome"].replace("_", " "), _COLOURS[gate["outcome"]])
         out.add_row(Text(gate["metric"]), *numbers, str(gate["samples"]), finds)
     return out
@@ -275,7 +275,7 @@ def _decision(decision: Mapping[str, Any]) -> RenderableType:
     )
 
 
-def _shown(value: float | None, unit: str) -> str:
+def _format(value: float | None, unit: str) -> str:
     if value is None:
         return "-"
     match unit:

@@ -42,7 +42,7 @@ def show(session: Session, function: Function) -> None:
     """Show a function's traffic weights, tags, aliases, pins, shadow and experiment."""
     app, name = parse_function(function)
     found = session.request(lambda client: client.traffic(app, name))
-    session.show(found, lambda: _shown(found))
+    session.show(found, lambda: _render(found))
 
 
 def set_(
@@ -91,7 +91,7 @@ def set_(
             override_freeze=override_freeze,
         )
     )
-    session.show(found, lambda: _shown(found))
+    session.show(found, lambda: _render(found))
 
 
 def tag(
@@ -134,7 +134,7 @@ def sticky(
     change moves the unit."""
     app, name = parse_function(function)
     found = session.request(lambda client: client.change_traffic(app, name, sticky=unit))
-    session.show(found, lambda: _shown(found))
+    session.show(found, lambda: _render(found))
 
 
 def shadow(
@@ -163,7 +163,7 @@ def shadow(
         None if remove else {"revision": revision, "percent": percent, "max_compute": max_compute}
     )
     found = session.request(lambda client: client.change_traffic(app, name, shadow=wanted))
-    session.show(found, lambda: _shown(found))
+    session.show(found, lambda: _render(found))
 
 
 def _named(
@@ -178,7 +178,7 @@ def _named(
             if kind == "tags"
             else client.change_traffic(app, name, pins=change)
         )
-    session.show(found, lambda: _shown(found))
+    session.show(found, lambda: _render(found))
 
 
 def _one_of(revision: str, *, remove: bool) -> None:
@@ -212,7 +212,7 @@ def _weights(words: Sequence[str]) -> dict[str, int]:
     return split
 
 
-def _shown(found: Json) -> RenderableType:
+def _render(found: Json) -> RenderableType:
     rows: list[dict[str, Any]] = [
         {"what": f"{weight} %", "revision": name} for name, weight in found["weights"].items()
     ]

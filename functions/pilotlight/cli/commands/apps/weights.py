@@ -115,7 +115,7 @@ def push(
     where: Path | list[str] = declared.directory() if declared.is_directory else sources
     _check_name(declared.name)
     with session.client() as client:
-        _demand_environment(client)
+        _require_environment(client)
         with Deployer(session, client).progress() as progress:
             pushed = send(
                 client,
@@ -294,7 +294,7 @@ def _check_name(name: str) -> None:
         raise InvalidInput(str(e), hint="Pass another name with --name.") from e
 
 
-def _demand_environment(client: Client) -> None:
+def _require_environment(client: Client) -> None:
     # check before the upload, which may take hours
     wanted = client.profile.environment
     if wanted not in {row["name"] for row in client.environments()}:

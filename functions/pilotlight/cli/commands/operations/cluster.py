@@ -28,7 +28,7 @@ def show(session: Session) -> None:
     The exit status is 1 while there are any: nothing in the cluster is changed then."""
     with session.client() as client:
         found = client.cluster()
-    session.show(found, lambda: _shown(found))
+    session.show(found, lambda: _render(found))
     if found["foreign"]:
         raise typer.Exit(1)
 
@@ -63,7 +63,7 @@ def adopt(
     session.show(found, lambda: f"{platform} is adopted by {found['platform']}")
 
 
-def _shown(found: dict[str, Any]) -> str:
+def _render(found: dict[str, Any]) -> str:
     lines = [f"platform {found['platform']}"]
     if found["adopted"]:
         lines.append(f"adopted: {', '.join(found['adopted'])}")

@@ -39,7 +39,9 @@ def node(session: Session) -> Iterator[CheckResult]:
         platform = session.platform()
         found = find_running(platform)
         answer = asyncio.run(
-            _ask(Path(found.run) / "snapshotter.sock") if found else _ask_new_agent(platform)
+            _request(Path(found.run) / "snapshotter.sock")
+            if found
+            else _request_new_agent(platform)
         )
     except (PilotlightError, OSError) as e:
         detail = (
@@ -223,7 +225,7 @@ def _last_refusal(refusal: Mapping[str, Any]) -> CheckResult:
     )
 
 
-async def _ask(path: Path) -> Mapping[str, Any]:
+async def _request(path: Path) -> Mapping[str, Any]:
     from pilotlight.errors import Unavailable
     from snapshotter.client import AgentClient
     from snapshotter.errors import SnapshotterError
@@ -238,7 +240,7 @@ async def _ask(path: Path) -> Mapping[str, Any]:
         await agent.aclose()
 
 
-async def _ask_new_agent(platform: LocalPlatform) -> Mapping[str, Any]:
+async def _request_new_agent(platform: LocalPlatform) -> Mapping[str, Any]:
     from pilotlight.cli.supervisor.child import Child
     from pilotlight.cli.supervisor.process_log import ProcessLog
     from pilotlight.cli.supervisor.supervisor import platform_processes
@@ -254,7 +256,7 @@ async def _ask_new_agent(platform: LocalPlatform) -> Mapping[str, Any]:
         agent = Child(spec, run=root, log=ProcessLog(path=root / "log"))
         await agent.start()
         try:
-            return await _ask(root / "r/snapshotter.sock")
+            return await _request(root / "r/snapshotter.sock")
         finally:
             await agent.stop(grace_s=5)
     finally:

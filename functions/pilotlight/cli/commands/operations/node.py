@@ -37,10 +37,12 @@ def list_(session: Session) -> None:
     """List nodes that have reported within the last hour. Platform administrators only."""
     rows = session.request(lambda client: client.nodes())
     empty = "No nodes: the platform runs on a single machine, or no node agent has reported yet."
-    session.show(rows, lambda: format_table([_listed(row) for row in rows], _COLUMNS, empty=empty))
+    session.show(
+        rows, lambda: format_table([_format_row(row) for row in rows], _COLUMNS, empty=empty)
+    )
 
 
-def _listed(row: dict[str, Any]) -> dict[str, Any]:
+def _format_row(row: dict[str, Any]) -> dict[str, Any]:
     products = ", ".join(
         f"{count} x {name}" for name, count in sorted(Counter(row["gpus"]).items())
     )

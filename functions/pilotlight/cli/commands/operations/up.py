@@ -68,12 +68,12 @@ def up(
 
     if detach:
         for notice in run_platform.detach(platform):
-            _tell(session, notice)
+            _print_notice(session, notice)
         announce_up()
         return
     asyncio.run(
         run_platform.supervise(
-            platform, announce=lambda notice: _tell(session, notice), started=announce_up
+            platform, announce=lambda notice: _print_notice(session, notice), started=announce_up
         )
     )
 
@@ -136,7 +136,7 @@ def _end_leftovers(session: Session, platform: LocalPlatform, *, keep_instances:
         leftovers.end_leftovers(
             platform,
             keep_instances=keep_instances,
-            announce=lambda notice: _tell(session, notice),
+            announce=lambda notice: _print_notice(session, notice),
         )
     )
     if ended.is_empty:
@@ -223,7 +223,7 @@ def _user(uid: int | None) -> str:
     return "root" if uid == 0 else f"uid {uid}"
 
 
-def _tell(session: Session, notice: Notice) -> None:
+def _print_notice(session: Session, notice: Notice) -> None:
     seconds = f" ({notice.seconds:.2f} s)" if notice.seconds else ""
     with contextlib.suppress(OSError):  # the terminal was closed: stop in order nevertheless
         session.say(f"{notice.process:>12}  {notice.text}{seconds}")

@@ -140,7 +140,9 @@ def report(
         return
     session.show(
         body,
-        lambda: format_table(_named(body["rows"]), _shown(body["rows"]), empty="No usage yet."),
+        lambda: format_table(
+            _named(body["rows"]), _format_row(body["rows"]), empty="No usage yet."
+        ),
     )
     if not session.is_json:
         for currency, total in body["totals"].items():
@@ -321,7 +323,7 @@ def _times(since: str | None, until: str | None) -> dict[str, float]:
     }
 
 
-def _shown(rows: list[dict[str, Any]]) -> dict[str, str]:
+def _format_row(rows: list[dict[str, Any]]) -> dict[str, str]:
     return {
         key: head
         for key, head in _COLUMNS.items()

@@ -127,7 +127,7 @@ def set_(
     }
     named = {"hard": hard, "alerts": alert or None, "webhook": webhook}
     with session.client() as client:
-        kept = _kept(client, {**reach, "currency": currency})
+        kept = _current_values(client, {**reach, "currency": currency})
         values = {
             **kept,
             **reach,
@@ -172,7 +172,7 @@ def test(session: Session, budget: Id) -> None:
     show_example(session, session.request(lambda client: client.test_budget(budget)))
 
 
-def _kept(client: Client, reach: dict[str, str | None]) -> dict[str, Any]:
+def _current_values(client: Client, reach: dict[str, str | None]) -> dict[str, Any]:
     """The current values of the budget with that scope. Without a currency, any matches if there is
     only one budget."""
     wanted = {key: value for key, value in reach.items() if value is not None}

@@ -42,7 +42,7 @@ def show(session: Session) -> None:
         {"what": key, "used": found["use"].get(key), "limit": found["terms"].get(key)}
         for key in KEYS
     ]
-    session.show(rows, lambda: _shown(rows))
+    session.show(rows, lambda: _render(rows))
 
 
 def collect(
@@ -81,7 +81,7 @@ def collect(
     session.show(done, lambda: f"{done['count']} blobs ({format_bytes(done['size_bytes'])}) {verb}")
 
 
-def _shown(rows: list[dict[str, Any]]) -> RenderableType:
+def _render(rows: list[dict[str, Any]]) -> RenderableType:
     columns = {"what": "what", "used": "used", "limit": "limit"}
     texts = [
         {

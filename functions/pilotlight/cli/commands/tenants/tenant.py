@@ -104,7 +104,9 @@ def tenant_list(session: Session) -> None:
     rows = session.request(lambda client: client.tenants())
     session.show(
         rows,
-        lambda: format_table([_listed(row) for row in rows], _TENANT_COLUMNS, empty="No tenants."),
+        lambda: format_table(
+            [_format_row(row) for row in rows], _TENANT_COLUMNS, empty="No tenants."
+        ),
     )
 
 
@@ -229,7 +231,7 @@ def _two_columns(values: Mapping[str, str]) -> Table | str:
     return format_table(rows, {"what": "", "value": ""}, empty="No quotas.")
 
 
-def _listed(row: Mapping[str, Any]) -> dict[str, Any]:
+def _format_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **row,
         "overrides": [

@@ -97,7 +97,7 @@ class WeightsList(Body):
 async def list_weights(context: Ctx, caller: Deployer) -> WeightsList:
     """List the weights of the environment, and where they are."""
     rows = await context.read(caller.tenant, lambda sql: weight_names.listing(sql, _holder(caller)))
-    return WeightsList(weights=await _shown(context, caller, rows))
+    return WeightsList(weights=await _describe_all(context, caller, rows))
 
 
 @router.get("/{name}")
@@ -292,10 +292,10 @@ async def _info(context: Context, caller: Principal, name: str) -> WeightsInfo:
     row = await context.read(
         caller.tenant, lambda sql: weight_names.find(sql, _holder(caller), name=name)
     )
-    return (await _shown(context, caller, [row]))[0]
+    return (await _describe_all(context, caller, [row]))[0]
 
 
-async def _shown(
+async def _describe_all(
     context: Context, caller: Principal, rows: list[dict[str, Any]]
 ) -> list[WeightsInfo]:
     predictions = (

@@ -152,7 +152,7 @@ async def one(visit: Visitor, app: _Name, function: _Name) -> Response:
 def _load(sql: sa.Connection, visit: PageContext) -> list[ObjectiveView]:
     found = views.functions_of(sql, tenant=visit.caller.tenant, environment=visit.environment)
     visible = [promise for promise in found if visit.caller.may_see(promise.app, promise.function)]
-    return [_shown(views.summary(sql, promise, now=visit.now)) for promise in visible]
+    return [_view(views.summary(sql, promise, now=visit.now)) for promise in visible]
 
 
 def _detail(sql: sa.Connection, visit: PageContext, app: str, function: str) -> ObjectiveView:
@@ -164,7 +164,7 @@ def _detail(sql: sa.Connection, visit: PageContext, app: str, function: str) -> 
             f"there is no function {app}/{function} with traffic in environment "
             f"{visit.environment!r}"
         )
-    shown = _shown(views.detail(sql, found[0], now=visit.now))
+    shown = _view(views.detail(sql, found[0], now=visit.now))
     return ObjectiveView(
         title=shown.title,
         body=shown.body,
@@ -174,7 +174,7 @@ def _detail(sql: sa.Connection, visit: PageContext, app: str, function: str) -> 
     )
 
 
-def _shown(body: Mapping[str, Any]) -> ObjectiveView:
+def _view(body: Mapping[str, Any]) -> ObjectiveView:
     gauges = [
         gauge(one)
         for one in body["slis"]

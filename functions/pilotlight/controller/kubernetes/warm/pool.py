@@ -102,7 +102,7 @@ class WarmPool:
                     await self.cache.wait_synced(SYNC_S)
                 self._pool.claimer = self.claims
                 stack.push_async_callback(self.resizer.aclose)
-                stack.callback(self._leave)
+                stack.callback(self._stop_leading)
             while True:
                 self._changed.clear()
                 try:
@@ -125,10 +125,10 @@ class WarmPool:
             self._seed()
             await self._apply()
             await self._collect()
-            self._pool.shapes = self._counted()
+            self._pool.shapes = self._with_counts()
             self._pool.trouble = self.resizer.trouble()
 
-    def _leave(self) -> None:
+    def _stop_leading(self) -> None:
         self._pool.claimer, self._pool.shapes, self._pool.trouble = None, (), ""
 
     async def _remove(self) -> None:
@@ -183,7 +183,7 @@ class WarmPool:
                 log.info("event=pod_collected pod=%s reason=%s", pod["metadata"]["name"], why)
                 await self.writer.remove(POD, pod)
 
-    def _counted(self) -> tuple[PoolShape, ...]:
+    def _with_counts(self) -> tuple[PoolShape, ...]:
         pods = list(self.cache.pods())
 
         def counted(shape: WarmShape) -> PoolShape:
