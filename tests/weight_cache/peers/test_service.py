@@ -106,7 +106,7 @@ async def test_a_manifest_that_lands_while_it_is_looked_for_is_given(
     monkeypatch.setattr(shelf, "manifest", look)
     second = await nodes.node()
     [peer] = second.station.membership.holders(name, name)
-    answer = await second.station.exchange._ask(
+    answer = await second.station.exchange._request(
         peer, ChunkRequest(digest=name, index=None, length_bytes=10**6, sha256=name)
     )
     assert answer is not None
