@@ -26,7 +26,7 @@ from activator.context import ActivatorContext, load_context, own_socket
 from activator.coordination.identity import ANY, FROM_HOSTNAME, IdentityInvalid, identity_of
 from activator.coordination.state import SharedStateUnreachable
 from activator.lifecycle import Activator
-from activator.process_user import leave_root
+from activator.process_user import drop_root
 from activator.settings import ActivatorSettings
 from pilotlight.core import logging_config
 from pilotlight.core.dashboard.dashboard_origin import read_dashboard_origin
@@ -110,7 +110,7 @@ def _drain_journal(
     try:
         context = load_context(paths, index, platform)
         require_unused(context.home)
-        leave_root(context, platform, settings)
+        drop_root(context, platform, settings)
         done = uvloop.run(
             drain_journal(
                 context.home,
@@ -252,7 +252,7 @@ def main(argv: list[str] | None = None) -> None:
         metrics = _open_sockets(
             context, platform, settings, listeners, offset=offset, is_given=is_given
         )
-        leave_root(context, platform, settings)
+        drop_root(context, platform, settings)
         app = ActivatorApp(
             settings=settings, prices=prices, context=context, cluster=cluster, dashboard=dashboard
         )

@@ -12,12 +12,12 @@ from typing import Any
 from activator.context import ActivatorContext
 from activator.settings import ActivatorSettings
 from pilotlight.core.settings import PlatformSettings
-from snapshotter.linux.process_user import ProcessUser, take_file_back
+from snapshotter.linux.process_user import ProcessUser, chown_to_root
 
 log = logging.getLogger(__name__)
 
 
-def leave_root(
+def drop_root(
     context: ActivatorContext, platform: PlatformSettings, settings: ActivatorSettings
 ) -> None:
     """Continue as `platform.activator_uid` where this process is root on the local fleet; if that
@@ -28,12 +28,12 @@ def leave_root(
     if os.geteuid() != 0 or platform.fleet != "local":
         return
     if context.paths.activator_uid is None:
-        take_file_back(context.home)
+        chown_to_root(context.home)
         log.warning("activator runs as root reason=platform.activator_uid is null")
         return
     user = user_of(context, platform, settings)
     if why := user.obstacle():
-        user.keep_root()
+        user.restore_root_ownership()
         log.warning("activator runs as root reason=%s", why)
         return
     user.become()

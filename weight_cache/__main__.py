@@ -64,7 +64,7 @@ async def run(
     is in use."""
     stop = _stop_on_signals()
     root, registry = paths.home / "weights", CollectorRegistry()
-    async with opened_origin(paths, platform, settings) as origin:
+    async with open_origin(paths, platform, settings) as origin:
         bandwidths = bandwidth.load_bandwidths(root / "bandwidth.json", origin=repr(origin))
         credentials = TlsCredentials.of(platform)
         station = open_peer_service(paths, platform, settings, credentials)
@@ -203,7 +203,7 @@ def open_store(
 
 
 @contextlib.asynccontextmanager
-async def opened_origin(
+async def open_origin(
     paths: Paths, platform: PlatformSettings, settings: WeightCacheSettings
 ) -> AsyncIterator[Origin]:
     """Open the platform's blob store for the duration of the context. Raises SettingsInvalid."""

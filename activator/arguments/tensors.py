@@ -59,7 +59,7 @@ def value_of(tensor: Any) -> tuple[str, Any]:
     return name, _nested(elements, shape)
 
 
-def expect_few(inputs: Iterable[Any]) -> None:
+def require_few_elements(inputs: Iterable[Any]) -> None:
     """Raises InvalidInput if the shapes require more lists than MAX_LISTS. Invalid shapes are
     reported by `value_of`."""
     shapes = [

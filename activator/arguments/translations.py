@@ -25,11 +25,11 @@ TRANSLATION_S = 30.0
 """Timeout: the permitted maximum takes a second or two of a processor, and more on a loaded
 machine."""
 Asked = Mapping[str, Any]
-"""What to translate: the result of `asked_of`, and `memo`, the part of the request that its answer
-needs."""
+"""What to translate: the result of `translation_of`, and `memo`, the part of the request that its
+answer needs."""
 
 
-def asked_of(verb: str, model: str, spec: MethodSpec, *, revision: str) -> Asked:
+def translation_of(verb: str, model: str, spec: MethodSpec, *, revision: str) -> Asked:
     """The translation of a call: `infer` or `predict`."""
     return {
         "verb": verb,
@@ -148,7 +148,7 @@ class Infer:
             self._id = str(body["id"])
         self._wanted = _wanted(body.get("outputs"))
         given: dict[str, Any] = {}
-        tensors.expect_few(body["inputs"])
+        tensors.require_few_elements(body["inputs"])
         for name, value in map(tensors.value_of, body["inputs"]):
             if name in given:
                 raise errors.InvalidInput(f"duplicate input name {name[:80]!r}", parameter="inputs")

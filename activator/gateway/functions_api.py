@@ -16,7 +16,7 @@ from activator.gateway.pipeline import CallPipeline
 from activator.gateway.route_cache import CachedRoute, CountersOf, Handler, RouteCache
 from activator.http.request import Request
 from activator.llm.openai.api import OpenAI
-from activator.llm.openai.call import kept_or_left
+from activator.llm.openai.call import release_unless_stored
 from activator.settings import ActivatorSettings
 from pilotlight import errors
 from pilotlight.spec.identifiers import Scope as KeyScope
@@ -101,7 +101,7 @@ class FunctionsApi:
         ):
             return
         call = await self._admit_later(request, entry, method)
-        with kept_or_left(call):
+        with release_unless_stored(call):
             await self._calls.submit(request, entry.caller, call)
 
     async def put_call(self, request: Request, own_id: str) -> None:
@@ -114,7 +114,7 @@ class FunctionsApi:
         routed, method, tag = self._resolver.routed(request, caller, function, owner)
         entry = self._resolver.enter(request, caller, routed, tag)
         call = await self._admit_later(request, entry, method)
-        with kept_or_left(call):
+        with release_unless_stored(call):
             await self._calls.put(request, caller, call, own_id)
 
     async def _admit_later(self, request: Request, entry: AccessGrant, method: str) -> Call:

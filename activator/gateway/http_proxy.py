@@ -17,8 +17,8 @@ from activator.gateway.proxy_headers import (
     answer_headers,
     call_of,
     declared_length,
-    expect_web,
     request_head,
+    require_web,
     restrict_public_headers,
     route_of,
 )
@@ -67,7 +67,7 @@ class HttpProxy:
         WorkerCrashed."""
         target = entry.target
         if target.spec.engine is None:  # for an engine the OpenAI API has checked the path
-            expect_web(target)
+            require_web(target)
         _require_small(request, entry.raw_body_bytes)
         call = call_of(request, entry)
         with await entry.admit() as call.admission:

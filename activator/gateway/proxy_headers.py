@@ -172,7 +172,7 @@ def call_of(request: Request, entry: AccessGrant) -> Call:
     return call
 
 
-def expect_web(target: CallTarget) -> None:
+def require_web(target: CallTarget) -> None:
     """Raise NotFound for a function that is not a web application."""
     if target.spec.kind is not FunctionKind.ASGI:
         raise errors.NotFound(

@@ -29,7 +29,7 @@ from activator.calls.attempt import Attempt, worker_crash_error
 from activator.calls.call import Call
 from activator.calls.runner import CallRunner
 from activator.fairness.queue_priority import QueuePriority
-from activator.gateway.proxy_headers import arm_of, call_of, expect_web, mount_path, route_of
+from activator.gateway.proxy_headers import arm_of, call_of, mount_path, require_web, route_of
 from activator.gateway.websocket_frames import WorkerSocket
 from activator.http.problems import error_answer
 from activator.http.request import Receive, Request, Scope, Send, header_list, subpath
@@ -85,7 +85,7 @@ class WebSocketProxy:
         request = Request(scope, receive, send)
         try:
             entry = raw_entry(request)
-            expect_web(entry.target)
+            require_web(entry.target)
             if entry.target.spec.language_model is not None:
                 require_uncounted(entry, "a WebSocket")
             call = call_of(request, entry)

@@ -62,7 +62,7 @@ class TokenDemand:
         return sum(size.text_bytes for size in self.prompts)
 
 
-def asked_of(path: str, body: Mapping[str, Any]) -> TokenDemand:
+def token_demand_of(path: str, body: Mapping[str, Any]) -> TokenDemand:
     """The demand of a request to `path` with this body. Raises InvalidInput naming key, value and
     limit."""
     if path == EMBEDDINGS:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from activator.access.grants import AccessGrant
-from activator.llm.request_size import TokenDemand, asked_of
+from activator.llm.request_size import TokenDemand, token_demand_of
 from activator.llm.token_estimates import TokenEstimate, TokenEstimates, learn
 from activator.llm.token_limits import NO_LIMITS, TokenGrant, allow
 from activator.quotas.admission import Admission
@@ -51,7 +51,7 @@ class TokenAdmission:
 
         `holds`: 0 for a call that does not begin to run now. Raises InvalidInput, OverQuota with
         the time to wait, Unavailable."""
-        asked = asked_of(path, body)
+        asked = token_demand_of(path, body)
         allowed = self._allow(entry, asked)
         admission, allowed = await _admitted(entry, allowed, holds=holds)
         use = TokenReservation(
@@ -111,14 +111,14 @@ async def _admitted(
     return await entry.admit(holds=holds, tokens=short.reserve), short
 
 
-def use_of_kept(
+def restore_reservation(
     target: CallTarget, path: str, body: Mapping[str, Any], *, began_ns: int
 ) -> TokenReservation:
     """The reservation of a submitted call that a previous process admitted: it is counted in quotas
     already, and budgets check it again.
 
     Raises InvalidInput when its function is no longer a language model."""
-    asked = asked_of(path, body)
+    asked = token_demand_of(path, body)
     model = model_of(target)
     size = TokenEstimate()
     most = (

@@ -324,9 +324,9 @@ class Metrics:
         gone: AbstractSet[tuple[str, ...]] = frozenset()
         while True:
             await asyncio.sleep(SWEEP_S)
-            gone = self.forget_removed(deployed(), gone)
+            gone = self.delete_removed(deployed(), gone)
 
-    def forget_removed(
+    def delete_removed(
         self, deployed: AbstractSet[tuple[str, ...]], gone: AbstractSet[tuple[str, ...]]
     ) -> AbstractSet[tuple[str, ...]]:
         """Forget the functions in `gone` that are still not deployed; return the others that are

@@ -20,7 +20,7 @@ from activator.access.grants import AccessGrant
 from activator.access.resolver import RequestResolver
 from activator.arguments import tensors
 from activator.arguments.checker import ArgumentChecker
-from activator.arguments.translations import SMALL_BYTES, asked_of, parsed, properties
+from activator.arguments.translations import SMALL_BYTES, parsed, properties, translation_of
 from activator.http.request import Request
 from activator.settings import ActivatorSettings
 from pilotlight import errors
@@ -140,7 +140,7 @@ class OpenInferenceApi:
         routed, method, tag = self._resolver.routed(request, caller, asked.model, owner)
         entry = self._resolver.enter(request, caller, routed, asked.version or tag)
         spec = entry.target.method(method)
-        translation = asked_of(asked.verb, asked.model, spec, revision=entry.target.revision)
+        translation = translation_of(asked.verb, asked.model, spec, revision=entry.target.revision)
         if b"inference-header-content-length" in request.headers:
             raise errors.InvalidInput(
                 "binary tensor data is not supported: send the elements as JSON"

@@ -39,7 +39,7 @@ class ProcessQuotaCheck:
 
     def try_acquire_nowait(self, requests: int, holds: int, tokens: int) -> Refusal | None:
         """Acquire all amounts, or nothing and return why."""
-        refusal = token_bucket.take(
+        refusal = token_bucket.acquire(
             self._meters, self._rules, self._clock(), requests, holds, tokens
         )
         return None if refusal is None else self._count_refusal(refusal)
@@ -50,11 +50,11 @@ class ProcessQuotaCheck:
 
     def refund(self, requests: int, holds: int, tokens: int) -> None:
         """Refund what was acquired."""
-        token_bucket.give_back(self._meters, requests, holds, tokens)
+        token_bucket.refund(self._meters, requests, holds, tokens)
 
     def charge(self, requests: int) -> None:
         """Acquire requests that were made already, whatever is left."""
-        token_bucket.give_back(self._meters, -requests, 0, 0)
+        token_bucket.refund(self._meters, -requests, 0, 0)
 
     def release(self) -> None:
         """Release one concurrent call."""

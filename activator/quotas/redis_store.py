@@ -231,7 +231,7 @@ class RedisQuotas:
                     retry_after_s=2,
                 )
         self._mark_ended(quota_check)
-        refusal = token_bucket.take(
+        refusal = token_bucket.acquire(
             quota_check.meters, rules, self._clock(), requests, holds, tokens
         )
         return None if refusal is None else self.count_refusal(refusal)
@@ -242,7 +242,7 @@ class RedisQuotas:
 
     def refund(self, quota_check: RedisQuotaCheck, requests: int, holds: int, tokens: int) -> None:
         """Refund what was acquired."""
-        token_bucket.give_back(quota_check.meters, requests, holds, tokens)
+        token_bucket.refund(quota_check.meters, requests, holds, tokens)
         if requests or tokens:
             self._enqueue(quota_check, (_GIVE_BACK, requests, 0, tokens))
         if holds:

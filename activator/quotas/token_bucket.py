@@ -151,7 +151,7 @@ class Meter:
         return worst
 
 
-def take(  # noqa: PLR0917 - names cost a fifth of the time that a decision may take
+def acquire(  # noqa: PLR0917 - names cost a fifth of the time that a decision may take
     meters: Sequence[Meter],
     rules: Sequence[Rule],
     now: float,
@@ -201,7 +201,7 @@ def _refusal(
     return worst
 
 
-def give_back(meters: Sequence[Meter], requests: int, holds: int, tokens: int) -> None:
+def refund(meters: Sequence[Meter], requests: int, holds: int, tokens: int) -> None:
     """Refund what was acquired: the slot of an ended call, or everything of a call that was not
     made."""
     for meter in meters:

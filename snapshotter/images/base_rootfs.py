@@ -110,8 +110,8 @@ class BaseRootfs:
         """Why images cannot install packages on this machine, and the remedy; None if they can."""
         return why_not(self._directory)
 
-    def take_ids(self) -> range:
-        """Reserve an id range for an image being built, until `give_back`. Raises Unsupported."""
+    def acquire_ids(self) -> range:
+        """Reserve an id range for an image being built, until `release_ids`. Raises Unsupported."""
         for number in range(_ID_RANGES):
             if number not in self._ranges:
                 self._ranges.add(number)
@@ -122,7 +122,7 @@ class BaseRootfs:
             f"deploy again later"
         )
 
-    def give_back(self, ids: range) -> None:
+    def release_ids(self, ids: range) -> None:
         """Release the ids: the image is finished or abandoned."""
         self._ranges.discard((ids.start - FIRST_ID) // ID_COUNT)
 

@@ -396,11 +396,11 @@ class Images:
         ):
             yield None
             return
-        ids = self._base_rootfs.take_ids()
+        ids = self._base_rootfs.acquire_ids()
         try:
             yield ids
         finally:
-            self._base_rootfs.give_back(ids)
+            self._base_rootfs.release_ids(ids)
 
     @staticmethod
     def _why_no_container_image(uid: int | None) -> str | None:

@@ -87,10 +87,10 @@ class ProcessUser:
             if os.getppid() != parent:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    def keep_root(self) -> None:
+    def restore_root_ownership(self) -> None:
         """Chown back to root what an earlier process of this user owned. Raises OSError."""
         for directory in self.owns:
-            take_file_back(directory)
+            chown_to_root(directory)
 
     def run_as_user(self, work: Callable[[], bytes]) -> bytes:
         """What `work` returns in a child process that runs as this user; empty if it failed.
@@ -157,7 +157,7 @@ def give_file_to_user(directory: Path, uid: int) -> None:
     os.chown(directory, uid, uid)
 
 
-def take_file_back(directory: Path) -> None:
+def chown_to_root(directory: Path) -> None:
     """Chown `directory` and its content back to root. Does nothing if root already owns it.
 
     Raises OSError on this and every later call if the former owner left anything other than files

@@ -57,15 +57,15 @@ def _enter(message: Mapping[str, Any], fds: list[int]) -> list[int]:
     """Join the pod's cgroups first, so that everything that follows is charged to the pod; our own
     files are passed as descriptors. Returns stdout and stderr of a worker to boot, if any."""
     pod, kdat, files, *stdio = fds
-    rootfs = mounts.take_rootfs(message["rootfs"]) if message["rootfs"] else None
-    copies = [(mounts.take(source), name) for source, name in message["binds"]]
+    rootfs = mounts.detach_rootfs(message["rootfs"]) if message["rootfs"] else None
+    copies = [(mounts.detach(source), name) for source, name in message["binds"]]
     if message["driver"]:
         copies += [
-            (mounts.take(path), f"driver/{os.path.basename(path)}")
+            (mounts.detach(path), f"driver/{os.path.basename(path)}")
             for path in tree.driver_libraries()
             if os.path.isfile(path)
         ]
-    programs = mounts.take_programs() if message["restores"] and rootfs is None else []
+    programs = mounts.detach_programs() if message["restores"] and rootfs is None else []
     child.enter(message["groups"], 0)
     mounts.enter(pod)
     if message["address"]:

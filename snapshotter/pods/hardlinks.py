@@ -33,7 +33,7 @@ def show(source: Path, target: Path, *, may_copy: bool) -> None:
         work.directory.rename(target)
 
 
-def take_away(target: Path) -> None:
+def remove_links(target: Path) -> None:
     """Remove a tree of links; the linked files remain. No error if it does not exist. Raises
     OSError."""
     if target.is_dir():

@@ -45,7 +45,7 @@ NAMESPACES = 0x00020000 | 0x08000000 | 0x04000000 | 0x40000000 | 0x20000000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def take(path: str) -> int:
+def detach(path: str) -> int:
     """A descriptor of a detached copy of `path`. Raises OSError."""
     fd: int = _libc.syscall(_OPEN_TREE, _AT_FDCWD, path.encode(), _CLONE | _CLOEXEC | _RECURSIVE)
     return _check(fd, f"open_tree {path}")
@@ -76,7 +76,7 @@ def show(pidfd: int, source: str, target: str, *, over: tuple[int, int]) -> None
 
     Enters the mount namespace of the process, for good.
     """
-    tree = take(source)
+    tree = detach(source)
     try:
         restrict_detached(tree, RDONLY | NOSUID | NODEV)
         _check(_libc.setns(pidfd, _MOUNTS), "setns into the pod")
@@ -96,20 +96,21 @@ def show(pidfd: int, source: str, target: str, *, over: tuple[int, int]) -> None
         os.close(tree)
 
 
-def take_programs() -> list[tuple[int, str]]:
+def detach_programs() -> list[tuple[int, str]]:
     """Detached copies, read-only, of our directories of programs and libraries, with their paths.
     Raises OSError."""
     taken = []
     for path in PROGRAMS:
         if os.path.isdir(path) and not os.path.islink(path):
-            taken.append((take(path), path))
+            taken.append((detach(path), path))
             restrict_detached(taken[-1][0], RDONLY | NOSUID | NODEV)
     return taken
 
 
 def cover(held: Sequence[tuple[int, str]]) -> None:
-    """Mount each of `take_programs` over the pod's own directory of that name, in a mount namespace
-    of our own: the pod's stays as it is. Takes ownership of the descriptors. Raises OSError."""
+    """Mount each of `detach_programs` over the pod's own directory of that name, in a mount
+    namespace of our own: the pod's stays as it is. Takes ownership of the descriptors. Raises
+    OSError."""
     _check(_libc.unshare(_MOUNTS), "unshare")
     mount(None, "/", None, PRIVATE | REC)
     for fd, path in held:
@@ -130,16 +131,16 @@ def cover(held: Sequence[tuple[int, str]]) -> None:
             os.close(fd)
 
 
-def take_rootfs(path: str) -> int:
+def detach_rootfs(path: str) -> int:
     """A detached copy, read-only from its first moment, of an image's root file system. Raises
     OSError."""
-    tree = take(path)
+    tree = detach(path)
     restrict_detached(tree, RDONLY | NOSUID | NODEV)
     return tree
 
 
 def change_root(tree: int, *, directories: Sequence[str]) -> None:
-    """Make `tree` (`take_rootfs`) the root directory, in a mount namespace of our own, which the
+    """Make `tree` (`detach_rootfs`) the root directory, in a mount namespace of our own, which the
     pod's other processes are not in, with the pod's own devices, processes, name servers, and
     `directories`. Takes ownership of `tree`. Raises OSError.
 
@@ -261,10 +262,10 @@ def build(held: Sequence[tuple[int, str]], *, uid: int, writable_bytes: int, pyt
     """Build the tree of a slot (`snapshotter.shim.sandbox.mounts`) in a pod, with the paths that a
     restored worker expects. Raises OSError.
 
-    `held`: (descriptor of `take`, name below the tree's root). `writable_bytes`: size of each of
+    `held`: (descriptor of `detach`, name below the tree's root). `writable_bytes`: size of each of
     its temporary file systems. `python`: the interpreter in the tree.
     """
-    demand_places()
+    require_places()
     options = f"size={writable_bytes}"
     mount("tmpfs", "/run", "tmpfs", NOSUID | NODEV, f"{options},mode=755")
     for fd, name in held:
@@ -282,7 +283,7 @@ def build(held: Sequence[tuple[int, str]], *, uid: int, writable_bytes: int, pyt
             mount(f"{mounts.ROOT}/tmp", shared, None, BIND)
 
 
-def demand_places(root: str = "/") -> None:
+def require_places(root: str = "/") -> None:
     """Raises OSError if a mount point of `build` is a symbolic link.
 
     The image is the tenant's. A link could be redirected between our mount and the start of CRIU,

@@ -147,7 +147,7 @@ def peer_pidfd(connection: socket.socket) -> int:
         return os.pidfd_open(pid)
 
 
-def demand_own_namespaces(pidfd: int, *, proc: Path = _PROC) -> int:
+def require_own_namespaces(pidfd: int, *, proc: Path = _PROC) -> int:
     """Our pid of the pod's launcher, if the pod has its own namespaces and the launcher is their
     first process. Raises Unsupported."""
     pid = processes.host_pid(pidfd)

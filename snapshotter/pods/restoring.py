@@ -44,7 +44,7 @@ from snapshotter.linux import amx, proc
 from snapshotter.linux.egress_policy import INSIDE
 from snapshotter.pods.entry import Brought, Entry, entered
 from snapshotter.pods.entry_processes import NODE_DIRECTORY, EntryProcesses
-from snapshotter.pods.pod_process import demand_own_namespaces, pidfd_of_peer
+from snapshotter.pods.pod_process import pidfd_of_peer, require_own_namespaces
 from snapshotter.pods.promotions import POD_LABEL
 from snapshotter.slots import launch_plan
 from snapshotter.slots.boot_limiter import FairSemaphore
@@ -235,7 +235,7 @@ class PodRestores:
             async with contextlib.AsyncExitStack() as held:
                 pidfd = pidfd_of_peer(peer)
                 held.callback(os.close, pidfd)
-                pod = demand_own_namespaces(pidfd)
+                pod = require_own_namespaces(pidfd)
                 plan, _ = held.enter_context(self._planned(spec, sources))
                 stdio = held.enter_context(_stdio_of(pod))
                 brought = Brought(
@@ -325,7 +325,7 @@ class PodRestores:
             raise Unsupported(f"{spec.revision} has a root file system of its own: it is `booted`")
         pidfd = pidfd_of_peer(peer)
         try:
-            demand_own_namespaces(pidfd)
+            require_own_namespaces(pidfd)
             with self._planned(spec, sources) as (plan, _):
                 brought = Brought(
                     binds=plan.order["binds"],
@@ -434,7 +434,7 @@ class PodRestores:
         began = time.perf_counter()
         pidfd = pidfd_of_peer(peer)
         held.callback(os.close, pidfd)
-        pod = demand_own_namespaces(pidfd)
+        pod = require_own_namespaces(pidfd)
         uid = spec.uid or 0
         plan, work = held.enter_context(self._planned(spec, sources))
         brought = Brought(

@@ -201,7 +201,7 @@ class TenantMounts:
             if item.pods or self._items.get((kind, name)) is not item:
                 return
             try:
-                await _run_to_completion(hardlinks.take_away, self._directory / kind / name)
+                await _run_to_completion(hardlinks.remove_links, self._directory / kind / name)
                 if kind == WEIGHTS:
                     await self._weights.close(Lease.id_of(name, self.holder))
             except (OSError, WeightCacheError) as e:

@@ -26,7 +26,7 @@ from pilotlight.core.background_tasks import cancel_all
 from pilotlight.core.transport.calls_socket import AGENT_SOCKET
 from snapshotter.agent.launch_signature import LaunchSigner
 from snapshotter.errors import SnapshotterError
-from snapshotter.pods.pod_process import demand_own_namespaces, peer_pidfd, pod_of_peer
+from snapshotter.pods.pod_process import peer_pidfd, pod_of_peer, require_own_namespaces
 from snapshotter.pods.pod_session import (
     ANNOUNCE_S,
     MAX_LINE_BYTES,
@@ -184,7 +184,7 @@ class WarmListener:
         )
         pidfd = peer_pidfd(connection)
         try:
-            demand_own_namespaces(pidfd)
+            require_own_namespaces(pidfd)
             await asyncio.to_thread(self._promotions.record, announced, pod)
             found = await self._tenants.listener(announced.launch.labels[TENANT_LABEL])
             await self._show(pidfd, self._directory, found.directory)

@@ -113,7 +113,7 @@ class Merge:
             return not stat.S_ISREG(now.st_mode) or self._is_other_file(was, now)
         if not stat.S_ISLNK(now.st_mode):
             return True
-        with tree.opened_parent(self.root, path) as (folder, name):
+        with tree.open_parent(self.root, path) as (folder, name):
             return os.readlink(name, dir_fd=folder) != was.target
 
     def _is_other_file(self, was: Entry, now: os.stat_result) -> bool:
@@ -145,7 +145,7 @@ class Merge:
         for path in sorted(paths, reverse=True):  # what is in a directory before it
             with (
                 contextlib.suppress(FileNotFoundError, NotADirectoryError),
-                tree.opened_parent(self.root, path) as (folder, name),
+                tree.open_parent(self.root, path) as (folder, name),
             ):
                 if self.base[path].kind is not EntryKind.DIRECTORY:
                     os.unlink(name, dir_fd=folder)
@@ -185,9 +185,9 @@ class Merge:
         for depth in range(path.count("/")):
             above = "/".join(path.split("/")[: depth + 1])
             if tree.status_of(self.root, above) is None:
-                with tree.opened_parent(self.root, above) as (folder, name):
+                with tree.open_parent(self.root, above) as (folder, name):
                     self._make_directory(self.head.get(above), folder, name)
-        with tree.opened_parent(self.root, path) as found:
+        with tree.open_parent(self.root, path) as found:
             yield found
 
     def _make_directory(self, entry: Entry | None, folder: int, name: str) -> None:

@@ -213,7 +213,7 @@ def open_file(root: int, path: str) -> int:
 
 
 @contextlib.contextmanager
-def opened_parent(root: int, path: str) -> Iterator[tuple[int, str]]:
+def open_parent(root: int, path: str) -> Iterator[tuple[int, str]]:
     """The descriptor of the directory that contains `path`, and its name there. Raises OSError:
     ELOOP where a link is in between, ENOENT, ENOTDIR."""
     parent, _, name = path.rpartition("/")
@@ -227,7 +227,7 @@ def opened_parent(root: int, path: str) -> Iterator[tuple[int, str]]:
 def status_of(root: int, path: str) -> os.stat_result | None:
     """Status of `path`, itself if it is a link; None if it is not there. Raises OSError."""
     try:
-        with opened_parent(root, path) as (folder, name):
+        with open_parent(root, path) as (folder, name):
             return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -90,7 +90,7 @@ def serving(python: str, environ: Mapping[str, str], site: list[str]) -> Iterato
     )
     try:
         served = Served(path)
-        served.asker.wait_healthy(within_s=START_S, demand_alive=tree.demand_alive)
+        served.asker.wait_healthy(within_s=START_S, require_alive=tree.require_alive)
         with served.client:
             yield served
     finally:
@@ -125,7 +125,7 @@ def test_it_says_what_it_serves(engine: Served) -> None:
 def test_greedy_answers_are_always_the_same(engine: Served) -> None:
     learned = reference_answer.learn(ENGINE, "assistant", engine.asker, within_s=60)
     assert len(learned.value) == reference_answer.TOKENS
-    learned.demand_same(
+    learned.require_same(
         reference_answer.ask(ENGINE, "assistant", engine.asker, within_s=60, tokens=2)
     )
 

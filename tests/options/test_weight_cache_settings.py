@@ -14,7 +14,7 @@ from pilotlight.core.metrics_server import MetricsAddress, MetricsServer
 from pilotlight.core.object_store import DirectoryStore
 from pilotlight.core.settings import Paths, PlatformSettings, load_section
 from tests.options.contract import proves
-from weight_cache.__main__ import open_peer_service, open_store, opened_origin
+from weight_cache.__main__ import open_origin, open_peer_service, open_store
 from weight_cache.dram.read_ahead import ReadAhead
 from weight_cache.errors import WeightCacheError
 from weight_cache.fetch.origin import ObjectOrigin
@@ -50,7 +50,7 @@ async def test_metrics_are_served_there(fleet: str, short_tmp: Path) -> None:
 async def test_the_store_has_its_size_and_pace(fleet: str, short_tmp: Path) -> None:
     settings = read(short_tmp, f"max_bytes: {64 << 20}, scrub_bytes_per_s: 12345")
     paths = Paths(home=short_tmp, run=short_tmp)
-    async with opened_origin(paths, PlatformSettings(), settings) as origin:
+    async with open_origin(paths, PlatformSettings(), settings) as origin:
         speeds = bandwidth.load_bandwidths(short_tmp / "b.json", origin=repr(origin))
         store = open_store(
             short_tmp / "weights", origin, speeds, settings, neighbours=None, floor=no_floor()

@@ -94,12 +94,12 @@ class HandoverLoop:
         try:
             while True:
                 await asyncio.sleep(LOOK_S)
-                await self.look()
+                await self.poll_once()
         finally:
             for key in list(self._bridges):
                 await self._end(key)
 
-    async def look(self) -> None:
+    async def poll_once(self) -> None:
         """Look at all revisions once."""
         found, revisions = self._fleet.bridges(), self._revisions()
         loads = revisions.concurrency() if found else {}

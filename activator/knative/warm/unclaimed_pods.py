@@ -100,11 +100,11 @@ class UnclaimedPods:
         while True:
             await asyncio.sleep(LOOK_S)
             try:
-                await self.look()
+                await self.poll_once()
             except ClaimsUnreachable as e:
                 log.info("unclaimed pods not looked for error=%s", e)
 
-    async def look(self) -> None:
+    async def poll_once(self) -> None:
         """Look once. Raises ClaimsUnreachable."""
         by_key: dict[str, list[Pod]] = {}
         for pod in self._pods.promoted():

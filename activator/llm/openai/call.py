@@ -13,7 +13,7 @@ from activator.llm.openai.errors import ModelNotFound
 from activator.llm.openai.parser import reading_of
 from activator.llm.openai.request import PATHS, OpenAIRequest, parsed
 from activator.llm.request_size import CHAT, EMBEDDINGS
-from activator.llm.token_admission import use_of_kept
+from activator.llm.token_admission import restore_reservation
 from activator.quotas.token_reservation import TokenReservation
 from activator.routing.call_target import CallTarget
 from activator.worker_client.connection import WorkerResponse
@@ -137,7 +137,7 @@ class EngineCall(Call):
 
 
 @contextmanager
-def kept_or_left(call: Call) -> Iterator[None]:
+def release_unless_stored(call: Call) -> Iterator[None]:
     """Release the quotas of a submitted call unless it will be run; a repeated submission is not
     run."""
     try:
@@ -160,7 +160,7 @@ def call_of_kept(
         wanted.shows_usage, wanted.shows_each_usage = kept["shows_usage"]
     else:
         wanted = wrapped(payload.body, target)
-    tokens = use_of_kept(target, wanted.path, wanted.body, began_ns=time.monotonic_ns())
+    tokens = restore_reservation(target, wanted.path, wanted.body, began_ns=time.monotonic_ns())
     made = EngineCall(wanted, tokens=tokens, accept=payload.accept, target=target, **call)
     made.is_wrapped = "path" not in kept
     return made

@@ -18,7 +18,7 @@ import uvloop
 from pilotlight.controller.process import serve
 from pilotlight.controller.server.bootstrap import first_admin_key
 from pilotlight.controller.server.database_lock import AlreadyRunning, notify_controller
-from pilotlight.controller.server.process_user import leave_root, open_as_root
+from pilotlight.controller.server.process_user import drop_root, open_as_root
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.core import logging_config
 from pilotlight.core.settings import SettingsInvalid
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
             return _first_key(args.config)
         config = ControllerConfig.read(args.config)
         opened = open_as_root(config)
-        leave_root(config)
+        drop_root(config)
         uvloop.run(serve(config, opened, ready_fd=args.ready_fd))
     except (AlreadyRunning, Conflict, SettingsInvalid) as e:
         print(f"pilotlight controller: {e}", file=sys.stderr)

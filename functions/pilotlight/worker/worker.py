@@ -104,7 +104,7 @@ def _run(
     os.environ[WORKER_VARIABLE] = "1"
     os.environ[WEIGHTS_VARIABLE] = json.dumps(dict(launch.weights))
     FunctionIdentity.set(function=launch.spec.name, key=launch.revision)
-    os.register_at_fork(after_in_child=control.leave_fork)
+    os.register_at_fork(after_in_child=control.close_in_fork)
     phases = PhaseTimer(control)
     phases.ms["boot"] = round(boot_ms, 3)
     user = UserSource(launch.code, by_value=launch.spec.pickled is not None)
@@ -209,10 +209,10 @@ def _reach_snapshot_point(
     """`learned`: what the message says beside the process' own state."""
     resume.warm_resume_path()
     hooks.drop_caches()
-    touched.look()
+    touched.record()
     output.finish()
     threads = surplus_threads()
-    found = scene.look(leave_aside={control.fileno()})
+    found = scene.scan(leave_aside={control.fileno()})
     point = {"threads": list(threads), "phases_ms": phases.ms, "joins": True, **found.to_json()}
     control.send({"event": "snapshot_point", **point, **learned})
     return threads
@@ -271,8 +271,8 @@ def _wait_parked(worker: Worker, order: ShimOrder) -> ShimOrder:
     _wait_go(go)
     gc.enable()
     worker.server.prepare()
-    worker.touched.bring_in()
-    worker.server.settle_in()
+    worker.touched.populate()
+    worker.server.prepare_first_call()
     worker.control.send({"event": "parked", "instance": order.instance})
     assignment = desk.receive()
     if assignment is None:
@@ -315,7 +315,7 @@ def _prove(worker: Worker, order: ShimOrder, started: float) -> NoReturn:
     gc.enable()
     worker.server.prepare()
     resume.reseed()
-    worker.server.settle_in()
+    worker.server.prepare_first_call()
     answered: dict[str, float] = {}
     error: dict[str, str] | None = None
     notes: list[str] = []

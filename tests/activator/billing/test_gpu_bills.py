@@ -347,7 +347,7 @@ def test_gpu_seconds_are_a_metric_by_function_kind_and_state() -> None:
 
     assert (value("f-0", "busy"), value("f-0", "idle_free")) == (2.0, 0.5)
     assert (value("f-1", "busy"), value("other", "busy")) == (None, 4.0)
-    metrics.forget_removed(frozenset(), frozenset({("t", "a", "f-0")}))
+    metrics.delete_removed(frozenset(), frozenset({("t", "a", "f-0")}))
     assert value("f-0", "busy") is None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from activator.llm.request_size import CHAT, COMPLETIONS, EMBEDDINGS, write_cap
-from activator.llm.token_admission import TokenAdmission, use_of_kept
+from activator.llm.token_admission import TokenAdmission, restore_reservation
 from activator.quotas.admission import UNCOUNTED
 from activator.quotas.process_store import ProcessQuotas
 from activator.quotas.token_reservation import TokenReservation
@@ -288,8 +288,8 @@ async def test_what_no_engine_counted_teaches_nothing(desk: TokenAdmission) -> N
 
 def test_a_call_from_a_journal_sets_aside_what_it_may_take_and_no_quota_again() -> None:
     target = target_of(model(max_model_len=1000))
-    use = use_of_kept(target, CHAT, chat("x" * 300, max_tokens=50, n=2), began_ns=0)
+    use = restore_reservation(target, CHAT, chat("x" * 300, max_tokens=50, n=2), began_ns=0)
     assert (use.estimated_in, use.max_out, use.admission) == (109, 100, UNCOUNTED)
-    assert use_of_kept(target, CHAT, chat(), began_ns=0).max_out == 1000
+    assert restore_reservation(target, CHAT, chat(), began_ns=0).max_out == 1000
     with pytest.raises(errors.InvalidInput, match="not a language model"):
-        use_of_kept(target_of(spec_of()), CHAT, chat(), began_ns=0)
+        restore_reservation(target_of(spec_of()), CHAT, chat(), began_ns=0)

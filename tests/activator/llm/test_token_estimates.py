@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.llm.request_size import PromptSize, asked_of
+from activator.llm.request_size import PromptSize, token_demand_of
 from activator.llm.token_estimates import MAX_KNOWN, TokenEstimate, TokenEstimates, learn
 
 
@@ -73,7 +73,7 @@ def test_only_text_that_was_counted_teaches() -> None:
     estimate = TokenEstimate()
     learn(
         estimate,
-        asked_of("/v1/completions", {"prompt": [1, 2, 3]}),
+        token_demand_of("/v1/completions", {"prompt": [1, 2, 3]}),
         tokens_in=3,
         tokens_out=9,
         is_ended=False,
@@ -81,7 +81,7 @@ def test_only_text_that_was_counted_teaches() -> None:
     assert "0 seen" in repr(estimate)
     learn(
         estimate,
-        asked_of("/v1/completions", {"prompt": ["abc", "abcdef"]}),
+        token_demand_of("/v1/completions", {"prompt": ["abc", "abcdef"]}),
         tokens_in=8,
         tokens_out=9,
         is_ended=True,

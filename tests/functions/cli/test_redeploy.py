@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.cli.commands.apps.redeploy import Redeployer, forget_modules
+from pilotlight.cli.commands.apps.redeploy import Redeployer, unload_modules
 
 
 def test_modules_of_the_app_are_forgotten_and_packages_are_not(
@@ -29,7 +29,7 @@ def test_modules_of_the_app_are_forgotten_and_packages_are_not(
         module.__file__ = str(file)
         monkeypatch.setitem(sys.modules, name, module)
 
-    forget_modules(tmp_path)
+    unload_modules(tmp_path)
 
     assert [name for name in files if name in sys.modules] == ["installed_there", "elsewhere"]
 

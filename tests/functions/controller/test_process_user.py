@@ -16,7 +16,11 @@ from pilotlight.controller.server.database_lock import (
     ControllerLock,
     acquire_lock_file,
 )
-from pilotlight.controller.server.process_user import controller_user, keep_root, startup_obstacle
+from pilotlight.controller.server.process_user import (
+    controller_user,
+    restore_root_ownership,
+    startup_obstacle,
+)
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.core.settings import SettingsInvalid
 from tests.fakes.as_user import status_of
@@ -156,7 +160,7 @@ def test_root_takes_back_both_directories(short_tmp: Path) -> None:
         os.chown(directory, UID, UID)
         (directory / "f").touch()
         os.chown(directory / "f", UID, UID)
-    keep_root(
+    restore_root_ownership(
         dataclasses.replace(config, paths=dataclasses.replace(config.paths, controller_uid=None))
     )
     assert {path.stat().st_uid for path in (short_tmp / "h").rglob("*")} == {0}

@@ -46,7 +46,7 @@ def look(tmp_path: Path) -> Iterator[Look]:
         fd for fd in map(int, os.listdir("/proc/self/fd")) if os.path.lexists(f"/proc/self/fd/{fd}")
     }
     strangers = descendants(os.getpid())  # servers that other tests' fixtures run
-    already = scene.look(leave_aside=before)
+    already = scene.scan(leave_aside=before)
 
     def look_now(*, pairs: bool = True) -> ScanFindings:
         theirs = {
@@ -54,7 +54,7 @@ def look(tmp_path: Path) -> Iterator[Look]:
             for stranger in strangers
             for pid in (stranger, *descendants(stranger))
         }
-        found = scene.look(leave_aside=before, pairs=pairs)
+        found = scene.scan(leave_aside=before, pairs=pairs)
         found.obstacles = [
             one for one in found.obstacles if not any(owner in one.message for owner in theirs)
         ]
@@ -374,8 +374,8 @@ def test_a_file_of_a_volume_that_is_open_or_mapped_is_an_obstacle(tmp_path: Path
     with (volume / "mapped").open("rb") as file:
         mapping = mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ)
     with (volume / "open").open("rb"):
-        found = {o.what for o in scene.look().obstacles if str(volume) in o.what}
+        found = {o.what for o in scene.scan().obstacles if str(volume) in o.what}
     mapping.close()
     opened = {f"{volume}/{name}, of a volume" for name in ("open", "mapped")}  # mmap keeps one
     assert found == opened | {f"{volume}/mapped, of a volume, mapped"}
-    assert not [o for o in scene.look().obstacles if str(volume) in o.what]
+    assert not [o for o in scene.scan().obstacles if str(volume) in o.what]

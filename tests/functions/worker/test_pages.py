@@ -63,7 +63,7 @@ def test_written_pages_are_the_forks_own_before_it_writes() -> None:
     assert not in_a_fork(lambda: is_own(address + 5 * PAGE))
 
     def brought_in() -> bool:
-        touched.bring_in()
+        touched.populate()
         return (
             is_own(address + 5 * PAGE) and not is_own(address + 20 * PAGE) and held[5 * PAGE] == 7
         )
@@ -79,7 +79,7 @@ def test_file_pages_that_are_mapped_in_are_found(tmp_path: Path) -> None:
         address = ctypes.addressof(ctypes.c_char.from_buffer(weights))
         weights[0]
         touched = TouchedPages()
-        touched.look()
+        touched.record()
     assert holds(touched.files, address)
     assert not holds(touched.files, address + 4000 * PAGE)
 
@@ -93,4 +93,4 @@ def test_the_end_of_the_warm_up_is_the_end_of_the_copy_even_when_it_raises() -> 
 
 
 def test_ranges_that_are_gone_are_no_error() -> None:
-    TouchedPages(written=[(16 * PAGE, PAGE)], files=[(32 * PAGE, PAGE)]).bring_in()
+    TouchedPages(written=[(16 * PAGE, PAGE)], files=[(32 * PAGE, PAGE)]).populate()

@@ -26,11 +26,11 @@ async def run(thread: CallThread, function: Callable[[], object]) -> Outcome:
 
 async def test_a_thread_is_reused() -> None:
     threads = CallThreads()
-    first = threads.take()
+    first = threads.acquire()
     assert await run(first, lambda: 1) == (True, 1)
-    threads.give_back(first)
-    assert threads.take() is first
-    assert threads.take() is not first
+    threads.release(first)
+    assert threads.acquire() is first
+    assert threads.acquire() is not first
 
 
 async def test_what_a_job_raises_is_its_outcome() -> None:
@@ -66,7 +66,7 @@ async def test_functions_that_are_profiled_run_beside_and_after_an_interrupt(whe
     """An exception that is pending or was revoked kept a profiled thread from entering functions
     (CPython before 3.13)."""
     threads, begun, gate = CallThreads(), threading.Event(), threading.Event()
-    first, second = threads.take(), threads.take()
+    first, second = threads.acquire(), threads.acquire()
 
     def block() -> None:
         begun.set()
@@ -233,9 +233,9 @@ async def test_no_call_is_lost_between_threads_that_fall_asleep_and_threads_that
     for round_number in range(300):
         for number in range(round_number % 4):
             started.start(functools.partial(time.sleep, 0.0001 * number))
-        own = threads.take()
+        own = threads.acquire()
         assert await run(own, lambda: 7) == (True, 7)
-        threads.give_back(own)
+        threads.release(own)
         if round_number % 3:
             await started.all_done.wait() if started.open else None
     while started.open:

@@ -275,14 +275,14 @@ def test_images_in_the_making_share_no_ids(tmp_path: Path) -> None:
         raise AssertionError
 
     bases = BaseRootfs(tmp_path, run=run)
-    first, second = bases.take_ids(), bases.take_ids()
+    first, second = bases.acquire_ids(), bases.acquire_ids()
     assert (first.start, len(first)) == (FIRST_ID, ID_COUNT)
     assert not set(first) & set(second)
-    bases.give_back(first)
-    assert bases.take_ids() == first
-    assert len({bases.take_ids().start for _ in range(254)}) == 254
+    bases.release_ids(first)
+    assert bases.acquire_ids() == first
+    assert len({bases.acquire_ids().start for _ in range(254)}) == 254
     with pytest.raises(Unsupported, match="256 images with Debian packages are being built"):
-        bases.take_ids()
+        bases.acquire_ids()
 
 
 class FakeMachine:
@@ -327,7 +327,7 @@ async def test_the_base_is_made_once_also_when_who_wanted_it_is_gone(
     base, machine = bases
     out = Lines()
     copies = [
-        asyncio.create_task(base.copy(tmp_path / f"copy-{n}", base.take_ids(), out.tell))
+        asyncio.create_task(base.copy(tmp_path / f"copy-{n}", base.acquire_ids(), out.tell))
         for n in range(3)
     ]
     while "I: Retrieving" not in out.lines:
@@ -336,7 +336,7 @@ async def test_the_base_is_made_once_also_when_who_wanted_it_is_gone(
     await asyncio.wait(copies[:1])
     machine.may_end.set()
     await asyncio.gather(*copies[1:])
-    await base.copy(tmp_path / "copy-3", base.take_ids(), out.tell)
+    await base.copy(tmp_path / "copy-3", base.acquire_ids(), out.tell)
 
     assert machine.made == 1
     assert not (tmp_path / "copy-0").exists()
@@ -355,7 +355,7 @@ async def test_an_old_base_is_made_anew_and_kept_where_that_fails(
     machine.may_end.set()
     for number, status, read in ((0, 0, "1"), (1, 1, "1"), (2, 0, "3")):
         machine.status = status
-        await base.copy(tmp_path / f"copy-{number}", base.take_ids(), out.tell)
+        await base.copy(tmp_path / f"copy-{number}", base.acquire_ids(), out.tell)
         assert (tmp_path / f"copy-{number}" / "number").read_text() == read
         (made,) = (tmp_path / "bases").iterdir()
         os.utime(made, (0, 0))
@@ -371,7 +371,7 @@ async def test_a_base_that_cannot_be_made_is_named_with_what_debootstrap_says(
         Unsupported,
         match=r"debootstrap could not build bookworm from https://mirror\.example/debian",
     ):
-        await base.copy(tmp_path / "copy", base.take_ids(), Lines().tell)
+        await base.copy(tmp_path / "copy", base.acquire_ids(), Lines().tell)
     assert list((tmp_path / "bases").iterdir()) == []
 
 

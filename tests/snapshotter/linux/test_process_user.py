@@ -15,9 +15,9 @@ import pytest
 from pilotlight.core.settings import PlatformSettings, SettingsInvalid
 from snapshotter.linux.process_user import (
     ProcessUser,
+    chown_to_root,
     code_directories,
     give_file_to_user,
-    take_file_back,
 )
 from snapshotter.settings import SnapshotterSettings
 from tests.fakes.as_user import as_user, status_of
@@ -301,10 +301,10 @@ def test_root_takes_nothing_back_that_could_lead_it_elsewhere(tmp_path: Path) ->
             OSError,
             match=r"deep/controller\.db-wal \(lrwxrwxrwx\) was not made by the platform",
         ):
-            take_file_back(top)
+            chown_to_root(top)
         assert top.stat().st_uid == 0
     (top / "deep/controller.db-wal").unlink()
-    take_file_back(top)
+    chown_to_root(top)
     assert {(path.lstat().st_uid, path.lstat().st_gid) for path in (top, *top.rglob("*"))} == {
         (0, 0)
     }

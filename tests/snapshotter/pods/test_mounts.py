@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from snapshotter.pods.mounts import change_root, demand_places, take_rootfs
+from snapshotter.pods.mounts import change_root, detach_rootfs, require_places
 
 PLACES = ("run", "dev/shm", "tmp", "var/tmp")
 
@@ -22,8 +22,8 @@ def image(root: Path) -> Path:
 
 
 def test_directories_are_places_to_mount_over(tmp_path: Path) -> None:
-    demand_places(str(image(tmp_path)))
-    demand_places(str(tmp_path / "nothing-is-there-yet"))
+    require_places(str(image(tmp_path)))
+    require_places(str(tmp_path / "nothing-is-there-yet"))
 
 
 @pytest.mark.parametrize("place", [*PLACES, "var"])
@@ -34,7 +34,7 @@ def test_an_image_whose_directory_leads_elsewhere_is_not_restored_into(
     link.rename(tmp_path / "elsewhere")
     link.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="symbolic link"):
-        demand_places(str(tmp_path))
+        require_places(str(tmp_path))
 
 
 def in_a_child(work: Callable[[], Any]) -> Any:
@@ -76,7 +76,7 @@ def entered(root: Path, *directories: str) -> Any:
     """What a worker finds whose root that is."""
 
     def work() -> dict[str, Any]:
-        change_root(take_rootfs(str(root)), directories=directories)
+        change_root(detach_rootfs(str(root)), directories=directories)
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
         found = {line.split()[4]: line.split()[5] for line in lines}
         try:

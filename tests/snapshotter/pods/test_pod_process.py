@@ -15,11 +15,11 @@ import pytest
 
 from snapshotter.errors import Unsupported
 from snapshotter.pods.pod_process import (
-    demand_own_namespaces,
     end_proxy,
     pidfd_of_peer,
     pod_of_groups,
     pod_of_peer,
+    require_own_namespaces,
 )
 from tests.e2e.harness import wait_for
 from tests.fakes.knative.pod_group import PodGroup
@@ -67,10 +67,10 @@ def test_only_a_pod_whose_namespaces_are_all_its_own_is_entered(
     pidfd = os.pidfd_open(stranger.pid)
     try:
         if words is None:
-            assert demand_own_namespaces(pidfd, proc=tmp_path) == stranger.pid
+            assert require_own_namespaces(pidfd, proc=tmp_path) == stranger.pid
         else:
             with pytest.raises(Unsupported, match=words):
-                demand_own_namespaces(pidfd, proc=tmp_path)
+                require_own_namespaces(pidfd, proc=tmp_path)
     finally:
         os.close(pidfd)
 

@@ -24,7 +24,7 @@ from snapshotter.images.code_bundles import Bundles
 from snapshotter.images.oci.container_images import ContainerImages
 from snapshotter.pods import tenant_listeners
 from snapshotter.pods.entry_processes import EntryProcesses
-from snapshotter.pods.pod_process import demand_own_namespaces
+from snapshotter.pods.pod_process import require_own_namespaces
 from snapshotter.pods.restoring import PodRestores
 from snapshotter.pods.tenant_listeners import Tenants
 from snapshotter.types import CONTAINER_IMAGE_LABEL, LaunchSpec
@@ -308,7 +308,7 @@ async def test_a_process_that_has_no_namespaces_of_its_own_is_never_entered() ->
         made.begin()
         pidfd = os.pidfd_open(made.process.pid)
         with pytest.raises(Unsupported, match="shares namespaces with its node"):
-            demand_own_namespaces(pidfd)
+            require_own_namespaces(pidfd)
         os.close(pidfd)
 
 

@@ -501,5 +501,5 @@ def test_a_tree_is_taken_away_beside_what_a_killed_agent_of_the_same_number_left
     for place in (target, target.parent / f".tmp-gone-{target.name[:16]}-{os.getpid()}"):
         place.mkdir(parents=True)
         (place / "file").touch()
-    hardlinks.take_away(target)
+    hardlinks.remove_links(target)
     assert not target.exists()

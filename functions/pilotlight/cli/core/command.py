@@ -101,7 +101,7 @@ _ENDING = frozenset(
 """Commands that end or delete something: all accept --yes, also those that do not ask."""
 
 
-def take_common_options(values: dict[str, Any]) -> CommonOptions:
+def pop_common_options(values: dict[str, Any]) -> CommonOptions:
     """Remove the common options from a command's arguments and return them."""
     taken = {name: values.pop(name) for name in _COMMON}
     return CommonOptions(json=taken.pop("as_json"), **taken)
@@ -116,7 +116,7 @@ def command(
     def register(function: Command) -> Command:
         @functools.wraps(function)
         def run(ctx: typer.Context, **values: Any) -> None:
-            options = take_common_options(values).over(ctx.obj or CommonOptions())
+            options = pop_common_options(values).over(ctx.obj or CommonOptions())
             if never_asks:
                 values.pop("yes")
             extra = {"rest": list(ctx.args)} if takes_rest else {}
@@ -169,7 +169,7 @@ def common_callback(run: Callable[[typer.Context, CommonOptions], None]) -> Call
     """Make a callback of the root command that also accepts the common options."""
 
     def callback(ctx: typer.Context, **values: Any) -> None:
-        run(ctx, take_common_options(values))
+        run(ctx, pop_common_options(values))
 
     own = [
         p for p in inspect.signature(run, eval_str=True).parameters.values() if p.name != "options"

@@ -67,7 +67,7 @@ def promote(
     is_bound: bool,
 ) -> tuple[Deployment, list[str]]:
     """Deploy the candidates to `target`; returns also the digests that lost their pins. `is_bound`:
-    as in `weight_names.note_deployed`.
+    as in `weight_names.record_deployed`.
 
     `whole_app`: reject the promotion if the target has functions that `origin` does not have.
     Raises the errors of a deploy, without changing anything."""
@@ -82,7 +82,7 @@ def promote(
         manifests=manifests,
         bundle_max_bytes=bundle_max_bytes,
     )
-    unpinned = weight_names.note_deployed(
+    unpinned = weight_names.record_deployed(
         write, target, specs=specs, manifests=manifests, is_bound=is_bound
     )
     present = set(app_registry.function_names(write.sql, target)) if whole_app else set[str]()

@@ -90,12 +90,12 @@ class NodeLabels:
         async with self._nodes:
             while True:
                 if self._nodes.is_synced:
-                    await self.look()
+                    await self.poll_once()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._look_s):
                         await self._reports.wait_changed()
 
-    async def look(self) -> None:
+    async def poll_once(self) -> None:
         """Run one round."""
         now = self._wall()
         fresh = self._reports.fresh(now=now)

@@ -20,7 +20,7 @@ from pilotlight.controller.database import sqlite_file, tables
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.identity import access_control, api_keys, tenants
 from pilotlight.controller.identity.tenant_plan import TenantPlan
-from pilotlight.controller.server.process_user import keep_root
+from pilotlight.controller.server.process_user import restore_root_ownership
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.errors import Forbidden, NotFound
 from pilotlight.spec.identifiers import Scope
@@ -44,7 +44,7 @@ def first_admin_key(config: Path | None) -> str | None:
     owner = sqlite_file.database_owner(home)
     # the controller will come to the same result, stay root, and log the reason
     if owner is not None and owner.obstacle():
-        keep_root(loaded)
+        restore_root_ownership(loaded)
         owner = None
 
     def create_key() -> str | None:

@@ -31,7 +31,7 @@ from pilotlight.core.crypto import (
 from pilotlight.core.metrics_server import MetricsAddress, metrics_socket, metrics_token_file
 from pilotlight.core.rpc import grant_group_access
 from pilotlight.core.transport.listeners import open_tcp_listener
-from snapshotter.linux.process_user import ProcessUser, take_file_back
+from snapshotter.linux.process_user import ProcessUser, chown_to_root
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def open_as_root(config: ControllerConfig) -> OpenedResources:
     )
 
 
-def leave_root(config: ControllerConfig) -> None:
+def drop_root(config: ControllerConfig) -> None:
     """Continue as `platform.controller_uid` if this process is root on a single machine; if that is
     impossible, continue as root with a warning.
 
@@ -117,13 +117,13 @@ def leave_root(config: ControllerConfig) -> None:
     if os.geteuid() != 0 or config.platform.fleet != "local":
         return
     if config.paths.controller_uid is None:
-        keep_root(config)
+        restore_root_ownership(config)
         log.warning("controller runs as root reason=platform.controller_uid is null")
         return
     for directory in _own_directories(config):
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     if why := startup_obstacle(config):
-        keep_root(config)
+        restore_root_ownership(config)
         log.warning("controller runs as root reason=%s", why)
         return
     for variable, path in _aws_files(os.environ):
@@ -173,11 +173,11 @@ def controller_user(config: ControllerConfig) -> ProcessUser:
     )
 
 
-def keep_root(config: ControllerConfig) -> None:
+def restore_root_ownership(config: ControllerConfig) -> None:
     """Change the owner of the controller's directories back to root. Raises OSError."""
     for directory in _own_directories(config):
         if directory.is_dir():
-            take_file_back(directory)
+            chown_to_root(directory)
 
 
 def _own_directories(config: ControllerConfig) -> tuple[Path, ...]:

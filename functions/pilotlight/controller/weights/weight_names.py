@@ -70,7 +70,7 @@ def put(
     return _released(before, model)
 
 
-def note_deployed(
+def record_deployed(
     write: Write,
     place: AppRef,
     *,

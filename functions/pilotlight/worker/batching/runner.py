@@ -63,12 +63,12 @@ class BatchRunner:
     async def _in_thread(
         self, function: Callable[..., Any], args: Any, kwargs: Any, context: Context
     ) -> Outcome:
-        self._thread = thread = self._threads.take()
+        self._thread = thread = self._threads.acquire()
         try:
             return await thread.run(context, function, args, kwargs)
         finally:
             self._thread = None
-            self._threads.give_back(thread)
+            self._threads.release(thread)
 
     def _results(self, answer: Any, count: int) -> Outcome:
         try:

@@ -117,12 +117,12 @@ class ServerClient:
                     f"{type(e).__name__}"
                 ) from e
 
-    def wait_healthy(self, *, within_s: float, demand_alive: Callable[[], None]) -> None:
-        """Wait until GET /health succeeds. `demand_alive` raises if the engine died; raises
+    def wait_healthy(self, *, within_s: float, require_alive: Callable[[], None]) -> None:
+        """Wait until GET /health succeeds. `require_alive` raises if the engine died; raises
         ServerHung on timeout."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
-            demand_alive()
+            require_alive()
             try:
                 self.ask("GET", "/health", within_s=max(0.1, deadline - time.monotonic()))
                 return

@@ -66,9 +66,9 @@ class Engine(RunningServer):
 
     def prove(self, *, is_short: bool = False) -> None:
         """Check the answer to the known prompt."""
-        self.tree.demand_alive()
+        self.tree.require_alive()
         tokens = PROOF_TOKENS if is_short else reference_answer.TOKENS
-        self._known.demand_same(
+        self._known.require_same(
             reference_answer.ask(
                 self._spec, self._name, self._asker, tokens=tokens, within_s=ANSWER_S
             )
@@ -105,7 +105,7 @@ def _start(launch: Launch, site: list[str], path: str, deadline: float) -> Engin
     )
     tree = EngineProcess(command, environment, directory=launch.work)
     ServerClient(path).wait_healthy(
-        within_s=deadline - time.monotonic(), demand_alive=tree.demand_alive
+        within_s=deadline - time.monotonic(), require_alive=tree.require_alive
     )
     return tree
 
@@ -122,6 +122,6 @@ def _warm_up(launch: Launch, tree: EngineProcess, path: str, deadline: float) ->
             within_s=max(1.0, deadline - time.monotonic()),
         )
     except (ServerRefused, OSError):
-        tree.demand_alive()
+        tree.require_alive()
         raise
     return Engine(spec.engine, spec.name, tree, path, sleeps=arguments.sleeps(spec), known=known)

@@ -117,7 +117,7 @@ class ProcessTree:
         """The current processes, parents first."""
         raise NotImplementedError
 
-    def demand_alive(self) -> None:
+    def require_alive(self) -> None:
         """Raise ServerDied, with status and last lines, if the server has ended."""
         raise NotImplementedError
 
@@ -204,7 +204,7 @@ class EngineProcess(ProcessTree):
             return False
         return True
 
-    def demand_alive(self) -> None:
+    def require_alive(self) -> None:
         """Raise ServerDied, with status and last lines, if the server has ended."""
         if (status := self._process.poll()) is not None:
             raise self.died(status)

@@ -34,7 +34,7 @@ class KnownAnswer:
     value: tuple[Any, ...]
     is_close: bool = False
 
-    def demand_same(self, other: KnownAnswer) -> None:
+    def require_same(self, other: KnownAnswer) -> None:
         """Raise WrongAnswer unless the answers are equal, or one is a prefix of the other."""
         if not self._is_same(other):
             raise WrongAnswer(

@@ -123,7 +123,7 @@ def run(
     faulthandler.enable(2)
     FunctionIdentity.set(function=launch.spec.name, key=launch.revision)
     control = ShimChannel(launch.control_fd)
-    os.register_at_fork(after_in_child=control.leave_fork)
+    os.register_at_fork(after_in_child=control.close_in_fork)
     phases = PhaseTimer(control)
     phases.ms["boot"] = round(boot_ms, 3)
     server = start(
@@ -147,7 +147,7 @@ def _reach_snapshot_point(worker: ServerWorker, phases: PhaseTimer) -> tuple[str
     hooks.drop_caches()
     output.finish()
     surplus = surplus_threads()  # includes the copier of the server's output
-    found = worker.scene.look(leave_aside={worker.control.fileno()})
+    found = worker.scene.scan(leave_aside={worker.control.fileno()})
     if (blocker := worker.server.blocker()) is not None:
         surplus = (*surplus, blocker.what)
         found.obstacles.insert(0, blocker)

@@ -75,7 +75,7 @@ class StartedProcesses(ProcessTree):
         ended = {pid for pid, _, state in all_processes() if state == "Z"}
         return [pid for pid in self.pids() if pid not in ended]
 
-    def demand_alive(self) -> None:
+    def require_alive(self) -> None:
         """Raise ServerDied if there were processes and all have ended."""
         if self.living():
             self._has_begun = True
@@ -175,7 +175,7 @@ class WebServer(RunningServer):
 
     def prove(self, *, is_short: bool = False) -> None:
         """Check that it answers its example with the same status, or anything without one."""
-        self.tree.demand_alive()
+        self.tree.require_alive()
         status = self._request_example(within_s=ANSWER_S)
         if self._spec.example is not None and status != self._status:
             raise WrongAnswer(
@@ -208,7 +208,7 @@ class WebServer(RunningServer):
     def _wait_ready(self, start: Hook, scene: BlockerScan, deadline: float) -> None:
         last: Exception | int | None = None
         while (left_s := deadline - time.monotonic()) > 0:
-            self.tree.demand_alive()
+            self.tree.require_alive()
             for host in HOSTS:
                 self.address = (host, self._spec.port)
                 try:
@@ -230,7 +230,7 @@ class WebServer(RunningServer):
         elif isinstance(last, ServerHung | ServerRefused):
             what = f"listened at port {port}, but {last}"
         else:
-            others = sorted(set(scene.look().listens))
+            others = sorted(set(scene.scan().listens))
             found = f"; it listens at {', '.join(others)}" if others else ""
             what = f"did not listen at port {port} of 127.0.0.1 or ::1{found}"
         return (

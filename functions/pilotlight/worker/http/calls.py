@@ -372,7 +372,7 @@ class Calls:
             finally:
                 call.is_awaiting = False
                 await source.aclose()
-        thread, context = self._threads.take(), contextvars.copy_context()
+        thread, context = self._threads.acquire(), contextvars.copy_context()
         try:
             while True:
                 call.thread = thread
@@ -385,7 +385,7 @@ class Calls:
                 yield item
         finally:
             await thread.run(context, source.close, (), {})
-            self._threads.give_back(thread)
+            self._threads.release(thread)
 
 
 async def _read_features(call: Call, reader: FeatureReader) -> None:

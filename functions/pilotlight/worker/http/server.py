@@ -133,7 +133,7 @@ class Server:
         # an event belongs to the loop in which it was first awaited
         self._changed, self._draining = asyncio.Event(), asyncio.Event()
 
-    def settle_in(self) -> None:
+    def prepare_first_call(self) -> None:
         """Create, in a parked fork, what the first call needs, except user code."""
         self._calls.make_thread(self._running_loop)
         self._running_loop.run_until_complete(self._request_self())

@@ -59,7 +59,7 @@ def run(document: Mapping[str, Any], *, boot_ms: float, boot: Boot) -> NoReturn:
     resume.warm_resume_path()
     hooks.drop_caches()
     threads = surplus_threads()
-    found = scene.look(leave_aside={control.fileno()})
+    found = scene.scan(leave_aside={control.fileno()})
     output.finish()
     point = {"threads": list(threads), "phases_ms": phases.ms, "joins": True, **found.to_json()}
     control.send({"event": "snapshot_point", **point})

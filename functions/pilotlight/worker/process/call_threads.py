@@ -5,7 +5,7 @@ Calls wait in one queue. A thread that has ended one takes the next without goin
 wakes another before it begins if more are waiting: calls that only compute share a thread, which
 has the interpreter's lock anyway, and one that blocks holds none up. Outcomes that are there
 together reach the event loop by one wake-up. A generator, and a batch, have a thread to themselves
-(`take`).
+(`acquire`).
 
 An abandoned call is interrupted by raising CallCancelled inside it (PyThreadState_SetAsyncExc). The
 exception takes effect between two bytecodes, so a call inside C code (a long `time.sleep`, a matrix
@@ -242,7 +242,7 @@ class CallThreads:
         self._wake_one()
         return job
 
-    def take(self) -> CallThread:
+    def acquire(self) -> CallThread:
         """An idle thread, or a new one, for the caller alone, who limits how many run at once."""
         self._taken += 1
         if self._made >= self._open + self._taken:  # enough are left for the calls that wait
@@ -250,7 +250,7 @@ class CallThreads:
                 return self._idle.pop()
         return self._make()
 
-    def give_back(self, thread: CallThread) -> None:
+    def release(self, thread: CallThread) -> None:
         """Return a thread that was taken and whose job has ended."""
         self._taken -= 1
         self._idle.append(thread)

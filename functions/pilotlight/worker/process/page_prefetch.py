@@ -53,13 +53,13 @@ class TouchedPages:
         if sum(length for _, length in self.written) > _MAX_WRITTEN_BYTES:
             self.written = []
 
-    def look(self) -> None:
+    def record(self) -> None:
         """Record the file pages that this process has mapped in."""
         self.files = _matching(
             _PRESENT | _FILE, _PRESENT | _FILE, lambda path: path.startswith("/")
         )
 
-    def bring_in(self) -> None:
+    def populate(self) -> None:
         """Map file pages in and make written pages private. Ignores pages that no longer exist."""
         _populate(self.files, _POPULATE_READ)
         _populate(self.written, _POPULATE_WRITE)

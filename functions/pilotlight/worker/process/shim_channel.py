@@ -71,7 +71,7 @@ class ShimChannel:
         finally:
             self._shared = False
 
-    def leave_fork(self) -> None:
+    def close_in_fork(self) -> None:
         """Close the channel in a child that user code forked: it would tie a snapshot of the
         process tree to the shim."""
         if not self._shared:

@@ -51,7 +51,7 @@ def quiesce_process(
     ):
         output.finish()
         hooks.drop_caches()
-        found = scene.look(leave_aside={listener_fd, channel_fd, control.fileno()}, pairs=in_place)
+        found = scene.scan(leave_aside={listener_fd, channel_fd, control.fileno()}, pairs=in_place)
         if not found.obstacles:
             tensor_memory.release_pools()
             control.close()

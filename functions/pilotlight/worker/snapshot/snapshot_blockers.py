@@ -111,7 +111,7 @@ class BlockerScan:
     places: SocketOrigins
     volumes: tuple[str, ...] = ()
 
-    def look(self, *, leave_aside: Collection[int] = (), pairs: bool = True) -> ScanFindings:
+    def scan(self, *, leave_aside: Collection[int] = (), pairs: bool = True) -> ScanFindings:
         """Scan this process and its descendants.
 
         Args:

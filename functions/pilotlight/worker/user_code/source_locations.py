@@ -99,16 +99,16 @@ class SocketOrigins:
         """Start recording, before user code is imported."""
         kind, init, note = self._class, self._init, self._record
 
-        def noted_init(this: socket.socket, *args: Any, **kwargs: Any) -> None:
+        def record_init(this: socket.socket, *args: Any, **kwargs: Any) -> None:
             init(this, *args, **kwargs)
             note(this.fileno())
 
-        def noted_connect(this: socket.socket, address: Any) -> None:
+        def record_connect(this: socket.socket, address: Any) -> None:
             note(this.fileno())
             super(kind, this).connect(address)
 
-        kind.__init__ = noted_init  # type: ignore[assignment,method-assign]
-        kind.connect = noted_connect  # type: ignore[assignment,method-assign]
+        kind.__init__ = record_init  # type: ignore[assignment,method-assign]
+        kind.connect = record_connect  # type: ignore[assignment,method-assign]
 
     def unwatch(self) -> None:
         """Restore the original methods. Idempotent."""

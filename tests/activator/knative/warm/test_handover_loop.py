@@ -79,7 +79,7 @@ async def test_own_pods_are_requested_claimed_and_the_promoted_one_drains_last(
         async def second() -> None:
             world.clock.advance(1.0)
             world.scaler.record(world.clock())
-            await loop.look()
+            await loop.poll_once()
 
         for _ in range(2):
             await second()

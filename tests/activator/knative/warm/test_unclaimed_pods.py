@@ -76,14 +76,14 @@ async def test_a_pod_of_a_dead_activator_is_deleted_after_its_time(
     warm = await _promoted_by_the_dead(world, pool, target, state=state)
     await world.until(fleet.pods.promoted)
     clock.now = fleet.pods.promoted()[0].seen_at
-    await fleet.unclaimed.look()
+    await fleet.unclaimed.poll_once()
     assert pool.deleted == []
     due_s = {"serving": target.spec.scaling.window_s, "warm": NO_DOCUMENT_S}
     clock.advance(due_s.get(state, target.launch.startup_timeout_s) - 0.5)
-    await fleet.unclaimed.look()
+    await fleet.unclaimed.poll_once()
     assert pool.deleted == []
     clock.advance(1.0)
-    await fleet.unclaimed.look()
+    await fleet.unclaimed.poll_once()
     await world.until(lambda: [one["uid"] for one in pool.deleted] == [warm.pod.uid])
 
 
@@ -114,12 +114,12 @@ async def test_one_activator_deletes_it_and_none_deletes_what_another_has(
     await pool.add()
     info = await start(one, target)
     await world.until(two.pods.promoted)
-    await two.unclaimed.look()
+    await two.unclaimed.poll_once()
     clock.advance(24 * 3600.0)
-    await two.unclaimed.look()
+    await two.unclaimed.poll_once()
     assert pool.deleted == []
     members.discard("a-0")  # it dies: its claims are free, and its pod waits for the next start
-    await two.unclaimed.look()
+    await two.unclaimed.poll_once()
     assert pool.deleted == []
     assert (await start(two, target, 1)).socket == info.socket
 
@@ -132,10 +132,10 @@ async def test_what_the_controller_does_not_delete_stays_free_and_is_found_again
     assert fleet.unclaimed is not None
     warm = await _promoted_by_the_dead(world, pool, target)
     await world.until(fleet.pods.promoted)
-    await fleet.unclaimed.look()
+    await fleet.unclaimed.poll_once()
     clock.advance(24 * 3600.0)
     pool.status = 503
-    await fleet.unclaimed.look()
+    await fleet.unclaimed.poll_once()
     assert (await start(fleet, target)).socket == f"tcp:{warm.pod.ip}:8080"
 
 
@@ -145,9 +145,9 @@ async def test_a_deleted_pod_is_nobodys_until_it_is_gone(world: World, pool: War
     assert fleet.unclaimed is not None
     await _promoted_by_the_dead(world, pool, target)
     await world.until(fleet.pods.promoted)
-    await fleet.unclaimed.look()
+    await fleet.unclaimed.poll_once()
     clock.advance(24 * 3600.0)
-    looking = asyncio.create_task(fleet.unclaimed.look())
+    looking = asyncio.create_task(fleet.unclaimed.poll_once())
     await world.until(lambda: pool.deleted)
     starting = asyncio.create_task(start(fleet, target))
     await looking

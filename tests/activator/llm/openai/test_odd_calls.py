@@ -15,7 +15,7 @@ from activator.http.sse import HOLD_BYTES
 from activator.llm.openai.call import EngineCall
 from activator.llm.openai.parser import BodyParser, StreamParser
 from activator.llm.openai.request import OpenAIRequest, parsed
-from activator.llm.request_size import CHAT, COMPLETIONS, EMBEDDINGS, asked_of
+from activator.llm.request_size import CHAT, COMPLETIONS, EMBEDDINGS, token_demand_of
 from activator.quotas.token_reservation import TokenReservation
 from pilotlight import errors
 from pilotlight.spec.engines import Task
@@ -171,13 +171,13 @@ def test_another_tenants_texts_are_salted_for_embeddings_too() -> None:
 
 
 def test_a_list_of_prompts_has_an_end() -> None:
-    assert asked_of(COMPLETIONS, {"prompt": ["x"] * 2048}).answers == 2048
+    assert token_demand_of(COMPLETIONS, {"prompt": ["x"] * 2048}).answers == 2048
     with pytest.raises(errors.InvalidInput, match="prompt"):
-        asked_of(COMPLETIONS, {"prompt": ["x"] * (2048 + 1)})
+        token_demand_of(COMPLETIONS, {"prompt": ["x"] * (2048 + 1)})
     with pytest.raises(errors.InvalidInput, match="prompt"):
-        asked_of(COMPLETIONS, {"prompt": ["x"] * 100, "n": 100})
+        token_demand_of(COMPLETIONS, {"prompt": ["x"] * 100, "n": 100})
     with pytest.raises(errors.InvalidInput, match="input"):
-        asked_of(EMBEDDINGS, {"input": [[1]] * (2048 + 1)})
+        token_demand_of(EMBEDDINGS, {"input": [[1]] * (2048 + 1)})
 
 
 def test_parsed_refuses_what_is_no_json() -> None:

@@ -51,7 +51,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     )
     asker = ServerClient(path)
     try:
-        asker.wait_healthy(within_s=PATIENCE_S, demand_alive=tree.demand_alive)
+        asker.wait_healthy(within_s=PATIENCE_S, require_alive=tree.require_alive)
         yield Running(tree, asker)
     finally:
         tree.end(5.0)
@@ -62,7 +62,7 @@ def test_an_engine_says_the_same_again(running: Running) -> None:
     learned = reference_answer.learn(ENGINE, "assistant", running.asker, within_s=PATIENCE_S)
 
     assert len(learned.value) == reference_answer.TOKENS
-    learned.demand_same(
+    learned.require_same(
         reference_answer.ask(ENGINE, "assistant", running.asker, within_s=PATIENCE_S)
     )
 
@@ -72,34 +72,34 @@ def test_the_beginning_of_the_answer_is_enough_before_serving(running: Running) 
     short = reference_answer.ask(ENGINE, "assistant", running.asker, within_s=PATIENCE_S, tokens=2)
 
     assert len(short.value) == 2
-    learned.demand_same(short)
+    learned.require_same(short)
 
 
 def test_another_answer_is_told_with_both() -> None:
     with pytest.raises(WrongAnswer, match=r"\[7, 8\]; before the snapshot it answered \[7, 9\]"):
-        KnownAnswer(value=(7, 9)).demand_same(KnownAnswer(value=(7, 8)))
+        KnownAnswer(value=(7, 9)).require_same(KnownAnswer(value=(7, 8)))
 
 
 def test_no_answer_is_none() -> None:
     with pytest.raises(WrongAnswer):
-        KnownAnswer(value=(7, 9)).demand_same(KnownAnswer(value=()))
+        KnownAnswer(value=(7, 9)).require_same(KnownAnswer(value=()))
 
 
 def test_numbers_are_the_same_on_either_side_of_a_rounding() -> None:
     learned = KnownAnswer(value=(0.0124999, -0.5), is_close=True)
 
-    learned.demand_same(KnownAnswer(value=(0.0125001, -0.5), is_close=True))
+    learned.require_same(KnownAnswer(value=(0.0125001, -0.5), is_close=True))
     for wrong in ((0.0124999, -0.4), (0.0124999,), (), (0.0, 0.0), (float("nan"), -0.5)):
         with pytest.raises(WrongAnswer):
-            learned.demand_same(KnownAnswer(value=wrong, is_close=True))
+            learned.require_same(KnownAnswer(value=wrong, is_close=True))
 
 
 def test_of_an_engine_that_does_not_say_the_same_twice_only_what_it_did_is_known() -> None:
     learned = KnownAnswer(value=(7, 9, 3)).also(KnownAnswer(value=(7, 9, 4)))
 
-    learned.demand_same(KnownAnswer(value=(7, 9, 5)))
+    learned.require_same(KnownAnswer(value=(7, 9, 5)))
     with pytest.raises(WrongAnswer):
-        learned.demand_same(KnownAnswer(value=(7, 8, 3)))
+        learned.require_same(KnownAnswer(value=(7, 8, 3)))
     assert KnownAnswer(value=(1, 2)).also(KnownAnswer(value=(3, 2))).value == (1, 2)
 
 
@@ -115,7 +115,7 @@ def test_a_model_that_embeds_is_compared_by_its_numbers(running: Running) -> Non
     learned = reference_answer.learn(embedding, "assistant", running.asker, within_s=PATIENCE_S)
 
     assert len(learned.value) == 8
-    learned.demand_same(
+    learned.require_same(
         reference_answer.ask(embedding, "assistant", running.asker, within_s=PATIENCE_S)
     )
 
@@ -171,14 +171,14 @@ def test_an_engine_that_ends_before_it_is_healthy_is_told_with_its_last_words(
     asker = ServerClient(str(tmp_path / "nobody"))
 
     with pytest.raises(ServerDied, match=r"exit status 3: no such model"):
-        asker.wait_healthy(within_s=PATIENCE_S, demand_alive=tree.demand_alive)
+        asker.wait_healthy(within_s=PATIENCE_S, require_alive=tree.require_alive)
     tree.end(1.0)
 
 
 def test_an_engine_that_is_not_healthy_in_time_is_told_so(tmp_path: Path) -> None:
     asker = ServerClient(str(tmp_path / "nobody"))
     with pytest.raises(ServerHung, match="startup_timeout"):
-        asker.wait_healthy(within_s=0.1, demand_alive=lambda: None)
+        asker.wait_healthy(within_s=0.1, require_alive=lambda: None)
 
 
 def test_the_death_of_any_process_of_the_tree_is_noticed(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ class Redeployer:
         self._on_done(subprocess.run(command, check=False).returncode)
 
 
-def forget_modules(root: Path) -> None:
+def unload_modules(root: Path) -> None:
     """Forget the modules below `root` that do not belong to an environment there, so that they are
     imported anew."""
     inside = os.path.join(root, "")
@@ -136,7 +136,7 @@ def _run_child(orders: int, results: int, file: str, root: Path, arguments: list
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 os.close(orders)
                 os.close(results)
-                forget_modules(root)
+                unload_modules(root)
                 sys.argv = ["pilotlight", *arguments]
                 try:
                     command_line.main()
@@ -155,7 +155,7 @@ class _Fork:
 
     def send_modules(self, *, but: Path) -> None:
         """In the child: leave the names of the modules that it has imported."""
-        forget_modules(but)
+        unload_modules(but)
         os.write(self._names, " ".join(sys.modules.keys() - self._before).encode())
 
     def import_modules(self) -> None:

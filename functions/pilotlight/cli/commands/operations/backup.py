@@ -30,7 +30,7 @@ from pilotlight.core.openat2 import open_file_beneath
 from pilotlight.core.settings import PlatformSettings
 from pilotlight.core.tar_stream import TarContent, read_tar_entries
 from pilotlight.errors import Conflict, InvalidInput, NotFound
-from snapshotter.linux.process_user import take_file_back
+from snapshotter.linux.process_user import chown_to_root
 
 FORMAT = 1
 _DATABASE = "controller.db"
@@ -205,7 +205,7 @@ def _copy_database(home: Path, staging: Path) -> _Kept:
 
     sqlite_file.run_as_owner(owner, copy)
     if owner is not None:
-        take_file_back(into)
+        chown_to_root(into)
     return _Kept(into, "copy.db")
 
 

@@ -121,7 +121,7 @@ def _deploy(
         )
         where = app_ref_of(caller, app, request)
         is_bound = caller.bound_app is not None
-        unpinned = weight_names.note_deployed(
+        unpinned = weight_names.record_deployed(
             write, where, specs=specs, manifests=manifests, is_bound=is_bound
         )
         complete = (
