@@ -10,7 +10,7 @@ from activator.autoscaler.autoscaler_loop import AutoscalerLoop
 from activator.balancing.fleet import Fleet
 from activator.routing.call_target import CallTarget
 from activator.routing.route_table import RouteTable
-from activator.worker_client.engine_sleep import EngineSleepMode
+from activator.worker_client import engine_sleep
 from pilotlight import errors
 from pilotlight.core.backoff import Backoff
 from snapshotter import errors as agent_errors
@@ -33,7 +33,6 @@ class InstanceReconciler:
         self._table = table
         self._fleet = fleet
         self._scaler = scaler
-        self._sleep_mode = EngineSleepMode()
 
     def __repr__(self) -> str:
         return f"<InstanceReconciler of {self._scaler!r}>"
@@ -141,7 +140,7 @@ class InstanceReconciler:
 
     async def _is_partially_asleep(self, target: CallTarget, info: InstanceInfo) -> bool:
         try:
-            return await self._sleep_mode.is_partially_asleep(target.spec, info.socket)
+            return await engine_sleep.is_partially_asleep(target.spec, info.socket)
         except agent_errors.SnapshotterError as e:
             log.warning("cannot read whether the engine sleeps instance=%s error=%s", info.id, e)
             return False

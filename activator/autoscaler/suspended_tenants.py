@@ -23,9 +23,8 @@ class SuspendedTenants:
 
     `is_suspended`: whether this tenant's calls must be refused."""
 
-    def __init__(self, is_suspended: Callable[[str], bool], *, grace_s: float = GRACE_S) -> None:
+    def __init__(self, is_suspended: Callable[[str], bool]) -> None:
         self._is_suspended = is_suspended
-        self._grace_s = grace_s
         self._since: dict[str, float] = {}
 
     def __repr__(self) -> str:
@@ -53,5 +52,5 @@ class SuspendedTenants:
         return (
             bool(tenant)
             and self._is_suspended(tenant)
-            and now - self._since.setdefault(tenant, now) >= self._grace_s
+            and now - self._since.setdefault(tenant, now) >= GRACE_S
         )

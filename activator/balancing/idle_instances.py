@@ -19,12 +19,12 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 from activator.balancing.fleet import Fleet
 from activator.balancing.instance import Instance
 from activator.routing.route_table import CallTarget
-from activator.worker_client.engine_sleep import EngineSleepMode
+from activator.worker_client import engine_sleep
 from pilotlight.core.background_tasks import BackgroundTasks, cancel_all
 from snapshotter import errors as agent_errors
 from snapshotter.types import InstanceInfo, InstanceState
@@ -144,9 +144,6 @@ class ResumeListener(Protocol):
         """An instance is suspended: waiting calls may have it resumed."""
 
 
-_SLEEP_MODE: Final = EngineSleepMode()
-
-
 @dataclass(slots=True)
 class SuspendedInstance:
     """An instance suspended until `until` (monotonic seconds), unless it is resumed. `is_down`: the
@@ -213,7 +210,7 @@ class SuspendedInstances:
     async def _suspend(self, target: CallTarget, suspended: SuspendedInstance) -> None:
         instance = suspended.instance
         try:
-            await _SLEEP_MODE.suspend(target.spec, instance.info.socket)
+            await engine_sleep.suspend(target.spec, instance.info.socket)
             instance.info = await self._fleet.sleep(instance.info.id)
         except agent_errors.SnapshotterError as e:
             log.warning("cannot suspend instance instance=%s error=%s", instance.id, e)
@@ -242,7 +239,7 @@ class SuspendedInstances:
         instance.resume_billing()
         try:
             info = await self._fleet.wake(instance.info.id)
-            await _SLEEP_MODE.resume(target.spec, info.socket)
+            await engine_sleep.resume(target.spec, info.socket)
         except agent_errors.SnapshotterError as e:
             log.warning("cannot resume instance instance=%s error=%s", instance.id, e)
             self._waking.pop(instance.id, None)

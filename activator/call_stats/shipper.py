@@ -114,14 +114,12 @@ class StatsShipper:
         *,
         activator: str,
         clock: Callable[[], float] = time.time,
-        every_s: float = EVERY_S,
     ) -> None:
         """`clock`: wall time in seconds since the epoch."""
         self._observer = observer
         self._receiver = receiver
         self._activator = activator
         self._clock = clock
-        self._every_s = every_s
         self._life = secrets.token_hex(8)
         self._sequence = 0
         self._pending = PendingStats()
@@ -147,7 +145,7 @@ class StatsShipper:
     def _until_next_s(self) -> float:
         """Time to the next whole second of the clock, so that a minute's last calls count for that
         minute."""
-        return self._every_s - self._clock() % self._every_s
+        return EVERY_S - self._clock() % EVERY_S
 
     def count(self) -> None:
         """Store the counts since the last time for the minute in which that began, and drop old

@@ -45,13 +45,10 @@ class RetryExecutor:
         budgets: RetryBudgets,
         *,
         clock: Callable[[], float] = time.monotonic,
-        rng: random.Random | None = None,
-        sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
     ) -> None:
         self.budgets = budgets
         self._clock = clock
-        self._rng = rng or random.Random()
-        self._sleep = sleep
+        self._rng = random.Random()
 
     def __repr__(self) -> str:
         return f"<RetryExecutor {self.budgets!r}>"
@@ -83,7 +80,7 @@ class RetryExecutor:
                 attempt.record_retried(str(attempt.answer.status))
             call.attempt += 1
             call.retries += 1
-            await self._sleep(wait_s)
+            await asyncio.sleep(wait_s)
             step = again(call)
 
     async def _pause_raised_s(self, call: Call, attempt: AnsweredCall) -> float | None:

@@ -346,7 +346,7 @@ class FastPathCall(Attempt):
             self._leave_fast_path()
             self.call.admission.release()
             self.fail(asyncio.CancelledError())
-            self._calls.metrics.count_aborted(499, self.call.target, self._route.arm)
+            self._calls.metrics.count_aborted(self.call.target, self._route.arm)
             self._calls.tracer.failed(self.call, "cancelled", 499)
 
     def _leave_fast_path(self) -> None:

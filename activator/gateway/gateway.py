@@ -202,7 +202,7 @@ class Gateway:
         except asyncio.CancelledError:
             if connection is None or not connection.transport.is_closing():
                 raise
-            self._metrics.count_aborted(499, request.target, request.arm)
+            self._metrics.count_aborted(request.target, request.arm)
             if request.on_failed is not None and not request.is_answered:
                 request.on_failed("cancelled", 499)
         finally:

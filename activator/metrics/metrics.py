@@ -51,6 +51,8 @@ __all__ = ["DEFAULT_SERIES", "OTHER", "LabelLimiter", "Metrics"]
 DEFAULT_SERIES = 1000
 SWEEP_S = 30.0
 """Twice the usual interval of scrapes."""
+ABORTED = 499
+"""Status of a request whose caller left."""
 _BATCH = HEADER_BATCH.encode()
 
 
@@ -240,18 +242,19 @@ class Metrics:
         tally.execution.exemplify(exec_s, trace_id, at)
         tally.queue_wait.exemplify(queued_s, trace_id, at)
 
-    def count_aborted(self, status: int, target: CallTarget | None = None, arm: str = "") -> None:
-        """Count a request that was answered with an error of the platform. `target`: its function,
-        if the call was not counted yet."""
-        self._refusals.counted(status)
+    def count_aborted(self, target: CallTarget | None = None, arm: str = "") -> None:
+        """Count a request whose caller left. `target`: its function, if the call was not counted
+        yet."""
+        self._refusals.counted(ABORTED)
         if target is not None:
-            self.observer.refused(target, status, arm=arm)
+            self.observer.refused(target, ABORTED, arm=arm)
 
     def count_rejected(
         self, error: PilotlightError, tenant: str, target: CallTarget | None = None, arm: str = ""
     ) -> None:
-        """The same with the reason: quota, budget or shedding, and the tenant's id ("" if
-        unknown)."""
+        """Count a request that was answered with an error of the platform, and its reason: quota,
+        budget or shedding. `tenant`: id, "" if unknown. `target`: its function, if the call was not
+        counted yet."""
         self._refusals.counted(error.status)
         self._refusals.explained(error, tenant)
         if target is not None:

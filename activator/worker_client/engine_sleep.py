@@ -23,47 +23,37 @@ STATE_S = 10.0
 """Timeout of the sleep state request."""
 
 
-class EngineSleepMode:
-    """Sleep requests to engines. Stateless; each deadline is that of one request."""
+async def suspend(spec: FunctionSpec, socket: str) -> None:
+    """Release the GPU's memory. Raises SnapshotterError if the engine does not."""
+    if spec.engine is not None and spec.resources.gpu:
+        await _post(socket, f"/sleep?level={spec.engine.sleep_level}", deadline_s=SLEEP_S)
 
-    def __init__(self, *, sleep_s: float = SLEEP_S, wake_s: float = WAKE_S) -> None:
-        self._sleep_s = sleep_s
-        self._wake_s = wake_s
 
-    def __repr__(self) -> str:
-        return f"<EngineSleepMode {self._sleep_s:g} s down, {self._wake_s:g} s up>"
+async def resume(spec: FunctionSpec, socket: str) -> None:
+    """Restore the GPU's memory, weights first. Raises SnapshotterError if the engine does
+    not."""
+    if spec.engine is None or not spec.resources.gpu:
+        return
+    await _post(socket, "/wake_up?tags=weights", deadline_s=WAKE_S)
+    if spec.engine.sleep_level == 2:
+        await _post(socket, "/collective_rpc", {"method": "reload_weights"}, deadline_s=WAKE_S)
+    await _post(socket, "/wake_up?tags=kv_cache", deadline_s=WAKE_S)
 
-    async def suspend(self, spec: FunctionSpec, socket: str) -> None:
-        """Release the GPU's memory. Raises SnapshotterError if the engine does not."""
-        if spec.engine is not None and spec.resources.gpu:
-            await _post(socket, f"/sleep?level={spec.engine.sleep_level}", deadline_s=self._sleep_s)
 
-    async def resume(self, spec: FunctionSpec, socket: str) -> None:
-        """Restore the GPU's memory, weights first. Raises SnapshotterError if the engine does
-        not."""
-        if spec.engine is None or not spec.resources.gpu:
-            return
-        await _post(socket, "/wake_up?tags=weights", deadline_s=self._wake_s)
-        if spec.engine.sleep_level == 2:
-            await _post(
-                socket, "/collective_rpc", {"method": "reload_weights"}, deadline_s=self._wake_s
-            )
-        await _post(socket, "/wake_up?tags=kv_cache", deadline_s=self._wake_s)
+async def is_partially_asleep(spec: FunctionSpec, socket: str) -> bool:
+    """Whether the engine of a running instance has released its memory: a suspend or resume was
+    interrupted.
 
-    async def is_partially_asleep(self, spec: FunctionSpec, socket: str) -> bool:
-        """Whether the engine of a running instance has released its memory: a suspend or resume was
-        interrupted.
-
-        Raises SnapshotterError if the engine does not answer."""
-        if spec.engine is None or not spec.resources.gpu:
-            return False
-        try:
-            answer = json.loads(await _request(socket, "GET", "/is_sleeping", deadline_s=STATE_S))
-        except ValueError as e:
-            raise agent_errors.SnapshotterError(
-                f"the engine's answer to /is_sleeping is not JSON: {e}"
-            ) from e
-        return isinstance(answer, dict) and answer.get("is_sleeping") is True
+    Raises SnapshotterError if the engine does not answer."""
+    if spec.engine is None or not spec.resources.gpu:
+        return False
+    try:
+        answer = json.loads(await _request(socket, "GET", "/is_sleeping", deadline_s=STATE_S))
+    except ValueError as e:
+        raise agent_errors.SnapshotterError(
+            f"the engine's answer to /is_sleeping is not JSON: {e}"
+        ) from e
+    return isinstance(answer, dict) and answer.get("is_sleeping") is True
 
 
 async def _post(

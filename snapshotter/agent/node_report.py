@@ -237,9 +237,9 @@ def _node_gpu(gpu: GpuMemory, use: GpuUse | None) -> NodeGpu:
     )
 
 
-def memory_of_node(meminfo: Path = _MEMINFO) -> tuple[int, int]:
+def memory_of_node() -> tuple[int, int]:
     """Total memory, and memory available to new processes, in bytes (proc(5), MemAvailable)."""
-    lines = (line.partition(":") for line in meminfo.read_text().splitlines())
+    lines = (line.partition(":") for line in _MEMINFO.read_text().splitlines())
     values = {
         key: int(value.split()[0]) * 1024
         for key, _, value in lines

@@ -39,20 +39,17 @@ class Machine(Protocol):
 class ThisMachine:
     """Machine over /proc. Stateless."""
 
-    def __init__(self, *, proc: Path = Path("/proc")) -> None:
-        self._proc = proc
-
     def node(self) -> CudaNode:
         """Driver and GPUs."""
-        return cuda_node(proc=self._proc)
+        return cuda_node()
 
     def holdings(self, pid: int) -> GpuUsage:
         """A process's use of devices. Raises OSError if it has exited."""
-        return holdings_of(pid, proc=self._proc)
+        return holdings_of(pid)
 
     def victim(self, pid: int) -> ProcessHandle:
         """The handle of a process. Raises OSError if it has exited."""
-        fields = (self._proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        fields = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
         return ProcessHandle(pid=pid, started_ticks=int(fields[19]))
 
     def kill(self, victim: ProcessHandle) -> None:

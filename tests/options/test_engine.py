@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from activator.llm.token_admission import TokenAdmission
-from activator.worker_client.engine_sleep import EngineSleepMode
+from activator.worker_client import engine_sleep
 from pilotlight import errors
 from pilotlight.spec.engines import Task
 from pilotlight.spec.function import FunctionSpec
@@ -82,7 +82,7 @@ async def test_a_suspended_engine_sleeps_at_its_level(
 
     worker = await FakeWorker(short_tmp / "w.sock", note).start()
     made = function(gpu=("H100",), sleep_level=level)
-    await EngineSleepMode().suspend(made, str(worker.path))
+    await engine_sleep.suspend(made, str(worker.path))
     await worker.aclose()
     assert asked == [f"/sleep?level={level}"]
 

@@ -35,7 +35,6 @@ from pilotlight.protocol import (
     HEADER_OUTCOME,
     HEADER_PRIORITY,
     HEADER_REQUEST_ID,
-    HEADER_TIMEOUT,
     HEADER_WEBHOOK,
     PROBLEM_BASE,
     TENANT_PATH,
@@ -95,7 +94,6 @@ def call_headers(
     *,
     streams: bool,
     pickles: bool = True,
-    timeout_s: float | None = None,
     priority: str = "",
     webhook: str = "",
     idempotency_key: str = "",
@@ -117,8 +115,6 @@ def call_headers(
             "content-type": CONTENT_JSON,
             "accept": CONTENT_NDJSON if streams else CONTENT_JSON,
         }
-    if timeout_s is not None:
-        headers[HEADER_TIMEOUT] = f"{timeout_s:g}"
     if priority:
         headers[HEADER_PRIORITY] = priority
     if webhook:

@@ -76,6 +76,8 @@ _POD_PLACES = ("pilotlight", "scratch")
 """Mount points of a pod, which a base image need not have."""
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 _PYTHON = re.compile(r"/((?:usr/local|usr|opt(?:/[\w-][\w.-]*)+)/bin)/(python(3\.[0-9]+))\Z")
+_CHECK_EVERY = 64
+"""Pieces of a download between two checks."""
 _LAUNCHER = ["-m", "pilotlight.launcher"]
 _OURS = "opt/pilotlight"
 
@@ -246,7 +248,7 @@ class ContainerImages:
             self._floor.require()
 
         check()
-        registry.fetch(digest, size, file, check=_now_and_then(check))
+        registry.fetch(digest, size, file, check=_every_few(check))
         try:
             with file.open("rb") as packed, uncompressed(packed) as layer:
                 made.apply(layer)
@@ -332,13 +334,13 @@ def images_of(launches: Iterable[LaunchSpec]) -> set[str]:
     return {launch.image_of_node for launch in launches if launch.image_of_node is not None}
 
 
-def _now_and_then(check: Callable[[], None], *, every: int = 64) -> Callable[[], None]:
+def _every_few(check: Callable[[], None]) -> Callable[[], None]:
     count = 0
 
     def counted() -> None:
         nonlocal count
         count += 1
-        if count % every == 0:
+        if count % _CHECK_EVERY == 0:
             check()
 
     return counted

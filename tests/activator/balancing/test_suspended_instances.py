@@ -11,7 +11,7 @@ import pytest
 
 from activator.balancing.preemptible_instances import PreemptibleInstances
 from activator.balancing.throttler import Throttler
-from activator.worker_client.engine_sleep import EngineSleepMode
+from activator.worker_client import engine_sleep
 from pilotlight.spec.engines import EngineSpec
 from pilotlight.spec.function import FunctionKind, FunctionSpec, Resources, Scaling, WeightsSpec
 from snapshotter import errors
@@ -239,8 +239,8 @@ async def test_an_engine_on_a_gpu_gives_its_memory_up_and_takes_it_back_weights_
 ) -> None:
     spec, served = on_a_gpu(level), await ServedEngine(short_tmp / "e.sock", model="hello").start()
     try:
-        await EngineSleepMode().suspend(spec, str(served.path))
-        await EngineSleepMode().resume(spec, str(served.path))
+        await engine_sleep.suspend(spec, str(served.path))
+        await engine_sleep.resume(spec, str(served.path))
     finally:
         await served.die()
 
@@ -260,7 +260,7 @@ async def test_an_engine_that_was_left_half_asleep_answers_no_calls(
         str((await rig.fleet.start(target, InstanceId(name), {})).id)
         for name in ("i-half", "i-whole")
     ]
-    await EngineSleepMode().suspend(spec, str(rig.fleet.engines[half].path))
+    await engine_sleep.suspend(spec, str(rig.fleet.engines[half].path))
 
     await rig.reconciler.reconcile()
 
@@ -271,4 +271,4 @@ async def test_an_engine_that_was_left_half_asleep_answers_no_calls(
 async def test_an_engine_that_does_not_answer_says_so_in_time(short_tmp: Path) -> None:
     spec = on_a_gpu(2)
     with pytest.raises(errors.SnapshotterError, match="/sleep"):
-        await EngineSleepMode().suspend(spec, str(short_tmp / "nobody.sock"))
+        await engine_sleep.suspend(spec, str(short_tmp / "nobody.sock"))

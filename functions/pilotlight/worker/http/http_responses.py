@@ -19,10 +19,12 @@ async def send_json(send: ASGISendCallable, body: bytes) -> None:
     await _send(send, 200, CONTENT_JSON, b"ok", body)
 
 
-async def send_problem(send: ASGISendCallable, error: Any, *, outcome: bytes) -> None:
+async def send_problem(send: ASGISendCallable, error: Any) -> None:
     """Send one of our own errors as a problem document."""
     document = serialization.problem_of(error)
-    await _send(send, document["status"], CONTENT_PROBLEM, outcome, json.dumps(document).encode())
+    await _send(
+        send, document["status"], CONTENT_PROBLEM, b"invalid", json.dumps(document).encode()
+    )
 
 
 async def _send(

@@ -52,7 +52,7 @@ class SandboxServer:
             await self._sandbox.wait_begun()
             found = await self._route(scope["method"], scope["path"], query, body)
         except PilotlightError as e:
-            await send_problem(send, e, outcome=b"invalid")
+            await send_problem(send, e)
             return
         kind, data = (
             (_BYTES, found)

@@ -240,7 +240,7 @@ class Server:
                 self._draining.set()
                 await send_json(send, b"{}")
             elif scope["type"] == "http":
-                await send_problem(send, self._nothing_at(path), outcome=b"invalid")
+                await send_problem(send, self._nothing_at(path))
             else:
                 await send(
                     {
