@@ -120,7 +120,7 @@ async def _serve(
         contextlib.aclosing(weights),
         _closing(found.driver),
         running_agent(paths, settings, parts) as agent,
-        serving.opened(
+        serving.open_services(
             settings.pods,
             platform,
             paths,

@@ -34,7 +34,7 @@ from weight_cache.client import WeightCacheClient
 
 
 @contextlib.asynccontextmanager
-async def opened(
+async def open_services(
     root: str | None,
     platform: PlatformSettings,
     paths: Paths,
@@ -78,7 +78,7 @@ async def opened(
         contextlib.aclosing(NvidiaSmi(environ)) as memory,
         _calls(activators, platform) as calls,
         contextlib.aclosing(ControllerOrders(snapshots)) as orders,
-        tenant_listeners.opened(
+        tenant_listeners.open_tenants(
             Path(root),
             bundles=bundles,
             weights=weights,

@@ -312,7 +312,7 @@ class TenantListener:
 
 
 @contextlib.asynccontextmanager
-async def opened(
+async def open_tenants(
     root: Path,
     *,
     bundles: BundleStore,

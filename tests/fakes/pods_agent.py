@@ -82,7 +82,7 @@ async def serving(
 
     mounts = DyingMounts(processes, target=target)
     mounts.step = step
-    async with tenant_listeners.opened(
+    async with tenant_listeners.open_tenants(
         root / "node",
         bundles=bundles,
         weights=FakePodWeights(root / "models"),

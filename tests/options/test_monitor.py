@@ -14,7 +14,7 @@ from activator.prediction_log.writer import make_row
 from pilotlight.controller.drift.labels import quality_of
 from pilotlight.controller.drift.loop import GRACE_S, ended_window
 from pilotlight.controller.drift.report import DriftStatus, compare
-from pilotlight.controller.drift.sketch_store import Counted
+from pilotlight.controller.drift.sketch_store import FeatureCounts
 from pilotlight.controller.drift.targets import MonitoredFunction
 from pilotlight.spec.monitor import MonitoredFeature, MonitorSpec, Reference
 from pilotlight.spec.prediction_log import HOUR_S, PredictionLogSpec
@@ -55,13 +55,13 @@ async def test_what_is_named_is_counted(fleet: str, edge: Edge) -> None:
     assert [one[3:] for one in made["scores"]] == [[5, ["5"]], [11, ["11"]], [-1, ["-1"]]]
 
 
-def counted(n: int, mean: float, *, missing: int = 0) -> Counted:
+def counted(n: int, mean: float, *, missing: int = 0) -> FeatureCounts:
     rng = random.Random(n)
     values: list[Any] = [rng.gauss(mean, 1) for _ in range(n)] + [None] * missing
-    return Counted(rows=n + missing, features={"$.x": Sketch.of(values)})
+    return FeatureCounts(rows=n + missing, features={"$.x": Sketch.of(values)})
 
 
-def status(terms: MonitorSpec, current: Counted) -> DriftStatus:
+def status(terms: MonitorSpec, current: FeatureCounts) -> DriftStatus:
     return compare(terms, counted(2_000, 5.0), current, since_h=0, until_h=1).status
 
 
@@ -92,11 +92,11 @@ async def test_bounds_say_what_is_drift(fleet: str) -> None:
 
 @proves("MonitorSpec.quality", "MonitorSpec.positive")
 async def test_quality_has_bounds(fleet: str) -> None:
-    from pilotlight.controller.drift.labels import Labelled
+    from pilotlight.controller.drift.labels import LabelledPrediction
     from pilotlight.controller.statistics.quality import Outcome
 
     terms = MonitorSpec(prediction="$.x", label="label", positive="yes", quality={"accuracy": 0.9})
-    found = [Labelled(Outcome(0.9, number % 2 == 0), ()) for number in range(400)]
+    found = [LabelledPrediction(Outcome(0.9, number % 2 == 0), ()) for number in range(400)]
     (all_,) = quality_of(function(terms), found)
     assert all_.broken == ["accuracy"]
     (all_,) = quality_of(function(replace(terms, quality={"accuracy": 0.4})), found)

@@ -399,7 +399,7 @@ async def test_pods_of_a_cluster_are_served(fleet: str, short_tmp: Path) -> None
         tls_ca=str(files.ca),
     )
     nothing: Any = None
-    async with serving.opened(
+    async with serving.open_services(
         given.pods,
         platform,
         home.paths,

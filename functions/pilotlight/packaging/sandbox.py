@@ -22,9 +22,9 @@ from pilotlight.sdk import active_app
 from pilotlight.sdk.declared_app import DeclaredApp
 from pilotlight.sdk.image import Image
 from pilotlight.sdk.sandboxes.declaration import SandboxDeclaration, sandbox_declaration
-from pilotlight.sdk.sandboxes.files import SandboxFile, asked
+from pilotlight.sdk.sandboxes.files import SandboxFile, send_for_path
 from pilotlight.sdk.sandboxes.process import InputWriter, OutputReader, SandboxProcess
-from pilotlight.sdk.sandboxes.requests import CallAsk, CancelAsk, ask
+from pilotlight.sdk.sandboxes.requests import CallStep, CancelStep, sandbox_step
 from pilotlight.sdk.secret import Secret
 from pilotlight.sdk.steps import Operation, Steps
 from pilotlight.sdk.storage.volume import Volume
@@ -273,7 +273,7 @@ class Sandbox:
             "workdir": os.fspath(workdir or ""),
             "env": _environment(env),
         }
-        answer = yield ask(self.id, "POST", "exec", json_body=body)
+        answer = yield sandbox_step(self.id, "POST", "exec", json_body=body)
         number = sandbox_answers.number(answer, "process")
         process = SandboxProcess(self.id, number, text=text)
         process.receive(answer)
@@ -288,30 +288,34 @@ class Sandbox:
     def ls(self, path: str | os.PathLike[str] = ".") -> Steps[Sequence[str]]:
         """Return the names in a directory, sorted. Raises OSError, for more than 10,000 too."""
         place = os.fspath(path)
-        found = yield from asked(ask(self.id, "GET", "directory", path=place), place)
+        found = yield from send_for_path(
+            sandbox_step(self.id, "GET", "directory", path=place), place
+        )
         return sandbox_answers.entries(found)
 
     @Operation
     def mkdir(self, path: str | os.PathLike[str], parents: bool = False) -> Steps[None]:
         """Make a directory; `parents`: also those above it, and it may be there. Raises OSError."""
         place = os.fspath(path)
-        request = ask(self.id, "POST", "directory", path=place, parents=parents)
-        yield from asked(request, place)
+        step = sandbox_step(self.id, "POST", "directory", path=place, parents=parents)
+        yield from send_for_path(step, place)
 
     @Operation
     def rm(self, path: str | os.PathLike[str], recursive: bool = False) -> Steps[None]:
         """Remove a file, or a directory: with `recursive` one that is not empty. Raises
         OSError."""
         place = os.fspath(path)
-        yield from asked(ask(self.id, "DELETE", "files", path=place, recursive=recursive), place)
+        yield from send_for_path(
+            sandbox_step(self.id, "DELETE", "files", path=place, recursive=recursive), place
+        )
 
     @Operation
     def terminate(self) -> Steps[None]:
         """End it: its processes are killed. Has no effect on one that has ended."""
         try:
-            yield CancelAsk(self.id)
+            yield CancelStep(self.id)
         except NotFound:
-            yield CallAsk(self.id)  # it has ended, or never was: then this raises it
+            yield CallStep(self.id)  # it has ended, or never was: then this raises it
 
     @Operation
     def wait(self, raise_on_termination: bool = True) -> Steps[int]:
@@ -326,7 +330,7 @@ class Sandbox:
         except NotFound:
             pass  # it has ended, or has no such command
         while True:
-            record = yield CallAsk(self.id, WAIT_S)
+            record = yield CallStep(self.id, WAIT_S)
             if is_finished(record):
                 break
         reason = self._ended(record)
@@ -340,7 +344,7 @@ class Sandbox:
     @Operation
     def poll(self) -> Steps[int | None]:
         """Return its return code once it has ended, None before."""
-        record = yield CallAsk(self.id)
+        record = yield CallStep(self.id)
         if is_finished(record):
             self._ended(record)
         return self.returncode

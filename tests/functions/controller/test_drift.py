@@ -17,7 +17,7 @@ from activator.prediction_log import monitoring
 from pilotlight.controller.database import tables
 from pilotlight.controller.drift import loop, sketch_store
 from pilotlight.controller.drift.report import DriftStatus, compare
-from pilotlight.controller.drift.sketch_store import Counted
+from pilotlight.controller.drift.sketch_store import FeatureCounts
 from pilotlight.controller.drift.targets import find_targets
 from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.protocol import PREDICTIONS_PATH
@@ -368,8 +368,8 @@ async def test_a_killed_controller_judges_a_window_once(deployed: Controller) ->
     assert len((await shown(deployed))["windows"]) == 1
 
 
-def counted(rng: random.Random, n: int, features: int) -> Counted:
-    return Counted(
+def counted(rng: random.Random, n: int, features: int) -> FeatureCounts:
+    return FeatureCounts(
         rows=n,
         features={
             f"$.f{number}": Sketch.of([rng.gauss(0, 1) for _ in range(n)])

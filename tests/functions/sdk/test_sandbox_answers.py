@@ -163,10 +163,10 @@ def test_a_file_is_read_in_pieces_of_the_requested_size(hostile: Hostile) -> Non
 @pytest.mark.parametrize("number", ["x", 10**40, 99999, -1])
 def test_an_error_number_that_is_none_is_no_os_error(number: Any) -> None:
     from pilotlight.errors import NotFound
-    from pilotlight.sdk.sandboxes.files import asked
-    from pilotlight.sdk.sandboxes.requests import ask
+    from pilotlight.sdk.sandboxes.files import send_for_path
+    from pilotlight.sdk.sandboxes.requests import sandbox_step
 
-    steps = asked(ask("req-1", "GET", "files", path="x"), "x")
+    steps = send_for_path(sandbox_step("req-1", "GET", "files", path="x"), "x")
     next(steps)
     with pytest.raises(NotFound):
         steps.throw(NotFound("no", errno=number))

@@ -50,7 +50,7 @@ class Served:
 async def living(directory: Path, **more: Any) -> AsyncIterator[Served]:
     sandbox = Sandbox()
     given = {"timeout_s": 30.0, "idle_timeout_s": None, "env": {"A": "1"}, **more}
-    life = asyncio.create_task(sandbox.live((), workdir=str(directory), **given))
+    life = asyncio.create_task(sandbox.run((), workdir=str(directory), **given))
     served = Served(sandbox)
     try:
         async with served.client:
@@ -96,10 +96,10 @@ async def test_a_command_waits_for_the_reader_of_its_output(tmp_path: Path) -> N
         begun = await served.client.post("/exec", json={"args": [sys.executable, "-c", code]})
         number = begun.json()["process"]
         process = served.sandbox.process(number)
-        await process.wait_news(0, 0, 10)
+        await process.wait_output(0, 0, 10)
         async with asyncio.timeout(10):
             while not process.stdout.is_full:
-                await process.wait_news(process.stdout.end, 0, 1)
+                await process.wait_output(process.stdout.end, 0, 1)
         assert process.stdout.end < UNREAD_BYTES + PIECE_BYTES
         assert not (tmp_path / "done").exists()
         read = 0
@@ -200,7 +200,7 @@ async def test_what_is_no_command_is_refused(tmp_path: Path, body: bytes) -> Non
 async def test_commands_at_once_are_bounded(tmp_path: Path) -> None:
     async with living(tmp_path) as served:
         sandbox = served.sandbox
-        await sandbox.wait_begun()
+        await sandbox.wait_started()
 
         async def execute() -> Any:
             return await sandbox.execute(["sleep", "50"], workdir="", env={}, timeout_s=None)
@@ -224,7 +224,7 @@ async def test_each_way_to_end_says_so_and_leaves_what_was_not_read(tmp_path: Pa
         sandbox = Sandbox()
         sandbox.on_end = lambda reason=reason: ended.append(reason)  # type: ignore[misc]
         given = {"idle_timeout_s": None, "workdir": str(tmp_path), "env": {}, **how}
-        result = await sandbox.live(given.pop("args"), **given)
+        result = await sandbox.run(given.pop("args"), **given)
         assert result["reason"] == reason
         if reason == "exited":
             assert (result["returncode"], result["stdout"], result["stdout_end"]) == (
@@ -240,10 +240,10 @@ async def test_each_way_to_end_says_so_and_leaves_what_was_not_read(tmp_path: Pa
 
 async def test_a_request_that_overtakes_the_call_waits_for_it(tmp_path: Path) -> None:
     sandbox = Sandbox()
-    waiting = asyncio.create_task(sandbox.wait_begun())
+    waiting = asyncio.create_task(sandbox.wait_started())
     await asyncio.sleep(0)
     life = asyncio.create_task(
-        sandbox.live((), timeout_s=5, idle_timeout_s=None, workdir=str(tmp_path), env={})
+        sandbox.run((), timeout_s=5, idle_timeout_s=None, workdir=str(tmp_path), env={})
     )
     await waiting
     life.cancel()

@@ -39,7 +39,7 @@ async def test_a_launched_pod_is_served_by_the_node_agent_and_outlives_it(short_
     @contextlib.asynccontextmanager
     async def agent() -> AsyncIterator[Tenants]:
         bundles = Bundles(short_tmp / "home")
-        async with tenant_listeners.opened(
+        async with tenant_listeners.open_tenants(
             tenant.parent, bundles=bundles, weights=weights, memory=FakeGpuMemory()
         ) as found:
             yield found

@@ -82,7 +82,7 @@ async def serving(
     weights = FakePodWeights(home.paths.home / "models")
     async with (
         contextlib.aclosing(processes),
-        tenant_listeners.opened(
+        tenant_listeners.open_tenants(
             root,
             bundles=Bundles(home.paths.home),
             weights=weights,

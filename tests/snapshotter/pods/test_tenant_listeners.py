@@ -80,7 +80,7 @@ class Node:
         """Serving."""
         bundles = Bundles(self.root / "home")
         root = self.root / "node"
-        async with tenant_listeners.opened(
+        async with tenant_listeners.open_tenants(
             root, bundles=bundles, weights=self.weights, memory=self.memory, grants=grants
         ) as found:
             yield found

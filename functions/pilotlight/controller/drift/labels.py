@@ -27,14 +27,14 @@ MIN_LABELS: Final = 50
 assert MIN_LABELS >= MIN_UNITS
 
 
-class Labelled(NamedTuple):
+class LabelledPrediction(NamedTuple):
     """A prediction with its truth."""
 
     outcome: Outcome
     slices: Sequence[str]
 
 
-def labelled(
+def labelled_predictions(
     sql: sa.Connection,
     function_id: str,
     terms: MonitorSpec,
@@ -44,7 +44,7 @@ def labelled(
     now: float,
     revision: str | None = None,
     by_arrival: bool = False,
-) -> list[Labelled]:
+) -> list[LabelledPrediction]:
     """Return the predictions with labels of calls in [`since_s`, `until_s`), the newest of more
     than MAX_JOINED. `by_arrival`: those whose labels arrived then."""
     if not terms.label:
@@ -76,11 +76,13 @@ def labelled(
     for row in sql.execute(query):
         outcome = _outcome(terms, row.score, row.predicted, row.label, row.value)
         if outcome is not None:
-            found.append(Labelled(outcome, json.loads(row.slices)))
+            found.append(LabelledPrediction(outcome, json.loads(row.slices)))
     return found
 
 
-def quality_of(target: MonitoredFunction, found: Sequence[Labelled]) -> list[SliceQuality]:
+def quality_of(
+    target: MonitoredFunction, found: Sequence[LabelledPrediction]
+) -> list[SliceQuality]:
     """Measure all predictions, and those of each slice with enough labels."""
     terms = target.terms
     groups: list[tuple[str, list[Outcome]]] = [("", [one.outcome for one in found])]
@@ -97,7 +99,7 @@ def quality_of(target: MonitoredFunction, found: Sequence[Labelled]) -> list[Sli
     ]
 
 
-def sample_of(found: Iterable[Labelled], name: str) -> Sample:
+def sample_of(found: Iterable[LabelledPrediction], name: str) -> Sample:
     """Return count, mean and variance of one measure, for a rollout."""
     values = [loss[name] for one in found if name in (loss := losses(one.outcome))]
     if not values:

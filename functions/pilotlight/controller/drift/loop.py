@@ -105,12 +105,12 @@ def report_on(
         sql, target.function_id, since_h=since_h, until_h=until_h, now=now
     )
     if terms.reference is Reference.PREVIOUS:
-        reference: sketch_store.Counted | None = sketch_store.window(
+        reference: sketch_store.FeatureCounts | None = sketch_store.window(
             sql, target.function_id, since_h=since_h - terms.window_h, until_h=since_h, now=now
         )
     else:
         reference = sketch_store.reference_of(sql, target.function_id)
-    found = labels.labelled(
+    found = labels.labelled_predictions(
         sql,
         target.function_id,
         terms,

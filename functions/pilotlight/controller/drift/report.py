@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pilotlight.controller.drift.sketch_store import Counted
+from pilotlight.controller.drift.sketch_store import FeatureCounts
 from pilotlight.controller.statistics import distributions
 from pilotlight.controller.statistics.distributions import PSI_MODERATE
 from pilotlight.controller.statistics.estimates import interval
@@ -116,8 +116,8 @@ class DriftReport:
 
 def compare(
     terms: MonitorSpec,
-    reference: Counted | None,
-    current: Counted,
+    reference: FeatureCounts | None,
+    current: FeatureCounts,
     *,
     since_h: int,
     until_h: int,
@@ -177,7 +177,7 @@ def slice_quality(
 
 
 def _features(
-    terms: MonitorSpec, names: Sequence[str], reference: Counted, current: Counted
+    terms: MonitorSpec, names: Sequence[str], reference: FeatureCounts, current: FeatureCounts
 ) -> list[FeatureDrift]:
     declared = {one.path for one in terms.features if not one.low is one.high is None}
     empty = Sketch()

@@ -39,16 +39,16 @@ _MAX_ID_CHARS: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
+class FeatureCounts:
     """Rows that were counted together, and the sketch of each feature."""
 
     rows: int = 0
     features: Mapping[str, Sketch] = field(default_factory=dict)
 
-    def merged(self, other: Counted) -> Counted:
+    def merged(self, other: FeatureCounts) -> FeatureCounts:
         """Return both together."""
         names = {**self.features, **other.features}
-        return Counted(
+        return FeatureCounts(
             rows=self.rows + other.rows,
             features={
                 name: self.features.get(name, Sketch()).merged(other.features.get(name, Sketch()))
@@ -61,7 +61,7 @@ class Counted:
         return {name: one.to_json() for name, one in self.features.items()}
 
     @classmethod
-    def from_json(cls, rows: Any, features: Any) -> Counted:
+    def from_json(cls, rows: Any, features: Any) -> FeatureCounts:
         """The reverse of `to_json`. Raises InvalidInput."""
         if type(rows) is not int or rows < 0 or not isinstance(features, Mapping):
             raise InvalidInput("drift: not a sketch of rows")
@@ -90,7 +90,7 @@ class Score:
 class SketchFile:
     """What was counted in one file of rows: revision → counts, and its predictions."""
 
-    revisions: Mapping[str, Counted]
+    revisions: Mapping[str, FeatureCounts]
     scores: Sequence[Score]
 
     @classmethod
@@ -101,7 +101,7 @@ class SketchFile:
         try:
             body = json.loads(data)
             revisions = {
-                str(name): Counted.from_json(one["rows"], one["features"])
+                str(name): FeatureCounts.from_json(one["rows"], one["features"])
                 for name, one in body["revisions"].items()
             }
             scores = [_score(*one) for one in body["scores"]]
@@ -146,7 +146,7 @@ def window(
     now: float,
     revision: str | None = None,
     only: str | None = None,
-) -> Counted:
+) -> FeatureCounts:
     """Return what was counted from hour `since_h` to before `until_h` (since the epoch). `revision`
     None: of all; `only`: a single feature."""
     table = tables.drift_sketches
@@ -158,12 +158,12 @@ def window(
     )
     if revision is not None:
         query = query.where(table.c.revision == revision)
-    found = Counted()
+    found = FeatureCounts()
     for row in sql.execute(query.order_by(table.c.hour, table.c.revision)):
         features = json.loads(row.features)
         if only is not None:
             features = {name: one for name, one in features.items() if name == only}
-        found = found.merged(Counted.from_json(row.rows, features))
+        found = found.merged(FeatureCounts.from_json(row.rows, features))
     return found
 
 
@@ -174,17 +174,17 @@ def functions_since(sql: sa.Connection, hour: int) -> list[str]:
     return sorted(sql.execute(query).scalars())
 
 
-def reference_of(sql: sa.Connection, function_id: str) -> Counted | None:
+def reference_of(sql: sa.Connection, function_id: str) -> FeatureCounts | None:
     """Return the stored reference of a function; None = it has none."""
     table = tables.drift_references
     row = sql.execute(sa.select(table).where(table.c.function_id == function_id)).first()
-    return None if row is None else Counted.from_json(row.rows, json.loads(row.features))
+    return None if row is None else FeatureCounts.from_json(row.rows, json.loads(row.features))
 
 
 def set_reference(
     write: Write,
     function_id: str,
-    counted: Counted,
+    counted: FeatureCounts,
     *,
     tenant: str,
     source: str,
@@ -253,7 +253,7 @@ def delete_expired(write: Write, *, limit: int) -> int:
     return deleted
 
 
-def _count(write: Write, file: PredictionFile, revision: str, counted: Counted) -> int:
+def _count(write: Write, file: PredictionFile, revision: str, counted: FeatureCounts) -> int:
     """Add counts to their hour; returns by how many bytes it grew."""
     table, hour = tables.drift_sketches, file.hour // HOUR_S
     of_it = (
@@ -265,7 +265,7 @@ def _count(write: Write, file: PredictionFile, revision: str, counted: Counted) 
         sa.delete(table).where(*of_it).returning(table.c.rows, table.c.features, table.c.expires_at)
     ).first()
     if row is not None and row.expires_at > write.now:
-        counted = Counted.from_json(row.rows, json.loads(row.features)).merged(counted)
+        counted = FeatureCounts.from_json(row.rows, json.loads(row.features)).merged(counted)
     features = canonical_json(counted.to_json()).decode()
     write.sql.execute(
         sa.insert(table).values(

@@ -12,11 +12,12 @@ from pilotlight.controller.drift import labels, loop, sketch_store
 from pilotlight.controller.drift.report import plain
 from pilotlight.controller.drift.targets import MonitoredFunction, find_targets
 from pilotlight.controller.statistics import distributions, estimates
-from pilotlight.controller.statistics.quality import measure
+from pilotlight.controller.statistics.quality import Quality, measure
 from pilotlight.errors import NotFound
 from pilotlight.spec.monitor import PREDICTION
 from pilotlight.spec.prediction_log import HOUR_S
 from pilotlight.spec.record_json import to_json
+from pilotlight.spec.sketches import Sketch
 
 MAX_REPORTS: Final = 50
 SHOWN_REVISIONS: Final = 10
@@ -76,7 +77,7 @@ def require_revision(sql: sa.Connection, target: MonitoredFunction, name: str) -
     )
 
 
-def contrast(
+def compare_revisions(
     sql: sa.Connection, target: MonitoredFunction, *, revision: str, against: str, now: float
 ) -> dict[str, Any]:
     """Compare two revisions, over the last hours that a window has: the predictions, and each
@@ -86,40 +87,14 @@ def contrast(
         require_revision(sql, target, name)
     until_h = int(now // HOUR_S) + 1
     since_h = until_h - target.terms.window_h
-    counts = [
-        sketch_store.window(
-            sql,
-            target.function_id,
-            since_h=since_h,
-            until_h=until_h,
-            now=now,
-            revision=name,
-            only=PREDICTION,
-        ).features.get(PREDICTION)
-        for name in (revision, against)
-    ]
-    ours, theirs = counts
+    names = (revision, against)
+    ours, theirs = (_predictions(sql, target, since_h, until_h, name, now=now) for name in names)
+    mine, other = (_quality(sql, target, since_h, until_h, name, now=now) for name in names)
+    counts = (ours, theirs)
     radius = sum(
         distributions.ks_radius(one.present, estimates.ALPHA / 2) if one else 1.0 for one in counts
     )
     distance = distributions.ks(ours, theirs) if ours and theirs else None
-    mine, other = (
-        measure(
-            [
-                one.outcome
-                for one in labels.labelled(
-                    sql,
-                    target.function_id,
-                    target.terms,
-                    since_s=since_h * HOUR_S,
-                    until_s=until_h * HOUR_S,
-                    now=now,
-                    revision=name,
-                )
-            ]
-        )
-        for name in (revision, against)
-    )
     differences = {
         name: estimates.contrast(one, other.estimates[name])
         for name, one in mine.estimates.items()
@@ -139,6 +114,50 @@ def contrast(
         },
     }
     return dict(plain(found))
+
+
+def _predictions(
+    sql: sa.Connection,
+    target: MonitoredFunction,
+    since_h: int,
+    until_h: int,
+    revision: str,
+    *,
+    now: float,
+) -> Sketch | None:
+    """The distribution of a revision's predictions in these hours; None = there were none."""
+    counts = sketch_store.window(
+        sql,
+        target.function_id,
+        since_h=since_h,
+        until_h=until_h,
+        now=now,
+        revision=revision,
+        only=PREDICTION,
+    )
+    return counts.features.get(PREDICTION)
+
+
+def _quality(
+    sql: sa.Connection,
+    target: MonitoredFunction,
+    since_h: int,
+    until_h: int,
+    revision: str,
+    *,
+    now: float,
+) -> Quality:
+    """The quality of a revision's predictions with labels in these hours."""
+    found = labels.labelled_predictions(
+        sql,
+        target.function_id,
+        target.terms,
+        since_s=since_h * HOUR_S,
+        until_s=until_h * HOUR_S,
+        now=now,
+        revision=revision,
+    )
+    return measure([one.outcome for one in found])
 
 
 def listing(sql: sa.Connection, *, tenant: str, environment: str) -> list[MonitoredFunction]:

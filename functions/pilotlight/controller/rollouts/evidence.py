@@ -228,7 +228,7 @@ def _predictions(
         )
         terms = monitor_of(sql.execute(spec).scalar_one())
         found = (
-            labels.labelled(
+            labels.labelled_predictions(
                 sql,
                 rollout.function_id,
                 terms,

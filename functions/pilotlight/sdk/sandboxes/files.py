@@ -10,17 +10,17 @@ from typing import Any, Self
 
 from pilotlight.client import sandbox_answers
 from pilotlight.errors import InvalidInput, PilotlightError
-from pilotlight.sdk.sandboxes.requests import SandboxAsk, ask
+from pilotlight.sdk.sandboxes.requests import SandboxStep, sandbox_step
 from pilotlight.sdk.steps import Operation, Steps, run
 from pilotlight.spec.sandboxes import FILE_PIECE_BYTES
 
 _MODES = frozenset({"r", "w", "a", "x", "r+", "w+", "a+", "x+"})
 
 
-def asked(request: SandboxAsk, path: str) -> Steps[Any]:
+def send_for_path(step: SandboxStep, path: str) -> Steps[Any]:
     """Send a request about a path. Raises OSError (FileNotFoundError, …) as its kind."""
     try:
-        return (yield request)
+        return (yield step)
     except PilotlightError as e:
         number = e.detail.get("errno")
         if not isinstance(number, int) or number not in errno.errorcode:
@@ -69,13 +69,13 @@ class SandboxFile:
     def begin(self) -> Steps[SandboxFile]:
         """Open it. Raises OSError."""
         if self._kind == "r":
-            found = yield from asked(self._ask("GET", "directory", stat=True), self._path)
+            found = yield from send_for_path(self._step("GET", "directory", stat=True), self._path)
             if sandbox_answers.flag(found, "is_directory"):
                 raise IsADirectoryError(21, os.strerror(21), self._path)
             return self
         truncate, exclusive = self._kind == "w" or None, self._kind == "x" or None
-        end = yield from asked(
-            self._ask("PUT", "files", truncate=truncate, exclusive=exclusive), self._path
+        end = yield from send_for_path(
+            self._step("PUT", "files", truncate=truncate, exclusive=exclusive), self._path
         )
         self._at = sandbox_answers.number(end, "offset")
         return self
@@ -104,8 +104,8 @@ class SandboxFile:
         for begin in range(0, len(raw), FILE_PIECE_BYTES):
             piece = raw[begin : begin + FILE_PIECE_BYTES]
             offset = None if self._kind == "a" else self._at
-            end = yield from asked(
-                self._ask("PUT", "files", content=piece, offset=offset), self._path
+            end = yield from send_for_path(
+                self._step("PUT", "files", content=piece, offset=offset), self._path
             )
             self._at = sandbox_answers.number(end, "offset")
         return len(data)
@@ -115,7 +115,7 @@ class SandboxFile:
         """Move to a position in bytes, from the beginning (0), here (1) or the end (2)."""
         base = self._at if whence == 1 else 0
         if whence == 2:
-            found = yield from asked(self._ask("GET", "directory", stat=True), self._path)
+            found = yield from send_for_path(self._step("GET", "directory", stat=True), self._path)
             base = sandbox_answers.number(found, "size_bytes")
         self._at = max(0, base + offset)
         return self._at
@@ -137,8 +137,8 @@ class SandboxFile:
         left = limit
         while left is None or left > 0:
             wanted = FILE_PIECE_BYTES if left is None else min(left, FILE_PIECE_BYTES)
-            request = self._ask("GET", "files", offset=self._at, limit=wanted)
-            answer = yield from asked(request, self._path)
+            step = self._step("GET", "files", offset=self._at, limit=wanted)
+            answer = yield from send_for_path(step, self._path)
             piece = sandbox_answers.content(answer, wanted)
             if not piece:
                 break
@@ -155,8 +155,8 @@ class SandboxFile:
         self._at = begin + len(line)
         return self._value(line)
 
-    def _ask(self, method: str, place: str, **more: Any) -> SandboxAsk:
-        return ask(self._sandbox, method, place, path=self._path, **more)
+    def _step(self, method: str, place: str, **more: Any) -> SandboxStep:
+        return sandbox_step(self._sandbox, method, place, path=self._path, **more)
 
     def _check(self, is_allowed: bool, what: str) -> None:
         if self._is_closed:

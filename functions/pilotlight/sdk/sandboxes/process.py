@@ -7,7 +7,7 @@ from typing import Any
 
 from pilotlight.client import sandbox_answers
 from pilotlight.errors import InvalidInput
-from pilotlight.sdk.sandboxes.requests import ask
+from pilotlight.sdk.sandboxes.requests import sandbox_step
 from pilotlight.sdk.steps import Operation, Steps, run, run_aio
 from pilotlight.spec.sandboxes import FILE_PIECE_BYTES, WAIT_S
 
@@ -59,11 +59,11 @@ class SandboxProcess:
     @Operation
     def kill(self) -> Steps[None]:
         """Kill it, with the processes of its session."""
-        yield ask(self._sandbox, "POST", f"processes/{self._number}/kill", repeatable=True)
+        yield sandbox_step(self._sandbox, "POST", f"processes/{self._number}/kill", repeatable=True)
 
     def pull(self, wait_s: float) -> Steps[None]:
         """Receive further output, waiting up to `wait_s` for some."""
-        answer = yield ask(
+        answer = yield sandbox_step(
             self._sandbox,
             "GET",
             f"processes/{self._number}",
@@ -176,7 +176,7 @@ class InputWriter:
                 return
             eof = True if is_last and self._is_closed else None
             path = f"processes/{self._number}/stdin"
-            yield ask(self._sandbox, "POST", path, content=piece, eof=eof)
+            yield sandbox_step(self._sandbox, "POST", path, content=piece, eof=eof)
             del self._unsent[: len(piece)]
             if is_last:
                 return

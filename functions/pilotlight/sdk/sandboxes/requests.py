@@ -12,7 +12,7 @@ from pilotlight.client.resources.sandboxes import SandboxRequest
 
 
 @dataclass(frozen=True, slots=True)
-class SandboxAsk:
+class SandboxStep:
     """One request to a sandbox."""
 
     request: SandboxRequest
@@ -27,7 +27,7 @@ class SandboxAsk:
 
 
 @dataclass(frozen=True, slots=True)
-class CallAsk:
+class CallStep:
     """A question about the call of a sandbox: its record, once it has ended or after `wait_s`."""
 
     call: str
@@ -43,7 +43,7 @@ class CallAsk:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelAsk:
+class CancelStep:
     """The request to end a sandbox."""
 
     call: str
@@ -57,7 +57,7 @@ class CancelAsk:
         await client.cancel(self.call)
 
 
-def ask(
+def sandbox_step(
     sandbox: str,
     method: str,
     place: str,
@@ -67,7 +67,7 @@ def ask(
     content: bytes = b"",
     repeatable: bool = False,
     **query: Any,
-) -> SandboxAsk:
+) -> SandboxStep:
     """Return a request; `query` without its values None. `repeatable`: it may be sent again when
     its connection was lost."""
     body = content if json_body is None else json.dumps(json_body).encode()
@@ -76,7 +76,7 @@ def ask(
         for name, value in query.items()
         if value is not None
     }
-    return SandboxAsk(
+    return SandboxStep(
         SandboxRequest(
             sandbox=sandbox,
             method=method,

@@ -52,7 +52,7 @@ _MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)
-class _Ask:
+class _Step:
     """A request about a collection; `is_repeatable`: it may be sent again when its connection was
     lost."""
 
@@ -93,8 +93,8 @@ class _Collection:
         refuse(options, f"{cls.__name__}.from_name")
         return cls(name, create_if_missing=create_if_missing)
 
-    def _ask(self, op: str, *, repeatable: bool = False, **body: Any) -> _Ask:
-        return _Ask(self, {"op": op, "create": self.create_if_missing, **body}, repeatable)
+    def _request(self, op: str, *, repeatable: bool = False, **body: Any) -> _Step:
+        return _Step(self, {"op": op, "create": self.create_if_missing, **body}, repeatable)
 
     def _dump(self, value: Any) -> str:
         """A value as base64 of its pickle. Raises InvalidInput, TooLarge."""
@@ -154,13 +154,13 @@ class Dict(_Collection):
     @Operation
     def get(self, key: Any, default: Any = None) -> Steps[Any]:
         """Return the value of a key, `default` where there is none."""
-        answer = yield self._ask("get", repeatable=True, keys=[encode_key(key)])
+        answer = yield self._request("get", repeatable=True, keys=[encode_key(key)])
         return self._load(answer["entries"][0]["value"]) if answer["entries"] else default
 
     @Operation
     def contains(self, key: Any) -> Steps[bool]:
         """Whether a key is there."""
-        answer = yield self._ask("get", repeatable=True, keys=[encode_key(key)])
+        answer = yield self._request("get", repeatable=True, keys=[encode_key(key)])
         return bool(answer["entries"])
 
     @Operation
@@ -168,7 +168,7 @@ class Dict(_Collection):
         """Store a value. `skip_if_exists`: leave the key as it is if it is there. Returns whether
         it was stored."""
         entries = [{"key": encode_key(key), "value": self._dump(value)}]
-        answer = yield self._ask(
+        answer = yield self._request(
             "put",
             repeatable=True,
             entries=entries,
@@ -184,13 +184,13 @@ class Dict(_Collection):
         given = {encode_key(key): value for key, value in {**dict(other or {}), **kwargs}.items()}
         entries = ({"key": key, "value": self._dump(value)} for key, value in given.items())
         for batch in _batches(entries, lambda entry: len(entry["value"])):
-            yield self._ask("put", repeatable=True, entries=batch)
+            yield self._request("put", repeatable=True, entries=batch)
 
     @Operation
     def pop(self, key: Any, default: Any = _MISSING) -> Steps[Any]:
         """Remove a key and return its value. Raises KeyError where there is none, and no
         `default`."""
-        answer = yield self._ask("pop", repeatable=True, key=encode_key(key), id=_new_id())
+        answer = yield self._request("pop", repeatable=True, key=encode_key(key), id=_new_id())
         if answer["entries"]:
             return self._load(answer["entries"][0]["value"])
         if default is _MISSING:
@@ -200,12 +200,12 @@ class Dict(_Collection):
     @Operation
     def clear(self) -> Steps[None]:
         """Remove all keys."""
-        yield self._ask("clear", repeatable=True)
+        yield self._request("clear", repeatable=True)
 
     @Operation
     def len(self) -> Steps[int]:
         """Return the number of keys."""
-        answer = yield self._ask("count", repeatable=True)
+        answer = yield self._request("count", repeatable=True)
         return int(answer["count"])
 
     @property
@@ -252,7 +252,7 @@ class Dict(_Collection):
         self, pick: Callable[[Json], R], *, values: bool
     ) -> SyncAsyncMethod[[], Iterator[R], AsyncIterator[R]]:
         def page(after: str) -> Steps[Json]:
-            answer: Json = yield self._ask("list", repeatable=True, after=after, values=values)
+            answer: Json = yield self._request("list", repeatable=True, after=after, values=values)
             return answer
 
         def blocking() -> Iterator[R]:
@@ -349,7 +349,7 @@ class Queue(_Collection):
     @Operation
     def len(self, *, partition: str | None = None, total: bool = False) -> Steps[int]:
         """Return the number of values in a partition, with `total` in all."""
-        answer = yield self._ask(
+        answer = yield self._request(
             "count", repeatable=True, partition=_chosen(partition, total, "total")
         )
         return int(answer["count"])
@@ -357,7 +357,7 @@ class Queue(_Collection):
     @Operation
     def clear(self, *, partition: str | None = None, all: bool = False) -> Steps[None]:
         """Remove the values of a partition, with `all` of all."""
-        yield self._ask("clear", repeatable=True, partition=_chosen(partition, all, "all"))
+        yield self._request("clear", repeatable=True, partition=_chosen(partition, all, "all"))
 
     def _put(
         self, values: Iterable[Any], block: bool, timeout: float | None, partition: str | None
@@ -368,7 +368,7 @@ class Queue(_Collection):
             put = {"values": batch, "partition": partition or "", "id": _new_id()}
             for pause in poll_delays_s():
                 try:
-                    yield self._ask("put", repeatable=True, **put)
+                    yield self._request("put", repeatable=True, **put)
                     break
                 except StorageQuotaExceeded as e:
                     if e.detail.get("quota") not in _FULL:
@@ -404,9 +404,9 @@ class Queue(_Collection):
             found += answer["values"]
         return list(map(self._load, found))
 
-    def _take(self, number: int, partition: str | None, wait_s: float) -> _Ask:
+    def _take(self, number: int, partition: str | None, wait_s: float) -> _Step:
         number = min(number, MAX_REQUEST_VALUES)
-        return self._ask(
+        return self._request(
             "get",
             repeatable=True,
             number=number,

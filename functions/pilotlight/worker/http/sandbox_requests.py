@@ -49,7 +49,7 @@ class SandboxServer:
         try:
             query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
             body = await _body(receive)
-            await self._sandbox.wait_begun()
+            await self._sandbox.wait_started()
             found = await self._route(scope["method"], scope["path"], query, body)
         except PilotlightError as e:
             await send_problem(send, e)
@@ -142,7 +142,7 @@ class SandboxServer:
 async def _output(process: SandboxProcess, query: Mapping[str, str]) -> dict[str, Any]:
     stdout = _number(query.get("stdout", "0"), "stdout")
     stderr = _number(query.get("stderr", "0"), "stderr")
-    await process.wait_news(stdout, stderr, min(WAIT_S, _seconds(query.get("wait_s", "0"))))
+    await process.wait_output(stdout, stderr, min(WAIT_S, _seconds(query.get("wait_s", "0"))))
     return _news(process, stdout, stderr)
 
 

@@ -51,7 +51,7 @@ class Sandbox:
     def __repr__(self) -> str:
         return f"<Sandbox in {self.workdir or 'no directory yet'}, {len(self.processes)} commands>"
 
-    async def live(
+    async def run(
         self,
         args: Sequence[str],
         *,
@@ -80,7 +80,7 @@ class Sandbox:
                 process.kill()
             self.on_end()
 
-    async def wait_begun(self) -> None:
+    async def wait_started(self) -> None:
         """Return once its call runs. Raises Unavailable."""
         self.used_at = asyncio.get_running_loop().time()
         try:
@@ -179,7 +179,7 @@ async def run(
     env: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Live as a sandbox, and return how it ended (`pilotlight.spec.sandboxes.ARGUMENTS`)."""
-    return await SANDBOX.live(
+    return await SANDBOX.run(
         args, timeout_s=timeout_s, idle_timeout_s=idle_timeout_s, workdir=workdir, env=env or {}
     )
 

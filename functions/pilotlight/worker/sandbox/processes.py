@@ -136,7 +136,7 @@ class SandboxProcess(asyncio.SubprocessProtocol):
         if self.is_ended:
             self._transport.close()
         else:
-            self._read_on(-1)
+            self._drain_output(-1)
         self._notify()
 
     def pause_writing(self) -> None:
@@ -175,7 +175,7 @@ class SandboxProcess(asyncio.SubprocessProtocol):
         assert self.returncode is not None
         return self.returncode
 
-    async def wait_news(self, stdout: int, stderr: int, wait_s: float) -> None:
+    async def wait_output(self, stdout: int, stderr: int, wait_s: float) -> None:
         """Return once there is output behind these offsets, or it has ended, and after `wait_s` at
         the latest."""
         with contextlib.suppress(TimeoutError):
@@ -197,7 +197,7 @@ class SandboxProcess(asyncio.SubprocessProtocol):
             self._is_stdin_open = False
             pipe.close()
 
-    def _read_on(self, before: int) -> None:
+    def _drain_output(self, before: int) -> None:
         """Read on after its end, until its streams are closed, or nothing has come for
         STRAGGLE_S."""
         written = self.stdout.end + self.stderr.end
@@ -208,7 +208,7 @@ class SandboxProcess(asyncio.SubprocessProtocol):
             self._notify()
         elif not self.is_ended:
             loop = asyncio.get_running_loop()
-            loop.call_later(STRAGGLE_S, self._read_on, written)
+            loop.call_later(STRAGGLE_S, self._drain_output, written)
 
     def _notify(self) -> None:
         self._changed.set()

@@ -12,7 +12,7 @@ from pilotlight.controller.api.schemas import Body
 from pilotlight.controller.context import Ctx, Deployer, RequestId
 from pilotlight.controller.database import audit_trail
 from pilotlight.controller.drift import sketch_store, views
-from pilotlight.controller.drift.sketch_store import Counted
+from pilotlight.controller.drift.sketch_store import FeatureCounts
 from pilotlight.controller.drift.targets import MonitoredFunction, find_target
 from pilotlight.controller.identity.access_control import Principal
 from pilotlight.controller.lazy_routes import APIRouter
@@ -76,7 +76,7 @@ async def show_drift(
         now = context.clock()
         found = views.detail(sql, target, now=now, limit=limit)
         if revision is not None and against is not None:
-            found["contrast"] = views.contrast(
+            found["contrast"] = views.compare_revisions(
                 sql, target, revision=revision, against=against, now=now
             )
         return found
@@ -105,7 +105,7 @@ async def set_baseline(
             source = f"log {body.since} to {body.until}"
             counted = _of_log(write.sql, target, since, until, now=write.now)
         else:
-            source, counted = "rows", Counted.from_json(body.rows, body.features)
+            source, counted = "rows", FeatureCounts.from_json(body.rows, body.features)
         _require_complete(target, counted)
         sketch_store.set_reference(
             write,
@@ -132,7 +132,7 @@ async def set_baseline(
 
 def _of_log(
     sql: Any, target: MonitoredFunction, since: float, until: float, *, now: float
-) -> Counted:
+) -> FeatureCounts:
     since_h, until_h = int(since // HOUR_S), int(-(-until // HOUR_S))
     if not 0 < until_h - since_h <= MAX_WINDOW_H:
         raise InvalidInput(
@@ -142,7 +142,7 @@ def _of_log(
     return sketch_store.window(sql, target.function_id, since_h=since_h, until_h=until_h, now=now)
 
 
-def _require_complete(target: MonitoredFunction, counted: Counted) -> None:
+def _require_complete(target: MonitoredFunction, counted: FeatureCounts) -> None:
     """Raise InvalidInput for a reference without enough rows, or of unknown features."""
     terms = target.terms
     known = {*(one.path for one in terms.features), PREDICTION}
