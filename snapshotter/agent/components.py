@@ -35,10 +35,10 @@ from snapshotter.linux.egress_policy import EVERYWHERE
 from snapshotter.linux.slot_network import Network
 from snapshotter.metrics import Metrics
 from snapshotter.settings import SnapshotterSettings
+from snapshotter.slots.allocator import SlotAllocator
 from snapshotter.slots.instances import Instances
 from snapshotter.slots.launch_plan import BundleStore, ImageStore, NodeFiles, WeightSource
 from snapshotter.slots.logs import Logs
-from snapshotter.slots.manager import SlotAllocator
 from snapshotter.slots.pool import SlotPool
 from snapshotter.slots.slot_devices import DeviceLayout
 from snapshotter.slots.weights import Weights

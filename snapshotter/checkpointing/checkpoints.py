@@ -34,7 +34,7 @@ from snapshotter.criu import working_set
 from snapshotter.errors import NoCapacity, SnapshotRefused, SnapshotterError
 from snapshotter.gpus.grants import GpuGrants
 from snapshotter.metrics import Metrics
-from snapshotter.slots.manager import StartPhase
+from snapshotter.slots.occupied_slot import StartPhase
 from snapshotter.slots.slot import SlotConnectionLost
 from snapshotter.snapshots import readahead
 from snapshotter.snapshots.components import SnapshotComponents

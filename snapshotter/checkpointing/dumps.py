@@ -28,7 +28,8 @@ from snapshotter.linux import proc
 from snapshotter.shim import cpu_priority
 from snapshotter.shim.sandbox import mounts
 from snapshotter.slots import slot as slots
-from snapshotter.slots.manager import OccupiedSlot, SlotAllocator, StartPhase
+from snapshotter.slots.allocator import SlotAllocator
+from snapshotter.slots.occupied_slot import OccupiedSlot, StartPhase
 from snapshotter.snapshots import mapped_files, memory_report
 from snapshotter.snapshots.components import SnapshotComponents
 from snapshotter.snapshots.manifest import SnapshotManifest

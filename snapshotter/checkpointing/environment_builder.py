@@ -31,7 +31,7 @@ from snapshotter.environments.records import OWN_IMAGE, ImportRecords, function_
 from snapshotter.environments.starts import EnvironmentStarts
 from snapshotter.errors import SnapshotterError, StartFailed
 from snapshotter.events import Events
-from snapshotter.slots.manager import OccupiedSlot
+from snapshotter.slots.occupied_slot import OccupiedSlot
 from snapshotter.slots.slot import SlotConnectionLost
 from snapshotter.snapshots.restores import ENVIRONMENT
 from snapshotter.snapshots.selector import SnapshotSelector

@@ -16,7 +16,8 @@ from typing import Any
 from snapshotter.environments.import_order import ImportOrder
 from snapshotter.environments.starts import EnvironmentStarts, kept_imports, modules_of
 from snapshotter.errors import SnapshotterError, StartFailed
-from snapshotter.slots.manager import OccupiedSlot, SlotAllocator, StartPhase
+from snapshotter.slots.allocator import SlotAllocator
+from snapshotter.slots.occupied_slot import OccupiedSlot, StartPhase
 from snapshotter.slots.slot import BootFailed, SlotConnectionLost
 from snapshotter.snapshots.restores import RestoreFailed
 from snapshotter.snapshots.stored import Snapshot

@@ -21,7 +21,8 @@ from snapshotter.criu import working_set
 from snapshotter.criu.lazy import PageRequest
 from snapshotter.linux import proc
 from snapshotter.shim.sandbox import mounts
-from snapshotter.slots.manager import OccupiedSlot, SlotAllocator, StartPhase
+from snapshotter.slots.allocator import SlotAllocator
+from snapshotter.slots.occupied_slot import OccupiedSlot, StartPhase
 from snapshotter.slots.slot import BootFailed, SlotConnectionLost
 from snapshotter.snapshots import readahead
 from snapshotter.snapshots.readahead import FileParts

@@ -18,7 +18,7 @@ from snapshotter.environments.launches import environment_launch, scope_of, why_
 from snapshotter.environments.records import ImportRecords
 from snapshotter.errors import StartFailed
 from snapshotter.metrics import Metrics
-from snapshotter.slots.manager import OccupiedSlot, StartPhase
+from snapshotter.slots.occupied_slot import OccupiedSlot, StartPhase
 from snapshotter.slots.slot import SlotListener
 from snapshotter.snapshots.components import SnapshotComponents
 from snapshotter.snapshots.restores import RestoreFailed, Restores

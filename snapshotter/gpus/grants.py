@@ -2,8 +2,8 @@
 
 A device is granted as long as anything has it in its record: an instance that starts, runs or ends,
 a slot until it is cleared (a worker, a snapshot's dump or proof), or a reservation for what has
-neither yet. The records end in `starts.teardown` and `slots.manager.SlotAllocator.clear`. There is
-no counter to decrement, so that nothing is freed twice or never; a restarted agent reads the
+neither yet. The records end in `starts.teardown` and `slots.allocator.SlotAllocator.clear`. There
+is no counter to decrement, so that nothing is freed twice or never; a restarted agent reads the
 records of instances and slots again (`starts.recovery`)."""
 
 from __future__ import annotations

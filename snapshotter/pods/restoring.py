@@ -49,7 +49,7 @@ from snapshotter.pods.promotions import POD_LABEL
 from snapshotter.slots import launch_plan
 from snapshotter.slots.boot_limiter import FairSemaphore
 from snapshotter.slots.launch_plan import Plan, Sources
-from snapshotter.slots.manager import StartPhase
+from snapshotter.slots.occupied_slot import StartPhase
 from snapshotter.snapshots.components import SnapshotComponents
 from snapshotter.snapshots.readahead import ReadAhead
 from snapshotter.snapshots.restores import DEVICES

@@ -20,7 +20,7 @@ from snapshotter.linux import proc
 from snapshotter.linux.cgroups import Group
 from snapshotter.slots import exit_reason as exits
 from snapshotter.slots.instance_process import InstanceProcess
-from snapshotter.slots.manager import OccupiedSlot
+from snapshotter.slots.occupied_slot import OccupiedSlot
 from snapshotter.types import InstanceId, InstanceInfo, InstanceState
 
 _TRANSITIONS: Mapping[InstanceState, frozenset[InstanceState]] = {

@@ -32,7 +32,8 @@ from snapshotter.errors import SnapshotUnknown, StartFailed
 from snapshotter.linux import amx, proc
 from snapshotter.shim import cpu_priority, seqpacket
 from snapshotter.shim.sandbox import mounts
-from snapshotter.slots.manager import OccupiedSlot, SlotAllocator, SlotPreparation, StartPhase
+from snapshotter.slots.allocator import SlotAllocator, SlotPreparation
+from snapshotter.slots.occupied_slot import OccupiedSlot, StartPhase
 from snapshotter.slots.slot import BootFailed, SlotConnectionLost, SlotListener
 from snapshotter.snapshots import readahead
 from snapshotter.snapshots.components import SnapshotComponents

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from snapshotter.events import Events
 from snapshotter.metrics import Metrics
-from snapshotter.slots.manager import OccupiedSlot, StartPhase
+from snapshotter.slots.occupied_slot import OccupiedSlot, StartPhase
 from snapshotter.slots.slot import SlotListener
 from snapshotter.snapshots.components import SnapshotComponents
 from snapshotter.snapshots.fetches import UNKNOWN_COLD_MS, UNTRIED, SnapshotFetches

@@ -19,7 +19,7 @@ from snapshotter.slots import slot as slots
 from snapshotter.slots.instance_process import InstanceProcess
 from snapshotter.slots.instances import Instance
 from snapshotter.slots.logs import Logs
-from snapshotter.slots.manager import OccupiedSlot
+from snapshotter.slots.occupied_slot import OccupiedSlot
 from snapshotter.slots.slot import SlotConnectionLost
 from snapshotter.slots.slot_devices import environment_of
 from snapshotter.slots.weights import served_from

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pilotlight.core.background_tasks import BackgroundTasks
 from snapshotter.linux import proc
 from snapshotter.linux.cgroups import Cgroups
-from snapshotter.slots.manager import OccupiedSlot, ParkedSpot
+from snapshotter.slots.occupied_slot import OccupiedSlot, ParkedSpot
 from snapshotter.slots.slot import Slot, SlotConnectionLost
 from snapshotter.starts.templates import Template, Templates
 

@@ -14,9 +14,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from snapshotter.linux.cgroups import Cgroups, Group
+from snapshotter.slots.allocator import SlotAllocator
 from snapshotter.slots.instance_process import InstanceProcess
 from snapshotter.slots.instances import Instance, Instances
-from snapshotter.slots.manager import OccupiedSlot, SlotAllocator
+from snapshotter.slots.occupied_slot import OccupiedSlot
 from snapshotter.slots.pool import SlotPool
 from snapshotter.slots.slot import BootFailed, Slot, SlotConnectionLost
 from snapshotter.starts.teardown import Teardown

@@ -26,9 +26,10 @@ from snapshotter.errors import (
 from snapshotter.linux import proc
 from snapshotter.metrics import Metrics
 from snapshotter.slots import slot as slots
+from snapshotter.slots.allocator import SlotAllocator
 from snapshotter.slots.boot_limiter import NO_SHARE
 from snapshotter.slots.instances import Instance, Instances
-from snapshotter.slots.manager import SlotAllocator, StartPhase
+from snapshotter.slots.occupied_slot import StartPhase
 from snapshotter.slots.slot import SlotConnectionLost
 from snapshotter.starts.launcher import InstanceLauncher, StartRequest, StartSource, TemplateLost
 from snapshotter.starts.node_capacity import NodeCapacity, reservation_of

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 
 from snapshotter.slots.boot_limiter import FairSemaphore
-from snapshotter.slots.manager import OccupiedSlot, StartPhase
+from snapshotter.slots.occupied_slot import OccupiedSlot, StartPhase
 from snapshotter.slots.pausable_deadline import YieldableSlot
 from snapshotter.slots.weights import Weights
 from snapshotter.snapshots.background_builder import BackgroundBuilder

@@ -11,10 +11,11 @@ from snapshotter.errors import NoCapacity
 from snapshotter.events import Events
 from snapshotter.metrics import Metrics
 from snapshotter.slots import exit_reason
+from snapshotter.slots.allocator import SlotAllocator
 from snapshotter.slots.instance_process import InstanceProcess
 from snapshotter.slots.instances import Instance, Instances
 from snapshotter.slots.logs import Logs
-from snapshotter.slots.manager import OccupiedSlot, SlotAllocator
+from snapshotter.slots.occupied_slot import OccupiedSlot
 from snapshotter.slots.slot import Slot
 from snapshotter.starts.prefork_pool import PreforkPool
 from snapshotter.starts.templates import Template, Templates

@@ -19,7 +19,7 @@ from snapshotter.linux import proc
 from snapshotter.slots import slot as slots
 from snapshotter.slots.boot_limiter import NO_SHARE
 from snapshotter.slots.logs import Logs
-from snapshotter.slots.manager import OccupiedSlot, StartPhase
+from snapshotter.slots.occupied_slot import OccupiedSlot, StartPhase
 from snapshotter.snapshots.selector import SnapshotSelector
 from snapshotter.starts.teardown import Teardown
 from snapshotter.starts.templates import Template, Templates

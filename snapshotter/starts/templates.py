@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from snapshotter.slots.manager import OccupiedSlot
+from snapshotter.slots.occupied_slot import OccupiedSlot
 from snapshotter.types import RevisionKey, TemplateInfo
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from snapshotter.environments.starts import EnvironmentStarts
 from snapshotter.errors import StartFailed
-from snapshotter.slots.manager import OccupiedSlot, SlotAllocator, StartPhase
+from snapshotter.slots.allocator import SlotAllocator
+from snapshotter.slots.occupied_slot import OccupiedSlot, StartPhase
 from snapshotter.starts.teardown import Teardown
 from snapshotter.types import LaunchSpec
 

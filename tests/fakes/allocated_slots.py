@@ -15,9 +15,10 @@ from typing import Any
 from snapshotter.images.images import Images
 from snapshotter.linux.cgroups import Cgroups, Group
 from snapshotter.slots import slot as slots
+from snapshotter.slots.allocator import SlotAllocator
 from snapshotter.slots.launch_plan import NodeFiles
 from snapshotter.slots.logs import Logs
-from snapshotter.slots.manager import OccupiedSlot, SlotAllocator, StartPhase
+from snapshotter.slots.occupied_slot import OccupiedSlot, StartPhase
 from snapshotter.slots.pool import SlotPool
 from snapshotter.slots.slot_devices import DeviceLayout, environment_of
 from snapshotter.types import GpuGrant

@@ -45,9 +45,9 @@ from snapshotter.pods import serving
 from snapshotter.pods.pod_calls import PodCalls
 from snapshotter.pods.restoring import PodRestores
 from snapshotter.settings import SnapshotterSettings
+from snapshotter.slots.allocator import SlotAllocator
 from snapshotter.slots.log_pruning import LogPruner
 from snapshotter.slots.logs import Logs
-from snapshotter.slots.manager import SlotAllocator
 from snapshotter.slots.pool import SlotPool
 from snapshotter.snapshots.catalog import Catalog
 from snapshotter.starts.node_capacity import NodeCapacity

@@ -22,7 +22,7 @@ from snapshotter.shim.sandbox import isolation
 from snapshotter.shim.sandbox.system_calls import ALLOWED, DENIED, numbers
 from snapshotter.slots import exit_reason, launch_plan
 from snapshotter.slots.launch_plan import Sources
-from snapshotter.slots.manager import OccupiedSlot
+from snapshotter.slots.occupied_slot import OccupiedSlot
 from snapshotter.slots.slot import Slot
 from snapshotter.starts.templates import Template, Templates
 from snapshotter.types import LaunchSpec, RevisionKey

@@ -31,7 +31,7 @@ from snapshotter.errors import (
     Unsupported,
 )
 from snapshotter.linux.cgroups import Group
-from snapshotter.slots.manager import OccupiedSlot
+from snapshotter.slots.occupied_slot import OccupiedSlot
 from snapshotter.slots.slot import Slot
 from snapshotter.types import GpuGrant, InstanceInfo, StartKind
 from tests.fakes.agent_home import AgentHome, begin, instance_id

@@ -25,7 +25,7 @@ from snapshotter.events import Events
 from snapshotter.gpus.grants import GpuGrants
 from snapshotter.gpus.inventory import GpuInventory
 from snapshotter.metrics import Metrics
-from snapshotter.slots.manager import StartPhase
+from snapshotter.slots.occupied_slot import StartPhase
 from snapshotter.snapshots.catalog import Catalog
 from snapshotter.snapshots.components import SnapshotComponents
 from snapshotter.snapshots.manifest import SnapshotManifest

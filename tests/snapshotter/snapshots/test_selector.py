@@ -10,7 +10,7 @@ import pytest
 
 from snapshotter.events import Events
 from snapshotter.metrics import Metrics
-from snapshotter.slots.manager import StartPhase
+from snapshotter.slots.occupied_slot import StartPhase
 from snapshotter.snapshots.catalog import Catalog
 from snapshotter.snapshots.components import SnapshotComponents
 from snapshotter.snapshots.predictions import Predictions

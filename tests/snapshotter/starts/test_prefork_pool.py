@@ -15,7 +15,7 @@ import pytest
 from pilotlight.core.background_tasks import BackgroundTasks
 from snapshotter.client import AgentClient
 from snapshotter.linux.cgroups import Cgroups, Group
-from snapshotter.slots.manager import OccupiedSlot, ParkedSpot
+from snapshotter.slots.occupied_slot import OccupiedSlot, ParkedSpot
 from snapshotter.slots.slot import Slot
 from snapshotter.starts.prefork_pool import PreforkPool
 from snapshotter.starts.templates import Template, Templates
