@@ -34,6 +34,7 @@ from snapshotter.linux.dns_servers import DnsServers, NetworkAccess
 from snapshotter.linux.egress_policy import EVERYWHERE
 from snapshotter.linux.slot_network import Network
 from snapshotter.metrics import Metrics
+from snapshotter.node_reports import ApprovedCopy
 from snapshotter.settings import SnapshotterSettings
 from snapshotter.slots.allocator import SlotAllocator
 from snapshotter.slots.instances import Instances
@@ -57,7 +58,7 @@ from snapshotter.starts.teardown import Teardown
 from snapshotter.starts.template_boot import TemplateBooter
 from snapshotter.starts.templates import Templates
 from snapshotter.starts.worker_boot import WorkerBooter
-from snapshotter.types import ApprovedCopy, GpuGrant, InstanceState
+from snapshotter.types import GpuGrant, InstanceState
 from snapshotter.volumes.node_volumes import NodeVolumes, VolumeKey, volume_keys
 
 _PROOF_S = 30.0

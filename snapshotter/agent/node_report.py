@@ -27,13 +27,7 @@ from pilotlight.core.transport.controller_client import controller_client
 from pilotlight.core.transport.endpoint import Endpoint
 from snapshotter.cuda.memory import GpuMemory, GpuMemoryUnknown, MemoryReader
 from snapshotter.gpus.view import GpuUse, Models
-from snapshotter.types import (
-    NODES_PATH,
-    NodeGpu,
-    NodeReport,
-    NodeSnapshot,
-    SnapshotOrders,
-)
+from snapshotter.node_reports import NODES_PATH, NodeGpu, NodeReport, NodeSnapshot, SnapshotOrders
 from weight_cache.errors import WeightCacheError
 
 _log = logging.getLogger(__name__)

@@ -17,17 +17,11 @@ from typing import Any
 from pilotlight.core.background_tasks import cancel_all
 from snapshotter.checkpointing.api import SnapshotApi
 from snapshotter.errors import SnapshotterError
+from snapshotter.node_reports import MAX_NODE_SNAPSHOTS, ApprovedCopy, NodeSnapshot, SnapshotOrders
 from snapshotter.snapshots.components import SnapshotComponents
 from snapshotter.snapshots.remote_copies import RemoteError
 from snapshotter.snapshots.stored import Snapshot
-from snapshotter.types import (
-    MAX_NODE_SNAPSHOTS,
-    ApprovedCopy,
-    NodeSnapshot,
-    SnapshotInfo,
-    SnapshotOrders,
-    SnapshotState,
-)
+from snapshotter.types import SnapshotInfo, SnapshotState
 
 _log = logging.getLogger(__name__)
 _MOST_FORGOTTEN = 1000

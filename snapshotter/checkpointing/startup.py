@@ -17,6 +17,7 @@ from snapshotter.criu.errors import CriuError
 from snapshotter.criu.self_test import self_test
 from snapshotter.errors import Unsupported
 from snapshotter.gpus.inventory import GpuInventory
+from snapshotter.node_reports import ApprovedCopy
 from snapshotter.settings import SnapshotterSettings
 from snapshotter.slots.launch_plan import ImageStore
 from snapshotter.snapshots.catalog import Catalog
@@ -25,7 +26,6 @@ from snapshotter.snapshots.identity import node_identity
 from snapshotter.snapshots.manifest import SnapshotsOff, signing_key
 from snapshotter.snapshots.remote_copies import RemoteCopies
 from snapshotter.snapshots.stored import CatalogLocked
-from snapshotter.types import ApprovedCopy
 
 
 class SnapshotsDisabled(Exception):

@@ -20,9 +20,10 @@ from typing import Protocol
 
 from pilotlight.core.backoff import Backoff
 from snapshotter.errors import SnapshotUnknown
+from snapshotter.node_reports import ApprovedCopy
 from snapshotter.snapshots.catalog import Catalog, Snapshot, SnapshotCorrupt
 from snapshotter.snapshots.remote_copies import ORPHANED_S, RemoteError
-from snapshotter.types import ApprovedCopy, SnapshotState
+from snapshotter.types import SnapshotState
 
 _log = logging.getLogger(__name__)
 _AGAIN_FIRST_S, _AGAIN_MAX_S = 30.0, 600.0

@@ -15,11 +15,11 @@ from functools import partial
 from typing import Any
 
 from pilotlight.core.background_tasks import cancel_all
+from snapshotter.node_reports import ApprovedCopy
 from snapshotter.snapshots.identity import Identity
 from snapshotter.snapshots.mapped_files import BindMounts
 from snapshotter.snapshots.remote_copies import RemoteCopies, RemoteError
 from snapshotter.snapshots.stored import DiskBudgetExceeded, Snapshot
-from snapshotter.types import ApprovedCopy
 
 _log = logging.getLogger(__name__)
 PATIENCE_S = 0.5

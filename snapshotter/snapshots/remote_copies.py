@@ -35,6 +35,7 @@ from typing import Any, TypeVar
 from pilotlight.core.object_store import ObjectStore, is_key
 from pilotlight.core.threads import LowPriorityThreads
 from snapshotter.errors import SnapshotUnknown
+from snapshotter.node_reports import ApprovedCopy
 from snapshotter.snapshots.catalog import Catalog, Snapshot, SnapshotStaging
 from snapshotter.snapshots.chunks import CHUNK_BYTES, Chunk, ChunkCipher, offsets, pack, unpack
 from snapshotter.snapshots.file_integrity import compare
@@ -49,7 +50,6 @@ from snapshotter.snapshots.manifest import (
 )
 from snapshotter.snapshots.mapped_files import BindMounts
 from snapshotter.snapshots.remote_objects import CopyMissing, RemoteError, RemoteObjects
-from snapshotter.types import ApprovedCopy
 from weight_cache.peers.bandwidth_limit import BandwidthLimiter
 
 __all__ = ["RemoteCopies", "RemoteError", "RemoteSnapshot", "UploadedSnapshot"]

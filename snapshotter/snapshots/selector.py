@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 from snapshotter.events import Events
 from snapshotter.metrics import Metrics
+from snapshotter.node_reports import ApprovedCopy
 from snapshotter.slots.occupied_slot import OccupiedSlot, StartPhase
 from snapshotter.slots.slot import SlotListener
 from snapshotter.snapshots.components import SnapshotComponents
@@ -25,7 +26,6 @@ from snapshotter.snapshots.stored import LibraryChanged, Snapshot
 from snapshotter.types import (
     ENVIRONMENT_PREFIX,
     AgentEvent,
-    ApprovedCopy,
     LaunchSpec,
     RevisionKey,
     SnapshotState,

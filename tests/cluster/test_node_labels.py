@@ -20,7 +20,7 @@ from pilotlight.controller.kubernetes.node_reports import FRESH_S, NodeReports
 from pilotlight.kubernetes.cluster import Cluster
 from pilotlight.kubernetes.names import snapshot_label, weights_label
 from pilotlight.kubernetes.settings import ClusterSettings
-from snapshotter.types import NodeReport
+from snapshotter.node_reports import NodeReport
 from tests.fakes.kubernetes.faults import Fault
 from tests.fakes.kubernetes.server import ApiServer
 from tests.fakes.node_reports import node_report

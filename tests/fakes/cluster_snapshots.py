@@ -10,7 +10,7 @@ from pilotlight.controller.kubernetes.node_reports import NodeReports
 from pilotlight.controller.node_snapshots.register import SnapshotRegister
 from snapshotter.checkpointing.api import SnapshotApi
 from snapshotter.checkpointing.controller_orders import ControllerOrders
-from snapshotter.types import NodeReport, SnapshotOrders
+from snapshotter.node_reports import NodeReport, SnapshotOrders
 
 
 class Pods:

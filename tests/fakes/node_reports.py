@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from snapshotter.types import NodeGpu, NodeReport, NodeSnapshot
+from snapshotter.node_reports import NodeGpu, NodeReport, NodeSnapshot
 
 GIB = 1024**3
 

@@ -12,7 +12,7 @@ from pilotlight.cli.main import build
 from pilotlight.controller.kubernetes.warm.status import PoolShape
 from pilotlight.core.crypto import PlatformKey
 from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
-from snapshotter.types import NODES_PATH
+from snapshotter.node_reports import NODES_PATH
 from tests.fakes.node_reports import node_report
 from tests.fakes.served_controller import ServedController
 

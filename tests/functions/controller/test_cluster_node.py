@@ -27,13 +27,8 @@ from pilotlight.kubernetes.exec import exit_status, parts
 from pilotlight.kubernetes.retry_policy import RetryDelays
 from pilotlight.kubernetes.settings import ClusterSettings
 from snapshotter.errors import AgentUnavailable, InstanceUnknown, SnapshotUnknown, Unsupported
-from snapshotter.types import (
-    InstanceId,
-    InstanceState,
-    NodeReport,
-    NodeSnapshot,
-    SnapshotState,
-)
+from snapshotter.node_reports import NodeReport, NodeSnapshot
+from snapshotter.types import InstanceId, InstanceState, SnapshotState
 from tests.fakes.kubernetes.server import ApiServer
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import snapshot

@@ -15,7 +15,8 @@ from pilotlight.controller.node_snapshots import register as registers
 from pilotlight.controller.node_snapshots.orders import HOT_S, CopyState
 from pilotlight.controller.node_snapshots.register import LOOK_S, SnapshotRegister
 from snapshotter.errors import AgentUnavailable, SnapshotUnknown
-from snapshotter.types import NODES_PATH, NodeReport, NodeSnapshot, SnapshotOrders, SnapshotState
+from snapshotter.node_reports import NODES_PATH, NodeReport, NodeSnapshot, SnapshotOrders
+from snapshotter.types import SnapshotState
 from tests.fakes.cluster_snapshots import Pods
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import snapshot

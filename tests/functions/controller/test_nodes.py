@@ -13,7 +13,7 @@ from pilotlight.controller.kubernetes.node_reports import FRESH_S, NodeReports
 from pilotlight.core.crypto import PlatformKey
 from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.protocol import FEED_PATH
-from snapshotter.types import NODES_PATH, NodeReport
+from snapshotter.node_reports import NODES_PATH, NodeReport
 from tests.fakes.node_reports import node_report
 from tests.functions.controller.conftest import Controller
 

@@ -29,17 +29,8 @@ from snapshotter.agent.node_report import (
 )
 from snapshotter.gpus.sampling import GpuSample
 from snapshotter.gpus.view import GpuHolder, GpuUse
-from snapshotter.types import (
-    NODES_PATH,
-    GpuDevice,
-    GpuGrant,
-    InstanceState,
-    NodeReport,
-    NodeSnapshot,
-    SnapshotInfo,
-    SnapshotOrders,
-    SnapshotState,
-)
+from snapshotter.node_reports import NODES_PATH, NodeReport, NodeSnapshot, SnapshotOrders
+from snapshotter.types import GpuDevice, GpuGrant, InstanceState, SnapshotInfo, SnapshotState
 from tests.fakes.gpu_memory import FakeGpuMemory, gpu
 from tests.fakes.quiet_server import QuietServer
 from weight_cache.errors import WeightCacheUnavailable

@@ -23,7 +23,7 @@ from pilotlight.kubernetes.names import HOT, cache_domain, snapshot_label, weigh
 from pilotlight.kubernetes.reflector import Reflector
 from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.kubernetes.watch_events import WatchChange
-from snapshotter.types import NodeReport
+from snapshotter.node_reports import NodeReport
 
 _log = logging.getLogger(__name__)
 MAX_LABELS = 50

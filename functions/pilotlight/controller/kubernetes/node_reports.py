@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from snapshotter.types import NodeReport
+from snapshotter.node_reports import NodeReport
 
 FRESH_S = 60.0
 """Age up to which a report is valid; six reports are missing after it."""

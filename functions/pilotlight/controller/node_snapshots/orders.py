@@ -18,14 +18,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
-from snapshotter.types import (
-    ApprovedCopy,
-    NodeReport,
-    NodeSnapshot,
-    SnapshotInfo,
-    SnapshotOrders,
-    SnapshotState,
-)
+from snapshotter.node_reports import ApprovedCopy, NodeReport, NodeSnapshot, SnapshotOrders
+from snapshotter.types import SnapshotInfo, SnapshotState
 
 USED_S = 60.0
 """Uses are recorded to the minute, so that not every report writes."""

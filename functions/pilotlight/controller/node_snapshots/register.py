@@ -23,7 +23,8 @@ from pilotlight.controller.database.store import Store
 from pilotlight.controller.node_snapshots import orders
 from pilotlight.controller.node_snapshots.orders import CopyState, RegisteredSnapshot
 from snapshotter.errors import SnapshotterError, SnapshotUnknown
-from snapshotter.types import NodeReport, NodeSnapshot, SnapshotInfo, SnapshotOrders, SnapshotState
+from snapshotter.node_reports import NodeReport, NodeSnapshot, SnapshotOrders
+from snapshotter.types import SnapshotInfo, SnapshotState
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from pilotlight.controller.context import Admin, Ctx, require_node_token
 from pilotlight.controller.kubernetes.node_reports import NodeStatus
 from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.errors import InvalidInput
-from snapshotter.types import NODES_PATH, NodeGpu, NodeReport
+from snapshotter.node_reports import NODES_PATH, NodeGpu, NodeReport
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?\Z", re.IGNORECASE)
 

@@ -15,7 +15,8 @@ from pilotlight.kubernetes.watch_events import Object
 from pilotlight.spec.function import FunctionSpec, Resources
 from pilotlight.spec.warm_shape import WarmShape
 from snapshotter.gpus.kinds import ANY
-from snapshotter.types import LaunchSpec, NodeReport
+from snapshotter.node_reports import NodeReport
+from snapshotter.types import LaunchSpec
 
 SNAPSHOT_SCORE = 2.0
 MAX_GROWTH = 4.0
