@@ -68,7 +68,7 @@ class ClusterApp:
         self.early_loops.append(("cluster", parts.fleet.run))
         if settings.agents_listen is not None:
             self.early_loops.append(("node agents", lambda: parts.agents.follow(parts.cluster)))
-        self.loops.append(("deletion costs", parts.costs.run))
+        self.loops.append(("deletion costs", parts.deletion_costs.run))
         if parts.handover is not None:
             self.loops.append(("hand-over", parts.handover.run))
         self.closing.append(parts.cluster.aclose)
@@ -93,11 +93,11 @@ class ClusterApp:
     def _make_autoscaler(self, cluster: ClusterSettings) -> Autoscaler:
         """Build this activator's load reports, and its candidacy for leader."""
         # imported here because it takes a second, and only clusters with this class need it
-        from activator.knative.autoscaler.app import Around, Autoscaler
+        from activator.knative.autoscaler.app import Autoscaler, AutoscalerContext
         from activator.knative.autoscaler.leader import FunctionLister
 
         own, shared = LazyCluster(cluster), self._shared
-        around = Around(
+        autoscaler_context = AutoscalerContext(
             member=self._context.id,
             redis_url=self._redis_url,
             platform=platform_id(self._context.key.token),
@@ -110,7 +110,7 @@ class ClusterApp:
                 spec_of=self._spec_of,
             ),
         )
-        autoscaler = Autoscaler(cluster, own, around)
+        autoscaler = Autoscaler(cluster, own, autoscaler_context)
         self.loops.append(("autoscaler", autoscaler.run))
         self.closing += [autoscaler.aclose, own.aclose]
         return autoscaler

@@ -35,8 +35,8 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 2.0
 CONNECT_S = 3.0
 NAMESPACE, REVISION = "Knative-Serving-Namespace", "Knative-Serving-Revision"
 
-Place = tuple[str, str]
-Whereabouts = Callable[[CallTarget], Place]
+NamespacedName = tuple[str, str]
+RevisionNameOf = Callable[[CallTarget], NamespacedName]
 """Namespace and name of a revision in the cluster."""
 
 
@@ -44,7 +44,7 @@ Whereabouts = Callable[[CallTarget], Place]
 class _Wake:
     """The requests held for one revision."""
 
-    place: Place
+    place: NamespacedName
     starts: int = 0
     held: set[asyncio.Task[None]] = field(default_factory=set)
     keeper: asyncio.Task[None] | None = None
@@ -60,13 +60,13 @@ class ActivationRequests:
         self,
         url: str,
         *,
-        whereabouts: Whereabouts,
+        revision_name_of: RevisionNameOf,
         waiting_of: Callable[[str], int],
         most: int = MOST,
     ) -> None:
         """`url`: of Knative's activator. `most`: maximum held for one revision."""
         self._most = most
-        self._whereabouts = whereabouts
+        self._revision_name_of = revision_name_of
         self._waiting_of = waiting_of
         self._wakes: dict[str, _Wake] = {}
         self._results: dict[str, str] = {}
@@ -92,7 +92,7 @@ class ActivationRequests:
         """Hold requests for the revision while a start waits."""
         wake = self._wakes.get(target.key)
         if wake is None:
-            wake = self._wakes[target.key] = _Wake(self._whereabouts(target))
+            wake = self._wakes[target.key] = _Wake(self._revision_name_of(target))
             self._results.pop(target.key, None)
         wake.starts += 1
         if wake.keeper is None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from activator.knative.activation_requests import ActivationRequests, Place
+from activator.knative.activation_requests import ActivationRequests, NamespacedName
 from activator.knative.agent_addresses import AgentAddresses
 from activator.knative.deletion_cost import DeletionCosts
 from activator.knative.fleet import KnativeFleet
@@ -61,17 +61,17 @@ class ClusterParts:
     """A fleet and its companion tasks."""
 
     fleet: KnativeFleet
-    costs: DeletionCosts
+    deletion_costs: DeletionCosts
     cluster: LazyCluster
     agents: AgentAddresses
     handover: HandoverLoop | None
 
 
-def cluster_parts(settings: ClusterSettings, around: FleetContext) -> ClusterParts:
+def cluster_parts(settings: ClusterSettings, context: FleetContext) -> ClusterParts:
     """Create the parts."""
-    table = around.table
+    table = context.table
 
-    def whereabouts(target: CallTarget) -> Place:
+    def revision_name_of(target: CallTarget) -> NamespacedName:
         namespace = names.tenant_namespace(
             settings, table.tenant_name(target.tenant), target.environment
         )
@@ -85,30 +85,32 @@ def cluster_parts(settings: ClusterSettings, around: FleetContext) -> ClusterPar
 
     def wanted_of(key: str) -> int:
         bridged = handover.requested(key) if handover is not None else 0
-        return around.waiting_of(key) + bridged
+        return context.waiting_of(key) + bridged
 
     fleet = KnativeFleet(
         cluster=cluster,
         pods=pods,
-        claims=_claims(around),
-        summons=_scale_requester(settings, around, whereabouts=whereabouts, waiting_of=wanted_of),
+        claims=_claims(context),
+        scale_requester=_scale_requester(
+            settings, context, revision_name_of=revision_name_of, waiting_of=wanted_of
+        ),
         targets=PodTargets(
             target_of=lambda pod: _target_of(table, pod),
-            whereabouts=whereabouts,
+            revision_name_of=revision_name_of,
             gpus=NodeGpus(settings),
             port=PROXY_PORT if settings.uses_kpa else WORKER_PORT,
         ),
-        member=around.member,
+        member=context.member,
         grace_s=settings.unschedulable_grace_s,
-        promotions=_promotions(settings, around),
+        promotions=_promotions(settings, context),
     )
     if settings.warm_pods:
-        handover = HandoverLoop(fleet, around.revisions, handover_s=settings.handover_s)
-    costs = DeletionCosts(pods, cluster, load_of=partial(_loads, fleet, around))
-    fleet.on_released = costs.on_released
+        handover = HandoverLoop(fleet, context.revisions, handover_s=settings.handover_s)
+    deletion_costs = DeletionCosts(pods, cluster, load_of=partial(_loads, fleet, context))
+    fleet.on_released = deletion_costs.on_released
     return ClusterParts(
         fleet=fleet,
-        costs=costs,
+        deletion_costs=deletion_costs,
         cluster=cluster,
         agents=AgentAddresses(settings.namespace),
         handover=handover,
@@ -117,36 +119,38 @@ def cluster_parts(settings: ClusterSettings, around: FleetContext) -> ClusterPar
 
 def _scale_requester(
     settings: ClusterSettings,
-    around: FleetContext,
+    context: FleetContext,
     *,
-    whereabouts: Callable[[CallTarget], Place],
+    revision_name_of: Callable[[CallTarget], NamespacedName],
     waiting_of: Callable[[str], int],
 ) -> ScaleRequester:
     """How pods are requested: of Knative's autoscaler, or of ours."""
-    if around.demand is not None:
-        return ReportedDemand(around.demand)
-    return ActivationRequests(settings.wake_url, whereabouts=whereabouts, waiting_of=waiting_of)
+    if context.demand is not None:
+        return ReportedDemand(context.demand)
+    return ActivationRequests(
+        settings.wake_url, revision_name_of=revision_name_of, waiting_of=waiting_of
+    )
 
 
-def _loads(fleet: KnativeFleet, around: FleetContext) -> Mapping[str, tuple[str, int]]:
+def _loads(fleet: KnativeFleet, context: FleetContext) -> Mapping[str, tuple[str, int]]:
     """By pod: the revision's key, and the calls in flight of its instances."""
-    calls = around.in_flight()
+    calls = context.in_flight()
     return {
         uid: (key, sum(calls.get(instance, 0) for instance in instances))
         for uid, (instances, key) in fleet.held().items()
     }
 
 
-def _promotions(settings: ClusterSettings, around: FleetContext) -> Promotions | None:
+def _promotions(settings: ClusterSettings, context: FleetContext) -> Promotions | None:
     if not settings.warm_pods:
         return None
 
     def has_calls(key: str) -> bool:
-        throttler = around.revisions().active(key)
+        throttler = context.revisions().active(key)
         return throttler is not None and throttler.waiting > 0
 
     return Promotions(
-        source=WarmPods(around.controller, token=around.token, member=around.member),
+        source=WarmPods(context.controller, token=context.token, member=context.member),
         has_calls=has_calls,
         patience_s=max(settings.handover_s, PATIENCE_S),
         forks=PodForks(
@@ -157,12 +161,12 @@ def _promotions(settings: ClusterSettings, around: FleetContext) -> Promotions |
     )
 
 
-def _claims(around: FleetContext) -> PodLeaseStore:
-    if around.redis_url is None:
-        return InMemoryPodLeases(member=around.member)
+def _claims(context: FleetContext) -> PodLeaseStore:
+    if context.redis_url is None:
+        return InMemoryPodLeases(member=context.member)
     from activator.knative.redis_pod_leases import RedisPodLeases
 
-    return RedisPodLeases(around.redis_url, platform=around.platform, member=around.member)
+    return RedisPodLeases(context.redis_url, platform=context.platform, member=context.member)
 
 
 def _target_of(table: RouteTable, pod: Pod) -> CallTarget | None:

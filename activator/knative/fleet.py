@@ -68,7 +68,7 @@ class KnativeFleet(PodFleetLimits):
         cluster: Access,
         pods: PodWatcher,
         claims: PodLeaseStore,
-        summons: ScaleRequester,
+        scale_requester: ScaleRequester,
         targets: PodTargets,
         member: str,
         grace_s: float,
@@ -77,7 +77,7 @@ class KnativeFleet(PodFleetLimits):
         """`grace_s`: see start_failure. `promotions`: None = the cluster has no warm pods."""
         self._cluster = cluster
         self.pods = pods
-        self.scale_requester = summons
+        self.scale_requester = scale_requester
         self._targets = targets
         self._member = member
         self._promotions = promotions

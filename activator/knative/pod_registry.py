@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from activator.knative.activation_requests import Whereabouts
+from activator.knative.activation_requests import RevisionNameOf
 from activator.knative.node_gpus import NodeGpus
 from activator.knative.pod_leases import ClaimsUnreachable, PodLeaseStore
 from activator.knative.pod_watcher import Pod, PodWatcher
@@ -28,7 +28,7 @@ class PodTargets:
     GPUs a pod has, and to which port calls go."""
 
     target_of: Callable[[Pod], CallTarget | None]
-    whereabouts: Whereabouts
+    revision_name_of: RevisionNameOf
     gpus: NodeGpus
     port: int
 

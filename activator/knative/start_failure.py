@@ -193,7 +193,7 @@ class StartChecks:
             self.require_cluster()
         if why is None and not is_one_coming:
             why = of_failure(
-                self._pods.failure(*self._targets.whereabouts(target)),
+                self._pods.failure(*self._targets.revision_name_of(target)),
                 grace_s=self._grace_s,
                 now=now,
             )

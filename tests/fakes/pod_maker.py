@@ -150,7 +150,7 @@ class PodMaker:
     # -- steps -------------------------------------------------------------------------------------
     def made(self, target: CallTarget, *, key: str | None = None) -> FakePod:
         """A pod was made: no node yet, and no address."""
-        namespace, revision = whereabouts(target)
+        namespace, revision = revision_name_of(target)
         name = f"{revision}-deployment-{uuid.uuid4().hex[:8]}"
         labels = {**labels_of(target), names.KNATIVE_REVISION: revision}
         body = _pod_body(name, namespace, labels, {names.KEY: key or target.key})
@@ -271,7 +271,7 @@ class PodMaker:
 
     def cannot_be_made(self, target: CallTarget, message: str) -> None:
         """The revision's Deployment says why there is no pod of it; "" = it says nothing."""
-        namespace, revision = whereabouts(target)
+        namespace, revision = revision_name_of(target)
         conditions = (
             [
                 {
@@ -398,7 +398,7 @@ def labels_of(target: CallTarget) -> dict[str, str]:
     }
 
 
-def whereabouts(target: CallTarget) -> tuple[str, str]:
+def revision_name_of(target: CallTarget) -> tuple[str, str]:
     """Namespace and revision name."""
     return "fn-acme", names.revision_name(
         names.service_name(target.app, target.function), target.revision

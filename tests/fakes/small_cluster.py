@@ -27,7 +27,7 @@ from pilotlight.spec.pricing import Rates
 from snapshotter.types import InstanceId, InstanceInfo
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
 from tests.fakes.kubernetes.server import ApiServer
-from tests.fakes.pod_maker import PodMaker, whereabouts
+from tests.fakes.pod_maker import PodMaker, revision_name_of
 from tests.fakes.routes import route_of, spec_of
 
 NO_SECRETS: Mapping[str, str] = {}
@@ -104,7 +104,7 @@ class World:
         claims: PodLeaseStore | None = None,
         *,
         grace_s: float = 0.05,
-        summons: ScaleRequester | None = None,
+        scale_requester: ScaleRequester | None = None,
         port: int = 8012,
         synced: bool = True,
         promotions: Promotions | None = None,
@@ -115,13 +115,13 @@ class World:
             cluster=self.cluster,
             pods=PodWatcher(selector=function_selector(settings)),
             claims=claims or InMemoryPodLeases(member=member),
-            summons=summons
+            scale_requester=scale_requester
             or ActivationRequests(
-                self.wake_url, whereabouts=whereabouts, waiting_of=lambda _: self.waiting
+                self.wake_url, revision_name_of=revision_name_of, waiting_of=lambda _: self.waiting
             ),
             targets=PodTargets(
                 target_of=lambda pod: self.targets.get(pod.key),
-                whereabouts=whereabouts,
+                revision_name_of=revision_name_of,
                 gpus=NodeGpus(settings),
                 port=port,
             ),

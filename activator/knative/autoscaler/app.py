@@ -34,7 +34,7 @@ class Connected(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Around:
+class AutoscalerContext:
     """What the autoscaler needs of its activator.
 
     Attributes:
@@ -62,22 +62,22 @@ class Autoscaler:
         self,
         settings: ClusterSettings,
         cluster: Connected,
-        around: Around,
+        context: AutoscalerContext,
         *,
         terms: LeaseTerms | None = None,
     ) -> None:
         self._settings = settings
         self._cluster = cluster
-        self._around = around
+        self._context = context
         self._terms = terms
-        self._board = _board(around)
+        self._board = _board(context)
         self.reporter = LoadReporter(
-            _board(around) if around.redis_url is not None else self._board, loads=around.loads
+            _board(context) if context.redis_url is not None else self._board, loads=context.loads
         )
         self.leader: Leader | None = None
 
     def __repr__(self) -> str:
-        return f"<Autoscaler {self._around.member} {self.leader or 'follows'}>"
+        return f"<Autoscaler {self._context.member} {self.leader or 'follows'}>"
 
     async def run(self) -> None:
         """Report loads, and lead whenever there is no other leader, until cancelled."""
@@ -86,7 +86,7 @@ class Autoscaler:
             tasks.create_task(self._candidacy(), name="candidacy")
 
     async def _report(self) -> None:
-        await self._around.is_known().wait()
+        await self._context.is_known().wait()
         await self.reporter.run()
 
     async def _candidacy(self) -> None:
@@ -105,7 +105,7 @@ class Autoscaler:
 
     async def _run_election(self, cluster: Cluster) -> None:
         # an activator's journal is locked, so that no two processes have its id at a time
-        member = f"{self._around.member}-"
+        member = f"{self._context.member}-"
         lock = LeaseLock(
             name=AUTOSCALER_LEASE,
             namespace=self._settings.namespace,
@@ -121,7 +121,7 @@ class Autoscaler:
                     self._board,
                     election,
                     selector=function_selector(self._settings),
-                    functions=self._around.functions,
+                    functions=self._context.functions,
                 )
                 try:
                     await self.leader.run()
@@ -134,9 +134,9 @@ class Autoscaler:
         await self._board.aclose()
 
 
-def _board(around: Around) -> LoadReportStore:
-    if around.redis_url is None:
-        return ProcessBoard(member=around.member)
+def _board(context: AutoscalerContext) -> LoadReportStore:
+    if context.redis_url is None:
+        return ProcessBoard(member=context.member)
     from activator.knative.autoscaler.redis_load_report_store import RedisBoard
 
-    return RedisBoard(around.redis_url, platform=around.platform, member=around.member)
+    return RedisBoard(context.redis_url, platform=context.platform, member=context.member)

@@ -48,7 +48,7 @@ WRITE_S = 5.0
 SETTLED_S = 5.0
 """For this long after a write the written scale counts, even if the watch has not reported it."""
 
-Place = tuple[str, str]
+NamespacedName = tuple[str, str]
 Object = Mapping[str, Any]
 
 
@@ -113,12 +113,12 @@ class Leader:
         self._clock, self._wall = clock, wall
         self._may_shrink_at = clock() + self._intervals.settle_s
         self._members = Members()
-        self._scales: dict[Place, RevisionScale] = {}
-        self._locks: dict[Place, asyncio.Lock] = {}
-        self._written: dict[Place, tuple[int, float]] = {}
+        self._scales: dict[NamespacedName, RevisionScale] = {}
+        self._locks: dict[NamespacedName, asyncio.Lock] = {}
+        self._written: dict[NamespacedName, tuple[int, float]] = {}
         self._latest = Latest()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._scheduled: set[Place] = set()
+        self._scheduled: set[NamespacedName] = set()
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self.autoscalers = Reflector(
             cluster,
@@ -191,7 +191,7 @@ class Leader:
             else:
                 self._delete(place)
 
-    def _schedule(self, place: Place) -> None:
+    def _schedule(self, place: NamespacedName) -> None:
         """Schedule one reconciliation of a revision. A scheduled one that has not begun covers all
         changes until it begins."""
         if place not in self._scheduled:
@@ -203,11 +203,11 @@ class Leader:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _reconcile_in_turn(self, place: Place) -> None:
+    async def _reconcile_in_turn(self, place: NamespacedName) -> None:
         async with self._at_once:
             await self.reconcile(place)
 
-    def _places(self) -> list[Place]:
+    def _places(self) -> list[NamespacedName]:
         return [_place(item) for item in self.autoscalers.items() if self._is_ours(item)]
 
     def _is_ours(self, item: Object) -> bool:
@@ -218,7 +218,7 @@ class Leader:
         scalable = podautoscalers.parsed(item)
         return self._functions.has_function(scalable.tenant, scalable.key)
 
-    def _delete(self, place: Place) -> None:
+    def _delete(self, place: NamespacedName) -> None:
         self._scales.pop(place, None)
         self._written.pop(place, None)
         self._latest.delete(place)
@@ -251,7 +251,7 @@ class Leader:
                 )
 
     # -- one revision ------------------------------------------------------------------------------
-    async def reconcile(self, place: Place) -> None:
+    async def reconcile(self, place: NamespacedName) -> None:
         """Decide on one revision and write what differs. A write that the cluster rejects is
         repeated with the next decision."""
         async with self._locks.setdefault(place, asyncio.Lock()):
@@ -435,7 +435,7 @@ class Leader:
         return answer
 
 
-def _place(item: Object) -> Place:
+def _place(item: Object) -> NamespacedName:
     return str(item["metadata"]["namespace"]), str(item["metadata"]["name"])
 
 
@@ -447,7 +447,7 @@ def _rank(pod: Pod) -> int:
         return 0
 
 
-def _concerned(item: Object) -> list[Place]:
+def _concerned(item: Object) -> list[NamespacedName]:
     """PodAutoscalers that depend on an object. They have the name of their Revision, which owns
     Deployments."""
     namespace, name = _place(item)

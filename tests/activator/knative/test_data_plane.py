@@ -32,7 +32,7 @@ from tests.activator.test_gateway import until
 from tests.fakes.absence import away
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
 from tests.fakes.knative.queue_proxy import QueueProxy
-from tests.fakes.pod_maker import STATUS, FakePod, whereabouts
+from tests.fakes.pod_maker import STATUS, FakePod, revision_name_of
 from tests.fakes.routes import route_of, spec_of, split_route, target_of
 from tests.fakes.small_cluster import World
 
@@ -78,11 +78,11 @@ async def site_of(
             closing.push_async_callback(state.aclose)
         wakes = ActivationRequests(
             world.wake_url,
-            whereabouts=whereabouts,
+            revision_name_of=revision_name_of,
             waiting_of=lambda key: desired_pods_hint(edge.scaler.active(key)),
         )
         claims = RedisPodLeases(redis_url, platform=platform, member=member) if redis_url else None
-        fleet = await world.fleet(member, claims, summons=wakes)
+        fleet = await world.fleet(member, claims, scale_requester=wakes)
         directory.mkdir(exist_ok=True)
         edge = Edge(
             directory,

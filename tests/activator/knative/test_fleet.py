@@ -19,7 +19,7 @@ from pilotlight.spec.function import Clocks
 from snapshotter import errors
 from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, StartKind
 from tests.fakes.absence import away
-from tests.fakes.pod_maker import FakePod, whereabouts
+from tests.fakes.pod_maker import FakePod, revision_name_of
 from tests.fakes.small_cluster import World
 
 
@@ -68,7 +68,7 @@ async def test_from_zero_the_revision_is_woken_and_its_pod_used_before_kubernete
     world.server.requests.clear()
     starting = _started(world, fleet, target)
     await world.woken.wait()
-    assert world.wakes[0] == whereabouts(target)
+    assert world.wakes[0] == revision_name_of(target)
 
     pod = world.maker.made(target)
     await world.maker.boots(pod)

@@ -11,7 +11,7 @@ from activator.knative.activation_requests import ActivationRequests
 from activator.knative.scale_request import ReportedDemand
 from tests.activator.test_gateway import until
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
-from tests.fakes.pod_maker import TcpWorker, whereabouts
+from tests.fakes.pod_maker import TcpWorker, revision_name_of
 from tests.fakes.routes import spec_of, target_of
 
 TARGET = target_of(spec_of())
@@ -55,7 +55,9 @@ async def test_as_many_are_held_as_calls_wait_and_none_when_the_starts_are_over(
     knative: Activator, url: str
 ) -> None:
     waiting = [3]
-    wakes = ActivationRequests(url, whereabouts=whereabouts, waiting_of=lambda _: waiting[0])
+    wakes = ActivationRequests(
+        url, revision_name_of=revision_name_of, waiting_of=lambda _: waiting[0]
+    )
     async with wakes.requested(TARGET):
         await until(lambda: knative.held == 3)
         waiting[0] = 5
@@ -70,7 +72,9 @@ async def test_as_many_are_held_as_calls_wait_and_none_when_the_starts_are_over(
 
 
 async def test_a_flood_of_calls_wakes_no_flood(knative: Activator, url: str) -> None:
-    wakes = ActivationRequests(url, whereabouts=whereabouts, waiting_of=lambda _: 10_000, most=4)
+    wakes = ActivationRequests(
+        url, revision_name_of=revision_name_of, waiting_of=lambda _: 10_000, most=4
+    )
     async with wakes.requested(TARGET):
         await until(lambda: knative.held == 4)
     await wakes.aclose()
@@ -82,7 +86,7 @@ async def test_what_is_answered_without_a_pod_for_us_is_asked_again(
     knative: Activator, url: str, status: int
 ) -> None:
     knative.answers = [status, status]
-    wakes = ActivationRequests(url, whereabouts=whereabouts, waiting_of=lambda _: 1)
+    wakes = ActivationRequests(url, revision_name_of=revision_name_of, waiting_of=lambda _: 1)
     async with wakes.requested(TARGET):
         await until(lambda: knative.held == 1)
         assert knative.seen == 3
@@ -92,7 +96,7 @@ async def test_what_is_answered_without_a_pod_for_us_is_asked_again(
 
 async def test_somebody_who_does_not_answer_is_asked_again_and_named() -> None:
     wakes = ActivationRequests(
-        "http://127.0.0.1:9", whereabouts=whereabouts, waiting_of=lambda _: 1
+        "http://127.0.0.1:9", revision_name_of=revision_name_of, waiting_of=lambda _: 1
     )
     async with wakes.requested(TARGET):
         await until(lambda: "failed" in wakes.status(TARGET.key))

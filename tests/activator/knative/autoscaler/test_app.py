@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from activator.knative.autoscaler.app import Around, Autoscaler
+from activator.knative.autoscaler.app import Autoscaler, AutoscalerContext
 from activator.knative.autoscaler.leader import FunctionLister
 from activator.knative.autoscaler.load_report import Statement
 from pilotlight.kubernetes.cluster import CallDeadlines, Cluster
@@ -67,7 +67,7 @@ class Activators:
         """It runs."""
         known = asyncio.Event()
         known.set()
-        around = Around(
+        context = AutoscalerContext(
             member=member,
             redis_url=self._redis_url,
             platform="p",
@@ -80,7 +80,7 @@ class Activators:
                 spec_of=lambda *_: None,
             ),
         )
-        autoscaler = Autoscaler(ClusterSettings(), self.connection, around, terms=TERMS)
+        autoscaler = Autoscaler(ClusterSettings(), self.connection, context, terms=TERMS)
         self.tasks[member] = asyncio.create_task(autoscaler.run(), name=f"autoscaler {member}")
 
         async def end() -> None:
