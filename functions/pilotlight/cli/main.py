@@ -21,8 +21,8 @@ _PANELS: dict[str, dict[str, str]] = {
     "Every day": {
         "up": "operations.up",
         "deploy": "apps.deploy",
-        "run": "apps.deploy",
-        "serve": "apps.deploy",
+        "run": "apps.run",
+        "serve": "apps.serve",
         "call": "calls.call",
         "logs": "apps.logs",
         "app": "apps.app",

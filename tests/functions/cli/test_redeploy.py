@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.cli.commands.apps.redeploy import Redeployer, unload_modules
+from pilotlight.cli.commands.apps.serve import Redeployer, unload_modules
 
 
 def test_modules_of_the_app_are_forgotten_and_packages_are_not(

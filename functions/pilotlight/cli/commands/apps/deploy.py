@@ -1,13 +1,9 @@
-"""`pilotlight deploy`, `run` and `serve`: deploy an app from a file."""
+"""`pilotlight deploy`: deploys an app from a file."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import inspect
-import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,14 +14,10 @@ from pilotlight.cli.commands.apps.deploy_progress import (
     Deployer,
     Starts,
     load_user_app,
-    remote_errors,
-    user_code_errors,
 )
-from pilotlight.cli.core.command import command, ended_by_signals, report_error
+from pilotlight.cli.core.command import command, report_error
 from pilotlight.cli.core.next_step import APP
 from pilotlight.cli.core.session import Session
-from pilotlight.cli.core.signature_flags import parse_flags
-from pilotlight.errors import InvalidInput, NotFound
 from pilotlight.protocol import TENANT_PATH
 from pilotlight.spec.function import PUBLIC
 
@@ -33,8 +25,6 @@ if TYPE_CHECKING:
     from pilotlight.client.client import Client
     from pilotlight.client.resources.releases import DeployedFunction, Deployment, ReleaseOptions
     from pilotlight.packaging.app import App
-    from pilotlight.packaging.progress_output import ProgressOutput
-    from pilotlight.sdk.cls import Cls
 
 File = Annotated[
     str, typer.Argument(metavar="FILE[::APP]", help="app.py, app.py::name, or package.module.")
@@ -46,12 +36,8 @@ _STARTS = (
 
 
 def register(root: typer.Typer) -> None:
-    """Add the three commands."""
+    """Add the command."""
     command(root, "deploy")(deploy)
-    command(
-        root, "run", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
-    )(run)
-    command(root, "serve")(serve)
 
 
 Name = Annotated[str | None, typer.Option(help="Deploy under this name instead of the app's own.")]
@@ -148,250 +134,6 @@ def report(
             for name, error in starts.failures.items()
         ],
     }
-
-
-def run(
-    session: Session,
-    *,
-    reference: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE[::FUNCTION]",
-            help="The file; with ::FUNCTION, which of several functions to call.",
-        ),
-    ],
-    rest: list[str],
-) -> None:
-    """Deploy an app under a temporary name, call one function, and remove the app again.
-
-    Pass the function's parameters as options: `pilotlight run app.py::hello --name Ada`. A function
-    with @app.local_entrypoint() runs on this machine while the app is deployed. Common options must
-    precede the file."""
-    from pilotlight.client import sessions as sdk
-    from pilotlight.packaging.app import EphemeralRun
-    from pilotlight.packaging.progress_output import ProgressOutput
-
-    target, _, wanted = reference.partition("::")
-    app = load_user_app(target)
-    chosen = runnable(app, wanted)
-    args, kwargs = parse_flags(chosen.signature, rest, what=wanted or app.name)
-    results: list[Any] = []
-    try:
-        with ended_by_signals(), session.client() as client, sdk.use_profile(client.profile):
-            output = ProgressOutput(is_json=session.is_json)
-            name = f"{app.name}/{chosen.function}"
-            errors = remote_errors(name) if chosen.function else user_code_errors(reference)
-            with EphemeralRun(app, None, output) as ephemeral:
-                session.names[APP] = ephemeral.name
-                if chosen.function:
-                    deployer = Deployer(session, client, output)
-                    deployer.start(ephemeral.name, chosen.function, name=name)
-                    output.step(f"{name}: calling")
-                with errors:
-                    results += _finish(session, chosen.call(*args, **kwargs), output)
-    finally:
-        sdk.close()
-        for value in results:  # last, below the output of the function
-            _print_result(session, value)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Runnable:
-    """What `run` calls. `function`: its name in the app; "" for a local entrypoint."""
-
-    signature: inspect.Signature
-    call: Callable[..., Any]
-    function: str = ""
-
-
-def runnable(app: App, wanted: str) -> Runnable:
-    """Find the callable for `run`: the named local entrypoint or function, else the only one.
-    Raises NotFound or InvalidInput."""
-    choices = {
-        name: Runnable(signature=entry.signature, call=entry.raw)
-        for name, entry in app.local_entrypoints.items()
-    }
-    if not choices or wanted:
-        choices |= {address: each for address, each in _remote(app) if address not in choices}
-    if wanted and wanted not in choices:
-        raise NotFound(
-            f"{app.name} has no function or local entrypoint {wanted!r}",
-            hint=f"It has: {', '.join(choices) or 'none'}.",
-        )
-    if not wanted and len(choices) != 1:
-        hint = (
-            f"Name one, such as ::{next(iter(choices))}"
-            if choices
-            else "Declare one with @app.function()."
-        )
-        raise InvalidInput(
-            f"{app.name} has {len(choices)} functions to run: {', '.join(choices) or 'none'}",
-            hint=hint,
-        )
-    return choices[wanted or next(iter(choices))]
-
-
-def _remote(app: App) -> Iterator[tuple[str, Runnable]]:
-    from pilotlight.sdk.cls import Cls
-    from pilotlight.sdk.function import Function
-
-    for name, declaration in app.declarations.items():
-        if declaration.kind in ("asgi", "engine"):
-            continue
-        for method in declaration.method_names():
-            verb = "remote_gen" if declaration.is_generator(method) else "remote"
-            if method:
-                runnable = _method_runnable(
-                    Cls(app=app.name, name=name, declaration=declaration), method, verb
-                )
-            else:
-                handle: Any = Function(app=app.name, name=name, declaration=declaration)
-                signature = inspect.signature(declaration.raw, eval_str=True)
-                runnable = Runnable(signature=signature, call=getattr(handle, verb), function=name)
-            yield f"{name}.{method}" if method else name, runnable
-
-
-def _method_runnable(kind: Cls[Any], method: str, verb: str) -> Runnable:
-    """A method, whose options are the parameters of its class, too."""
-    from pilotlight.sdk.cls import parameters_of
-
-    declaration = kind.__pilotlight__
-    found = parameters_of(declaration) or {}
-    own = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            annotation=one.kind,
-            default=one.default if one.has_default else inspect.Parameter.empty,
-        )
-        for name, one in found.items()
-    ]
-    signature = inspect.signature(getattr(declaration.raw, method), eval_str=True)
-    parameters = list(signature.parameters.values())[1:]
-    rest = [p for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    variable = parameters[len(rest) :]
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        arguments = {name: kwargs.pop(name) for name in found if name in kwargs}
-        return getattr(getattr(kind(**arguments), method), verb)(*args, **kwargs)
-
-    return Runnable(
-        signature=signature.replace(parameters=[*rest, *own, *variable]),
-        call=call,
-        function=declaration.name,
-    )
-
-
-def serve(session: Session, *, file: File) -> None:
-    """Deploy an app as APP-serve, redeploy it when a source file changes, and remove it on Ctrl-C.
-
-    A deploy ends when the new code has started; its snapshot follows in the background. A file that
-    is saved meanwhile supersedes it. Changes that break callers are accepted.
-    """
-    from watchfiles import Change, DefaultFilter, watch
-
-    from pilotlight.cli.commands.apps.redeploy import Redeployer
-    from pilotlight.client.app_lease import LEASE_S, AppLease
-    from pilotlight.packaging.ignore import is_in_platform_home
-
-    by_default = DefaultFilter()
-
-    def is_source(change: Change, path: str) -> bool:
-        return by_default(change, path) and not is_in_platform_home(Path(path), root)
-
-    app = load_user_app(file)
-    root = Path(file.partition("::")[0]).resolve().parent
-    name = f"{app.name}-serve"
-    argv = [
-        *_as_words(session),
-        "deploy",
-        file,
-        "--name",
-        name,
-        "--message",
-        "serve",
-    ]
-    argv += ["--no-proof"]  # the next change may come sooner
-    argv += ["--allow-breaking"]  # its only caller is its developer
-    argv += ["--lease", f"{LEASE_S:.0f}s"]  # it ends with this process, also when that is killed
-
-    def on_done(status: int) -> None:
-        session.say(
-            f"serving {name}; watching {root}; stop with Ctrl-C"
-            if status == 0
-            else "deploy failed; waiting for the next change"
-        )
-
-    with (
-        Redeployer(file, root, argv, on_done) as redeployer,
-        ended_by_signals(),
-        session.client() as client,
-    ):
-        lease = AppLease(client, name, on_lost=lambda: _explain_lost(session, name))
-        try:
-            lease.start()
-            # In another process, because this one cannot import a changed module again.
-            redeployer.deploy()
-            for _ in watch(root, watch_filter=is_source, raise_interrupt=True):
-                session.say("source changed: deploying again")
-                redeployer.deploy()
-        finally:
-            redeployer.close()  # it would deploy what is removed here
-            lease.close()
-            with contextlib.suppress(OSError):  # the terminal was closed
-                session.say(f"removing {name}")
-            client.delete_app(name)
-
-
-def _explain_lost(session: Session, name: str) -> None:
-    session.say(
-        f"{name} was deleted: its lease was not renewed in time, or somebody deleted it; save a "
-        "file to deploy it again"
-    )
-
-
-def _as_words(session: Session) -> list[str]:
-    options = session.options
-    named: Mapping[str, Any] = {
-        "--profile": options.profile,
-        "--profile-file": options.profile_file,
-        "--environment": options.environment,
-    }
-    return [word for flag, value in named.items() if value for word in (flag, str(value))]
-
-
-def _finish(session: Session, value: Any, output: ProgressOutput) -> list[Any]:
-    """Run what a call returned to its end, printing items as they come; return the results that
-    remain to be printed. A coroutine or an asynchronous iterator is the result of an `async def`
-    local entrypoint."""
-
-    def show(item: Any) -> None:
-        output.clear()
-        _print_result(session, item)
-
-    async def wait() -> Any:
-        if not isinstance(value, AsyncIterator):
-            return await value
-        async for item in value:
-            show(item)
-        return iter(())
-
-    if inspect.isawaitable(value) or isinstance(value, AsyncIterator):
-        import asyncio
-
-        value = asyncio.run(wait())
-    if not isinstance(value, Iterator):
-        return [value]
-    for item in value:
-        show(item)
-    return []
-
-
-def _print_result(session: Session, value: Any) -> None:
-    if session.is_json:
-        print(json.dumps(value, ensure_ascii=False, default=str), flush=True)
-    elif value is not None:
-        print(value, flush=True)
 
 
 def _explain_starts_once(session: Session) -> None:

@@ -1,5 +1,5 @@
-"""Deploys again and again for `pilotlight serve`, each time with the current files, without
-importing the packages that they use each time.
+"""`pilotlight serve`: deploys an app again whenever a source file changes, without importing the
+packages that it uses each time.
 
 A child process of `serve` imports the app once, and waits. For each deploy it forks: the fork
 forgets the modules of the app's directory, and runs `pilotlight deploy`, which imports them anew.
@@ -17,14 +17,103 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+
+import typer
+
+from pilotlight.cli.commands.apps.deploy import File
+from pilotlight.cli.commands.apps.deploy_progress import load_user_app
+from pilotlight.cli.core.command import command, ended_by_signals
+from pilotlight.cli.core.session import Session
 
 _GO = b"d"
 _NOT_OURS = frozenset({"site-packages", "dist-packages"})
 _END_S = 5.0
+
+
+def register(root: typer.Typer) -> None:
+    """Add the command."""
+    command(root, "serve")(serve)
+
+
+def serve(session: Session, *, file: File) -> None:
+    """Deploy an app as APP-serve, redeploy it when a source file changes, and remove it on Ctrl-C.
+
+    A deploy ends when the new code has started; its snapshot follows in the background. A file that
+    is saved meanwhile supersedes it. Changes that break callers are accepted.
+    """
+    from watchfiles import Change, DefaultFilter, watch
+
+    from pilotlight.client.app_lease import LEASE_S, AppLease
+    from pilotlight.packaging.ignore import is_in_platform_home
+
+    by_default = DefaultFilter()
+
+    def is_source(change: Change, path: str) -> bool:
+        return by_default(change, path) and not is_in_platform_home(Path(path), root)
+
+    app = load_user_app(file)
+    root = Path(file.partition("::")[0]).resolve().parent
+    name = f"{app.name}-serve"
+    argv = [
+        *_as_words(session),
+        "deploy",
+        file,
+        "--name",
+        name,
+        "--message",
+        "serve",
+    ]
+    argv += ["--no-proof"]  # the next change may come sooner
+    argv += ["--allow-breaking"]  # its only caller is its developer
+    argv += ["--lease", f"{LEASE_S:.0f}s"]  # it ends with this process, also when that is killed
+
+    def on_done(status: int) -> None:
+        session.say(
+            f"serving {name}; watching {root}; stop with Ctrl-C"
+            if status == 0
+            else "deploy failed; waiting for the next change"
+        )
+
+    with (
+        Redeployer(file, root, argv, on_done) as redeployer,
+        ended_by_signals(),
+        session.client() as client,
+    ):
+        lease = AppLease(client, name, on_lost=lambda: _explain_lost(session, name))
+        try:
+            lease.start()
+            # In another process, because this one cannot import a changed module again.
+            redeployer.deploy()
+            for _ in watch(root, watch_filter=is_source, raise_interrupt=True):
+                session.say("source changed: deploying again")
+                redeployer.deploy()
+        finally:
+            redeployer.close()  # it would deploy what is removed here
+            lease.close()
+            with contextlib.suppress(OSError):  # the terminal was closed
+                session.say(f"removing {name}")
+            client.delete_app(name)
+
+
+def _explain_lost(session: Session, name: str) -> None:
+    session.say(
+        f"{name} was deleted: its lease was not renewed in time, or somebody deleted it; save a "
+        "file to deploy it again"
+    )
+
+
+def _as_words(session: Session) -> list[str]:
+    options = session.options
+    named: Mapping[str, Any] = {
+        "--profile": options.profile,
+        "--profile-file": options.profile_file,
+        "--environment": options.environment,
+    }
+    return [word for flag, value in named.items() if value for word in (flag, str(value))]
 
 
 class Redeployer:
@@ -113,7 +202,6 @@ def _run_child(orders: int, results: int, file: str, root: Path, arguments: list
     from pilotlight.packaging.app_loader import load_app
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends `serve`, which closes the pipe
-    importlib.import_module("pilotlight.cli.commands.apps.deploy")  # for the forks
     with contextlib.suppress(Exception):  # the deploy reports what is wrong with the file
         load_app(file)
     for stream in (sys.stdout, sys.stderr):
