@@ -95,13 +95,13 @@ class Activator:
             background += self._app.calls.start(tasks)
             background += [tasks.create_task(make(), name=name) for name, make in self._app.loops]
             if self._app.shared is not None and self._app.siblings is not None:
-                keeper = HeartbeatLoop(
+                heartbeat = HeartbeatLoop(
                     self._app.shared,
                     scaler=self._app.scaler,
                     leases=self._app.fleet,
                     is_process_alive=self._app.siblings.is_process_alive,
                 )
-                background.append(tasks.create_task(keeper.run(), name="membership"))
+                background.append(tasks.create_task(heartbeat.run(), name="membership"))
             serving = tasks.create_task(server.serve(sockets=[*listeners]), name="http")
             await server.wait_started()
             if ready_fd is not None:

@@ -67,14 +67,14 @@ async def run(
     async with open_origin(paths, platform, settings) as origin:
         bandwidths = bandwidth.load_bandwidths(root / "bandwidth.json", origin=repr(origin))
         credentials = TlsCredentials.of(platform)
-        station = open_peer_service(paths, platform, settings, credentials)
+        peer_service = open_peer_service(paths, platform, settings, credentials)
         floor = DiskFloor(root, platform.disk_floor_bytes)
         store = open_store(
             root,
             origin,
             bandwidths,
             settings,
-            neighbours=None if station is None else station.exchange,
+            peer_source=None if peer_service is None else peer_service.exchange,
             floor=floor,
         )
         ahead = ReadAhead(max_bytes=settings.dram_bytes(), observe=bandwidths.observe)
@@ -91,11 +91,12 @@ async def run(
             _metrics_address(paths, platform, settings)
         )
         servers += await _open_sockets(store, leases, paths)
-        if station is not None:
-            await station.open(
-                store.shelf, tls=None if credentials is None else credentials.server_context()
+        if peer_service is not None:
+            await peer_service.open(
+                store.verified_chunks,
+                tls=None if credentials is None else credentials.server_context(),
             )
-            registry.register(station.collector())
+            registry.register(peer_service.collector())
         behind = [
             _run_in_background(
                 store.scrubber(ScrubRate(settings.scrub_bytes_per_s)).run(), "scrub"
@@ -103,7 +104,7 @@ async def run(
             _run_in_background(_save_bandwidths_forever(root, bandwidths), "keep speeds"),
         ]
         _log.info(
-            "serving store=%r origin=%r speeds=%r peers=%r", store, origin, bandwidths, station
+            "serving store=%r origin=%r speeds=%r peers=%r", store, origin, bandwidths, peer_service
         )
         _report_ready(ready_fd)
         await stop.wait()
@@ -111,8 +112,8 @@ async def run(
         # the store's socket first, to stop new work; the metrics last
         for server in reversed(servers):
             server.close()
-        if station is not None:
-            await station.aclose()
+        if peer_service is not None:
+            await peer_service.aclose()
         # finish writes in progress before releasing the directory
         await cancel_all(
             [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
@@ -185,7 +186,7 @@ def open_store(
     bandwidths: TierBandwidths,
     settings: WeightCacheSettings,
     *,
-    neighbours: PeerSource | None = None,
+    peer_source: PeerSource | None = None,
     floor: DiskFloor | None = None,
 ) -> Store:
     """Open the store, connected to the measured bandwidths. Raises StoreOwned. Blocking."""
@@ -197,7 +198,7 @@ def open_store(
         lanes=ReadScheduler(settings.reads_at_once, settings.prefetch_share),
         observe=lambda size_bytes, seconds: bandwidths.observe(Tier.ORIGIN, size_bytes, seconds),
         reload_s=bandwidths.reload_s,
-        neighbours=neighbours,
+        peer_source=peer_source,
         floor=floor,
     )
 

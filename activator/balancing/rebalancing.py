@@ -103,7 +103,7 @@ class RebalanceState:
 
     def choose(
         self,
-        giver: Donor,
+        donor: Donor,
         want: InstanceDemand | None,
         members: int,
         now: float,
@@ -119,17 +119,17 @@ class RebalanceState:
             self._starved_since = None
         elif self._starved_since is None:
             self._starved_since = now
-        if want is None or giver.is_yielding:
+        if want is None or donor.is_yielding:
             return None
         claim = RebalanceRequest(
             want=want,
             starved_s=now - self._starved_since if self._starved_since is not None else 0.0,
             members=members,
-            min_instances=giver.min_instances,
-            max_instances=_least(giver.target.spec.scaling.max_instances, most),
-            waiting=giver.waiting,
+            min_instances=donor.min_instances,
+            max_instances=_least(donor.target.spec.scaling.max_instances, most),
+            waiting=donor.waiting,
         )
-        victim = pick_instance_to_yield(list(giver.live()), claim, now)
+        victim = pick_instance_to_yield(list(donor.live()), claim, now)
         if victim is not None:
             self._starved_since = None
         return victim

@@ -47,7 +47,7 @@ class _Wake:
     place: NamespacedName
     starts: int = 0
     held: set[asyncio.Task[None]] = field(default_factory=set)
-    keeper: asyncio.Task[None] | None = None
+    task: asyncio.Task[None] | None = None
 
 
 class ActivationRequests:
@@ -95,8 +95,8 @@ class ActivationRequests:
             wake = self._wakes[target.key] = _Wake(self._revision_name_of(target))
             self._results.pop(target.key, None)
         wake.starts += 1
-        if wake.keeper is None:
-            wake.keeper = asyncio.create_task(
+        if wake.task is None:
+            wake.task = asyncio.create_task(
                 self._maintain(target.key, wake), name=f"wake {wake.place[1]}"
             )
         try:
@@ -154,7 +154,7 @@ class ActivationRequests:
 
 
 def _cancel(wake: _Wake) -> None:
-    for task in (wake.keeper, *wake.held):
+    for task in (wake.task, *wake.held):
         if task is not None:
             task.cancel()
-    wake.keeper = None
+    wake.task = None

@@ -60,10 +60,10 @@ class TracePipeline:
 
     def collect(self, registry: CollectorRegistry) -> None:
         """Export trace counters, read at each scrape."""
-        registry.register(_DeskCollector(self))
+        registry.register(_TraceCollector(self))
 
 
-class _DeskCollector(Collector):
+class _TraceCollector(Collector):
     def __init__(self, token_admission: TracePipeline) -> None:
         self._token_admission = token_admission
 

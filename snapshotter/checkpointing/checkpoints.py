@@ -29,7 +29,7 @@ from snapshotter.checkpointing.dumps import (
     TemplateGone,
     launch_of,
 )
-from snapshotter.checkpointing.trial_restore import ProofFailed, SnapshotValidator, nobody_pays
+from snapshotter.checkpointing.trial_restore import ProofFailed, SnapshotValidator, uncharged
 from snapshotter.criu import working_set
 from snapshotter.errors import NoCapacity, SnapshotRefused, SnapshotterError
 from snapshotter.gpus.grants import GpuGrants
@@ -312,7 +312,7 @@ class Checkpoints:
         *,
         unasked: bool = False,
         gpus: GpuGrant | None = None,
-        charge: Callable[[int], None] = nobody_pays,
+        charge: Callable[[int], None] = uncharged,
     ) -> Snapshot:
         """Prove the snapshot: afterwards it is READY, or quarantined and refused."""
         began = time.perf_counter()

@@ -122,7 +122,7 @@ class Dumps:
         self._ends = ends
         self._devices = devices
         self._clock = clock
-        self.on_booted: Callable[[OccupiedSlot], None] = _nobody
+        self.on_booted: Callable[[OccupiedSlot], None] = _ignore
 
     async def dump(
         self,
@@ -375,7 +375,7 @@ def _is_as_booted(occupied: OccupiedSlot) -> bool:
     return occupied.snapshot is None and occupied.is_pristine
 
 
-def _nobody(_: OccupiedSlot) -> None:
+def _ignore(_: OccupiedSlot) -> None:
     """Nothing learns from it."""
 
 

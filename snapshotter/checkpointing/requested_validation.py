@@ -56,7 +56,7 @@ Report = Callable[[str, int], Awaitable[None]]
 """Receives a proof's id and the CPU time (ns) of its processes, after success or failure."""
 
 
-async def _nobody(proof: str, cpu_ns: int) -> None:
+async def _ignore(proof: str, cpu_ns: int) -> None:
     """Discard the report."""
 
 
@@ -98,7 +98,7 @@ class RequestedValidations:
     def __repr__(self) -> str:
         return f"<RequestedValidations {len(self._flights)} running>"
 
-    async def prove(self, snapshot_id: str, report: Report = _nobody) -> None:
+    async def prove(self, snapshot_id: str, report: Report = _ignore) -> None:
         """Prove it, or wait for its running proof; cancelling a caller does not cancel the proof.
 
         report: called with the cost for each waiting caller, with the same id, so that it is

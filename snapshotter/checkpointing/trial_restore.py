@@ -42,7 +42,7 @@ def _is_below_binds(path: str) -> bool:
     return path.startswith(f"{mounts.ROOT}/")
 
 
-def nobody_pays(cpu_ns: int) -> None:
+def uncharged(cpu_ns: int) -> None:
     """Discard the CPU time of a proof that the platform itself requested."""
 
 
@@ -130,7 +130,7 @@ class SnapshotValidator:
         *,
         unasked: bool = False,
         gpus: GpuGrant | None = None,
-        charge: Callable[[int], None] = nobody_pays,
+        charge: Callable[[int], None] = uncharged,
     ) -> ValidationResult:
         """Restore it and check its examples. Raises ProofFailed if the first kind of pages does not
         work (a later failure only excludes that kind), SnapshotUnfit if it does not fit the GPUs.

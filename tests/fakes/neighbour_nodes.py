@@ -19,7 +19,7 @@ KEY = TokenSigner(b"k" * 32)
 
 
 class NeighbourNode:
-    """One node: a store, its station, and a way to its own origin."""
+    """One node: a store, its peer service, and a way to its own origin."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class NeighbourNode:
         answer_s: float,
     ) -> None:
         self.origin = origin
-        self.station = PeerService(
+        self.peer_service = PeerService(
             PeerSettings(
                 peers=peers,
                 listen="127.0.0.1:0",
@@ -47,16 +47,16 @@ class NeighbourNode:
             origin=origin,
             max_bytes=10**9,
             clock=lambda: 5.0,
-            neighbours=self.station.exchange,
+            peer_source=self.peer_service.exchange,
         )
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.station.port}"
+        return f"127.0.0.1:{self.peer_service.port}"
 
     async def close(self) -> None:
         """As at SIGTERM."""
-        await self.station.aclose()
+        await self.peer_service.aclose()
         self.store.close()
 
 
@@ -86,7 +86,7 @@ class Street:
             uploads_at_once=uploads_at_once,
             answer_s=answer_s,
         )
-        await node.station.open(node.store.shelf)
+        await node.peer_service.open(node.store.verified_chunks)
         self.nodes.append(node)
         await self.join(node.address)
         return node
@@ -99,7 +99,7 @@ class Street:
     async def refresh(self) -> None:
         """Everybody asks who is there, and who holds what."""
         for _ in range(2):
-            await asyncio.gather(*(node.station.membership.refresh() for node in self.nodes))
+            await asyncio.gather(*(node.peer_service.membership.refresh() for node in self.nodes))
 
 
 @contextlib.asynccontextmanager

@@ -19,7 +19,7 @@ from activator.autoscaler.scaling_decision import DeciderSpec
 from activator.balancing.instance import slots_of
 from activator.knative.autoscaler.load_aggregation import RevisionLoad
 from activator.knative.autoscaler.podautoscalers import Scalable, parsed
-from activator.knative.autoscaler.scaling import RevisionScale, Standing
+from activator.knative.autoscaler.scaling import RevisionScale, RevisionStatus
 from activator.knative.autoscaler.scaling import spec_of as spec_of_pods
 from activator.resilience.declared_retries import delay_s
 from activator.routing.api_keys import Principal
@@ -246,7 +246,7 @@ def test_a_call_that_waits_too_long_starts_instances(fleet: str) -> None:
             start_s=60.0,
             call_s=1.0,
         )
-        known = Standing(replicas=2, ready=2)
+        known = RevisionStatus(replicas=2, ready=2)
         decision = scale.decide(100.0, scalable_of(made), load, known, may_shrink=True)
         assert decision.wanted > 2
 

@@ -53,7 +53,7 @@ async def test_the_store_has_its_size_and_pace(fleet: str, short_tmp: Path) -> N
     async with open_origin(paths, PlatformSettings(), settings) as origin:
         speeds = bandwidth.load_bandwidths(short_tmp / "b.json", origin=repr(origin))
         store = open_store(
-            short_tmp / "weights", origin, speeds, settings, neighbours=None, floor=no_floor()
+            short_tmp / "weights", origin, speeds, settings, peer_source=None, floor=no_floor()
         )
         assert f"/{settings.max_bytes} bytes" in repr(store)
         assert "12345 bytes/s" in repr(store.scrubber(ScrubRate(settings.scrub_bytes_per_s)))

@@ -34,7 +34,7 @@ class FileDownloader:
     origin: Origin
     lanes: ReadScheduler
     threads: LowPriorityThreads
-    neighbours: PeerSource | None = None
+    peer_source: PeerSource | None = None
 
     async def complete(
         self,
@@ -57,7 +57,7 @@ class FileDownloader:
         def jobs() -> Iterator[Callable[[], Coroutine[None, None, None]]]:
             chunks = list(file.chunks())
             for index in (
-                range(len(chunks)) if self.neighbours is None else self.neighbours.in_turn(file)
+                range(len(chunks)) if self.peer_source is None else self.peer_source.in_turn(file)
             ):
                 chunk = chunks[index]
                 if index in partial.verified:
@@ -80,18 +80,18 @@ class FileDownloader:
         self, file: ManifestFile, index: int, chunk: Chunk, partial: PartialFile
     ) -> bool:
         """Fetch one chunk; True if it came from a peer."""
-        if self.neighbours is None:
+        if self.peer_source is None:
             await self._fetch(file, index, chunk, partial)
             return False
         wanted = ChunkRequest(
             digest=file.digest, index=index, length_bytes=chunk.length_bytes, sha256=chunk.sha256
         )
-        async with self.neighbours.asked(wanted) as given:
+        async with self.peer_source.asked(wanted) as given:
             if given is not None:
                 if await self.threads.run(partial.write, index, chunk, given.block):
-                    self.neighbours.used(given)
+                    self.peer_source.used(given)
                     return True
-                self.neighbours.report_corrupt(given)
+                self.peer_source.report_corrupt(given)
             await self._fetch(file, index, chunk, partial)
         return False
 

@@ -35,10 +35,10 @@ class ChunkRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerChunk:
-    """Unverified bytes from a peer, and the address of that peer (`giver`)."""
+    """Unverified bytes from a peer, and the address of that peer (`peer`)."""
 
     block: bytes
-    giver: str
+    peer: str
 
 
 class PeerSource(Protocol):

@@ -73,11 +73,11 @@ class PeerFetcher:
         """Count received bytes and reset the peer's failures."""
         self.received.bytes += len(given.block)
         self.received.chunks += 1
-        self._membership.well(given.giver)
+        self._membership.well(given.peer)
 
     def report_corrupt(self, given: PeerChunk) -> None:
         """Exclude a peer that sent corrupt bytes."""
-        self._membership.failed(given.giver, PeerFailure.WRONG, "its bytes do not match their hash")
+        self._membership.failed(given.peer, PeerFailure.WRONG, "its bytes do not match their hash")
 
     def in_turn(self, file: ManifestFile) -> Iterator[int]:
         """The chunks that this node owns first: by the time the others are requested, their owners
@@ -179,4 +179,4 @@ class PeerFetcher:
 def _peer_chunk(peer: Peer, answer: PeerResponse | None) -> PeerChunk | None:
     if answer is None or answer.head.status != 200:
         return None
-    return PeerChunk(block=answer.body, giver=peer.address)
+    return PeerChunk(block=answer.body, peer=peer.address)

@@ -67,7 +67,7 @@ class PeerServer:
 
     def __init__(
         self,
-        shelf: VerifiedChunks,
+        verified_chunks: VerifiedChunks,
         membership: PeerMembership,
         gate: TokenVerifier,
         *,
@@ -76,7 +76,7 @@ class PeerServer:
         pace: BandwidthLimiter,
         at_once: int,
     ) -> None:
-        self._shelf = shelf
+        self._verified_chunks = verified_chunks
         self._membership = membership
         self._gate = gate
         self._assignments = assignments
@@ -165,7 +165,8 @@ class PeerServer:
 
     async def _send_holdings(self, writer: asyncio.StreamWriter, known: str | None) -> None:
         body = json.dumps(
-            {"files": self._shelf.files(), "models": self._shelf.models()}, separators=(",", ":")
+            {"files": self._verified_chunks.files(), "models": self._verified_chunks.models()},
+            separators=(",", ":"),
         ).encode()
         etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
         headers = {NODE_HEADER: self._membership.own_id, "ETag": etag}
@@ -214,8 +215,8 @@ class PeerServer:
 
     async def _find(self, piece: _RequestedChunk) -> ChunkLocation | bytes | None:
         if piece.index is None:
-            return await self._threads.run(self._shelf.manifest, piece.digest)
-        return self._shelf.chunk(piece.digest, piece.index)
+            return await self._threads.run(self._verified_chunks.manifest, piece.digest)
+        return self._verified_chunks.chunk(piece.digest, piece.index)
 
     async def _send(self, writer: asyncio.StreamWriter, found: ChunkLocation | bytes) -> None:
         if isinstance(found, bytes):

@@ -87,11 +87,13 @@ class PeerService:
         except PeerKeyMissing as e:
             raise SettingsInvalid(f"weight_cache.peers, weight_cache.peer_listen: {e}") from e
 
-    async def open(self, shelf: VerifiedChunks, *, tls: ssl.SSLContext | None = None) -> None:
+    async def open(
+        self, verified_chunks: VerifiedChunks, *, tls: ssl.SSLContext | None = None
+    ) -> None:
         """Start the server and the discovery. Raises OSError if the address is in use."""
         if self.terms.listen is not None:
             self.server = PeerServer(
-                shelf,
+                verified_chunks,
                 self.membership,
                 TokenVerifier(self._key, own_id=self.membership.own_id),
                 assignments=self._assignments,

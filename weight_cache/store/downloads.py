@@ -56,7 +56,7 @@ class ModelDownloads:
         directory: StoreDirectory,
         catalogue: Catalog,
         ingest: FileDownloader,
-        shelf: VerifiedChunks,
+        verified_chunks: VerifiedChunks,
         tally: StoreCounters,
         meter: FetchRateMeter,
         clock: Callable[[], float],
@@ -64,7 +64,7 @@ class ModelDownloads:
         self._directory = directory
         self._catalogue = catalogue
         self._ingest = ingest
-        self._shelf = shelf
+        self._verified_chunks = verified_chunks
         self._tally = tally
         self._meter = meter
         self._clock = clock
@@ -195,7 +195,7 @@ class ModelDownloads:
         if self._catalogue.has_file(file.digest):
             return  # completed by another flight meanwhile
         partial = self._directory.partials.open(file)
-        with self._shelf.showing(file, partial):
+        with self._verified_chunks.showing(file, partial):
             await self._complete(file, partial, priority_of)
 
     async def _complete(
@@ -246,15 +246,15 @@ class ModelDownloads:
         """Return the manifest from the disk, else fetch it and store it on the disk."""
         if (known := await finish_in_thread(self._directory.notes.manifest, name)) is not None:
             return known
-        if self._ingest.neighbours is None:
+        if self._ingest.peer_source is None:
             return await self._parse_manifest(name, await self._read_manifest(name))
         wanted = ChunkRequest(digest=name, index=None, length_bytes=MAX_MANIFEST_BYTES, sha256=name)
-        async with self._ingest.neighbours.asked(wanted) as given:
+        async with self._ingest.peer_source.asked(wanted) as given:
             if given is not None and hashlib.sha256(given.block).hexdigest() == name:
-                self._ingest.neighbours.used(given)
+                self._ingest.peer_source.used(given)
                 return await self._parse_manifest(name, given.block)
             if given is not None:
-                self._ingest.neighbours.report_corrupt(given)
+                self._ingest.peer_source.report_corrupt(given)
             return await self._parse_manifest(name, await self._read_manifest(name))
 
     async def _read_manifest(self, name: str) -> bytes:

@@ -50,7 +50,7 @@ class Store:
         *,
         lanes: ReadScheduler,
         observe: Observe | None,
-        neighbours: PeerSource | None = None,
+        peer_source: PeerSource | None = None,
     ) -> None:
         self._directory = directory
         self._catalogue = catalogue
@@ -63,14 +63,14 @@ class Store:
         self._checks = IntegrityChecker(
             directory=directory, catalogue=catalogue, threads=self._threads, tally=self._tally
         )
-        self.shelf = VerifiedChunks(directory, catalogue)
+        self.verified_chunks = VerifiedChunks(directory, catalogue)
         self._arrivals = ModelDownloads(
             directory=directory,
             catalogue=catalogue,
             ingest=FileDownloader(
-                origin=origin, lanes=lanes, threads=self._threads, neighbours=neighbours
+                origin=origin, lanes=lanes, threads=self._threads, peer_source=peer_source
             ),
-            shelf=self.shelf,
+            verified_chunks=self.verified_chunks,
             tally=self._tally,
             meter=FetchRateMeter(time.monotonic, observe),
             clock=clock,
@@ -87,7 +87,7 @@ class Store:
         lanes: ReadScheduler | None = None,
         observe: Observe | None = None,
         reload_s: ReloadSeconds = guess_reload_s,
-        neighbours: PeerSource | None = None,
+        peer_source: PeerSource | None = None,
         floor: DiskFloor | None = None,
     ) -> Store:
         """Lock the directory, clean up after a dead owner, and load the catalog. Raises StoreOwned.
@@ -100,7 +100,7 @@ class Store:
             lanes: schedules reads from the origin; None: 8 at once, a quarter for prefetches.
             observe: called with (bytes, seconds) after each successful fetch from the origin.
             reload_s: bytes → predicted seconds to fetch them again, used by the eviction policy.
-            neighbours: peers, tried before the origin; None: no peers.
+            peer_source: peers, tried before the origin; None: no peers.
             floor: free disk that the store leaves to others; None: none.
         """
         directory = StoreDirectory(root, floor=floor)
@@ -122,7 +122,7 @@ class Store:
             clock,
             lanes=lanes or ReadScheduler(8, 0.25),
             observe=observe,
-            neighbours=neighbours,
+            peer_source=peer_source,
         )
 
     def __repr__(self) -> str:

@@ -23,7 +23,7 @@ from activator.knative.autoscaler import conditions, podautoscalers, serverless
 from activator.knative.autoscaler.load_aggregation import GONE_S, Members, RevisionLoad
 from activator.knative.autoscaler.load_report_store import BoardUnreachable, LoadReportStore
 from activator.knative.autoscaler.podautoscalers import Scalable
-from activator.knative.autoscaler.scaling import Decision, RevisionScale, Standing, spec_of
+from activator.knative.autoscaler.scaling import Decision, RevisionScale, RevisionStatus, spec_of
 from activator.knative.autoscaler.write_cache import Latest
 from activator.knative.deletion_cost import CLAIMED, cost_of
 from activator.knative.pod_status import Blocker
@@ -279,23 +279,23 @@ class Leader:
             )
             return
         pods = list(self._functions.pods_of(scalable.key)) if scalable.key else []
-        standing = self._standing(scalable, deployment, pods, now)
-        scale = self._scale_of(scalable, standing, now)
+        status = self._status_of(scalable, deployment, pods, now)
+        scale = self._scale_of(scalable, status, now)
         decision = scale.decide(
-            now, scalable, merged, standing, may_shrink=now >= self._may_shrink_at
+            now, scalable, merged, status, may_shrink=now >= self._may_shrink_at
         )
-        if decision.wanted != standing.replicas:
-            await self._set_scale(scalable, standing, decision, merged, pods)
+        if decision.wanted != status.replicas:
+            await self._set_scale(scalable, status, decision, merged, pods)
         await self._report(
             scalable,
             item,
             decision,
-            ready=min(standing.ready, max(decision.wanted, 0)) if decision.wanted else 0,
+            ready=min(status.ready, max(decision.wanted, 0)) if decision.wanted else 0,
         )
 
-    def _standing(
+    def _status_of(
         self, scalable: Scalable, deployment: Object, pods: list[Pod], now: float
-    ) -> Standing:
+    ) -> RevisionStatus:
         status, spec = deployment.get("status") or {}, deployment.get("spec") or {}
         replicas = int(spec.get("replicas", 1))
         written, at = self._written.get(scalable.place, (replicas, now))
@@ -306,39 +306,39 @@ class Leader:
         is_crowded = any(
             pod.obstacle is not None and pod.obstacle.bar is Blocker.UNSCHEDULABLE for pod in pods
         )
-        return Standing(
+        return RevisionStatus(
             replicas=replicas,
             ready=min(replicas, int(status.get("readyReplicas") or 0)),
             is_crowded=is_crowded,
         )
 
-    def _scale_of(self, scalable: Scalable, standing: Standing, now: float) -> RevisionScale:
+    def _scale_of(self, scalable: Scalable, status: RevisionStatus, now: float) -> RevisionScale:
         spec = spec_of(
             scalable,
             self._functions.spec_of(scalable.tenant, scalable.key) if scalable.key else None,
         )
         scale = self._scales.get(scalable.place)
         if scale is None:
-            scale = self._scales[scalable.place] = RevisionScale(spec, now, ready=standing.ready)
+            scale = self._scales[scalable.place] = RevisionScale(spec, now, ready=status.ready)
         scale.respec(spec)
         return scale
 
     async def _set_scale(
         self,
         scalable: Scalable,
-        standing: Standing,
+        status: RevisionStatus,
         decision: Decision,
         merged: RevisionLoad,
         pods: list[Pod],
     ) -> None:
-        if decision.wanted < standing.replicas and decision.wanted:
+        if decision.wanted < status.replicas and decision.wanted:
             await self._guard(merged, pods)
         if not self._election.is_leader:
             return
         log.info(
             "scale revision=%s/%s pods=%d wanted=%d why=%s",
             *scalable.place,
-            standing.replicas,
+            status.replicas,
             decision.wanted,
             decision.why,
         )

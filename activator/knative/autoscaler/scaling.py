@@ -37,7 +37,7 @@ GIVEN_UP_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class RevisionStatus:
     """Current state: pods requested by the Deployment, pods that Kubernetes reports ready, and
     whether one waits for room."""
 
@@ -104,16 +104,16 @@ class RevisionScale:
         now: float,
         scalable: Scalable,
         merged: RevisionLoad,
-        standing: Standing,
+        status: RevisionStatus,
         *,
         may_shrink: bool,
     ) -> Decision:
         """Decide the desired number of pods."""
         decision = self._bounded(
-            scalable, self._wanted(now, scalable, merged, standing, may_shrink=may_shrink)
+            scalable, self._wanted(now, scalable, merged, status, may_shrink=may_shrink)
         )
         decision = self._within_deadline(
-            now, scalable, decision, serves=bool(standing.ready or merged.held)
+            now, scalable, decision, serves=bool(status.ready or merged.held)
         )
         self.decision = decision
         return decision
@@ -123,26 +123,26 @@ class RevisionScale:
         now: float,
         scalable: Scalable,
         merged: RevisionLoad,
-        standing: Standing,
+        status: RevisionStatus,
         *,
         may_shrink: bool,
     ) -> Decision:
-        observed = self._observed(now, merged, standing)
+        observed = self._observed(now, merged, status)
         answer, self._state = decide(now, observed, self.spec, self._state)
-        replacing = min(standing.replicas, answer.desired) if merged.promoted else 0
+        replacing = min(status.replicas, answer.desired) if merged.promoted else 0
         wanted, why = max(replacing, answer.desired - merged.bridging, 0), answer.signal
         if merged.floor > wanted:
             wanted, why = merged.floor, "asked"
         is_heard = merged.concurrency is not None and answer.valid
-        if wanted < standing.replicas and not (is_heard and may_shrink):
-            wanted, why = standing.replicas, "held_on"
+        if wanted < status.replicas and not (is_heard and may_shrink):
+            wanted, why = status.replicas, "held_on"
         return Decision(wanted=wanted, why=why)
 
     def _observed(
-        self, now: float, merged: RevisionLoad, standing: Standing
+        self, now: float, merged: RevisionLoad, status: RevisionStatus
     ) -> RevisionObservation:
         held, bridging = len(merged.held), len(merged.promoted)
-        own = min(standing.replicas, max(standing.ready, held))
+        own = min(status.replicas, max(status.ready, held))
         ready = own + bridging
         busy = sum(1 for calls in (*merged.held.values(), *merged.promoted.values()) if calls)
         free = max(0, own - held)
@@ -153,14 +153,14 @@ class RevisionScale:
             else None,
             panic=self._panic.average(now) if is_heard and not self._panic.is_empty(now) else None,
             ready=ready,
-            starting=min(standing.replicas - own, max(0, merged.floor - own)) + merged.promised,
+            starting=min(status.replicas - own, max(0, merged.floor - own)) + merged.promised,
             in_flight=merged.in_flight,
             waiting=merged.waiting,
             idle_s=(*(FREE_S for _ in range(free)), *(0.0 for _ in range(ready - free - busy))),
             oldest_wait_s=merged.oldest_wait_s,
             start_s=merged.start_s,
             call_s=merged.call_s,
-            is_crowded=standing.is_crowded,
+            is_crowded=status.is_crowded,
         )
 
     def _bounded(self, scalable: Scalable, decision: Decision) -> Decision:

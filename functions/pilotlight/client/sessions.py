@@ -82,9 +82,9 @@ async def async_client() -> AsyncClient:
     profile = current_profile()
     if profile not in clients:
         fresh = AsyncClient(profile)
-        keeper = _keep_open(fresh)
-        clients[profile] = (fresh, keeper)
-        await anext(keeper)
+        lifetime = _keep_open(fresh)
+        clients[profile] = (fresh, lifetime)
+        await anext(lifetime)
     return clients[profile][0]
 
 

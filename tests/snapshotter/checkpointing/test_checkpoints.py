@@ -18,7 +18,7 @@ from snapshotter.checkpointing.trial_restore import (
     RestoreTiming,
     SnapshotValidator,
     ValidationResult,
-    nobody_pays,
+    uncharged,
 )
 from snapshotter.errors import SnapshotRefused
 from snapshotter.events import Events
@@ -250,7 +250,7 @@ async def test_a_proof_that_is_given_up_costs_only_what_was_never_proven(
     )
     checkpoints = checkpoints_of(catalogue, proofs=Endless())
 
-    proof = asyncio.create_task(checkpoints.prove(snapshot.id, nobody_pays))
+    proof = asyncio.create_task(checkpoints.prove(snapshot.id, uncharged))
     await asyncio.sleep(0)
     proof.cancel()
     await asyncio.wait([proof])

@@ -37,7 +37,7 @@ async def hold(node: NeighbourNode, name: str) -> Path:
 
 def owned(node: NeighbourNode, file: bytes) -> list[int]:
     """Chunks of a file that this node owns."""
-    owner = node.station.membership.owner
+    owner = node.peer_service.membership.owner
     return [
         index
         for index in range(-(-len(file) // CHUNK_BYTES))
@@ -57,7 +57,7 @@ async def test_the_second_node_takes_everything_from_the_first(nodes: Street) ->
     assert second.origin.reads == 0
     told = second.store.statistics()
     assert (told.fetched_bytes, told.given_bytes) == (0, sum(map(len, SMALL.values())))
-    assert second.station.exchange.received.bytes > told.given_bytes  # and the manifest
+    assert second.peer_service.exchange.received.bytes > told.given_bytes  # and the manifest
 
 
 async def test_a_node_that_joins_later_needs_no_origin_either(nodes: Street) -> None:
@@ -91,22 +91,26 @@ async def test_a_manifest_that_lands_while_it_is_looked_for_is_given(
     first = await nodes.node()
     name = put_model(nodes.origin, SMALL)
     await hold(first, name)
-    loop, shelf, coming = asyncio.get_running_loop(), first.store.shelf, contextlib.ExitStack()
-    coming.enter_context(first.station._under_way.coming(name))
-    find = shelf.manifest
+    loop, verified_chunks, coming = (
+        asyncio.get_running_loop(),
+        first.store.verified_chunks,
+        contextlib.ExitStack(),
+    )
+    coming.enter_context(first.peer_service._under_way.coming(name))
+    find = verified_chunks.manifest
 
     async def land() -> None:
         coming.close()
 
     def look(digest: str) -> bytes | None:
-        monkeypatch.setattr(shelf, "manifest", find)
+        monkeypatch.setattr(verified_chunks, "manifest", find)
         asyncio.run_coroutine_threadsafe(land(), loop).result()
         return None  # it was not there yet
 
-    monkeypatch.setattr(shelf, "manifest", look)
+    monkeypatch.setattr(verified_chunks, "manifest", look)
     second = await nodes.node()
-    [peer] = second.station.membership.holders(name, name)
-    answer = await second.station.exchange._request(
+    [peer] = second.peer_service.membership.holders(name, name)
+    answer = await second.peer_service.exchange._request(
         peer, ChunkRequest(digest=name, index=None, length_bytes=10**6, sha256=name)
     )
     assert answer is not None
@@ -118,12 +122,12 @@ async def test_each_node_begins_with_the_chunks_that_it_owns(nodes: Street) -> N
     file = ManifestFile(path="large", size_bytes=60 * CHUNK_BYTES, chunk_sha256s=("0" * 64,) * 60)
     begun: list[int] = []
     for node in fleet:
-        order = list(node.station.exchange.in_turn(file))
+        order = list(node.peer_service.exchange.in_turn(file))
         assert sorted(order) == list(range(60))
         own = [
             index
             for index in order
-            if node.station.membership.owner(f"{file.digest}/{index}") is None
+            if node.peer_service.membership.owner(f"{file.digest}/{index}") is None
         ]
         assert order[: len(own)] == own
         begun += own
@@ -133,7 +137,7 @@ async def test_each_node_begins_with_the_chunks_that_it_owns(nodes: Street) -> N
 async def test_a_node_alone_reads_in_order(nodes: Street) -> None:
     node = await nodes.node()
     file = ManifestFile(path="large", size_bytes=5 * CHUNK_BYTES, chunk_sha256s=("0" * 64,) * 5)
-    assert list(node.station.exchange.in_turn(file)) == [0, 1, 2, 3, 4]
+    assert list(node.peer_service.exchange.in_turn(file)) == [0, 1, 2, 3, 4]
 
 
 async def test_a_node_gives_what_is_verified_of_a_file_that_is_half_here(nodes: Street) -> None:
@@ -236,7 +240,7 @@ async def test_whatever_a_peer_does_the_origin_is_next_and_the_file_right(
         assert content(await hold(node, name)) == {"file": file}
         assert node.store.statistics().fetched_bytes == 1000
         if failure is not None:
-            assert node.station.membership.failures[failure] >= 1
+            assert node.peer_service.membership.failures[failure] >= 1
 
 
 async def test_a_peer_that_gives_wrong_bytes_is_named_and_not_asked_again(nodes: Street) -> None:
@@ -253,17 +257,17 @@ async def test_a_peer_that_gives_wrong_bytes_is_named_and_not_asked_again(nodes:
         await nodes.join(address)
         assert content(await hold(node, name)) == SMALL
         assert asked == 1  # the manifest was wrong; after that nobody asked it for a chunk
-        assert (address, "distrusted") in node.station.membership.states()
+        assert (address, "distrusted") in node.peer_service.membership.states()
         samples = {
             (s.name, *s.labels.values()): s.value
-            for metric in node.station.collector().collect()
+            for metric in node.peer_service.collector().collect()
             for s in metric.samples
         }
         assert samples["pilotlight_weights_peer_distrusted", address] == 1
         assert samples["pilotlight_weights_peer_failures_total", "wrong"] == 1
         await nodes.refresh()
         # a good word does not bring trust back
-        assert (address, "distrusted") in node.station.membership.states()
+        assert (address, "distrusted") in node.peer_service.membership.states()
 
 
 async def test_a_dead_peer_costs_its_askers_one_deadline(nodes: Street) -> None:
@@ -273,7 +277,7 @@ async def test_a_dead_peer_costs_its_askers_one_deadline(nodes: Street) -> None:
         await nodes.join(address)
         await hold(node, name)
         # those that asked at once, before the first was given up
-        assert node.station.membership.failures[PeerFailure.SLOW] <= 9
+        assert node.peer_service.membership.failures[PeerFailure.SLOW] <= 9
 
 
 async def test_a_node_that_dies_midway_is_replaced_by_the_origin(nodes: Street) -> None:
@@ -281,7 +285,7 @@ async def test_a_node_that_dies_midway_is_replaced_by_the_origin(nodes: Street) 
     name = put_model(nodes.origin, {"large": chunked(b"x")})
     await hold(first, name)
     before = nodes.origin.read_bytes
-    await first.station.aclose()
+    await first.peer_service.aclose()
     assert content(await hold(second, name)) == {"large": chunked(b"x")}
     assert nodes.origin.read_bytes > before
 
@@ -300,7 +304,7 @@ async def test_nobody_without_the_key_learns_anything(nodes: Street) -> None:
     node = await nodes.node()
     name = put_model(nodes.origin, SMALL)
     await hold(node, name)
-    own = node.station.membership.own_id
+    own = node.peer_service.membership.own_id
     for target in (
         "/v1/holdings",
         f"/v1/manifests/{name}",
@@ -312,9 +316,9 @@ async def test_nobody_without_the_key_learns_anything(nodes: Street) -> None:
         assert (status, body) == (401, b"no token: only nodes of this platform are served")
         old = KEY.write("GET", target, sender="a" * 32, receiver=own, now=1.0)
         assert (await ask(node.address, target, {"Authorization": old}))[0] == 401
-    assert node.station.server is not None
-    assert node.station.server.served.refused == {"absent": 5, "stale": 5}
-    assert node.station.server.served.bytes == 0
+    assert node.peer_service.server is not None
+    assert node.peer_service.server.served.refused == {"absent": 5, "stale": 5}
+    assert node.peer_service.server.served.bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -344,16 +348,16 @@ async def test_uploads_beyond_the_limit_are_sent_away(nodes: Street) -> None:
     name = put_model(nodes.origin, SMALL)
     await hold(first, name)
     assert content(await hold(second, name)) == SMALL
-    assert first.station.server is not None
-    assert first.station.server.served.busy > 0
-    assert second.station.membership.failures[PeerFailure.BUSY] > 0
+    assert first.peer_service.server is not None
+    assert first.peer_service.server.served.busy > 0
+    assert second.peer_service.membership.failures[PeerFailure.BUSY] > 0
 
 
 async def test_a_node_among_its_own_peers_knows_itself(nodes: Street) -> None:
     node = await nodes.node()
-    assert list(node.station.membership.states()) == []
-    assert node.station.membership.owner("any") is None
-    assert repr(node.station.membership) == "<PeerMembership known=0 of 1>"
+    assert list(node.peer_service.membership.states()) == []
+    assert node.peer_service.membership.owner("any") is None
+    assert repr(node.peer_service.membership) == "<PeerMembership known=0 of 1>"
 
 
 async def test_a_file_that_somebody_touched_is_not_given(nodes: Street) -> None:
@@ -362,10 +366,10 @@ async def test_a_file_that_somebody_touched_is_not_given(nodes: Street) -> None:
     path = await hold(node, name)
     (path / "file").chmod(0o644)
     (path / "file").write_bytes(b"wrong")
-    assert node.store.shelf.chunk(digest_of(b"right"), 0) is None
+    assert node.store.verified_chunks.chunk(digest_of(b"right"), 0) is None
     other = await nodes.node()
     assert content(await hold(other, name)) == {"file": b"right"}
-    assert other.station.membership.failures[PeerFailure.WRONG] == 0
+    assert other.peer_service.membership.failures[PeerFailure.WRONG] == 0
 
 
 async def test_cancelling_a_lease_leaves_nothing_on_its_way(nodes: Street) -> None:
@@ -378,7 +382,7 @@ async def test_cancelling_a_lease_leaves_nothing_on_its_way(nodes: Street) -> No
         task.cancel()
     await asyncio.wait(arriving)
     for node in (first, second):
-        assert "<InFlightChunks 0 pieces>" in repr(node.station)
+        assert "<InFlightChunks 0 pieces>" in repr(node.peer_service)
     nodes.origin.gate = None
     assert content(await hold(second, name)) == SMALL
 
@@ -388,7 +392,7 @@ async def test_what_a_neighbour_fetched_a_moment_ago_is_known_without_waiting_fo
 ) -> None:
     first, second = await nodes.node(), await nodes.node(origin=MemoryOrigin())
     # its last look was before the first had anything
-    second.station.membership._looked_at = -60.0
+    second.peer_service.membership._looked_at = -60.0
     name = put_model(nodes.origin, SMALL)
     await hold(first, name)
     assert content(await hold(second, name)) == SMALL

@@ -43,9 +43,13 @@ async def test_nodes_of_one_authority_give_each_other_weights_and_nobody_else_is
     name = put_model(origin, {"file": b"x" * 1000})
     first = PeerService(terms([]), KEY, client_tls=credentials.client_context())
     giver = Store.open(
-        tmp_path / "1", origin=origin, max_bytes=10**6, clock=lambda: 5.0, neighbours=first.exchange
+        tmp_path / "1",
+        origin=origin,
+        max_bytes=10**6,
+        clock=lambda: 5.0,
+        peer_source=first.exchange,
     )
-    await first.open(giver.shelf, tls=credentials.server_context())
+    await first.open(giver.verified_chunks, tls=credentials.server_context())
     await giver.lease(name, holder="test")
     there = (
         peers.format(port=first.port)
@@ -58,7 +62,7 @@ async def test_nodes_of_one_authority_give_each_other_weights_and_nobody_else_is
         origin=MemoryOrigin(),
         max_bytes=10**6,
         clock=lambda: 5.0,
-        neighbours=second.exchange,
+        peer_source=second.exchange,
     )
     try:
         await taker.lease(name, holder="test")
@@ -67,8 +71,8 @@ async def test_nodes_of_one_authority_give_each_other_weights_and_nobody_else_is
         with pytest.raises((ssl.SSLError, OSError)):
             await ask_with(authority.nameless_context(), first.port)
     finally:
-        for station, store in ((first, giver), (second, taker)):
-            await station.aclose()
+        for service, store in ((first, giver), (second, taker)):
+            await service.aclose()
             store.close()
         for _ in range(50):  # closed TLS connections say goodbye, which takes turns of the loop
             await asyncio.sleep(0.001)

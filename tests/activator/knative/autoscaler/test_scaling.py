@@ -21,7 +21,7 @@ from activator.knative.autoscaler.podautoscalers import (
     parsed,
     seconds,
 )
-from activator.knative.autoscaler.scaling import Decision, RevisionScale, Standing, spec_of
+from activator.knative.autoscaler.scaling import Decision, RevisionScale, RevisionStatus, spec_of
 from activator.knative.autoscaler.write_cache import Latest
 from pilotlight.kubernetes.kinds import POD_AUTOSCALER
 from pilotlight.spec.function import Scaling
@@ -157,7 +157,7 @@ def test_durations_are_those_of_go(text: str | None, wanted: float) -> None:
 # -- how many --------------------------------------------------------------------------------------
 def decided(
     merged: RevisionLoad,
-    standing: Standing,
+    status: RevisionStatus,
     *,
     scalable: Scalable = SCALABLE,
     after_s: int = 0,
@@ -170,7 +170,7 @@ def decided(
     decision = Decision(wanted=-1, why="")
     for second in range(after_s + 1):
         scale.record(float(second), merged.concurrency)
-        decision = scale.decide(float(second), scalable, merged, standing, may_shrink=may_shrink)
+        decision = scale.decide(float(second), scalable, merged, status, may_shrink=may_shrink)
     return decision
 
 
@@ -178,10 +178,10 @@ HEARD = RevisionLoad(concurrency=0.0)
 
 
 def test_what_is_claimed_or_asked_for_is_the_floor() -> None:
-    assert decided(replace(HEARD, asked=3), Standing(replicas=0, ready=0)).wanted == 3
+    assert decided(replace(HEARD, asked=3), RevisionStatus(replicas=0, ready=0)).wanted == 3
     assert (
         decided(
-            replace(HEARD, asked=1, held={"p": 0, "q": 1}), Standing(replicas=2, ready=2)
+            replace(HEARD, asked=1, held={"p": 0, "q": 1}), RevisionStatus(replicas=2, ready=2)
         ).wanted
         == 3
     )
@@ -189,51 +189,56 @@ def test_what_is_claimed_or_asked_for_is_the_floor() -> None:
 
 def test_pods_that_start_for_what_is_asked_are_not_asked_for_twice() -> None:
     merged = RevisionLoad(concurrency=3.0, waiting=3, asked=3)
-    assert decided(merged, Standing(replicas=3, ready=0), after_s=4).wanted == 3
+    assert decided(merged, RevisionStatus(replicas=3, ready=0), after_s=4).wanted == 3
 
 
 def test_a_load_that_lasts_asks_for_more_than_activators_do() -> None:
     merged = RevisionLoad(concurrency=5.0, in_flight=5, held={"p": 5})
-    assert decided(merged, Standing(replicas=1, ready=1), after_s=4).wanted == 5
+    assert decided(merged, RevisionStatus(replicas=1, ready=1), after_s=4).wanted == 5
 
 
 def test_a_pod_that_starts_for_nobody_goes_when_the_load_is_over() -> None:
-    assert decided(HEARD, Standing(replicas=2, ready=0), after_s=30).wanted == 0
+    assert decided(HEARD, RevisionStatus(replicas=2, ready=0), after_s=30).wanted == 0
 
 
 def test_without_all_words_it_may_grow_and_never_shrinks() -> None:
     deaf = RevisionLoad(concurrency=None, asked=1)
-    assert decided(deaf, Standing(replicas=4, ready=4), after_s=100) == Decision(
+    assert decided(deaf, RevisionStatus(replicas=4, ready=4), after_s=100) == Decision(
         wanted=4, why="no_data"
     )
-    assert decided(replace(deaf, asked=6), Standing(replicas=4, ready=4)).wanted == 6
-    assert decided(HEARD, Standing(replicas=4, ready=4), after_s=100, may_shrink=False).wanted == 4
+    assert decided(replace(deaf, asked=6), RevisionStatus(replicas=4, ready=4)).wanted == 6
+    assert (
+        decided(HEARD, RevisionStatus(replicas=4, ready=4), after_s=100, may_shrink=False).wanted
+        == 4
+    )
 
 
 def test_bounds_are_the_pod_autoscalers() -> None:
-    assert decided(replace(HEARD, asked=50), Standing(replicas=0, ready=0)) == Decision(
+    assert decided(replace(HEARD, asked=50), RevisionStatus(replicas=0, ready=0)) == Decision(
         wanted=8, why="max"
     )
     kept = replace(SCALABLE, min_scale=2)
-    assert decided(HEARD, Standing(replicas=2, ready=2), scalable=kept, after_s=60).wanted == 2
+    assert (
+        decided(HEARD, RevisionStatus(replicas=2, ready=2), scalable=kept, after_s=60).wanted == 2
+    )
     fresh = replace(SCALABLE, initial_scale=3, is_initialised=False)
-    assert decided(HEARD, Standing(replicas=0, ready=0), scalable=fresh) == Decision(
+    assert decided(HEARD, RevisionStatus(replicas=0, ready=0), scalable=fresh) == Decision(
         wanted=3, why="initial"
     )
     gone = replace(kept, reachable=False)
-    assert decided(HEARD, Standing(replicas=2, ready=2), scalable=gone, after_s=2).wanted == 0
+    assert decided(HEARD, RevisionStatus(replicas=2, ready=2), scalable=gone, after_s=2).wanted == 0
 
 
 def test_what_activators_use_is_not_given_up_because_kubernetes_has_not_noticed() -> None:
     soon = replace(SCALABLE, progress_deadline_s=10.0)
     late_s = int(10 + ACTIVATION_BUFFER_S) + 5
     assert decided(
-        replace(HEARD, asked=1), Standing(replicas=1, ready=0), scalable=soon, after_s=late_s
+        replace(HEARD, asked=1), RevisionStatus(replicas=1, ready=0), scalable=soon, after_s=late_s
     ) == Decision(wanted=0, why="timed_out", has_timed_out=True)
     assert (
         decided(
             replace(HEARD, held={"p": 1}),
-            Standing(replicas=1, ready=0),
+            RevisionStatus(replicas=1, ready=0),
             scalable=soon,
             after_s=late_s,
         ).wanted
@@ -258,10 +263,10 @@ def test_never_below_what_activators_have_nor_out_of_bounds(data: st.DataObject)
         held={f"p{n}": n % 2 for n in range(held)},
         in_flight=held // 2,
     )
-    standing = Standing(replicas=replicas, ready=min(ready, replicas))
+    status = RevisionStatus(replicas=replicas, ready=min(ready, replicas))
     decision = decided(
         merged,
-        standing,
+        status,
         scalable=replace(SCALABLE, min_scale=least),
         after_s=3,
         may_shrink=may_shrink,
@@ -367,8 +372,8 @@ def _scaled(merged: RevisionLoad, *, replicas: int = 0, ready: int = 0) -> Decis
     scale = RevisionScale(spec, 0.0, ready=ready)
     for second in range(10):
         scale.record(float(second), merged.concurrency)
-    standing = Standing(replicas=replicas, ready=ready)
-    return scale.decide(9.0, SCALABLE, merged, standing, may_shrink=True)
+    status = RevisionStatus(replicas=replicas, ready=ready)
+    return scale.decide(9.0, SCALABLE, merged, status, may_shrink=True)
 
 
 def test_instances_in_promoted_pods_count_as_pods_while_they_bridge() -> None:

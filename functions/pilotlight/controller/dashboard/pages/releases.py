@@ -71,7 +71,7 @@ _CLOCKS = {"latency": "Warm latency", "first_byte": "First token", "cold": "Cold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Station:
+class RolloutStep:
     """A step of a rollout. `state` is `passed`, `here`, `left` (rolled back from here) or "" (not
     reached); `share` is the elapsed share of its time."""
 
@@ -103,7 +103,7 @@ class RolloutView:
     id: str
     title: str
     body: Mapping[str, Any]
-    stations: Sequence[Station]
+    stations: Sequence[RolloutStep]
     gates: Sequence[GateLine]
 
     @property
@@ -183,18 +183,20 @@ def shown(body: Mapping[str, Any], *, currency: str = "") -> RolloutView:
     )
 
 
-def stations(body: Mapping[str, Any]) -> list[Station]:
+def stations(body: Mapping[str, Any]) -> list[RolloutStep]:
     """Return the steps with their states."""
     is_over, is_done = body["state"] not in ACTIVE, body["state"] == "done"
     out = []
     for number, weight in enumerate(body["steps"]):
         if is_done or number < body["step"]:
-            out.append(Station(percent=weight, state="passed", share=1.0))
+            out.append(RolloutStep(percent=weight, state="passed", share=1.0))
         elif number == body["step"]:
             share = min(1.0, body["elapsed_s"] / body["every_s"])
-            out.append(Station(percent=weight, state="left" if is_over else "here", share=share))
+            out.append(
+                RolloutStep(percent=weight, state="left" if is_over else "here", share=share)
+            )
         else:
-            out.append(Station(percent=weight, state=""))
+            out.append(RolloutStep(percent=weight, state=""))
     return out
 
 
