@@ -34,7 +34,7 @@ async def test_a_thread_is_reused() -> None:
 
 
 async def test_what_a_job_raises_is_its_outcome() -> None:
-    ok, error = await run(CallThreads().take(), lambda: next(iter(())))
+    ok, error = await run(CallThreads().acquire(), lambda: next(iter(())))
     assert not ok
     assert isinstance(error, StopIteration)
 
@@ -47,7 +47,7 @@ def spin(begun: threading.Event) -> None:
 
 async def interrupted(function: Callable[[threading.Event], object]) -> Outcome:
     """What becomes of a job that is interrupted once it has set its event."""
-    thread, begun = CallThreads().take(), threading.Event()
+    thread, begun = CallThreads().acquire(), threading.Event()
     job = asyncio.ensure_future(run(thread, lambda: function(begun)))
     await asyncio.to_thread(begun.wait)
     thread.interrupt()
@@ -141,7 +141,7 @@ async def test_what_a_function_does_at_its_end_is_not_interrupted_again() -> Non
 
 @pytest.mark.parametrize("work", [0, 10, 100, 1000])
 async def test_an_interrupt_never_strikes_a_later_job(work: int) -> None:
-    thread = CallThreads().take()
+    thread = CallThreads().acquire()
     for _ in range(200):
         job = asyncio.ensure_future(run(thread, lambda: sum(range(work))))
         await asyncio.sleep(0)
@@ -152,7 +152,7 @@ async def test_an_interrupt_never_strikes_a_later_job(work: int) -> None:
 
 
 async def test_interrupting_an_idle_thread_does_nothing() -> None:
-    thread = CallThreads().take()
+    thread = CallThreads().acquire()
     thread.interrupt()
     assert await run(thread, lambda: 3) == (True, 3)
 
