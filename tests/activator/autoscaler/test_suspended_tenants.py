@@ -32,7 +32,7 @@ async def endless(request: WorkerRequest) -> WorkerAnswer:
 def tick(edge: Edge, now: float) -> None:
     """What the loop does with suspended tenants in one turn at `now`."""
     for throttler in edge.scaler.throttlers():
-        edge.scaler.suspensions.end_calls(throttler, now)
+        edge.scaler.suspended_tenants.end_calls(throttler, now)
 
 
 @pytest.fixture(name="busy")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from activator.prediction_log.queue import PredictionQueue
-from activator.prediction_log.writer import row_of
+from activator.prediction_log.writer import make_row
 from pilotlight.spec.features.schema import Feature, FeatureSchema
 from pilotlight.spec.features.sources import FeaturesSpec, RedisFeatures
 from pilotlight.spec.function import MethodSpec
@@ -123,7 +123,7 @@ async def test_rows_have_the_schema_and_the_reason(edge: Edge, script: Script) -
     await call(edge)
     script.now = says("features=deadline")
     await call(edge)
-    rows = [json.loads(row_of(one, b"k" * 32)) for one in queue.take()]
+    rows = [json.loads(make_row(one, b"k" * 32)) for one in queue.pop_batch()]
     found = sorted((row["function"], row["feature_schema"], row["degraded"]) for row in rows)
     assert found == [
         ("hello", "", ""),
