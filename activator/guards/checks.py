@@ -7,8 +7,12 @@ operator says so (`activator.guard_on_error`)."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Coroutine
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 from activator.arguments.checker import ArgumentChecker
@@ -24,6 +28,10 @@ INPUT, OUTPUT = "input", "output"
 """Stages: a prompt, generated text."""
 FAILED: Final = "guard-failed"
 """The rule of a text that was refused because its check failed."""
+SLICE_S: Final = 0.004
+"""Time of the event loop that checks use before others have a turn."""
+SHARE_S: Final = 0.25
+"""Time of the event loop that the checks of one tenant use in a second."""
 
 
 class GuardFailed(Exception):
@@ -83,8 +91,15 @@ class TextCheck:
 
     async def matched(self, text: str, *, is_end: bool = True) -> str:
         """Return the first rule whose pattern matches; "" = none. Raises GuardFailed."""
-        if self.patterns.is_inexpensive(text):
-            return self.patterns.find(text, is_end=is_end)
+        if not text:
+            return ""
+        time_of_loop, tenant = self._terms.time_of_loop, self._call.target.tenant
+        await time_of_loop.turn(tenant)
+        with time_of_loop.used(tenant):
+            is_inexpensive = self.patterns.is_inexpensive(text)
+            found = self.patterns.find(text, is_end=is_end) if is_inexpensive else ""
+        if is_inexpensive:
+            return found
         try:
             return await self._terms.checker.find_rule(
                 self._call.target.guard, text, is_end=is_end, tenant=self._call.target.tenant
@@ -126,6 +141,49 @@ class TextCheck:
         return "" if terms.is_open else FAILED
 
 
+class LoopTime:
+    """What checks use of the event loop: some milliseconds at a time, and of a second a share for
+    each tenant, whose checks wait beyond it. Their number is chosen by callers, and by servers of
+    tenants: of pieces of a stream, of choices. Owner: the event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        """`clock`: seconds."""
+        self._clock = clock
+        self._until = 0.0
+        self._used: Counter[str] = Counter()
+        self._since_turn_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"<LoopTime of {len(self._used)} tenants>"
+
+    async def turn(self, tenant: str) -> None:
+        """Wait until this tenant may use the event loop, and let others use it."""
+        if self._since_turn_s >= SLICE_S:
+            self._since_turn_s = 0.0
+            await asyncio.sleep(0)
+        while self._used_s(tenant) >= SHARE_S:
+            await asyncio.sleep(self._until - self._clock())
+
+    @contextmanager
+    def used(self, tenant: str) -> Iterator[None]:
+        """Measure what is run inside."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            took = self._clock() - began
+            self._used[tenant] += took
+            self._since_turn_s += took
+
+    def _used_s(self, tenant: str) -> float:
+        """Seconds of this second."""
+        now = self._clock()
+        if now >= self._until:
+            self._until = now + 1.0
+            self._used.clear()
+        return self._used[tenant]
+
+
 class CheckTerms:
     """What checks need. Immutable.
 
@@ -133,9 +191,10 @@ class CheckTerms:
         checker: the processes for long texts.
         function: asks the functions of guards.
         recorder: gets outcomes.
-        is_open: a check that fails allows the text."""
+        is_open: a check that fails allows the text.
+        time_of_loop: of all checks."""
 
-    __slots__ = ("checker", "function", "is_open", "recorder")
+    __slots__ = ("checker", "function", "is_open", "recorder", "time_of_loop")
 
     def __init__(
         self,
@@ -149,3 +208,4 @@ class CheckTerms:
         self.function = function
         self.recorder = recorder
         self.is_open = is_open
+        self.time_of_loop = LoopTime()

@@ -20,11 +20,17 @@ from activator.guards.checks import (
     TextCheck,
 )
 from activator.guards.stream import REFUSED, GuardedResponse, GuardedStream
-from activator.guards.texts import SEPARATOR, answer_texts, request_text
+from activator.guards.texts import (
+    SEPARATOR,
+    answer_texts,
+    request_text,
+    require_text_answers,
+)
 from activator.llm.openai.call import EngineCall
 from activator.llm.request_size import CHAT, COMPLETIONS
 from activator.worker_client.connection import WorkerConnectionLost, WorkerResponse
 from pilotlight import errors
+from pilotlight.core.yield_budget import YieldBudget
 from pilotlight.protocol import CONTENT_SSE
 from pilotlight.validation.json_size import require_few_values
 
@@ -64,6 +70,8 @@ class Guards:
                 f"{call.target.app}/{call.target.function} has a guard, which reads requests in "
                 f"OpenAI's format: call it at {CHAT}"
             )
+        if spec is not None and spec.output:
+            require_text_answers(call.wanted.body)
         if spec is None or not spec.input:
             return
         text = request_text(call.wanted.body)
@@ -137,8 +145,9 @@ async def _checked(check: TextCheck, body: bytes) -> bytes:
     choices = document.get("choices") if isinstance(document, dict) else None
     if not isinstance(choices, list):
         return await _checked_as_text(check, body, document)
-    is_changed = False
+    is_changed, turns = False, YieldBudget()
     for at, choice in enumerate(choices):
+        await turns.handled(b"")
         if await check.rule_of(_text(choice)):
             choices[at], is_changed = _emptied(choice, at), True
     rest = {name: value for name, value in document.items() if name != "choices"}

@@ -7,6 +7,7 @@ each row: the call's id, its prediction and the values of its slices."""
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ MAX_SCORES: Final = 5_000
 """Rows of one file whose predictions can be compared with labels."""
 MARK: Final = b'"watched":'
 """In rows with watched values, and perhaps in others."""
+_MAX_BITS: Final = sys.float_info.max_exp
 _MAX_STATUS: Final = 400
 """Answers from here on are errors, and no predictions."""
 
@@ -89,9 +91,12 @@ def _sketch(values: list[list[Any]]) -> Sketch:
 
 
 def _plain(value: Any) -> Any:
-    """Return a number or short text; null for anything else, and "" for a long text."""
+    """Return a number or short text; null for anything else, and "" for a long text. An integer
+    beyond the doubles is no number here."""
     if isinstance(value, str):
         return value if len(value) <= MAX_CATEGORY_CHARS else ""
+    if isinstance(value, int) and value.bit_length() >= _MAX_BITS:
+        return None
     return value if isinstance(value, bool | int | float) else None
 
 

@@ -135,7 +135,7 @@ class Sketch:
                 low=_bound(body["low"]),
                 high=_bound(body["high"]),
             )
-        except (KeyError, TypeError, AttributeError) as e:
+        except (KeyError, TypeError, AttributeError, OverflowError) as e:
             raise ValueError(f"not a sketch: {e!r}") from e
 
 

@@ -94,6 +94,12 @@ def piece(text: Any, *, index: int = 0, finish: str | None = None, name: str = "
     return b"data: %b\n\n" % json.dumps({**head, "choices": [choice]}).encode()
 
 
+def of_logprobs(text: str) -> bytes:
+    """A piece with the tokens of a text that the server leaves out."""
+    choice = {"index": 0, "delta": {}, "logprobs": {"content": [{"token": text}]}}
+    return b"data: %b\n\n" % json.dumps({"choices": [choice]}).encode()
+
+
 DONE = b"data: [DONE]\n\n"
 
 
@@ -159,6 +165,7 @@ async def test_chunks_of_bytes_are_not_events(cut: int) -> None:
         lambda text: piece({"arguments": text}, name="function_call"),
         lambda text: piece(text, index=1),
         lambda text: piece({"transcript": text}, name="audio"),
+        lambda text: of_logprobs(text),
         lambda text: b"data: %b\n\n" % json.dumps({"token": {"text": text}}).encode(),
         lambda text: b"data: %b\n\n" % text.encode(),
     ],
@@ -224,6 +231,44 @@ async def test_limits_of_an_answer_refuse_it() -> None:
     for index in range(1100):
         await world.stream.feed(piece("x", index=index))
     assert world.stream.rule == "too-long"
+
+
+async def test_a_chunk_with_many_costly_pieces_leaves_turns_to_others() -> None:
+    """Each piece makes the patterns look at thousands of digits again, in which nothing matches."""
+    world = World(GuardSpec(patterns=("credit_card",), window_chars=3000))
+    await world.stream.feed(piece("11 " * 1200))
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    task = asyncio.create_task(others())
+    await asyncio.sleep(0)
+    turns = 0
+    assert await world.stream.feed(piece("11 ") * 20) is not None
+    task.cancel()
+    assert turns >= 10, "some milliseconds of the event loop at a time"
+    assert not world.stream.rule
+
+
+async def test_events_without_text_leave_turns_to_others_too() -> None:
+    world, turns = World(), 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    task = asyncio.create_task(others())
+    await asyncio.sleep(0)
+    turns = 0
+    await world.stream.feed(b"\n" * 64_000)
+    task.cancel()
+    assert turns >= 100
 
 
 async def test_what_was_dropped_is_counted() -> None:

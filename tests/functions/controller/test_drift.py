@@ -20,6 +20,7 @@ from pilotlight.controller.drift.report import DriftStatus, compare
 from pilotlight.controller.drift.sketch_store import Counted
 from pilotlight.controller.drift.targets import find_targets
 from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
+from pilotlight.errors import InvalidInput
 from pilotlight.protocol import PREDICTIONS_PATH
 from pilotlight.spec.monitor import MonitoredFeature, MonitorSpec
 from pilotlight.spec.record_json import to_json
@@ -337,6 +338,14 @@ async def test_a_baseline_comes_from_a_time_of_the_log(deployed: Controller) -> 
     other = {"rows": 500, "features": {"$.x": Sketch.of([1.0]).to_json()}}
     assert "no feature" in refused(await deployed.http.put(f"{DRIFT}/baseline", json=other), 400)
     assert "give since" in refused(await deployed.http.put(f"{DRIFT}/baseline", json={}), 400)
+    other["features"] = {"$.age": {**Sketch.of([1.0]).to_json(), "low": 2**1024}}
+    assert "not a sketch" in refused(await deployed.http.put(f"{DRIFT}/baseline", json=other), 400)
+
+
+def test_a_sketch_with_a_number_beyond_the_doubles_is_refused_for_good() -> None:
+    body = {"revisions": {}, "scores": [["call-1", "v1", 0.0, 2**1024, []]]}
+    with pytest.raises(InvalidInput, match="not a sketch"):
+        sketch_store.SketchFile.parse(json.dumps(body).encode())
 
 
 async def test_the_window_before_may_be_the_reference(controller: Controller) -> None:

@@ -105,7 +105,9 @@ class SketchFile:
                 for name, one in body["revisions"].items()
             }
             scores = [_score(*one) for one in body["scores"]]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError) as e:
+            raise InvalidInput(f"drift: not a sketch of rows: {e!r}") from e
+        except ValueError as e:
             raise InvalidInput(f"drift: not a sketch of rows: {e!r}") from e
         if len(revisions) > MAX_REVISIONS or len(scores) > MAX_SCORES:
             raise InvalidInput("drift: too many revisions or predictions in one sketch")
