@@ -20,7 +20,7 @@ from activator.calls.call import Call
 from activator.routing.call_target import CallTarget
 from pilotlight import errors
 from pilotlight.spec.engines import GuardSpec
-from pilotlight.validation.guard_patterns import patterns_of
+from pilotlight.validation.guard_patterns import KNOWN_GUARDS, patterns_of
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,11 @@ SLICE_S: Final = 0.004
 """Time of the event loop that checks use before others have a turn."""
 SHARE_S: Final = 0.25
 """Time of the event loop that the checks of one tenant use in a second."""
+COSTLY_S: Final = 0.025
+"""A check of this time shows that texts and expressions of a guard were made for one another."""
+COSTLY_FOR_S: Final = 60.0
+SHORT_CHARS: Final = 64
+"""Texts up to which also such a guard's checks are short."""
 
 
 class GuardFailed(Exception):
@@ -93,16 +98,15 @@ class TextCheck:
         """Return the first rule whose pattern matches; "" = none. Raises GuardFailed."""
         if not text:
             return ""
-        time_of_loop, tenant = self._terms.time_of_loop, self._call.target.tenant
-        await time_of_loop.turn(tenant)
-        with time_of_loop.used(tenant):
-            is_inexpensive = self.patterns.is_inexpensive(text)
-            found = self.patterns.find(text, is_end=is_end) if is_inexpensive else ""
-        if is_inexpensive:
-            return found
+        target, time_of_loop = self._call.target, self._terms.time_of_loop
+        if len(text) <= SHORT_CHARS or not time_of_loop.is_costly(target.guard):
+            await time_of_loop.turn(target.tenant)
+            with time_of_loop.used(target.tenant, target.guard):
+                if self.patterns.is_inexpensive(text):
+                    return self.patterns.find(text, is_end=is_end)
         try:
             return await self._terms.checker.find_rule(
-                self._call.target.guard, text, is_end=is_end, tenant=self._call.target.tenant
+                target.guard, text, is_end=is_end, tenant=target.tenant
             )
         except errors.PilotlightError as e:
             raise GuardFailed(f"patterns: {e}") from e
@@ -146,9 +150,15 @@ class LoopTime:
     each tenant, whose checks wait beyond it. Their number is chosen by callers, and by servers of
     tenants: of pieces of a stream, of choices. Owner: the event loop."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        """`clock`: seconds."""
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        processor: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """`clock`: seconds. `processor`: seconds of processor time."""
         self._clock = clock
+        self._processor = processor
+        self._costly: dict[bytes, float] = {}
         self._until = 0.0
         self._used: Counter[str] = Counter()
         self._since_turn_s = 0.0
@@ -165,15 +175,23 @@ class LoopTime:
             await asyncio.sleep(self._until - self._clock())
 
     @contextmanager
-    def used(self, tenant: str) -> Iterator[None]:
-        """Measure what is run inside."""
-        began = self._clock()
+    def used(self, tenant: str, guard: bytes) -> Iterator[None]:
+        """Measure a check by a guard (`CallTarget.guard`), which is run inside."""
+        began = self._processor()
         try:
             yield
         finally:
-            took = self._clock() - began
+            took = self._processor() - began
             self._used[tenant] += took
             self._since_turn_s += took
+            if took >= COSTLY_S:
+                if len(self._costly) >= KNOWN_GUARDS:
+                    self._costly.clear()
+                self._costly[guard] = self._clock() + COSTLY_FOR_S
+
+    def is_costly(self, guard: bytes) -> bool:
+        """Whether a check by this guard took long lately: the next ones are run elsewhere."""
+        return bool(self._costly) and self._costly.get(guard, 0.0) > self._clock()
 
     def _used_s(self, tenant: str) -> float:
         """Seconds of this second."""
