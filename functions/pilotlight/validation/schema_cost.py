@@ -42,7 +42,7 @@ _BELOW: Final = frozenset(
 itself."""
 _DEFINITIONS: Final = frozenset({"$defs", "definitions"})
 _REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
-_IS_VERBOSE: Final = re.compile(r"\(\?[A-Za-z-]*x")
+_IS_VERBOSE: Final = re.compile(r"(?<!\\)(?:\\\\)*\(\?[imsuRU-]*x[imsuRU-]*[:)]")
 _NAMED: Final = re.compile(r"[pPuUx]\{[^}]*\}")
 _CLASS_WEIGHT: Final = 20
 """Cost of a character class such as `\\w`: its automaton over UTF-8 has many states."""

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from activator.arguments.checker import ArgumentChecker
 from activator.calls.call import Call
 from activator.calls.caller import Caller
-from activator.guards.checks import OUTPUT, CheckTerms, TextCheck
+from activator.guards.checks import (
+    COSTLY_FOR_S,
+    COSTLY_S,
+    OUTPUT,
+    SHARE_S,
+    CheckTerms,
+    LoopTime,
+    TextCheck,
+)
 from activator.guards.stream import MAX_EVENT_BYTES, GuardedStream
 from activator.http.payloads import JSON, Payload
 from activator.quotas.token_reservation import TokenReservation
@@ -252,6 +260,37 @@ async def test_a_chunk_with_many_costly_pieces_leaves_turns_to_others() -> None:
     task.cancel()
     assert turns >= 10, "some milliseconds of the event loop at a time"
     assert not world.stream.rule
+
+
+async def test_a_tenants_checks_wait_beyond_their_share_of_a_second() -> None:
+    now, used_s = 0.99, 0.0
+    time_of_loop = LoopTime(clock=lambda: now, processor=lambda: used_s)
+
+    async def check(tenant: str) -> None:
+        nonlocal used_s
+        await time_of_loop.turn(tenant)
+        with time_of_loop.used(tenant, b"guard"):
+            used_s += SHARE_S
+
+    await check("t-1")
+    waits = asyncio.create_task(check("t-1"))
+    await check("t-2")
+    await asyncio.sleep(0.02)
+    assert not waits.done()
+    now = 1.99
+    await waits
+
+
+def test_a_guard_whose_check_took_long_is_costly_for_a_minute() -> None:
+    now, used_s = 0.0, 0.0
+    time_of_loop = LoopTime(clock=lambda: now, processor=lambda: used_s)
+    with time_of_loop.used("t-1", b"small"):
+        used_s += COSTLY_S / 2
+    with time_of_loop.used("t-1", b"guard"):
+        used_s += COSTLY_S
+    assert [time_of_loop.is_costly(one) for one in (b"small", b"guard")] == [False, True]
+    now = COSTLY_FOR_S
+    assert not time_of_loop.is_costly(b"guard")
 
 
 async def test_events_without_text_leave_turns_to_others_too() -> None:
