@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from activator.calls.attempt import Attempt
 from activator.calls.call import AnsweredCall, Call
+from activator.calls.fallback_rules import Unchecked
 from activator.guards.checks import (
     FAILED,
     INPUT,
@@ -63,7 +64,7 @@ class Guards:
 
     async def check_prompt(self, call: Call) -> None:
         """Check what a call asks for. Raises ContentRefused; InvalidInput for what cannot be read;
-        Unavailable where the check failed."""
+        Unchecked where the check failed."""
         spec = call.target.spec.guard
         if not isinstance(call, EngineCall):
             raise errors.InvalidInput(
@@ -77,7 +78,7 @@ class Guards:
         text = request_text(call.wanted.body)
         rule = await TextCheck(self._terms, call, spec, INPUT).rule_of(text)
         if rule == FAILED:
-            raise errors.Unavailable(
+            raise Unchecked(
                 "the guard of this model could not check the prompt, and what is unchecked is "
                 "refused: try again",
                 retry_after_s=RETRY_S,
