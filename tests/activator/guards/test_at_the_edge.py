@@ -393,7 +393,7 @@ async def test_no_fallback_answers_a_prompt_that_was_not_checked(
     shop: Shop, shipping: object
 ) -> None:
     judge = Judge(shop)
-    judge.answer = WorkerAnswer(status=500)
+    judge.answer = WorkerAnswer(status=500, body=b"{}", outcome="raised")
     shop.edge.add(route_of(llm("assistant2")))
     rungs = (Fallback(kind="function", function="assistant2"),)
     guard(shop, JUDGE, fallback=rungs, clocks=Clocks(queue_s=0.1))
