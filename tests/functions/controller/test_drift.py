@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -340,6 +341,30 @@ async def test_a_baseline_comes_from_a_time_of_the_log(deployed: Controller) -> 
     assert "give since" in refused(await deployed.http.put(f"{DRIFT}/baseline", json={}), 400)
     other["features"] = {"$.age": {**Sketch.of([1.0]).to_json(), "low": 2**1024}}
     assert "not a sketch" in refused(await deployed.http.put(f"{DRIFT}/baseline", json=other), 400)
+
+
+async def test_a_baseline_is_counted_while_others_write(
+    deployed: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await put(deployed, rows(400, revision=place(deployed)[1], at_s=deployed.clock()), 1)
+    count = sketch_store.window
+
+    def write() -> None:
+        with deployed.context.store.write():
+            pass
+
+    def counted_meanwhile(*args: Any, **named: Any) -> Counted:
+        other = threading.Thread(target=write, daemon=True)
+        other.start()
+        other.join(5.0)
+        assert not other.is_alive(), "it waits for the baseline"
+        return count(*args, **named)
+
+    monkeypatch.setattr(sketch_store, "window", counted_meanwhile)
+    now = deployed.clock()
+    times = {"since": str(now - HOUR_S), "until": str(now + 1)}
+    answer = await deployed.http.put(f"{DRIFT}/baseline", json=times)
+    assert answer.json()["rows"] == 400, answer.text
 
 
 def test_a_sketch_with_a_number_beyond_the_doubles_is_refused_for_good() -> None:
