@@ -171,8 +171,11 @@ class LoopTime:
         if self._since_turn_s >= SLICE_S:
             self._since_turn_s = 0.0
             await asyncio.sleep(0)
-        while self._used_s(tenant) >= SHARE_S:
-            await asyncio.sleep(self._until - self._clock())
+        while True:
+            wait_s = self._wait_s(tenant)
+            if wait_s <= 0.0:
+                return
+            await asyncio.sleep(wait_s)
 
     @contextmanager
     def used(self, tenant: str, guard: bytes) -> Iterator[None]:
@@ -193,13 +196,13 @@ class LoopTime:
         """Whether a check by this guard took long lately: the next ones are run elsewhere."""
         return bool(self._costly) and self._costly.get(guard, 0.0) > self._clock()
 
-    def _used_s(self, tenant: str) -> float:
-        """Seconds of this second."""
+    def _wait_s(self, tenant: str) -> float:
+        """Seconds until this tenant has a share again; 0 = it has."""
         now = self._clock()
         if now >= self._until:
             self._until = now + 1.0
             self._used.clear()
-        return self._used[tenant]
+        return self._until - now if self._used[tenant] >= SHARE_S else 0.0
 
 
 class CheckTerms:

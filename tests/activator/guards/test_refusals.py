@@ -20,7 +20,6 @@ from tests.activator.llm.openai.conftest import llm
 from tests.fakes.routes import TENANT, route_of
 
 
-
 def target_of_tenant(tenant: str) -> CallTarget:
     route = route_of(llm(), tenant=tenant)
     return CallTarget(route, route.traffic[0][0], Rates(version="test"))

@@ -173,7 +173,7 @@ async def test_chunks_of_bytes_are_not_events(cut: int) -> None:
         lambda text: piece({"arguments": text}, name="function_call"),
         lambda text: piece(text, index=1),
         lambda text: piece({"transcript": text}, name="audio"),
-        lambda text: of_logprobs(text),
+        of_logprobs,
         lambda text: b"data: %b\n\n" % json.dumps({"token": {"text": text}}).encode(),
         lambda text: b"data: %b\n\n" % text.encode(),
     ],
