@@ -94,10 +94,15 @@ def _plain(value: Any) -> Any:
     """Return a number or short text; null for anything else, and "" for a long text. An integer
     beyond the doubles is no number here."""
     if isinstance(value, str):
-        return value if len(value) <= MAX_CATEGORY_CHARS else ""
+        return _stored(value) if len(value) <= MAX_CATEGORY_CHARS else ""
     if isinstance(value, int) and value.bit_length() >= _MAX_BITS:
         return None
     return value if isinstance(value, bool | int | float) else None
+
+
+def _stored(text: str) -> str:
+    """Return text as every database takes it: half of a surrogate pair and NUL become "?"."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "?")
 
 
 def _text(value: Any) -> str:

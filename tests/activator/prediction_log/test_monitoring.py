@@ -92,6 +92,14 @@ def test_an_integer_beyond_the_doubles_is_no_number() -> None:
     assert SketchFile.parse(json.dumps(found).encode()).scores == []
 
 
+def test_text_that_no_database_takes_is_changed() -> None:
+    found = sketch_of(row(1, {"age": "a\ud800", "plan": "\0"}, {"score": "\udfff\0"}))
+    assert found["scores"][0][3:] == ["??", ["?"]]
+    assert SketchFile.parse(json.dumps(found).encode()).scores[0].label == "??"
+    features = found["revisions"]["v1"]["features"]
+    assert [list(one["categories"]) for one in features.values()] == [["a?"], ["?"], ["??"]]
+
+
 def test_a_log_without_monitoring_has_no_sketch() -> None:
     plain = row_of(logged(1), KEY)
     assert b"watched" not in plain

@@ -367,9 +367,14 @@ async def test_a_baseline_is_counted_while_others_write(
     assert answer.json()["rows"] == 400, answer.text
 
 
-def test_a_sketch_with_a_number_beyond_the_doubles_is_refused_for_good() -> None:
-    body = {"revisions": {}, "scores": [["call-1", "v1", 0.0, 2**1024, []]]}
-    with pytest.raises(InvalidInput, match="not a sketch"):
+def test_a_sketch_that_no_database_takes_is_refused_for_good() -> None:
+    for predicted, slices in ((2**1024, []), ("\ud800", []), ("a", ["\ud800"]), ("\0", [])):
+        body = {"revisions": {}, "scores": [["call-1", "v1", 0.0, predicted, slices]]}
+        with pytest.raises(InvalidInput, match="not a sketch"):
+            sketch_store.SketchFile.parse(json.dumps(body).encode())
+    sketch = {**Sketch.of(["a"]).to_json(), "categories": {"\ud800": 1}}
+    body = {"revisions": {"v1": {"rows": 1, "features": {"$.x": sketch}}}, "scores": []}
+    with pytest.raises(InvalidInput, match="drift: "):
         sketch_store.SketchFile.parse(json.dumps(body).encode())
 
 

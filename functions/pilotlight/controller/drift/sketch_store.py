@@ -315,10 +315,13 @@ def _score(call: str, revision: str, at: float, predicted: Any, slices: Sequence
         label = "true" if predicted else "false"
     elif isinstance(predicted, str):
         label = predicted[:MAX_CATEGORY_CHARS]
+        texts.append(label)
     else:
         score = float(predicted)
         if not math.isfinite(score):
             raise ValueError("not a number")
+    if b"\0" in "".join(texts).encode():  # which has no half of a surrogate pair
+        raise ValueError("not text")
     return Score(
         call=call, revision=revision, at=float(at), score=score, label=label, slices=slices
     )
