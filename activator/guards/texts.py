@@ -7,10 +7,12 @@ gets nor writes. Images and sounds are not text; token ids are text that cannot 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from pilotlight import errors
+from pilotlight.validation.json_size import require_few_values
 
 SEPARATOR: Final = "\0"
 """Between texts that are checked together: no pattern continues over it by accident."""
@@ -32,6 +34,8 @@ _MEDIA_MEMBERS: Final = frozenset({"url", "image_url", "audio_url", "video_url"}
 _IDS_OF_ANSWERS: Final = ("return_token_ids", "return_tokens_as_token_ids")
 _JOINTS: Final = ("", "\n")
 """What servers put between the parts of a message."""
+MAX_ARGUMENTS: Final = 10_000
+"""Most JSON values in the arguments of a tool call (`json_size`): some milliseconds."""
 _DIGITS_OF_TEXT: Final = 10**8
 """Numbers from here on are text, too: those of cards and accounts are."""
 _NOT_GENERATED: Final = frozenset(
@@ -45,7 +49,8 @@ Path = tuple[str | int, ...]
 
 
 def request_text(body: Mapping[str, Any]) -> str:
-    """All text of a request. Raises InvalidInput for token ids, which cannot be checked."""
+    """All text of a request. Raises InvalidInput for token ids, which cannot be checked, and
+    TooLarge."""
     for name in _TOKENS:
         given = body.get(name)
         if isinstance(given, list) and given and not isinstance(given[0], str | dict):
@@ -68,6 +73,9 @@ def request_text(body: Mapping[str, Any]) -> str:
                 if (name not in _KINDS or value not in _USUAL_KINDS)
                 and not (name in _MEDIA_MEMBERS and id(node) in parts and _is_medium(value))
             ]
+            arguments = node.get("arguments")
+            if isinstance(arguments, str) and "\\" in arguments:
+                pending.append(_decoded(arguments))
         elif isinstance(node, list):
             texts += _joined(node, has_strings=id(node) in contents)
             pending += [one for one in node if isinstance(one, str | int | float | dict | list)]
@@ -103,6 +111,16 @@ def _places(messages: Any) -> tuple[set[int], set[int]]:
                 parts.add(id(part))
                 parts.update(id(part.get(name)) for name in _MEDIA_MEMBERS if name in part)
     return contents, parts
+
+
+def _decoded(arguments: str) -> Any:
+    """Arguments of a tool call with escapes in them, as servers decode them for templates. Raises
+    TooLarge."""
+    require_few_values(arguments.encode("utf-8", "replace"), MAX_ARGUMENTS, "send fewer arguments")
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _is_medium(value: Any) -> bool:

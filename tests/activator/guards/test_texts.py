@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from activator.guards.texts import SEPARATOR, answer_texts, request_text
+from pilotlight.errors import TooLarge
 
 MEDIUM = "data:image/png;base64,iVBORw0KGgo="
 
@@ -49,6 +50,17 @@ def test_what_begins_like_an_image_is_read_outside_of_messages(name: str) -> Non
 def test_parts_are_read_as_servers_join_them_also_those_that_are_strings() -> None:
     for parts in ([{"type": "text", "text": "Project"}, "Falcon"], ["Project", "Falcon"]):
         assert {"ProjectFalcon", "Project\nFalcon"} < set(texts_of(parts))
+
+
+def test_arguments_of_tools_are_read_as_servers_decode_them() -> None:
+    calls = [{"function": {"name": "pay", "arguments": r'{"n": "\u0034111 1111"}'}}]
+    texts = request_text({"messages": [{"role": "assistant", "tool_calls": calls}]})
+    assert {r'{"n": "\u0034111 1111"}', "4111 1111"} < set(texts.split(SEPARATOR))
+    calls[0]["function"] = {"name": "pay", "arguments": '"\\u0034'}
+    assert '"\\u0034' in request_text({"messages": [{"role": "assistant", "tool_calls": calls}]})
+    calls[0]["function"] = {"name": "pay", "arguments": '["\\n"' + ",1" * 20_000 + "]"}
+    with pytest.raises(TooLarge, match="send fewer arguments"):
+        request_text({"messages": [{"role": "assistant", "tool_calls": calls}]})
 
 
 def test_a_large_number_is_read_with_a_fraction_too() -> None:
