@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from pilotlight import errors
-from pilotlight.validation.json_size import require_few_values
+from pilotlight.validation.json_size import count_values
 
 SEPARATOR: Final = "\0"
 """Between texts that are checked together: no pattern continues over it by accident."""
@@ -34,8 +34,8 @@ _MEDIA_MEMBERS: Final = frozenset({"url", "image_url", "audio_url", "video_url"}
 _IDS_OF_ANSWERS: Final = ("return_token_ids", "return_tokens_as_token_ids")
 _JOINTS: Final = ("", "\n")
 """What servers put between the parts of a message."""
-MAX_ARGUMENTS: Final = 10_000
-"""Most JSON values in the arguments of a tool call (`json_size`): some milliseconds."""
+MAX_ARGUMENTS: Final = 20_000
+"""Most JSON values in the arguments of all tool calls (`json_size`): some milliseconds."""
 _DIGITS_OF_TEXT: Final = 10**8
 """Numbers from here on are text, too: those of cards and accounts are."""
 _NOT_GENERATED: Final = frozenset(
@@ -59,6 +59,7 @@ def request_text(body: Mapping[str, Any]) -> str:
         if body.get(name) is not None:
             raise _unreadable(name)
     texts: list[str] = []
+    left = MAX_ARGUMENTS
     contents, parts = _places(body.get("messages"))
     pending: list[Any] = [value for name, value in body.items() if name not in _SAID_BY_US]
     while pending:
@@ -75,7 +76,8 @@ def request_text(body: Mapping[str, Any]) -> str:
             ]
             arguments = node.get("arguments")
             if isinstance(arguments, str) and "\\" in arguments:
-                pending.append(_decoded(arguments))
+                left -= count_values(arguments.encode("utf-8", "replace"))
+                pending.append(_decoded(arguments, left))
         elif isinstance(node, list):
             texts += _joined(node, has_strings=id(node) in contents)
             pending += [one for one in node if isinstance(one, str | int | float | dict | list)]
@@ -113,10 +115,15 @@ def _places(messages: Any) -> tuple[set[int], set[int]]:
     return contents, parts
 
 
-def _decoded(arguments: str) -> Any:
+def _decoded(arguments: str, left: int) -> Any:
     """Arguments of a tool call with escapes in them, as servers decode them for templates. Raises
-    TooLarge."""
-    require_few_values(arguments.encode("utf-8", "replace"), MAX_ARGUMENTS, "send fewer arguments")
+    TooLarge where not even 0 values are `left`."""
+    if left < 0:
+        raise errors.TooLarge(
+            f"the arguments of tool calls have more than {MAX_ARGUMENTS} JSON values, which the "
+            f"guard of this model cannot check: send fewer",
+            limit_values=MAX_ARGUMENTS,
+        )
     try:
         return json.loads(arguments)
     except (ValueError, RecursionError):
