@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
@@ -160,7 +160,7 @@ class LoopTime:
         self._processor = processor
         self._costly: dict[bytes, float] = {}
         self._until = 0.0
-        self._used: Counter[str] = Counter()
+        self._used: defaultdict[str, float] = defaultdict(float)
         self._since_turn_s = 0.0
 
     def __repr__(self) -> str:

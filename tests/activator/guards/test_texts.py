@@ -58,9 +58,9 @@ def test_arguments_of_tools_are_read_as_servers_decode_them() -> None:
     assert {r'{"n": "\u0034111 1111"}', "4111 1111"} < set(texts.split(SEPARATOR))
     calls[0]["function"] = {"name": "pay", "arguments": '"\\u0034'}
     assert '"\\u0034' in request_text({"messages": [{"role": "assistant", "tool_calls": calls}]})
-    calls = [{"arguments": '["\\n"' + ",1" * 5_000 + "]"}] * 5
+    many = [{"arguments": '["\\n"' + ",1" * 5_000 + "]"}] * 5
     with pytest.raises(TooLarge, match="more than 20000 JSON values"):
-        request_text({"messages": [{"role": "assistant", "tool_calls": calls}]})
+        request_text({"messages": [{"role": "assistant", "tool_calls": many}]})
 
 
 def test_a_large_number_is_read_with_a_fraction_too() -> None:

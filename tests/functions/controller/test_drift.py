@@ -368,6 +368,7 @@ async def test_a_baseline_is_counted_while_others_write(
 
 
 def test_a_sketch_that_no_database_takes_is_refused_for_good() -> None:
+    body: dict[str, Any]
     for predicted, slices in ((2**1024, []), ("\ud800", []), ("a", ["\ud800"]), ("\0", [])):
         body = {"revisions": {}, "scores": [["call-1", "v1", 0.0, predicted, slices]]}
         with pytest.raises(InvalidInput, match="not a sketch"):
