@@ -14,6 +14,7 @@ from pilotlight.protocol import CONTENT_NDJSON, CONTENT_PICKLE_STREAM, CONTENT_S
 _LENGTH: Final = struct.Struct(">I")
 _EXCEPTION_FOLLOWS: Final = 0xFFFFFFFF
 _PROBLEM: Final = PROBLEM_BASE.encode()
+_OUR_EVENTS: Final = frozenset({b"pickle", b"exception", b"result", b"state", b"end"})
 
 
 class ItemSplitter(Protocol):
@@ -25,18 +26,15 @@ class ItemSplitter(Protocol):
 
 
 class SseItems:
-    """Splits server-sent events, leaving out comments."""
+    """Splits server-sent events, leaving out comments, ids, and names of the platform's events."""
 
     def __init__(self) -> None:
         self._parts = _Parts(b"\n\n")
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the items that `data` completes."""
-        return [
-            event
-            for event in self._parts.feed(data)
-            if event.strip(b"\n") and not _is_comment(event)
-        ]
+        events = map(_without_ours, self._parts.feed(data))
+        return [event for event in events if event.strip(b"\n") and not _is_comment(event)]
 
 
 class NdjsonItems:
@@ -115,6 +113,17 @@ def cutter_of(content_type: str) -> ItemSplitter | None:
     }
     made = makers.get(kind)
     return made() if made is not None else None
+
+
+def _without_ours(event: bytes) -> bytes:
+    """Return an event of a function without what only the platform says in this stream: clients
+    unpickle what it calls a pickle, and resume from its ids."""
+    return b"\n".join(line for line in event.replace(b"\r", b"").split(b"\n") if not _is_ours(line))
+
+
+def _is_ours(line: bytes) -> bool:
+    field, _, value = line.partition(b":")
+    return field == b"id" or (field == b"event" and value.removeprefix(b" ") in _OUR_EVENTS)
 
 
 def _is_comment(event: bytes) -> bool:

@@ -29,10 +29,14 @@ VARIANT = "variant"
 """Kind of a fallback to a variant."""
 
 
+class Unchecked(errors.Unavailable):
+    """Raised for a call that nothing may answer yet: what it asks for could not be checked."""
+
+
 def may_fall_back(error: errors.PilotlightError) -> bool:
     """Return whether a fallback may answer a call that failed with `error`: the platform could not
     serve it, and did not refuse it on purpose."""
-    if isinstance(error, errors.OverQuota | errors.BudgetReserved):
+    if isinstance(error, errors.OverQuota | errors.BudgetReserved | Unchecked):
         return False
     if isinstance(error, errors.DeadlineExceeded):
         return error.detail.get("clock") in ("queue", "startup")

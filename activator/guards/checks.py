@@ -7,9 +7,13 @@ operator says so (`activator.guard_on_error`)."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Coroutine
-from dataclasses import dataclass
+import time
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from activator.arguments.checker import ArgumentChecker
@@ -17,7 +21,7 @@ from activator.calls.call import Call
 from activator.routing.call_target import CallTarget
 from pilotlight import errors
 from pilotlight.spec.engines import GuardSpec
-from pilotlight.validation.guard_patterns import patterns_of
+from pilotlight.validation.guard_patterns import KNOWN_GUARDS, patterns_of
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +29,15 @@ INPUT, OUTPUT = "input", "output"
 """Stages: a prompt, generated text."""
 FAILED: Final = "guard-failed"
 """The rule of a text that was refused because its check failed."""
+SLICE_S: Final = 0.004
+"""Time of the event loop that checks use before others have a turn."""
+SHARE_S: Final = 0.25
+"""Time of the event loop that the checks of one tenant use in a second."""
+COSTLY_S: Final = 0.025
+"""A check of this time shows that texts and expressions of a guard were made for one another."""
+COSTLY_FOR_S: Final = 60.0
+SHORT_CHARS: Final = 64
+"""Texts up to which also such a guard's checks are short."""
 
 
 class GuardFailed(Exception):
@@ -86,11 +99,17 @@ class TextCheck:
 
     async def match_patterns(self, text: str, *, is_end: bool = True) -> str:
         """Return the first rule whose pattern matches; "" = none. Raises GuardFailed."""
-        if self.patterns.is_inexpensive(text):
-            return self.patterns.find(text, is_end=is_end)
+        if not text:
+            return ""
+        target, time_of_loop = self._call.target, self._terms.time_of_loop
+        if len(text) <= SHORT_CHARS or not time_of_loop.is_costly(target.guard):
+            await time_of_loop.turn(target.tenant)
+            with time_of_loop.used(target.tenant, target.guard):
+                if self.patterns.is_inexpensive(text):
+                    return self.patterns.find(text, is_end=is_end)
         try:
             return await self._terms.checker.find_rule(
-                self._call.target.guard, text, is_end=is_end, tenant=self._call.target.tenant
+                target.guard, text, is_end=is_end, tenant=target.tenant
             )
         except errors.PilotlightError as e:
             raise GuardFailed(f"patterns: {e}") from e
@@ -129,6 +148,66 @@ class TextCheck:
         return "" if terms.is_open else FAILED
 
 
+class LoopTime:
+    """What checks use of the event loop: some milliseconds at a time, and of a second a share for
+    each tenant, whose checks wait beyond it. Their number is chosen by callers, and by servers of
+    tenants: of pieces of a stream, of choices. Owner: the event loop."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        processor: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """`clock`: seconds. `processor`: seconds of processor time."""
+        self._clock = clock
+        self._processor = processor
+        self._costly: dict[bytes, float] = {}
+        self._until = 0.0
+        self._used: defaultdict[str, float] = defaultdict(float)
+        self._since_turn_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"<LoopTime of {len(self._used)} tenants>"
+
+    async def turn(self, tenant: str) -> None:
+        """Wait until this tenant may use the event loop, and let others use it."""
+        if self._since_turn_s >= SLICE_S:
+            self._since_turn_s = 0.0
+            await asyncio.sleep(0)
+        while True:
+            wait_s = self._wait_s(tenant)
+            if wait_s <= 0.0:
+                return
+            await asyncio.sleep(wait_s)
+
+    @contextmanager
+    def used(self, tenant: str, guard: bytes) -> Iterator[None]:
+        """Measure a check by a guard (`CallTarget.guard`), which is run inside."""
+        began = self._processor()
+        try:
+            yield
+        finally:
+            took = self._processor() - began
+            self._used[tenant] += took
+            self._since_turn_s += took
+            if took >= COSTLY_S:
+                if len(self._costly) >= KNOWN_GUARDS:
+                    self._costly.clear()
+                self._costly[guard] = self._clock() + COSTLY_FOR_S
+
+    def is_costly(self, guard: bytes) -> bool:
+        """Whether a check by this guard took long lately: the next ones are run elsewhere."""
+        return bool(self._costly) and self._costly.get(guard, 0.0) > self._clock()
+
+    def _wait_s(self, tenant: str) -> float:
+        """Seconds until this tenant has a share again; 0 = it has."""
+        now = self._clock()
+        if now >= self._until:
+            self._until = now + 1.0
+            self._used.clear()
+        return self._until - now if self._used[tenant] >= SHARE_S else 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckTerms:
     """What checks need.
@@ -137,9 +216,11 @@ class CheckTerms:
         checker: the processes for long texts.
         function: calls the functions of guards.
         recorder: gets outcomes.
-        is_open: a check that fails allows the text."""
+        is_open: a check that fails allows the text.
+        time_of_loop: of all checks."""
 
     checker: ArgumentChecker
     function: FunctionClient
     recorder: CheckRecorder
     is_open: bool
+    time_of_loop: LoopTime = field(default_factory=LoopTime)

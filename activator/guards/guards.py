@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from activator.calls.attempt import Attempt
 from activator.calls.call import AnsweredCall, Call
+from activator.calls.fallback_rules import Unchecked
 from activator.guards.checks import (
     FAILED,
     INPUT,
@@ -20,11 +21,17 @@ from activator.guards.checks import (
     TextCheck,
 )
 from activator.guards.stream import REFUSED, GuardedResponse, GuardedStream
-from activator.guards.texts import SEPARATOR, answer_texts, request_text
+from activator.guards.texts import (
+    SEPARATOR,
+    answer_texts,
+    request_text,
+    require_text_answers,
+)
 from activator.llm.openai.call import EngineCall
 from activator.llm.request_size import CHAT, COMPLETIONS
 from activator.worker_client.connection import WorkerConnectionLost, WorkerResponse
 from pilotlight import errors
+from pilotlight.core.yield_budget import YieldBudget
 from pilotlight.protocol import CONTENT_SSE
 from pilotlight.validation.json_size import require_few_values
 
@@ -57,19 +64,21 @@ class Guards:
 
     async def check_prompt(self, call: Call) -> None:
         """Check what a call asks for. Raises ContentRefused; InvalidInput for what cannot be read;
-        Unavailable where the check failed."""
+        Unchecked where the check failed."""
         spec = call.target.spec.guard
         if not isinstance(call, EngineCall):
             raise errors.InvalidInput(
                 f"{call.target.app}/{call.target.function} has a guard, which reads requests in "
                 f"OpenAI's format: call it at {CHAT}"
             )
+        if spec is not None and spec.output:
+            require_text_answers(call.wanted.body)
         if spec is None or not spec.input:
             return
         text = request_text(call.wanted.body)
         rule = await TextCheck(self._terms, call, spec, INPUT).find_refusal(text)
         if rule == FAILED:
-            raise errors.Unavailable(
+            raise Unchecked(
                 "the guard of this model could not check the prompt, and what is unchecked is "
                 "refused: try again",
                 retry_after_s=RETRY_S,
@@ -137,8 +146,9 @@ async def _check_choices(check: TextCheck, body: bytes) -> bytes:
     choices = document.get("choices") if isinstance(document, dict) else None
     if not isinstance(choices, list):
         return await _check_as_text(check, body, document)
-    is_changed = False
+    is_changed, turns = False, YieldBudget()
     for at, choice in enumerate(choices):
+        await turns.handled(b"")
         if await check.find_refusal(_text_of(choice)):
             choices[at], is_changed = _empty_choice(choice, at), True
     rest = {name: value for name, value in document.items() if name != "choices"}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 
 EVERY_S: Final = 10.0
 MAX_KEPT: Final = 1000
+MAX_OF_TENANT: Final = 32
+"""Kinds of one tenant's refusals that are kept apart: its functions choose rules."""
 BATCH: Final = 200
 """Entries of one report."""
 OTHER: Final = "other"
@@ -91,6 +94,7 @@ class RefusalReporter:
         self._clock = clock
         self._every_s = every_s
         self._kept: dict[_Key, _Refusals] = {}
+        self._kinds: Counter[str] = Counter()
 
     def __repr__(self) -> str:
         return f"<RefusalReporter {len(self._kept)} entries to report>"
@@ -111,7 +115,8 @@ class RefusalReporter:
             rule,
         )
         key = (target.name, target.revision, call.caller.key_id, stage, rule)
-        if key not in self._kept and len(self._kept) >= MAX_KEPT:
+        is_full = len(self._kept) >= MAX_KEPT or self._kinds[target.tenant] >= MAX_OF_TENANT
+        if key not in self._kept and is_full:
             key = (target.name, "", "", stage, OTHER)
         known = self._kept.get(key)
         if known is not None:
@@ -119,6 +124,7 @@ class RefusalReporter:
             known.last_at = now
         elif len(self._kept) < 2 * MAX_KEPT:
             self._kept[key] = _Refusals(call.id, now, now)
+            self._kinds[target.tenant] += 1
 
     async def run(self) -> None:
         """Report until cancelled."""
@@ -136,6 +142,7 @@ class RefusalReporter:
             kept = dict(list(self._kept.items())[:BATCH])
             for key in kept:
                 del self._kept[key]
+                self._kinds -= Counter((_tenant_of(key),))
             try:
                 await self._sink.report([_entry(key, one) for key, one in kept.items()])
             except BaseException as e:
@@ -151,6 +158,8 @@ class RefusalReporter:
             if (newer := self._kept.get(key)) is not None:
                 one.calls += newer.calls
                 one.last_at = newer.last_at
+            else:
+                self._kinds[_tenant_of(key)] += 1
             self._kept[key] = one
 
     async def aclose(self) -> None:
@@ -161,6 +170,10 @@ class RefusalReporter:
         except TimeoutError:
             log.warning("guard_refusals_lost entries=%d", len(self._kept))
         await self._sink.aclose()
+
+
+def _tenant_of(key: _Key) -> str:
+    return key[0].partition("/")[0]
 
 
 def _entry(key: _Key, one: _Refusals) -> dict[str, Any]:

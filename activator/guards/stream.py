@@ -21,6 +21,7 @@ from activator.llm.openai.parser import tokens_of
 from activator.quotas.token_reservation import TokenReservation
 from activator.worker_client.connection import WorkerResponse
 from pilotlight import errors
+from pilotlight.core.yield_budget import YieldBudget
 from pilotlight.validation.json_size import require_few_values
 
 REFUSED: Final = "content_filter"
@@ -116,6 +117,7 @@ class GuardedStream:
         self._total: dict[str, Any] | None = None
         self._head: Mapping[str, Any] = {}
         self._is_counted = self._is_too_long = False
+        self._turns = YieldBudget()
         self.rule = ""
 
     def __repr__(self) -> str:
@@ -130,6 +132,7 @@ class GuardedStream:
             return self._refuse(TOO_LONG)
         out: list[bytes] = []
         for event in events:
+            await self._turns.handled(event)
             is_done = self._add_event(event + _END)
             if len(self._texts) > MAX_TEXTS or self._is_too_long:
                 out.append(self._refuse(TOO_LONG))

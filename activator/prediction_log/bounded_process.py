@@ -44,6 +44,10 @@ COMPUTING_CALLS: Final = frozenset(
 _PR_SET_PDEATHSIG: Final = 1
 _LENGTH: Final = struct.Struct(">?I")
 _PAGE: Final = resource.getpagesize()
+_OF_INPUT: Final = (
+    *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
+)
+"""What a computation may raise because of what a caller sent: no reason to end the process."""
 
 Compute = Callable[[bytes], bytes]
 
@@ -141,7 +145,7 @@ class BoundedProcess:
                 signal.setitimer(signal.ITIMER_PROF, self._cpu_s)  # then the kernel ends it
                 try:
                     is_valid, answer = True, compute(data)
-                except (ValueError, TypeError, KeyError) as e:
+                except _OF_INPUT as e:
                     is_valid, answer = False, repr(e)[:1000].encode()
                 signal.setitimer(signal.ITIMER_PROF, 0)
                 _write(1, _message(answer, is_valid=is_valid))

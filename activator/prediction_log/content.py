@@ -14,6 +14,7 @@ from pilotlight.spec.prediction_log import Content
 from pilotlight.validation.json_paths import Segment, parse_path
 
 SCRUBBED: Final = "[scrubbed]"
+REST: Final = "*"
 HASH_BYTES: Final = 16
 MAX_MEMBERS: Final = 64
 """Members of the object at the top that a summary describes."""
@@ -76,11 +77,19 @@ def parse_body(body: bytes, scrub: Sequence[str], parameters: Sequence[str]) -> 
     """Return whether the body is JSON, and its scrubbed value. Arguments by position are named."""
     try:
         document = json.loads(body, parse_constant=lambda _: None, parse_float=_finite)
-        if parameters and isinstance(document, list) and len(document) <= len(parameters):
-            document = dict(zip(parameters, document, strict=False))
+        if parameters and isinstance(document, list):
+            document = _named(scrub_document(document, scrub), parameters)
         return True, scrub_document(document, scrub)
     except (ValueError, RecursionError):
         return False, None
+
+
+def _named(document: Any, parameters: Sequence[str]) -> Any:
+    """Name arguments by position. Those of `*args` are the member REST."""
+    if not isinstance(document, list):
+        return document
+    rest = document[len(parameters) :]
+    return {**dict(zip(parameters, document, strict=False)), **({REST: rest} if rest else {})}
 
 
 def _texts(document: Any, content: Content) -> tuple[str | None, str | None]:

@@ -7,6 +7,7 @@ each row: the call's id, its prediction and the values of its slices."""
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ MAX_SCORES: Final = 5_000
 """Rows of one file whose predictions can be compared with labels."""
 WATCHED_MEMBER: Final = b'"watched":'
 """In rows with watched values, and perhaps in others."""
+_MAX_BITS: Final = sys.float_info.max_exp
 _MAX_STATUS: Final = 400
 """Answers from here on are errors, and no predictions."""
 
@@ -89,10 +91,18 @@ def _sketch(values: list[list[Any]]) -> Sketch:
 
 
 def _plain(value: Any) -> Any:
-    """Return a number or short text; null for anything else, and "" for a long text."""
+    """Return a number or short text; null for anything else, and "" for a long text. An integer
+    beyond the doubles is no number here."""
     if isinstance(value, str):
-        return value if len(value) <= MAX_CATEGORY_CHARS else ""
+        return _stored(value) if len(value) <= MAX_CATEGORY_CHARS else ""
+    if isinstance(value, int) and value.bit_length() >= _MAX_BITS:
+        return None
     return value if isinstance(value, bool | int | float) else None
+
+
+def _stored(text: str) -> str:
+    """Return text as every database takes it: half of a surrogate pair and NUL become "?"."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "?")
 
 
 def _text(value: Any) -> str:

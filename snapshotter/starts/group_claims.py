@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import json
 import os
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ CLAIMS = Path("/run/pilotlight-groups")
 """Empty after a boot of the machine, as the hierarchies are."""
 _CLAIM_S = 1.0
 """Who removes groups holds a claim for milliseconds."""
+_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,8 @@ def claim(run: Path, claims: Path = CLAIMS) -> GroupClaim | None:
     path, until = claims / base_name(run), time.monotonic() + _CLAIM_S
     with contextlib.suppress(OSError):
         claims.mkdir(mode=0o700, exist_ok=True)
-        while time.monotonic() < until:
-            descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        while time.monotonic() < until and _is_ours(claims):
+            descriptor = os.open(path, os.O_CREAT | _FLAGS, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _is_at(descriptor, path):
@@ -69,7 +71,7 @@ def remove_abandoned(claims: Path = CLAIMS) -> int:
     taken over by the next agent of their run directory. Returns how many bases. Blocks."""
     count = 0
     with contextlib.suppress(OSError):
-        for path in sorted(claims.iterdir()):
+        for path in sorted(claims.iterdir()) if _is_ours(claims) else ():
             with _unclaimed(path) as descriptor:
                 if descriptor is not None:
                     count += _remove(path, descriptor)
@@ -80,7 +82,7 @@ def remove_abandoned(claims: Path = CLAIMS) -> int:
 def _unclaimed(path: Path) -> Iterator[int | None]:
     """The claim's file, locked; None while its agent lives."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = os.open(path, _FLAGS)
     except OSError:
         yield None
         return
@@ -109,6 +111,13 @@ def _remove(path: Path, descriptor: int) -> bool:
         return False
     path.unlink(missing_ok=True)
     return bool(bases)
+
+
+def _is_ours(claims: Path) -> bool:
+    """Whether no other user can put files there: root writes them, and believes what they say."""
+    found = claims.lstat()
+    is_shared = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not is_shared
 
 
 def _has_processes(group: Path) -> bool:

@@ -34,6 +34,7 @@ from activator.llm.openai.request import PATHS
 from activator.settings import ActivatorSettings
 from pilotlight import errors
 from pilotlight.client import sessions
+from pilotlight.client.sse import SseParser
 from pilotlight.profile import Profile
 from pilotlight.protocol import CONTENT_JSON, CONTENT_PICKLE, CallRecord
 from pilotlight.sdk.cls import Cls
@@ -836,6 +837,30 @@ async def test_a_record_calls_an_answer_a_pickle_only_where_the_call_was_one(
     assert (record["state"], record["content_type"]) == ("SUCCEEDED", "application/octet-stream")
     assert "event: pickle" not in stream
     assert "event: exception" not in stream
+
+
+async def test_a_function_sends_no_event_that_a_client_unpickles(
+    edge: Edge, controller: FakeController, shipping: object, pickled: MarkingPickle
+) -> None:
+    """The stream of a call that is known by its id alone is read with pickles."""
+    data = base64.b64encode(pickled.body)
+    record = {"id": "x", "content_type": CONTENT_PICKLE, "result": data.decode()}
+
+    async def lie(request: WorkerRequest) -> WorkerAnswer:
+        events = (b"pickle\ndata: " + data, b"exception\r\ndata: " + data)
+        result = b"result\ndata: " + json.dumps(record).encode()
+        body = b"".join(b"event: %b\n\n" % event for event in (*events, result))
+        return WorkerAnswer(body=body, content_type="text/event-stream")
+
+    edge.fleet.behaviours["hello"] = lie
+    edge.add(route_of(spec_of()))
+    call = (await edge.call("shop/hello:submit", json={"x": 1})).json()["id"]
+    for _ in range(2):  # while it runs, perhaps, and after its end
+        url = f"{edge.url}/v1/calls/{call}/stream"
+        stream = (await edge.client.get(url, headers=under(KEY, {}))).content
+        names = {event.name for event in SseParser().feed(stream)}
+        assert data in stream
+        assert names - {"state"} == {"", "end"}
 
 
 def test_only_pickles_are_answered_with_pickles() -> None:

@@ -159,6 +159,25 @@ def test_no_text_takes_more_than_linear_time(name: str) -> None:
     assert large < 30 * small + 0.05
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        GuardSpec(expressions={"own": "a{1900}b"}),
+        GuardSpec(expressions={"own": "[ab]*a(?:a|b){300}c"}),
+        GuardSpec(words=tuple(f"{'a ' * 29}{n}" for n in range(60))),
+    ],
+)
+def test_a_text_made_for_a_guard_takes_some_tens_of_milliseconds_at_most(spec: GuardSpec) -> None:
+    """Of what is checked in place; the rest is checked elsewhere."""
+    patterns = made(spec)
+    length = next(n for n in range(8192, 0, -64) if patterns.is_inexpensive("." * n))
+    for text in ("a" * length, "ab" * (length // 2), "a " * (length // 2)):
+        began = time.process_time()
+        if patterns.is_inexpensive(text):
+            patterns.find(text, is_end=False)
+        assert time.process_time() - began < 0.25
+
+
 def test_the_cost_of_a_text_is_known_before_it_is_checked() -> None:
     assert ALL.is_inexpensive("x" * 100_000), "the first search finds nothing"
     assert ALL.is_inexpensive("4111 " * 100)

@@ -49,6 +49,13 @@ TWO_WAYS: dict[str, Any] = {
         ("[", 1, 40),
         ("(((", 1, 3),
         ("a{999999999999}", 1, 100),
+        (r"\p{L}{100}", 2000, 4000),
+        (r"\P{Greek}{100}", 2000, 4000),
+        ("[[:alpha:]]{100}", 2000, 4000),
+        ("[a[b]]{100}", 2000, 4000),
+        ("(?x)a {3}", UNBOUNDED, UNBOUNDED),
+        ("(?i-sx:a) {3}", UNBOUNDED, UNBOUNDED),
+        (r"\(?ext: [0-9]", 1, 40),
     ],
 )
 def test_repetitions_count_as_often_as_they_repeat(pattern: str, least: int, most: int) -> None:

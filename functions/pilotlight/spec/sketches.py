@@ -127,6 +127,7 @@ class Sketch:
                 raise ValueError("too many cells or categories")
             if any(len(name) > MAX_CATEGORY_CHARS for name in categories):
                 raise ValueError("a category is too long")
+            "".join(categories).encode()  # or UnicodeEncodeError, which is a ValueError
             return cls(
                 cells=_disjoint(cells),
                 categories=Counter(categories),
@@ -135,7 +136,7 @@ class Sketch:
                 low=_bound(body["low"]),
                 high=_bound(body["high"]),
             )
-        except (KeyError, TypeError, AttributeError) as e:
+        except (KeyError, TypeError, AttributeError, OverflowError) as e:
             raise ValueError(f"not a sketch: {e!r}") from e
 
 

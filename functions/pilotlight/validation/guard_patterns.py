@@ -32,6 +32,10 @@ INLINE_NS: Final = 4e6
 SEARCH_NS, STATE_NS = 10.0, 0.1
 """Nanoseconds of the first search, and per character, and per character and state of expressions
 and words: measured, twice what it takes."""
+WORST_NS: Final = 40e6
+WORST_STATE_NS: Final = 15.0
+"""The same where an automaton follows each state at each character: measured, for repetitions of
+what repeats in a text. A check that takes this long once is run elsewhere (`guards.checks`)."""
 KNOWN_GUARDS: Final = 1024
 WORDS: Final = "words"
 """The name of the rule of all words."""
@@ -153,8 +157,15 @@ class GuardPatterns:
         for name, expression in expressions.items():
             rules[name] = _expression(name, expression, window_chars)
         self._rules = rules
-        weight = sum(map(pattern_weight, expressions.values())) + sum(map(len, words))
-        self._inline_chars = int(INLINE_NS / (SEARCH_NS + weight * STATE_NS))
+        weight = sum(map(pattern_weight, expressions.values()))
+        at_once = weight + sum(len(word.split()) for word in words)
+        weight += sum(map(len, words))
+        self._inline_chars = int(
+            min(
+                INLINE_NS / (SEARCH_NS + weight * STATE_NS),
+                WORST_NS / (SEARCH_NS + at_once * WORST_STATE_NS),
+            )
+        )
         self.context_chars = CONTEXT_CHARS + window_chars
         self._candidates = (
             _automaton("|".join(f"(?:{rule.candidate})" for rule in rules.values()), "guard")
@@ -168,7 +179,7 @@ class GuardPatterns:
     def is_inexpensive(self, text: str) -> bool:
         """Whether `find` takes a few milliseconds at most, whatever the text is; mostly it takes
         some microseconds. Runs the first search."""
-        if self._candidates is None or len(text) <= EXACT_CHARS:
+        if self._candidates is None or len(text) <= min(EXACT_CHARS, self._inline_chars):
             return True
         return len(text) <= self._inline_chars and not _is_found(self._candidates, text + "\n")
 

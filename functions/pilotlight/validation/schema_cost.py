@@ -8,6 +8,7 @@ schemas) counts as UNBOUNDED."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -41,6 +42,8 @@ _BELOW: Final = frozenset(
 itself."""
 _DEFINITIONS: Final = frozenset({"$defs", "definitions"})
 _REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
+_IS_VERBOSE: Final = re.compile(r"(?<!\\)(?:\\\\)*\(\?[imsuRU-]*x[imsuRU-]*[:)]")
+_NAMED: Final = re.compile(r"[pPuUx]\{[^}]*\}")
 _CLASS_WEIGHT: Final = 20
 """Cost of a character class such as `\\w`: its automaton over UTF-8 has many states."""
 
@@ -93,7 +96,14 @@ def pattern_weights(schema: Mapping[str, Any]) -> int:
 
 def pattern_weight(pattern: str) -> int:
     """Estimate the number of states of the automaton of a regular expression. Counted repetitions
-    multiply what they repeat."""
+    multiply what they repeat; with white space that does not count (flag `x`), what that is cannot
+    be told."""
+    if _IS_VERBOSE.search(pattern):
+        return UNBOUNDED
+    return max(_pattern_weight(pattern, _class_end), _pattern_weight(pattern, _outer_class_end))
+
+
+def _pattern_weight(pattern: str, class_end: Callable[[str, int], int]) -> int:
     groups, last, at, size = [0], 0, 0, len(pattern)
     while at < size:
         char = pattern[at]
@@ -105,10 +115,11 @@ def pattern_weight(pattern: str) -> int:
         if char == ")" and len(groups) > 1:
             last = groups.pop()
         elif char == "[":
-            at, last = _class_end(pattern, at), _CLASS_WEIGHT
+            at, last = class_end(pattern, at), _CLASS_WEIGHT
         elif char == "\\":
             last = _CLASS_WEIGHT if pattern[at : at + 1] in "wWdDsSpPuU" else 1
-            at += 1
+            named = _NAMED.match(pattern, at)
+            at = named.end() if named is not None else at + 1
         elif char == "{":
             end = pattern.find("}", at)
             words = pattern[at:end].split(",") if end > 0 else []
@@ -134,6 +145,15 @@ def _class_end(pattern: str, at: int) -> int:
     while at < len(pattern) and pattern[at] != "]":
         at += 2 if pattern[at] == "\\" else 1
     return at + 1
+
+
+def _outer_class_end(pattern: str, at: int) -> int:
+    """The end of a class that may contain others, such as `[[:alpha:]]` and `[a[b]]`."""
+    ends = 1
+    while at < len(pattern) and ends:
+        ends += {"[": 1, "]": -1}.get(pattern[at], 0)
+        at += 2 if pattern[at] == "\\" else 1
+    return at
 
 
 def _count(schema: Mapping[str, Any]) -> tuple[int, int]:

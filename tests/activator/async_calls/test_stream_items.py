@@ -45,6 +45,13 @@ STREAMS = [
     pytest.param(
         EVENTS, b"data: 1\n\n: waiting\n\nevent: error\ndata: {}\n\n", FAILED, id="events"
     ),
+    pytest.param(
+        EVENTS,
+        b"event: pickle\r\nid: 9-9\ndata: a\n\nevent:exception\ndata: b\n\nevent: own\ndata: c\n\n"
+        b"data: d\nevent: res\rult\n\nid: 1\n\nevent:  end\ndata: e\n\n",
+        [b"data: a", b"data: b", b"event: own\ndata: c", b"data: d", b"event:  end\ndata: e"],
+        id="events that only the platform sends",
+    ),
     pytest.param(PICKLES, pickles(b"abc", b"", raised=b"no"), PICKLED, id="pickles"),
 ]
 

@@ -16,6 +16,7 @@ import pytest
 from activator.settings import ActivatorSettings
 from pilotlight.spec.engines import GUARD_PATTERNS, GuardSpec, Task
 from pilotlight.spec.function import Clocks, MethodSpec
+from pilotlight.spec.policies import Fallback
 from snapshotter.errors import StartFailed
 from tests.activator.conftest import KEY, PATIENCE_S, Edge
 from tests.activator.llm.openai.conftest import Shop, chat, events_of, llm
@@ -386,6 +387,22 @@ async def test_a_function_that_fails_or_answers_nonsense_refuses(
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
     assert int(refused.headers["retry-after"]) >= 1
     assert (await records(shop), checks(shop, "input", "failed")) == ([], 1)
+
+
+async def test_no_fallback_answers_a_prompt_that_was_not_checked(
+    shop: Shop, shipping: object
+) -> None:
+    judge = Judge(shop)
+    judge.answer = WorkerAnswer(status=500, body=b"{}", outcome="raised")
+    shop.edge.add(route_of(llm("assistant2")))
+    rungs = (Fallback(kind="function", function="assistant2"),)
+    guard(shop, JUDGE, fallback=rungs, clocks=Clocks(queue_s=0.1))
+    assert (await shop.post(chat("hello there"))).status_code == 503
+    body = {"path": "/v1/chat/completions", "body": chat("hello there")}
+    submitted = await shop.edge.call("shop/assistant:submit", json=body)
+    result = await shop.get(f"/v1/calls/{submitted.json()['id']}?wait_s=30")
+    assert (result.json()["state"], result.json()["status"]) == ("FAILED", 503)
+    assert await records(shop, "assistant2") == []
 
 
 async def test_a_slow_function_refuses_at_its_deadline(shop: Shop) -> None:

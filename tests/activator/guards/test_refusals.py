@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from activator.calls.call import Call
 from activator.calls.caller import Caller
-from activator.guards.refusals import BATCH, MAX_KEPT, OTHER, RefusalReporter
+from activator.guards.refusals import BATCH, MAX_KEPT, MAX_OF_TENANT, OTHER, RefusalReporter
 from activator.http.payloads import JSON, Payload
 from activator.metrics.call_counters import LabelLimiter
 from activator.metrics.llm import LlmMetrics
@@ -19,8 +19,13 @@ from pilotlight.spec.pricing import Rates
 from tests.activator.llm.openai.conftest import llm
 from tests.fakes.routes import TENANT, route_of
 
-ROUTE = route_of(llm())
-TARGET = CallTarget(ROUTE, ROUTE.traffic[0][0], Rates(version="test"))
+
+def target_of_tenant(tenant: str) -> CallTarget:
+    route = route_of(llm(), tenant=tenant)
+    return CallTarget(route, route.traffic[0][0], Rates(version="test"))
+
+
+TARGET = target_of_tenant(TENANT)
 
 
 class Sink:
@@ -40,10 +45,10 @@ class Sink:
         """See AuditSink."""
 
 
-def call(key: str = "k-1") -> Call:
+def call(key: str = "k-1", target: CallTarget = TARGET) -> Call:
     return Call(
         id=f"req-{key}",
-        target=TARGET,
+        target=target,
         method="",
         payload=Payload(b"", JSON, JSON),
         caller=Caller(key_id=key),
@@ -97,9 +102,30 @@ async def test_more_kinds_than_are_kept_are_counted_together() -> None:
     sink = Sink()
     found = reporter(sink)
     for number in range(MAX_KEPT + 50):
-        found.record_refusal(call(), "output", f"rule-{number}")
+        target = target_of_tenant(f"t-{number // 20}")
+        found.record_refusal(call(target=target), "output", f"rule-{number}")
+    found.record_refusal(call(target=target_of_tenant("t-1")), "output", "rule-21")
     assert await found.flush()
-    assert {len(report) for report in sink.reports} <= {BATCH, 1}
+    assert max(map(len, sink.reports)) == BATCH
     entries = [entry for report in sink.reports for entry in report]
-    assert len(entries) == MAX_KEPT + 1
-    assert (entries[-1]["rule"], entries[-1]["calls"], entries[-1]["key"]) == (OTHER, 50, "")
+    rest = [entry for entry in entries if entry["rule"] == OTHER]
+    assert len(entries) - len(rest) == MAX_KEPT
+    assert sum(entry["calls"] for entry in rest) == 50
+    assert {entry["key"] for entry in rest} == {""}
+
+
+async def test_rules_that_a_function_makes_up_displace_no_entries_of_other_tenants() -> None:
+    sink = Sink()
+    found = reporter(sink)
+    for _ in range(2):
+        for number in range(MAX_KEPT):
+            found.record_refusal(call(), "output", f"rule-{number}")
+        found.record_refusal(call(target=target_of_tenant("t-other")), "input", "email")
+        sink.is_down = not sink.is_down
+        await found.flush()
+    entries = [entry for report in sink.reports for entry in report]
+    assert [(one["rule"], one["key"]) for one in entries if one["tenant"] == "t-other"] == [
+        ("email", "k-1")
+    ]
+    assert len(entries) == MAX_OF_TENANT + 2, "of the first tenant as many, and the rest together"
+    assert sum(one["calls"] for one in entries) == 2 * MAX_KEPT + 2

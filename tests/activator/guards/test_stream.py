@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from activator.arguments.checker import ArgumentChecker
 from activator.calls.call import Call
 from activator.calls.caller import Caller
-from activator.guards.checks import OUTPUT, CheckTerms, TextCheck
+from activator.guards.checks import (
+    COSTLY_FOR_S,
+    COSTLY_S,
+    OUTPUT,
+    SHARE_S,
+    CheckTerms,
+    LoopTime,
+    TextCheck,
+)
 from activator.guards.stream import MAX_EVENT_BYTES, GuardedStream
 from activator.http.payloads import JSON, Payload
 from activator.quotas.token_reservation import TokenReservation
@@ -94,6 +102,12 @@ def piece(text: Any, *, index: int = 0, finish: str | None = None, name: str = "
     return b"data: %b\n\n" % json.dumps({**head, "choices": [choice]}).encode()
 
 
+def of_logprobs(text: str) -> bytes:
+    """A piece with the tokens of a text that the server leaves out."""
+    choice = {"index": 0, "delta": {}, "logprobs": {"content": [{"token": text}]}}
+    return b"data: %b\n\n" % json.dumps({"choices": [choice]}).encode()
+
+
 DONE = b"data: [DONE]\n\n"
 
 
@@ -159,6 +173,7 @@ async def test_chunks_of_bytes_are_not_events(cut: int) -> None:
         lambda text: piece({"arguments": text}, name="function_call"),
         lambda text: piece(text, index=1),
         lambda text: piece({"transcript": text}, name="audio"),
+        of_logprobs,
         lambda text: b"data: %b\n\n" % json.dumps({"token": {"text": text}}).encode(),
         lambda text: b"data: %b\n\n" % text.encode(),
     ],
@@ -224,6 +239,76 @@ async def test_limits_of_an_answer_refuse_it() -> None:
     for index in range(1100):
         await world.stream.feed(piece("x", index=index))
     assert world.stream.rule == "too-long"
+
+
+async def test_a_chunk_with_many_costly_pieces_leaves_turns_to_others() -> None:
+    """Each piece makes the patterns look at thousands of digits again, in which nothing matches."""
+    world = World(GuardSpec(patterns=("credit_card",), window_chars=3000))
+    await world.stream.feed(piece("111 " * 900))
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    task = asyncio.create_task(others())
+    await asyncio.sleep(0)
+    turns = 0
+    assert await world.stream.feed(piece("111 ") * 40) is not None
+    task.cancel()
+    assert turns >= 5, "some milliseconds of the event loop at a time"
+    assert not world.stream.rule
+
+
+async def test_a_tenants_checks_wait_beyond_their_share_of_a_second() -> None:
+    now, used_s = 0.99, 0.0
+    time_of_loop = LoopTime(clock=lambda: now, processor=lambda: used_s)
+
+    async def check(tenant: str) -> None:
+        nonlocal used_s
+        await time_of_loop.turn(tenant)
+        with time_of_loop.used(tenant, b"guard"):
+            used_s += SHARE_S
+
+    await check("t-1")
+    now = 1.9
+    waits = asyncio.create_task(check("t-1"))
+    await check("t-2")
+    await asyncio.sleep(0.02)
+    assert not waits.done()
+    now = 1.99
+    await waits
+
+
+def test_a_guard_whose_check_took_long_is_costly_for_a_minute() -> None:
+    now, used_s = 0.0, 0.0
+    time_of_loop = LoopTime(clock=lambda: now, processor=lambda: used_s)
+    with time_of_loop.used("t-1", b"small"):
+        used_s += COSTLY_S / 2
+    with time_of_loop.used("t-1", b"guard"):
+        used_s += COSTLY_S
+    assert [time_of_loop.is_costly(one) for one in (b"small", b"guard")] == [False, True]
+    now = COSTLY_FOR_S
+    assert not time_of_loop.is_costly(b"guard")
+
+
+async def test_events_without_text_leave_turns_to_others_too() -> None:
+    world, turns = World(), 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    task = asyncio.create_task(others())
+    await asyncio.sleep(0)
+    turns = 0
+    await world.stream.feed(b"\n" * 64_000)
+    task.cancel()
+    assert turns >= 100
 
 
 async def test_what_was_dropped_is_counted() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -74,6 +75,8 @@ def obey(data: bytes) -> bytes:
         return b"done"
     if name == "invalid":
         raise ValueError("no row")
+    if name == "deep":
+        raise RecursionError("nested too deeply")
     return data
 
 
@@ -103,8 +106,22 @@ def test_the_process_reaches_nothing(process: BoundedProcess, how: str) -> None:
 def test_an_error_of_the_function_ends_nothing(process: BoundedProcess) -> None:
     with pytest.raises(ValueError, match="no row"):
         process.run(b"invalid")
+    with pytest.raises(ValueError, match="nested too deeply"):
+        process.run(b"deep")
     assert process.run(b"x" * 2**22) == b"x" * 2**22
     assert process.starts == 1
+
+
+def test_no_depth_of_a_record_pauses_its_tenant() -> None:
+    """Near some depth a record is parsed, and cannot be written: it is invalid, and lost alone."""
+    rows = RowMaker(KEY)
+    try:
+        for depth in range(900, 1000):
+            with contextlib.suppress(ValueError):
+                assert rows.make(logged(1, body=b"[" * depth + b"]" * depth, terms=COSTLY), 0.0)
+        assert rows.make(logged(2), 0.0)
+    finally:
+        rows.close()
 
 
 def test_a_missing_library_is_told() -> None:

@@ -73,6 +73,17 @@ def test_arguments_by_position_are_scrubbed_by_their_names() -> None:
     assert "a@b" not in str(by_name)
 
 
+def test_more_arguments_than_parameters_are_scrubbed_by_their_names_too() -> None:
+    """A function with `*args` takes them; one without answers 400, which is logged."""
+    body = b'[{"email":"a@b"},[],3,4]'
+    whole = '{"user":{"email":"[scrubbed]"},"items":[],"*":[3,4]}'
+    assert columns(body, "$.user.email")["input"] == whole
+    assert "a@b" not in str(columns(body, "$[0]")["input"]), "by its place"
+    assert columns(body, "$['*'][1]")["input"] == (
+        '{"user":{"email":"a@b"},"items":[],"*":[3,"[scrubbed]"]}'
+    )
+
+
 def test_what_is_scrubbed_does_not_change_the_hash_and_the_key_does() -> None:
     one, other = (columns(b'{"user":{"email":"%b"}}' % text, "$..email") for text in (b"a", b"b"))
     assert one["feature_hash"] == other["feature_hash"] is not None

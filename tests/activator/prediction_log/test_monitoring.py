@@ -13,6 +13,7 @@ from activator.prediction_log import monitoring, parquet
 from activator.prediction_log.shipper import PredictionShipper, PutResult
 from activator.prediction_log.spool import Spool
 from activator.prediction_log.writer import make_row
+from pilotlight.controller.drift.sketch_store import SketchFile
 from pilotlight.spec.monitor import MonitoredFeature, MonitorSpec
 from pilotlight.spec.prediction_log import Content, PredictionLogSpec
 from pilotlight.spec.sketches import Sketch
@@ -79,6 +80,24 @@ def test_errors_and_unreadable_calls_are_no_predictions() -> None:
         "prediction": 1,
     }
     assert found["scores"] == []
+
+
+def test_an_integer_beyond_the_doubles_is_no_number() -> None:
+    """The controller could not read a sketch with it, and the file would be sent for ever."""
+    beyond = 2**1024
+    found = sketch_of(row(1, {"age": beyond, "plan": -beyond}, {"score": beyond}))
+    features = found["revisions"]["v1"]["features"]
+    assert {one["missing"] for one in features.values()} == {1}
+    assert found["scores"] == []
+    assert SketchFile.parse(json.dumps(found).encode()).scores == []
+
+
+def test_text_that_no_database_takes_is_changed() -> None:
+    found = sketch_of(row(1, {"age": "a\ud800", "plan": "\0"}, {"score": "\udfff\0"}))
+    assert found["scores"][0][3:] == ["??", ["?"]]
+    assert SketchFile.parse(json.dumps(found).encode()).scores[0].label == "??"
+    features = found["revisions"]["v1"]["features"]
+    assert [list(one["categories"]) for one in features.values()] == [["a?"], ["?"], ["??"]]
 
 
 def test_a_log_without_monitoring_has_no_sketch() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from pilotlight.controller.drift.report import DriftStatus, compare
 from pilotlight.controller.drift.sketch_store import FeatureCounts
 from pilotlight.controller.drift.targets import find_targets
 from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
+from pilotlight.errors import InvalidInput
 from pilotlight.protocol import PREDICTIONS_PATH
 from pilotlight.spec.monitor import MonitoredFeature, MonitorSpec
 from pilotlight.spec.record_json import to_json
@@ -337,6 +339,44 @@ async def test_a_baseline_comes_from_a_time_of_the_log(deployed: Controller) -> 
     other = {"rows": 500, "features": {"$.x": Sketch.of([1.0]).to_json()}}
     assert "no feature" in refused(await deployed.http.put(f"{DRIFT}/baseline", json=other), 400)
     assert "give since" in refused(await deployed.http.put(f"{DRIFT}/baseline", json={}), 400)
+    other["features"] = {"$.age": {**Sketch.of([1.0]).to_json(), "low": 2**1024}}
+    assert "not a sketch" in refused(await deployed.http.put(f"{DRIFT}/baseline", json=other), 400)
+
+
+async def test_a_baseline_is_counted_while_others_write(
+    deployed: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await put(deployed, rows(400, revision=place(deployed)[1], at_s=deployed.clock()), 1)
+    count = sketch_store.window
+
+    def write() -> None:
+        with deployed.context.store.write():
+            pass
+
+    def counted_meanwhile(*args: Any, **named: Any) -> FeatureCounts:
+        other = threading.Thread(target=write, daemon=True)
+        other.start()
+        other.join(5.0)
+        assert not other.is_alive(), "it waits for the baseline"
+        return count(*args, **named)
+
+    monkeypatch.setattr(sketch_store, "window", counted_meanwhile)
+    now = deployed.clock()
+    times = {"since": str(now - HOUR_S), "until": str(now + 1)}
+    answer = await deployed.http.put(f"{DRIFT}/baseline", json=times)
+    assert answer.json()["rows"] == 400, answer.text
+
+
+def test_a_sketch_that_no_database_takes_is_refused_for_good() -> None:
+    body: dict[str, Any]
+    for predicted, slices in ((2**1024, []), ("\ud800", []), ("a", ["\ud800"]), ("\0", [])):
+        body = {"revisions": {}, "scores": [["call-1", "v1", 0.0, predicted, slices]]}
+        with pytest.raises(InvalidInput, match="not a sketch"):
+            sketch_store.SketchFile.parse(json.dumps(body).encode())
+    sketch = {**Sketch.of(["a"]).to_json(), "categories": {"\ud800": 1}}
+    body = {"revisions": {"v1": {"rows": 1, "features": {"$.x": sketch}}}, "scores": []}
+    with pytest.raises(InvalidInput, match="drift: "):
+        sketch_store.SketchFile.parse(json.dumps(body).encode())
 
 
 async def test_the_window_before_may_be_the_reference(controller: Controller) -> None:

@@ -70,6 +70,31 @@ def test_an_agent_that_has_removed_its_base_leaves_no_claim(tmp_path: Path) -> N
     assert not list(claims.iterdir())
 
 
+def test_a_directory_that_others_can_write_is_not_used(tmp_path: Path) -> None:
+    run, real, claims = tmp_path / "run", tmp_path / "real", tmp_path / "claims"
+    bases = bases_of(run, tmp_path)
+    real.mkdir(mode=0o700)
+    claims.symlink_to(real)
+    assert claim(run, claims) is None
+    assert not list(real.iterdir())
+    claims.unlink()
+    killed(run, claims, *bases)
+    claims.chmod(0o777)
+    assert claim(run, claims) is None
+    assert remove_abandoned(claims) == 0
+    claims.chmod(0o700)
+    assert remove_abandoned(claims) == 1
+
+
+def test_a_claim_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    run, claims, target = tmp_path / "run", tmp_path / "claims", tmp_path / "target"
+    target.write_text("theirs")
+    claims.mkdir(mode=0o700)
+    (claims / base_name(run)).symlink_to(target)
+    assert claim(run, claims) is None
+    assert target.read_text() == "theirs"
+
+
 def test_slots_that_the_next_agent_of_the_home_takes_over_keep_their_groups(
     tmp_path: Path,
 ) -> None:

@@ -105,7 +105,9 @@ class SketchFile:
                 for name, one in body["revisions"].items()
             }
             scores = [_score(*one) for one in body["scores"]]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError) as e:
+            raise InvalidInput(f"drift: not a sketch of rows: {e!r}") from e
+        except ValueError as e:
             raise InvalidInput(f"drift: not a sketch of rows: {e!r}") from e
         if len(revisions) > MAX_REVISIONS or len(scores) > MAX_SCORES:
             raise InvalidInput("drift: too many revisions or predictions in one sketch")
@@ -313,10 +315,13 @@ def _score(call: str, revision: str, at: float, predicted: Any, slices: Sequence
         label = "true" if predicted else "false"
     elif isinstance(predicted, str):
         label = predicted[:MAX_CATEGORY_CHARS]
+        texts.append(label)
     else:
         score = float(predicted)
         if not math.isfinite(score):
             raise ValueError("not a number")
+    if b"\0" in "".join(texts).encode():  # which has no half of a surrogate pair
+        raise ValueError("not text")
     return Score(
         call=call, revision=revision, at=float(at), score=score, label=label, slices=slices
     )

@@ -99,13 +99,17 @@ async def set_baseline(
     if (since is None) != (until is None) or (since is None) == (not body.features):
         raise InvalidInput("give since and until, or rows and features", parameter="since")
 
+    def count(sql: Any) -> FeatureCounts:
+        target = _target(sql, caller, app, function)
+        if since is not None and until is not None:
+            return _of_log(sql, target, since, until, now=context.clock())
+        return FeatureCounts.from_json(body.rows, body.features)
+
+    source = "rows" if since is None else f"log {body.since} to {body.until}"
+    counted = await context.read(caller.tenant, count)  # takes seconds, for which nobody waits
+
     def store(write: Any) -> BaselineAnswer:
         target = _target(write.sql, caller, app, function)
-        if since is not None and until is not None:
-            source = f"log {body.since} to {body.until}"
-            counted = _of_log(write.sql, target, since, until, now=write.now)
-        else:
-            source, counted = "rows", FeatureCounts.from_json(body.rows, body.features)
         _require_complete(target, counted)
         sketch_store.set_reference(
             write,
