@@ -99,8 +99,8 @@ def pattern_weights(schema: Mapping[str, Any]) -> int:
 
 def pattern_weight(pattern: str) -> int:
     """Estimate the number of states of the automaton of a regular expression. Counted repetitions
-    multiply what they repeat; with white space that does not count (flag `x`), what that is cannot
-    be told."""
+    multiply what they repeat; with white space that does not count (flag `x`), that is not
+    known."""
     if _IS_VERBOSE.search(pattern):
         return UNBOUNDED
     return max(_pattern_weight(pattern, _class_end), _pattern_weight(pattern, _outer_class_end))
