@@ -15,6 +15,7 @@ from pilotlight.validation.schema_cost import (
     UNBOUNDED,
     estimate_schema_cost,
     pattern_weight,
+    pattern_weights,
 )
 
 LEAF = {"type": "integer"}
@@ -60,6 +61,15 @@ TWO_WAYS: dict[str, Any] = {
 )
 def test_repetitions_count_as_often_as_they_repeat(pattern: str, least: int, most: int) -> None:
     assert least <= pattern_weight(pattern) <= most
+
+
+def test_many_classes_in_one_pattern_cost_more_than_their_states() -> None:
+    """The library compiles a thousand of them in a quarter of a minute."""
+    few, many = ({"pattern": r"\s" * count} for count in (10, 300))
+    assert pattern_weights(few) < 2_000
+    assert pattern_weights(many) > 200_000
+    with pytest.raises(InvalidInput, match="patterns"):
+        argument_schemas.check_schema(many, "w")
 
 
 def test_each_use_of_a_definition_counts() -> None:

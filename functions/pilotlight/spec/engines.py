@@ -28,6 +28,7 @@ GUARD_PATTERNS = ("api_key", "credit_card", "email", "iban", "private_key", "us_
 MAX_GUARD_WORDS = 200
 MAX_GUARD_WORD_CHARS = 64
 MAX_GUARD_WORDS_CHARS = 4000
+MAX_GUARD_PARTS = 600
 MAX_GUARD_EXPRESSIONS = 32
 MAX_GUARD_EXPRESSION_CHARS = 256
 MAX_GUARD_WEIGHT = 2000
@@ -205,6 +206,8 @@ class GuardSpec:
             raise _guard(f"words: {len(self.words)} words, at most {MAX_GUARD_WORDS}")
         if (chars := sum(map(len, self.words))) > MAX_GUARD_WORDS_CHARS:
             raise _guard(f"words: {chars} characters, at most {MAX_GUARD_WORDS_CHARS}")
+        if (parts := sum(len(word.split()) for word in self.words)) > MAX_GUARD_PARTS:
+            raise _guard(f"words: {parts} words with spaces between, at most {MAX_GUARD_PARTS}")
         for word in self.words:
             if not word.strip() or len(word) > MAX_GUARD_WORD_CHARS or not word.isprintable():
                 raise _guard(

@@ -101,9 +101,9 @@ async def test_refusals_wait_for_the_controller_and_are_added() -> None:
 async def test_more_kinds_than_are_kept_are_counted_together() -> None:
     sink = Sink()
     found = reporter(sink)
+    targets = [target_of_tenant(f"t-{number}") for number in range(MAX_KEPT // 20 + 3)]
     for number in range(MAX_KEPT + 50):
-        target = target_of_tenant(f"t-{number // 20}")
-        found.record_refusal(call(target=target), "output", f"rule-{number}")
+        found.record_refusal(call(target=targets[number // 20]), "output", f"rule-{number}")
     found.record_refusal(call(target=target_of_tenant("t-1")), "output", "rule-21")
     assert await found.flush()
     assert max(map(len, sink.reports)) == BATCH

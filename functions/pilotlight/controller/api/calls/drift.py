@@ -106,7 +106,7 @@ async def set_baseline(
         return FeatureCounts.from_json(body.rows, body.features)
 
     source = "rows" if since is None else f"log {body.since} to {body.until}"
-    counted = await context.read(caller.tenant, count)  # takes seconds, for which nobody waits
+    counted = await context.read(caller.tenant, count)  # takes seconds: no transaction
 
     def store(write: Any) -> BaselineAnswer:
         target = _target(write.sql, caller, app, function)
