@@ -75,7 +75,9 @@ async def test_one_that_stands_still_is_gone_with_all_its_processes(
 ) -> None:
     """Dropped, evicted for an instance, without calls for a time, and with its agent."""
     launch = server(home)
-    settings = {"parked_idle_s": 1.0} if why == "idle" else {"memory_bytes": 512 * MIB}
+    settings: dict[str, Any] = {"memory_bytes": 512 * MIB, "parked_idle_s": 600.0}
+    if why == "idle":
+        settings["parked_idle_s"] = 1.0
     async with home.agent(snapshots=True, **settings), home.client() as client:
         first = await restored(client, launch)
         template = await kept(client)
@@ -134,8 +136,7 @@ async def test_one_that_has_connected_to_somebody_is_not_kept(
 
 
 async def test_a_budget_that_it_does_not_fit_keeps_none(home: AgentHome) -> None:
-    settings = {"template_memory_bytes": 8 * MIB}
-    async with home.agent(snapshots=True, **settings), home.client() as client:
+    async with home.agent(snapshots=True, template_memory_bytes=MIB), home.client() as client:
         await restored(client, server(home))
         await asyncio.sleep(2 * BEHIND_S)
         assert (await begin(client, server(home))).start_kind is StartKind.RESTORE

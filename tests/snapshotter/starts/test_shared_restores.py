@@ -37,9 +37,15 @@ async def test_all_hear_how_it_ended(has_failed: bool) -> None:
 
 async def test_an_error_of_the_start_is_everybodys() -> None:
     restores = SharedRestores()
-    with pytest.raises(StartFailed), restores.lead(KEY):
-        waiting = await followers(restores, 2)
-        raise StartFailed("its weights are gone")
+    waiting: list[asyncio.Task[bool]] = []
+
+    async def lead() -> None:
+        with restores.lead(KEY):
+            waiting.extend(await followers(restores, 2))
+            raise StartFailed("its weights are gone")
+
+    with pytest.raises(StartFailed):
+        await lead()
     found = await asyncio.gather(*waiting, return_exceptions=True)
     assert [str(error) for error in found] == ["its weights are gone"] * 2
 
