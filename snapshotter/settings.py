@@ -59,7 +59,8 @@ class SnapshotterSettings:
         template_memory_bytes: limit of resident Templates (PSS, bytes); the least recently used are
             evicted first.
         parked_per_template: forks kept ready for each recently used Template; 0: none.
-        parked_idle_s: how long forks are kept after the last start from their Template.
+        parked_idle_s: how long forks are kept after the last start from their Template, and a
+            restored server that waits, stopped, after the last instance of its revision.
         snapshots: whether snapshots are made and restored if the machine supports it (root, CRIU).
         snapshot_max_bytes: disk for snapshots; the least recently used are deleted first. None: a
             quarter of the free disk at startup.

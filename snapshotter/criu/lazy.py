@@ -27,9 +27,14 @@ class PageRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LazyPages:
     """The server of a lazily restored process: while it runs, pages are missing. `kill` it only
-    together with the process."""
+    together with the process.
+
+    Attributes:
+        brought: completes once the working set is there, or the server has exited.
+    """
 
     run: CriuRun
+    brought: asyncio.Future[None]
 
     @property
     def exited(self) -> asyncio.Future[int | None]:
@@ -50,7 +55,29 @@ async def serve_pages(
     with os.fdopen(file, "wb", buffering=0) as memory:
         memory.write(pages.working_set)
         fds = processes.duplicates(images, work, file)
+    try:
+        ours, theirs = os.pipe2(os.O_CLOEXEC)
+    except OSError:
+        for fd in fds:
+            os.close(fd)
+        raise
+    brought = _closed(ours)
     run = await slot.serve_pages(
-        processes.new_name("pages"), cgroup=cgroup, fds=fds, record=pages.record
+        processes.new_name("pages"), cgroup=cgroup, fds=[*fds, theirs], record=pages.record
     )
-    return LazyPages(run=run)
+    return LazyPages(run=run, brought=brought)
+
+
+def _closed(fd: int) -> asyncio.Future[None]:
+    """Completes when nobody holds the other end of this pipe any longer. Takes ownership."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def end() -> None:
+        loop.remove_reader(fd)
+        os.close(fd)
+        if not done.done():
+            done.set_result(None)
+
+    loop.add_reader(fd, end)
+    return done

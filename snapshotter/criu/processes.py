@@ -81,7 +81,8 @@ class CriuSlot(Protocol):
         self, run: str, *, cgroup: Mapping[str, Any], fds: list[int], record: bool
     ) -> CriuRun:
         """Start a page server (`snapshotter.shim.page_server`) with `fds`: images, work directory,
-        working set; takes ownership of them. It listens then. The caller closes its pidfd. Raises
+        working set, and the end of a pipe that it closes once the working set is there; takes
+        ownership of them. It listens then. The caller closes its pidfd. Raises
         SlotConnectionLost."""
 
 

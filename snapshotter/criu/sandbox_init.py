@@ -125,9 +125,13 @@ def _obey(
                 answer["pid"], ours = _criu(message, fds)
                 answer["socket"] = message["socket"]
             case "pages":
-                images, work, working_set = fds
+                images, work, working_set, told = fds
                 answer["pid"] = page_server.fork(
-                    images=images, work=work, working_set=working_set, record=message["record"]
+                    images=images,
+                    work=work,
+                    working_set=working_set,
+                    record=message["record"],
+                    told=told,
                 )
                 ours = [os.pidfd_open(answer["pid"])]
             case "watch":

@@ -35,8 +35,11 @@ class MissingPages:
         return iter(zip(self._starts, self._ends, self._positions, strict=True))
 
     def copy(self) -> MissingPages:
-        """The same ranges, independent of this object."""
-        return MissingPages(self)
+        """The same ranges, independent of this object. The process waits in fork(2) meanwhile."""
+        copied = MissingPages()
+        copied._starts, copied._ends = self._starts.copy(), self._ends.copy()
+        copied._positions = self._positions.copy()
+        return copied
 
     def first_within(self, start: int, end: int) -> tuple[int, int, int] | None:
         """The first missing part of [start, end): its start, end and position; None if nothing of

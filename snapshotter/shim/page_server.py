@@ -96,13 +96,14 @@ def fork(
     work: int,
     working_set: int,
     record: bool,
+    told: int = -1,
     enter: Callable[[], None] = lambda: None,
 ) -> int:
     """Start a page server for one restore; returns its pid. It listens when this returns.
 
     images, work: directories, as for CRIU. working_set: file of `WORKING_SET_RANGE`s in the order
-    in which to bring them. enter: called first in the new process. The caller keeps the
-    descriptors.
+    in which to bring them. told: end of a pipe that is closed once these are there (-1: none).
+    enter: called first in the new process. The caller keeps the descriptors.
 
     It exits with status 0 when everything was brought or the processes have exited, otherwise the
     processes must be killed. Raises OSError.
@@ -120,9 +121,9 @@ def fork(
         try:
             _leave_shim(enter)
             recorded = _open_record(work) if record else -1
-            _close_others(listener.fileno(), images, working_set, recorded)
+            _close_others(listener.fileno(), images, working_set, recorded, told)
             wanted = {} if record else read_working_set(working_set)
-            server = PageServer(images, wanted, record=recorded)
+            server = PageServer(images, wanted, record=recorded, told=told)
             connection, _ = listener.accept()
             server.run(connection)
             status = 0
@@ -281,12 +282,19 @@ class PageServer:
     """One restore. Owner: `run`, which is all that the process does."""
 
     def __init__(
-        self, images: int, working_set: Mapping[int, _Ranges], *, record: int = -1
+        self,
+        images: int,
+        working_set: Mapping[int, _Ranges],
+        *,
+        record: int = -1,
+        told: int = -1,
     ) -> None:
         """Reads the working set into this process, while CRIU is at work. `record`: descriptor of
-        the file of accesses; -1: do not record. Raises PagesLost, OSError."""
+        the file of accesses; -1: do not record. `told`: descriptor that is closed once the working
+        set is there; -1: none. Raises PagesLost, OSError."""
         self._images = images
         self._record = record
+        self._told = told
         self._faults = 0
         self._zeros = mmap.mmap(-1, _STEP_BYTES)
         self._zeros_address = ctypes.addressof(ctypes.c_char.from_buffer(self._zeros))
@@ -474,6 +482,7 @@ class PageServer:
             _mark_copied(memory)
         if not self._is_restored:
             return None
+        self._tell()
         wait_s = self._rest_waits_s()
         if wait_s > 0:
             return wait_s
@@ -486,6 +495,12 @@ class PageServer:
             until = min(end, start + _STEP_BYTES)
             return 0.0 if self._copy(memory, start, until, position) else _RETRY_S
         return 0.0
+
+    def _tell(self) -> None:
+        """Say that the working set is there."""
+        if self._told >= 0:
+            os.close(self._told)
+            self._told = -1
 
     def _rest_waits_s(self) -> float:
         """After how many seconds to look again whether the rest may come; 0: now."""

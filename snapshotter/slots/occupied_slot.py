@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from snapshotter.criu.lazy import LazyPages
 from snapshotter.linux import proc
 from snapshotter.linux.cgroups import Group
 from snapshotter.shim import cpu_priority
@@ -46,6 +47,8 @@ class OccupiedSlot:
         transient: made only for a snapshot: its creator clears it, or a new agent that finds it.
         snapshot: the snapshot that it was restored from, None if it was booted.
         whole: restored as a process tree, and cannot be forked.
+        pages: the page server that still brings its memory; None without. Until it has exited each
+            fork has what is missing brought once more.
         is_pristine: no instance has run in the slot. Instances share its files with the worker, and
             an instance that is the worker itself has secrets. Unknown for a slot of an earlier
             agent.
@@ -80,6 +83,7 @@ class OccupiedSlot:
     snapshot: str | None = None
     environment: str | None = None
     whole: bool = False
+    pages: LazyPages | None = None
     is_pristine: bool = True
     charged_ns: int | None = None
     has_low_priority: bool = False
@@ -93,6 +97,11 @@ class OccupiedSlot:
     def origin(self) -> str | None:
         """The snapshot that its process came from; None if it was booted from nothing."""
         return self.snapshot or self.environment
+
+    @property
+    def has_missing_pages(self) -> bool:
+        """Whether some of its memory is still in its image only."""
+        return self.pages is not None and not self.pages.exited.done()
 
     def lower_cpu_priority(self, steps: Sequence[tuple[float, float]]) -> None:
         """Lower its CPU priority in steps (`cpu_priority.BOOT`): each step is a duration in seconds

@@ -222,6 +222,7 @@ class Restores:
                     prepare=functools.partial(slot.prepare_restore, order, kdat, files),
                 )
                 restored_at = time.perf_counter()
+                occupied.pages = restored.lazy
                 if restored.lazy is not None:
                     self._background_tasks.run(
                         self._watch(restored.lazy, occupied, snapshot), f"pages of {slot.id}"

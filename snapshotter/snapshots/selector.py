@@ -128,6 +128,12 @@ class SnapshotSelector:
             else 0.0
         )
 
+    def is_fork_faster(self, launch: LaunchSpec, snapshot: Snapshot) -> bool:
+        """Whether a fork of a Template is expected to take less time than a restore; also if none
+        was forked yet."""
+        fork_ms = self._predictions.expect_ms(launch.revision, StartKind.FORK)
+        return fork_ms is None or fork_ms < self.restore_ms(launch, snapshot)
+
     async def prefetch(self, copy: ApprovedCopy) -> Snapshot | None:
         """Receive a copy before a start needs it; None if that failed, or if it does not fit."""
         return None if self._fetches is None else await self._fetches.prefetch(copy)
@@ -148,15 +154,14 @@ class SnapshotSelector:
         ]
         return known[-1] if known else None
 
-    def forkable_image_bytes(self, revision: RevisionKey) -> int | None:
-        """Size of the revision's newest snapshot that can be restored as a Template; None: there is
-        none."""
+    def image_bytes(self, revision: RevisionKey) -> int | None:
+        """Size of the revision's newest snapshot; None: there is none."""
         ready = [
             s.manifest
             for s in (self._stock.catalogue if self._stock else ())
             if s.state is SnapshotState.READY
         ]
-        mine = [m for m in ready if m.revision == revision and not m.in_place]
+        mine = [m for m in ready if m.revision == revision]
         return mine[-1].image_bytes if mine else None
 
     # -- use

@@ -68,6 +68,10 @@ class PreforkPool:
         if self.per_template:
             self._after(occupied, BEHIND_S, fill=True)
 
+    def _on_whole(self, occupied: OccupiedSlot) -> None:
+        if self.templates.of_slot(occupied.slot.id) is not None:
+            self._fill(occupied)
+
     def on_parked(self, slot: Slot) -> None:
         """A fork in `slot` waits for its assignment."""
         template = self.templates.of_slot(slot.id)
@@ -100,6 +104,10 @@ class PreforkPool:
         occupied.timer = asyncio.get_running_loop().call_later(delay_s, act, occupied)
 
     def _fill(self, occupied: OccupiedSlot) -> None:
+        if occupied.pages is not None and occupied.has_missing_pages:
+            # a fork of it would have a copy of its own of them
+            occupied.pages.exited.add_done_callback(lambda _: self._on_whole(occupied))
+            return
         self._after(occupied, self.idle_s, fill=False)
         if (
             self.templates.of_slot(occupied.slot.id) is None

@@ -20,6 +20,7 @@ from snapshotter.slots.instances import Instance, Instances
 from snapshotter.slots.occupied_slot import OccupiedSlot
 from snapshotter.slots.pool import SlotPool
 from snapshotter.slots.slot import BootFailed, Slot, SlotConnectionLost
+from snapshotter.starts import frozen_workers
 from snapshotter.starts.teardown import Teardown
 from snapshotter.starts.template_boot import TemplateBooter
 from snapshotter.types import InstanceInfo
@@ -93,6 +94,8 @@ async def _adopt(
         occupied.is_booting = True
         template_booter.resume(occupied)
     elif slot.worker == "resident":
+        if frozen_workers.can_freeze(occupied) and not await frozen_workers.freeze(occupied):
+            raise SlotConnectionLost(f"slot {slot.id}: its worker is connected to others")
         template_booter.register(occupied)
     else:
         occupied.restore_cpu_priority()

@@ -3,9 +3,10 @@ if a snapshot matches and is predicted to be faster than COLD; else a Template i
 forked: IMPORT where an environment snapshot fits its imports, else COLD.
 
 A worker that cannot be forked (surplus threads, `forkable=False`) serves in place, one slot per
-instance; one that was booted ahead and waits at its snapshot point is resumed (WAKE). A restored
-worker serves in place as well. A strategy that fails, or exceeds its deadline, is excluded for this
-start, which continues with the next one.
+instance; one that was booted or restored ahead and waits at its snapshot point is resumed (WAKE).
+A restored worker serves in place as well, unless further starts of its revision wait for it: then
+it becomes a Template, and all of them are forked (`shared_restores`). A strategy that fails, or
+exceeds its deadline, is excluded for this start, which continues with the next one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
 
 from snapshotter.slots.boot_limiter import FairSemaphore
 from snapshotter.slots.occupied_slot import OccupiedSlot, StartPhase
@@ -22,7 +25,10 @@ from snapshotter.slots.pausable_deadline import YieldableSlot
 from snapshotter.slots.weights import Weights
 from snapshotter.snapshots.background_builder import BackgroundBuilder
 from snapshotter.snapshots.selector import SnapshotSelector
+from snapshotter.snapshots.stored import Snapshot
+from snapshotter.starts import frozen_workers
 from snapshotter.starts.launcher import BOOTED, StartSource
+from snapshotter.starts.shared_restores import SharedRestores
 from snapshotter.starts.teardown import Teardown
 from snapshotter.starts.template_boot import TemplateBooter
 from snapshotter.starts.templates import Templates
@@ -70,6 +76,15 @@ def _booted(occupied: OccupiedSlot) -> StartKind:
     return StartKind.COLD if occupied.environment is None else StartKind.IMPORT
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Restored:
+    """What came of RESTORE: a worker for this start, or one that several starts waited for, which
+    is a Template if it came; otherwise the start goes on with the next strategy, or a Template."""
+
+    occupied: OccupiedSlot | None = None
+    is_shared: bool = False
+
+
 class StartDeadline:
     """Remaining time of one start."""
 
@@ -104,6 +119,7 @@ class StartStrategy:
         self._weights = weights
         self._clock = clock
         self._gate = FairSemaphore(max(2, len(os.sched_getaffinity(0))))
+        self._shared = SharedRestores()
 
     async def acquire(
         self, launch: LaunchSpec, phase: StartPhase, clock: StartDeadline, closed: set[StartKind]
@@ -115,16 +131,20 @@ class StartStrategy:
             template = self._templates.use(launch.revision, self._clock())
             if template is not None:
                 phase.name, phase.kind = "fork", kind
-                if kind is not StartKind.FORK:
+                if kind is StartKind.COLD:
                     kind = _booted(template.occupied)
                 elif template.single:
                     kind = StartKind.WAKE
+                if template.single:
+                    frozen_workers.thaw(template.occupied)
                 return StartSource(occupied=template.occupied, in_place=template.single, kind=kind)
             if StartKind.RESTORE not in closed:
-                occupied = await self._restored(launch, phase, clock, closed)
-                if occupied is not None:
+                restored = await self._restored(launch, phase, clock, closed)
+                if restored.occupied is not None:
+                    occupied = restored.occupied
                     phase.cpu_ns += occupied.cpu_ns()
                     return StartSource(occupied=occupied, in_place=True, kind=StartKind.RESTORE)
+                kind = StartKind.RESTORE if restored.is_shared else kind
                 continue
             kind, phase.name, phase.kind = StartKind.COLD, "boot", StartKind.COLD
             imports = StartKind.IMPORT not in closed
@@ -159,6 +179,8 @@ class StartStrategy:
         if way.kind is StartKind.RESTORE and way.occupied.snapshot is not None:
             self._selector.used(way.occupied.snapshot)
             self._template_booter.restore_in_background(launch)
+        elif way.kind is StartKind.WAKE:
+            self._template_booter.restore_in_background(launch)
         elif way.kind in BOOTED:
             self._builder.want(launch)
 
@@ -183,9 +205,8 @@ class StartStrategy:
 
     async def _restored(
         self, launch: LaunchSpec, phase: StartPhase, clock: StartDeadline, closed: set[StartKind]
-    ) -> OccupiedSlot | None:
-        """A worker from a snapshot. None: a Template has become available, or RESTORE is excluded
-        now."""
+    ) -> _Restored:
+        """A worker from a snapshot, for this start or for all that wait for it."""
         expecting = asyncio.create_task(
             self._weights.predict_wait_s(launch), name=f"weights of {launch.revision}"
         )
@@ -194,36 +215,75 @@ class StartStrategy:
             weights_s = 0.0 if snapshot is None else await expecting
         finally:
             expecting.cancel()
-        if snapshot is not None:
-            phase.kind = StartKind.RESTORE
-            async with YieldableSlot(self._gate, phase.share) as turn:
-                if self._templates.get(launch.revision) is not None:
-                    return None
-                predicted_ms, cold_ms = (
-                    self._selector.restore_ms(launch, snapshot),
-                    self._selector.cold_ms(launch),
+        if snapshot is None:
+            closed.add(StartKind.RESTORE)
+            return _Restored()
+        phase.name, phase.kind = "restore", StartKind.RESTORE
+
+        def restore() -> Coroutine[Any, Any, OccupiedSlot | None]:
+            return self._restore(launch, snapshot, phase, clock, closed, weights_s=weights_s)
+
+        if not self._can_be_shared(launch, snapshot):
+            return _Restored(occupied=await restore())
+        if (running := self._shared.get(launch.revision)) is not None:
+            if not await running.follow():
+                closed.add(StartKind.RESTORE)
+            return _Restored(is_shared=True)
+        with self._shared.lead(launch.revision) as shared:
+            occupied = await restore()
+            if occupied is None or not shared.followers:
+                shared.has_failed = StartKind.RESTORE in closed
+                return _Restored(occupied=occupied)
+            phase.cpu_ns += occupied.cpu_ns()
+            if not await self._template_booter.share(occupied):
+                shared.has_failed = True
+                closed.add(StartKind.RESTORE)
+                await self._selector.failed(
+                    snapshot.id, "worker_lost", "its worker ended before it was forked"
                 )
-                text = (
-                    "rungs.expected revision=%s restore_ms=%.0f cold_ms=%.0f after weights_ms=%.0f"
-                )
-                _log.info(text, launch.revision, predicted_ms, cold_ms, weights_s * 1000)
-                left_s = max(0.0, clock.left_s() - weights_s)  # both strategies wait for them
-                deadline_s = restore_deadline_s(
-                    restore_ms=predicted_ms, cold_ms=cold_ms, left_s=left_s
-                )
-                if deadline_s is not None:
-                    with phase.patience.bounded_by(turn=turn):
-                        occupied = await self._selector.restore(
-                            launch,
-                            snapshot,
-                            phase,
-                            self._ends,
-                            deadline_s=deadline_s,
-                            is_start=True,
-                        )
-                    if occupied is not None:
-                        return occupied
-                elif predicted_ms >= cold_ms:
-                    self._selector.passed_over(launch, snapshot)
+        return _Restored(is_shared=True)
+
+    def _can_be_shared(self, launch: LaunchSpec, snapshot: Snapshot) -> bool:
+        """Whether several starts may be forked from one restored worker, and a fork is expected to
+        take less time than a restore."""
+        return (
+            launch.forkable
+            and not launch.gpu
+            and not snapshot.manifest.in_place
+            and self._selector.is_fork_faster(launch, snapshot)
+            and self._template_booter.has_room(launch)
+        )
+
+    async def _restore(
+        self,
+        launch: LaunchSpec,
+        snapshot: Snapshot,
+        phase: StartPhase,
+        clock: StartDeadline,
+        closed: set[StartKind],
+        *,
+        weights_s: float,
+    ) -> OccupiedSlot | None:
+        """Restore in turn. None: a Template has become available, or RESTORE is excluded now."""
+        async with YieldableSlot(self._gate, phase.share) as turn:
+            if self._templates.get(launch.revision) is not None:
+                return None
+            predicted_ms, cold_ms = (
+                self._selector.restore_ms(launch, snapshot),
+                self._selector.cold_ms(launch),
+            )
+            text = "rungs.expected revision=%s restore_ms=%.0f cold_ms=%.0f after weights_ms=%.0f"
+            _log.info(text, launch.revision, predicted_ms, cold_ms, weights_s * 1000)
+            left_s = max(0.0, clock.left_s() - weights_s)  # both strategies wait for them
+            deadline_s = restore_deadline_s(restore_ms=predicted_ms, cold_ms=cold_ms, left_s=left_s)
+            if deadline_s is not None:
+                with phase.patience.bounded_by(turn=turn):
+                    occupied = await self._selector.restore(
+                        launch, snapshot, phase, self._ends, deadline_s=deadline_s, is_start=True
+                    )
+                if occupied is not None:
+                    return occupied
+            elif predicted_ms >= cold_ms:
+                self._selector.passed_over(launch, snapshot)
         closed.add(StartKind.RESTORE)
         return None

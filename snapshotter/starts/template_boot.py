@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import Counter
 from collections.abc import Coroutine, Iterator
@@ -15,17 +16,18 @@ from snapshotter.errors import StartTimeout
 from snapshotter.events import Events
 from snapshotter.gpus.grants import GpuGrants
 from snapshotter.gpus.kinds import satisfies_any
-from snapshotter.linux import proc
 from snapshotter.slots import slot as slots
 from snapshotter.slots.boot_limiter import NO_SHARE
 from snapshotter.slots.logs import Logs
 from snapshotter.slots.occupied_slot import OccupiedSlot, StartPhase
 from snapshotter.snapshots.selector import SnapshotSelector
+from snapshotter.starts import frozen_workers
 from snapshotter.starts.teardown import Teardown
 from snapshotter.starts.templates import Template, Templates
 from snapshotter.starts.worker_boot import WorkerBooter
 from snapshotter.types import AgentEvent, LaunchSpec, RevisionKey, StartKind, TenantShare
 
+_log = logging.getLogger(__name__)
 BEHIND_S = 0.3
 
 
@@ -47,7 +49,11 @@ class TemplateBooter:
         background_tasks: BackgroundTasks,
         selector: SnapshotSelector,
         gpus: GpuGrants,
+        frozen_idle_s: float,
     ) -> None:
+        """`frozen_idle_s`: how long a frozen worker is kept after the revision's last
+        instance."""
+        self._frozen_idle_s = frozen_idle_s
         self._workers = workers
         self.templates = templates
         self._ends = ends
@@ -60,6 +66,8 @@ class TemplateBooter:
         self._waiting: Counter[RevisionKey] = Counter()
         self._background_restores: set[RevisionKey] = set()
         self._discarded: set[RevisionKey] = set()
+        self._unkept: set[RevisionKey] = set()
+        """Revisions whose restored worker connects to others at once."""
         self._cpu_ns: dict[RevisionKey, int] = {}
         self._closing = asyncio.Event()
 
@@ -99,13 +107,24 @@ class TemplateBooter:
         calls this."""
         return self._cpu_ns.pop(revision, 0)
 
+    async def share(self, occupied: OccupiedSlot) -> bool:
+        """Make a restored worker the Template, once its working set is there, so that its forks do
+        not each wait for it. False if it has exited. Cancelled, it becomes the Template at once."""
+        self._discarded.discard(occupied.launch.revision)
+        try:
+            if occupied.pages is not None:
+                await asyncio.shield(occupied.pages.brought)
+        finally:
+            self._register_unless_present(occupied)
+        return self.templates.get(occupied.launch.revision) is not None
+
     def restore_in_background(self, launch: LaunchSpec) -> None:
-        """Restore a Template in the background, unless there is one, it cannot be forked, or memory
-        is insufficient."""
+        """Restore a Template in the background, unless there is one, or memory is insufficient. One
+        that cannot be forked is frozen, and serves as one instance."""
         self._discarded.discard(launch.revision)
         if (
             launch.revision in self._background_restores
-            or not launch.forkable
+            or launch.revision in self._unkept
             or launch.gpu
             or self._closing.is_set()
         ):
@@ -136,6 +155,14 @@ class TemplateBooter:
         """Continue a boot that an earlier agent began."""
         self._begin(occupied.launch.revision, self._resume(occupied))
 
+    def has_room(self, launch: LaunchSpec) -> bool:
+        """Whether the revision has a snapshot, and its memory fits into the budget."""
+        image_bytes = self._selector.image_bytes(launch.revision)
+        return (
+            image_bytes is not None
+            and self.templates.pss_bytes() + image_bytes <= self.templates.budget_bytes
+        )
+
     def register(self, occupied: OccupiedSlot) -> None:
         """Register a booted worker as a Template; clear its slot if it has exited."""
         if occupied.slot.worker != "resident":
@@ -162,6 +189,10 @@ class TemplateBooter:
             )
         )
         self._background_tasks.run(self._measure(template), f"measure {template.revision}")
+        if occupied.pages is not None and occupied.has_missing_pages:
+            occupied.pages.exited.add_done_callback(lambda _: self._on_whole(template))
+        if frozen_workers.can_freeze(occupied):
+            self._expire_later(template)
 
     def evict_unused(self, need_bytes: int, *, but: RevisionKey) -> None:
         """Evict Templates without instances, least recently used first, to free memory for an
@@ -219,7 +250,7 @@ class TemplateBooter:
         try:
             with self._gpus.reserved(launch) as phase.gpus:
                 async with asyncio.timeout(launch.startup_timeout_s):
-                    occupied = await self._restored(launch, phase) if restoring else None
+                    occupied = await self._kept(launch, phase) if restoring else None
                     occupied = occupied or await self.boot(launch, phase, imports=imports)
             phase.cpu_ns += occupied.cpu_ns()
         except TimeoutError as e:
@@ -251,6 +282,22 @@ class TemplateBooter:
             self._selector.used(snapshot.id)
         return occupied
 
+    async def _kept(self, launch: LaunchSpec, phase: StartPhase) -> OccupiedSlot | None:
+        """As `_restored`; one that cannot be forked is frozen."""
+        occupied = await self._restored(launch, phase)
+        if occupied is None or not frozen_workers.can_freeze(occupied):
+            return occupied
+        try:
+            if await frozen_workers.freeze(occupied):
+                return occupied
+        except asyncio.CancelledError:
+            self._ends.clear_if_empty(occupied)
+            raise
+        _log.info("template.not_kept revision=%s reason=connected", launch.revision)
+        self._unkept.add(launch.revision)
+        self._ends.clear_if_empty(occupied)
+        return None
+
     async def _restore_after_delay(self, launch: LaunchSpec) -> None:
         """Restore a Template after a delay, so that the first call of the restored instance has the
         processor to itself."""
@@ -260,7 +307,7 @@ class TemplateBooter:
                 return
             if (
                 self._needs_restore(launch)
-                and (occupied := await self._restored(launch, StartPhase(is_background=True)))
+                and (occupied := await self._kept(launch, StartPhase(is_background=True)))
                 is not None
             ):
                 self._register_restored(occupied)
@@ -274,12 +321,7 @@ class TemplateBooter:
             or launch.revision in self._flights
             or self.templates.get(launch.revision) is not None
         )
-        image_bytes = self._selector.forkable_image_bytes(launch.revision)
-        return (
-            not there
-            and image_bytes is not None
-            and self.templates.pss_bytes() + image_bytes <= self.templates.budget_bytes
-        )
+        return not there and self.has_room(launch)
 
     def _register_restored(self, occupied: OccupiedSlot) -> None:
         """Register it unless a boot is in progress: then a start fell back to it because the
@@ -316,12 +358,29 @@ class TemplateBooter:
             raise
         self.register(occupied)
 
+    def _expire_later(self, template: Template) -> None:
+        asyncio.get_running_loop().call_later(self._frozen_idle_s, self._expire, template)
+
+    def _expire(self, template: Template) -> None:
+        """Drop a frozen worker that nothing has called for, unless the revision has instances."""
+        if self.templates.get(template.revision) is not template:
+            return
+        if self._workers.slots.has_instances(template.revision):
+            self._expire_later(template)
+        else:
+            self._ends.drop(template, "idle")
+
+    def _on_whole(self, template: Template) -> None:
+        """All of its memory is there. The platform bears what that took."""
+        occupied = template.occupied
+        if self.templates.get(template.revision) is template and not self._closing.is_set():
+            occupied.charged_ns = occupied.group.cpu_ns()
+            self._background_tasks.run(self._measure(template), f"measure {template.revision}")
+
     async def _measure(self, template: Template) -> None:
         """Measure its PSS and apply the budget: evict the least recently used Templates, used or
         not; their instances continue without them."""
-        template.pss_bytes = await asyncio.to_thread(
-            proc.pss_bytes, template.occupied.slot.worker_pid
-        )
+        template.pss_bytes = await asyncio.to_thread(frozen_workers.pss_bytes, template.occupied)
         surplus = self.templates.pss_bytes() - self.templates.budget_bytes
         for victim in self.templates.victims(need_bytes=surplus, unused_only=False):
             self._ends.drop(victim, "evicted")

@@ -2,7 +2,8 @@
 recently used order.
 
 A Template whose worker has surplus threads cannot be forked: it is *single*, becomes the next
-instance itself, and is removed from here.
+instance itself, and is removed from here. One that was restored is frozen until then
+(`frozen_workers`).
 """
 
 from __future__ import annotations

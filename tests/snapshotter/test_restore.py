@@ -183,22 +183,92 @@ async def test_prepare_restores_a_template(home: AgentHome, client: AgentClient)
     assert (await begin(client, launch)).start_kind is StartKind.FORK
 
 
-async def test_eight_starts_at_once_from_zero_are_all_served_from_one_snapshot(
+@pytest.mark.parametrize("pages", ["lazy", "eager"])
+async def test_eight_starts_at_once_from_zero_are_forked_from_one_restored_worker(
+    home: AgentHome, pages: str
+) -> None:
+    launch = home.launch(boot=[f"allocate:{16 * MIB}"])
+    async with (
+        home.agent(snapshots=True, snapshot_pages=pages, parked_per_template=1),
+        home.client() as client,
+    ):
+        made = await client.checkpoint(launch)
+        await client.drop_template(launch.revision)
+
+        infos = await asyncio.gather(
+            *(begin(client, launch, secret_env={"TOKEN": str(n)}) for n in range(8))
+        )
+
+        assert {i.start_kind for i in infos} == {StartKind.RESTORE}
+        assert all({"restore", "fork"} <= set(i.phases_ms) for i in infos)
+        assert len({i.pid for i in infos}) == 8
+        [template] = await client.templates()
+        assert template.forks == 8
+        assert {Path(i.socket).parent.name for i in infos} == {slot_of(home)}
+        assert all(await asyncio.gather(*(ask(i, "/restored") for i in infos)))
+        assert await asyncio.gather(*(ask(i, "/hoard") for i in infos)) == [16 * MIB] * 8
+        assert [await ask(i, "/env/TOKEN") for i in infos] == [str(n) for n in range(8)]
+        [snapshot] = await client.snapshots()
+        assert (snapshot.id, snapshot.restores >= 8) == (made.id, True)
+        while not (await client.templates())[0].parked:  # once all of its memory is there
+            await asyncio.sleep(0.01)
+        assert (await client.templates())[0].pss_bytes > 16 * MIB / 16
+        assert (await begin(client, launch)).start_kind is StartKind.FORK
+
+
+def slot_of(home: AgentHome) -> str:
+    """The only slot in which anything was launched."""
+    [record] = (home.paths.run / "slots").glob("s-*/housing.json")
+    return record.parent.name
+
+
+async def test_starts_that_wait_go_on_without_the_one_that_began_to_restore(
     home: AgentHome, client: AgentClient
 ) -> None:
     launch = home.launch()
-    made = await client.checkpoint(launch)
+    await client.checkpoint(launch)
+    await client.drop_template(launch.revision)
+    async with home.client() as other:
+        first = asyncio.create_task(begin(other, launch))
+        while not [i for i in await client.instances() if i.state is InstanceState.STARTING]:
+            await asyncio.sleep(0.001)
+        waiting = [asyncio.create_task(begin(client, launch)) for _ in range(3)]
+        await asyncio.sleep(0.005)
+        first.cancel()
+        await asyncio.wait([first])
+
+    infos = await asyncio.gather(*waiting)
+
+    assert {i.start_kind for i in infos} == {StartKind.RESTORE}
+    assert len(await client.instances()) == 3
+
+
+async def test_where_a_template_has_no_room_each_start_restores_a_worker_of_its_own(
+    home: AgentHome,
+) -> None:
+    launch = home.launch()
+    async with home.agent(snapshots=True, template_memory_bytes=MIB), home.client() as client:
+        await client.checkpoint(launch)
+        await client.drop_template(launch.revision)
+
+        infos = await asyncio.gather(*(begin(client, launch) for _ in range(3)))
+
+        assert {i.start_kind for i in infos} == {StartKind.RESTORE}
+        assert len({Path(i.socket).parent for i in infos}) == 3
+        assert await client.templates() == []
+
+
+async def test_starts_that_waited_for_a_worker_that_is_no_good_are_all_cold(
+    home: AgentHome, client: AgentClient
+) -> None:
+    launch = home.launch(wake=["restored:raise:stale"])
+    await client.checkpoint(launch)
     await client.drop_template(launch.revision)
 
-    infos = await asyncio.gather(*(begin(client, launch) for _ in range(8)))
+    infos = await asyncio.gather(*(begin(client, launch) for _ in range(3)))
 
-    assert {i.start_kind for i in infos} <= {StartKind.RESTORE, StartKind.FORK}
-    assert StartKind.RESTORE in {i.start_kind for i in infos}
-    assert len({i.pid for i in infos}) == 8
-    assert all(await asyncio.gather(*(ask(i, "/restored") for i in infos)))
-    [snapshot] = await client.snapshots()
-    assert snapshot.id == made.id
-    assert snapshot.restores >= sum(i.start_kind is StartKind.RESTORE for i in infos)
+    assert {i.start_kind for i in infos} == {StartKind.COLD}
+    assert not any(await asyncio.gather(*(ask(i, "/restored") for i in infos)))
 
 
 async def test_a_cold_start_has_a_snapshot_made_behind_its_back(

@@ -144,9 +144,12 @@ async def test_a_restored_server_goes_on_where_it_was_without_its_start(
     snapshot = await client.checkpoint(launch)
     assert (snapshot.state, snapshot.in_place) == (SnapshotState.READY, True)
 
-    clones = [await start(client, launch) for _ in range(2)]
+    clones = [await start(client, launch)]
+    while not await client.templates():
+        await asyncio.sleep(0.01)
+    clones.append(await start(client, launch))
 
-    assert [info.start_kind for info, _ in clones] == [StartKind.RESTORE] * 2
+    assert [i.start_kind for i, _ in clones] == [StartKind.RESTORE, StartKind.WAKE]
     answers = [(await asyncio.to_thread(ask, info, WORKER_ASGI))[1].split() for info, _ in clones]
     assert [answer[:2] for answer in answers] == [["3", "/"]] * 2  # warm-up, check, and this one
     assert cold_s > SLOW_S > max(took for _, took in clones)

@@ -134,9 +134,9 @@ async def test_the_working_set_is_there_before_it_is_touched(bench: Bench) -> No
         restored = await bench.restore(place, pages=PageRequest(working_set=ranges))
         process = await place.watch(restored.pid)
         assert restored.lazy is not None
-        pid = proc.host_pid(process.pidfd)
-        while not are_present(pid, recorded):
-            await asyncio.sleep(0.001)
+        await restored.lazy.brought
+        assert not restored.lazy.exited.done()  # the rest comes later
+        assert are_present(proc.host_pid(process.pidfd), recorded)
         assert await ended(process) == FINE
         await restored.lazy.kill()
 
