@@ -200,7 +200,9 @@ class AsyncCallRunner:
     ) -> tuple[AnsweredCall, int, bytes]:
         """Run the call. While its quotas are used up it waits until its result would expire,
         blocking only calls of its own key."""
-        async with self._gates.for_key(call.caller.key_id, call.target):
+        # lines of a batch wait among themselves: the key's other calls do not wait behind them
+        key_id = f"{call.caller.key_id}/batch" if held.is_patient else call.caller.key_id
+        async with self._gates.for_key(key_id, call.target):
             while True:
                 try:
                     async with self._gates.for_revision(call.target):
@@ -224,7 +226,8 @@ class AsyncCallRunner:
             call.admission.release()
 
     async def _begin(self, held: PendingCall, call: Call) -> AnsweredCall:
-        """Begin the call, waiting for capacity within its queue time. Raises OverQuota at once."""
+        """Begin the call, waiting for capacity within its queue time, or `held.retry_until`. Raises
+        OverQuota at once."""
         until = time.monotonic() + call.remaining_s(call.target.spec.clocks.queue_s)
         while True:
             try:
@@ -244,7 +247,7 @@ class AsyncCallRunner:
                 may_wait = (
                     isinstance(e, errors.TooManyRequests | errors.Unavailable)
                     and time.monotonic() <= until
-                )
+                ) or (held.is_patient and _is_for_capacity(e) and time.time() <= held.retry_until)
                 if not may_wait:
                     return await self._run_fallback(call, e)
             call.admission.release()
@@ -261,6 +264,15 @@ class AsyncCallRunner:
         """Return whether no attempt follows: a fallback answers only after the last attempt."""
         policy = call.target.spec.retries
         return policy is None or call.retries >= policy.max_retries
+
+
+def _is_for_capacity(error: errors.PilotlightError) -> bool:
+    """Return whether a call that waits for capacity without its queue time may go on: not where the
+    function itself fails."""
+    return (
+        isinstance(error, errors.TooManyRequests | errors.Unavailable)
+        and not isinstance(error, errors.CircuitOpen)
+    ) or (isinstance(error, errors.DeadlineExceeded) and error.detail.get("clock") == "queue")
 
 
 def _of_submitted(held: PendingCall) -> dict[str, Any]:

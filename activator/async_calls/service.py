@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import logging
 import time
@@ -379,7 +380,9 @@ class AsyncCalls:
         # the attempt that our own shutdown interrupted does not count as a retry
         call.retries = max(0, attempts - record.attempt - 1)
         if "due" in kept:  # the expiry of its result is known only now
-            held.retry_until = time.time() + call.target.spec.clocks.result_ttl_s
+            until = kept.get("retry_until")
+            held.is_patient = until is not None
+            held.retry_until = until or time.time() + call.target.spec.clocks.result_ttl_s
             held.record = replace(record, expires_at=held.retry_until)
             # no activator has counted it: the dashboard's form has no quotas at hand
             held.is_uncounted = kept["key"] != SCHEDULER and record.attempt == 0
@@ -415,7 +418,7 @@ class AsyncCalls:
             caller=Caller(
                 key_id=kept["key"],
                 tenant="" if record.tenant == owner else record.tenant,
-                rank=entry.callers[None].rank,
+                rank=entry.callers[kept["priority"].encode() if "priority" in kept else None].rank,
                 accepts_pickle=accepts_pickle,
                 origin=CallOrigin.from_json(kept["origin"]) if "origin" in kept else None,
             ),
@@ -462,6 +465,14 @@ class AsyncCalls:
             else:
                 self.pending.drop(call_id)
                 self._billing.journal.delete_call(call_id)
+
+    async def cancel_stored(self, calls: Collection[str]) -> None:
+        """Cancel calls from the control plane that are pending here. One that has not begun is
+        named again later."""
+        for call_id in calls:
+            if (held := self.pending.get(call_id)) is not None:
+                with contextlib.suppress(errors.Conflict):
+                    await self._cancel(held)
 
     async def aclose(self) -> None:
         """Stop: running calls are cancelled, and the next process runs them again from the

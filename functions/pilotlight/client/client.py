@@ -21,6 +21,7 @@ from pilotlight.client.json_stream import (
     without_none,
 )
 from pilotlight.client.resources.async_calls import AsyncCallResources
+from pilotlight.client.resources.batches import BatchResources
 from pilotlight.client.resources.billing import BillingResources
 from pilotlight.client.resources.budgets import BudgetResources
 from pilotlight.client.resources.collections import AsyncCollectionResources
@@ -145,6 +146,7 @@ class Client(
     ExperimentResources,
     TraceResources,
     PredictionResources,
+    BatchResources,
     AsyncCallResources,
     SandboxResources,
 ):

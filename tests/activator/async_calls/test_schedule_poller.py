@@ -373,6 +373,9 @@ class Refusing:
         self.begun += [name for name in asked if name in ours]
         self._kept = [name for name in self._kept if name not in asked]
 
+    async def cancel_stored(self, calls: Collection[str]) -> None:
+        raise AssertionError(f"none of {calls} was cancelled")
+
 
 @pytest.mark.parametrize(
     "error",
