@@ -26,7 +26,12 @@ class LineParser:
         self._process: Process | None = None
 
     def __repr__(self) -> str:
-        return f"<LineParser {'idle' if self._process is None else self._process.pid}>"
+        return f"<LineParser {self.pid or 'idle'}>"
+
+    @property
+    def pid(self) -> int:
+        """Of the process; 0 = it does not run."""
+        return 0 if self._process is None else self._process.pid
 
     async def parse(self, data: bytes, *, endpoint: str, is_openai: bool) -> list[dict[str, Any]]:
         """Parse whole lines of a file (`line_process.parsed_lines`). Raises Unavailable."""

@@ -76,11 +76,14 @@ class _LineTooLong(InvalidInput):
 
 
 class BatchRunner:
-    """Runs all batches of the platform. Owner: the task of `run`."""
+    """Runs all batches of the platform. Owner: the task of `run`.
+
+    Attributes:
+        parser: parses what tenants sent."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._parser = LineParser()
+        self.parser = LineParser()
         self._validations: dict[str, Validation] = {}
         self._written: dict[str, float] = {}
         """When answers of a batch were written to a file last, or it was first seen (monotonic)."""
@@ -111,7 +114,11 @@ class BatchRunner:
                     async with asyncio.timeout(wait_s):
                         await ring.wait()
         finally:
-            await self._parser.aclose()
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """End the process that parses."""
+        await self.parser.aclose()
 
     async def round(self) -> float:
         """Take one step of each running batch; return the seconds to the next round. Raises
@@ -120,7 +127,7 @@ class BatchRunner:
         found = await self._read(_active)
         self._forget({batch.id for batch in found})
         if not found:
-            await self._parser.aclose()
+            await self.aclose()
             return IDLE_S
         shares = Counter(batch.tenant for batch in found)
         has_more = False
@@ -310,7 +317,7 @@ class BatchRunner:
         return data[: end + 1]
 
     async def _parse(self, batch: Batch, data: bytes) -> list[dict[str, Any]]:
-        return await self._parser.parse(data, endpoint=batch.endpoint, is_openai=batch.is_openai)
+        return await self.parser.parse(data, endpoint=batch.endpoint, is_openai=batch.is_openai)
 
     # -- writing -----------------------------------------------------------------------------------
     async def _flush(self, batch: Batch) -> None:
@@ -330,7 +337,7 @@ class BatchRunner:
         for is_failed, column in ((False, "output_file"), (True, "error_file")):
             some = [one.to_json() for one in found if one.is_failed == is_failed]
             if some:
-                data = await self._parser.compose(some)
+                data = await self.parser.compose(some)
                 file_id = await self._write(partial(_file_of, batch, column))
                 file = await files.prepare(self._context, file_id, data, is_forced=is_forced)
                 parts.append((file, len(data)))
