@@ -14,7 +14,7 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
@@ -80,7 +80,12 @@ class _Ending:
 
 
 class AsyncCallRunner:
-    """Runs submitted calls with their retries. Owner: the event loop."""
+    """Runs submitted calls with their retries. Owner: the event loop.
+
+    Attributes:
+        admit_line: admits the call of a batch's line, whose body is loaded."""
+
+    admit_line: Callable[[Call], Awaitable[None]]
 
     def __init__(
         self,
@@ -114,7 +119,7 @@ class AsyncCallRunner:
         """Run a call to its end, and return its final record."""
         if held.is_uncounted:
             try:
-                await self._charge_attempt(held, call)
+                await (self._wait_for_line if held.is_patient else self._charge_attempt)(held, call)
             except errors.PilotlightError as e:  # its key has lost the right to call
                 self._refused(held, call, e).observe()
                 return replace(failed(held.record, e), attempt=call.attempt - 1)
@@ -160,6 +165,20 @@ class AsyncCallRunner:
             except (errors.OverQuota, errors.Unavailable):
                 if time.time() > held.retry_until:
                     return  # `hold` raises the same error next, which ends the call
+            await asyncio.sleep(BUSY_RETRY_S)
+
+    async def _wait_for_line(self, held: PendingCall, call: Call) -> None:
+        """Admit the call of a batch's line; wait while its quotas are used up."""
+        while True:
+            try:
+                self._load(call)
+                await self.admit_line(call)
+                return
+            except (errors.TooManyRequests, errors.Unavailable):
+                if time.time() > held.retry_until:
+                    raise
+            finally:
+                call.park()
             await asyncio.sleep(BUSY_RETRY_S)
 
     def record_cancelled(self, held: PendingCall) -> None:

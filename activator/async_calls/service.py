@@ -23,7 +23,7 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -31,7 +31,7 @@ from typing import Any
 from urllib.parse import parse_qs
 from weakref import WeakValueDictionary
 
-from activator.access.grants import AccessCache
+from activator.access.grants import AccessCache, AccessGrant
 from activator.async_calls.api import AsyncCallApi, RemoteCalls
 from activator.async_calls.pending import LEAST_BYTES, PendingCalls
 from activator.async_calls.pending_call import PendingCall
@@ -84,7 +84,15 @@ _WEBHOOK = HEADER_WEBHOOK.encode()
 
 
 class AsyncCalls:
-    """Accepts, runs and finishes submitted calls. `pending`: those of this activator."""
+    """Accepts, runs and finishes submitted calls.
+
+    Attributes:
+        pending: those of this activator.
+        admit_line: admits the call of a batch's line, as other calls are admitted with their
+            requests; None = its request alone is counted.
+    """
+
+    admit_line: Callable[[AccessGrant, Call], Awaitable[None]] | None = None
 
     def __init__(
         self,
@@ -117,6 +125,7 @@ class AsyncCalls:
             load=self._load,
             tracer=tracer,
         )
+        self._attempts.admit_line = self._admit_line
         self._results = ResultShipper(
             self.pending,
             journal=billing.journal,
@@ -331,6 +340,16 @@ class AsyncCalls:
         caller = self._caller(call.caller.key_id, call.caller.tenant or call.target.tenant)
         quota_check = self._access.entry(caller, call.target).quota_check
         return UNCOUNTED if quota_check is None else Admission(quota_check, requests=0, holds=0)
+
+    async def _admit_line(self, call: Call) -> None:
+        """Admit the call of a batch's line, whose body is loaded. Raises InvalidInput, Forbidden,
+        OverQuota, TooManyRequests, Unavailable."""
+        if self.admit_line is None:
+            call.admission = self._admission(call)
+            await call.admission.count_retry()
+            return
+        caller = self._caller(call.caller.key_id, call.caller.tenant or call.target.tenant)
+        await self.admit_line(self._access.entry(caller, call.target), call)
 
     def _caller(self, key_id: str, tenant: str) -> Principal:
         """Return the caller of an accepted call. Where its key was revoked since, the call keeps

@@ -128,7 +128,7 @@ def create(
 
 
 def get(sql: sa.Connection, file_id: str) -> BatchFile | None:
-    """Return a file, whoever's it is, also one that has expired."""
+    """Return a file of any tenant, also one that has expired."""
     row = sql.execute(sa.select(tables.batch_files).where(_C.id == file_id)).mappings().first()
     return None if row is None else BatchFile(**row)
 

@@ -17,7 +17,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, Final
 
+from pilotlight.errors import PilotlightError
+from pilotlight.validation.json_size import require_few_values
+
 MAX_LINE_BYTES: Final = 1024**2
+MAX_VALUES: Final = 100_000
+"""JSON values of a request to a language model: an activator's event loop decodes it."""
 MAX_CUSTOM_ID: Final = 512
 MAX_MODEL: Final = 512
 REQUEST_S: Final = 20.0
@@ -71,7 +76,7 @@ def parsed_lines(data: bytes, endpoint: str, *, is_openai: bool) -> Iterator[dic
         try:
             given = _object(line)
             name = _custom_id(given)
-            yield {"n": number, "id": name, **_request(given, endpoint, is_openai=is_openai)}
+            yield {"n": number, "id": name, **_request(given, line, endpoint, is_openai=is_openai)}
         except _Wrong as e:
             yield {"n": number, "id": name, "code": e.code, "message": str(e), "param": e.param}
 
@@ -104,7 +109,9 @@ def _is_unstorable(text: str) -> bool:
     return "\0" in text or any("\ud800" <= c <= "\udfff" for c in text)
 
 
-def _request(given: Mapping[str, Any], endpoint: str, *, is_openai: bool) -> dict[str, Any]:
+def _request(
+    given: Mapping[str, Any], line: bytes, endpoint: str, *, is_openai: bool
+) -> dict[str, Any]:
     if given.get("method", "POST") != "POST":
         raise _Wrong("invalid_method", "method: only POST", "method")
     if given.get("url") != endpoint:
@@ -127,7 +134,15 @@ def _request(given: Mapping[str, Any], endpoint: str, *, is_openai: bool) -> dic
         raise _Wrong(
             "invalid_body", "body.stream: lines of a batch are not streamed", "body.stream"
         )
+    _require_few(line)
     return {"model": model, "body": json.dumps({"path": endpoint, "body": body})}
+
+
+def _require_few(line: bytes) -> None:
+    try:
+        require_few_values(line, MAX_VALUES, "send less in one line, or text in place of token ids")
+    except PilotlightError as e:
+        raise _Wrong("too_many_values", str(e), "body") from e
 
 
 def composed(ended: list[dict[str, Any]]) -> bytes:

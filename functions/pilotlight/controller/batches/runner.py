@@ -63,7 +63,7 @@ FLUSH_S: Final = 15.0
 """How long answers wait for more of them before they are written to a file."""
 CANCEL_S: Final = 600.0
 """How long running calls of a cancelled batch have to end, as OpenAI's."""
-AT_ONCE: Final = 500
+AT_ONCE: Final = 2000
 VALIDATIONS: Final = 4
 FIRST_RETRY_S, MAX_RETRY_S = 0.5, 30.0
 T = TypeVar("T")

@@ -202,7 +202,7 @@ due_calls = sa.Table(
     ),
 )
 """Submitted calls that the control plane created, until an activator has them in its journal.
-`cancel_at`: when that activator is told next to cancel the call; null = it is not cancelled."""
+`cancel_at`: when that activator is asked next to cancel the call; null = it is not cancelled."""
 
 ended_sessions = sa.Table(
     "ended_sessions",
