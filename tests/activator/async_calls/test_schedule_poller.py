@@ -530,3 +530,16 @@ async def test_a_cancelled_call_whose_activator_is_killed_is_cancelled_by_its_ne
         desk.now += dispatch_queue.CLAIM_S
         await life.due.round()
         await until(lambda: desk.line() is not None)
+
+
+async def test_arguments_of_a_line_of_a_batch_are_checked_before_anything_is_started(
+    short_tmp: Path, desk: ControlDesk
+) -> None:
+    desk.add(batch="batch_1", body=b'{"x":"one"}')
+    async with living(short_tmp / "0", desk) as life:
+        await life.due.round()
+        await until(lambda: desk.line() is not None)
+        assert life.edge.fleet.started == []
+    ended = desk.line()
+    assert ended is not None
+    assert (ended.state, ended.status) == ("FAILED", 400)
