@@ -473,8 +473,8 @@ async def test_a_line_of_a_batch_waits_for_quotas_and_capacity_beyond_its_queue_
         life.edge.add_key("pl_small", quotas={"requests_per_s": 1, "burst": 1})
         life.edge.add(route_of(spec_of(clocks=Clocks(queue_s=0.1))))
         life.edge.fleet.failures = [NoCapacity("memory")] * 2
-        for call in ("req-1", "req-2"):
-            desk.add(call, batch="batch_1", key="k-pl_small")
+        for line, call in enumerate(("req-1", "req-2"), 1):
+            desk.add(call, batch="batch_1", sequence=line, key="k-pl_small")
         await life.due.round()
         await until(lambda: desk.line("req-1") is not None and desk.line("req-2") is not None)
     ended = [desk.line(call) for call in ("req-1", "req-2")]
@@ -535,8 +535,9 @@ async def test_a_cancelled_call_whose_activator_is_killed_is_cancelled_by_its_ne
 async def test_arguments_of_a_line_of_a_batch_are_checked_before_anything_is_started(
     short_tmp: Path, desk: ControlDesk
 ) -> None:
-    desk.add(batch="batch_1", body=b'{"x":"one"}')
     async with living(short_tmp / "0", desk) as life:
+        life.edge.add_key("pl_mine")
+        desk.add(batch="batch_1", body=b'{"x":"one"}', key="k-pl_mine")
         await life.due.round()
         await until(lambda: desk.line() is not None)
         assert life.edge.fleet.started == []

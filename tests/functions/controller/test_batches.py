@@ -36,7 +36,6 @@ CALL = "/v1/functions/search/hello:invoke"
 DAY_S = 86_400.0
 ENGINE = {
     "kind": "asgi",
-    "methods": [],
     "web_server": {"port": 8000, "openai": {"models": ["words-1", "tuned"]}},
 }
 
@@ -183,7 +182,7 @@ class World:
         if file is None:
             return []
         text = (await self.client.files.content(file)).text
-        return [json.loads(line) for line in text.splitlines()]
+        return [json.loads(line) for line in text.split("\n") if line]
 
 
 def client_of(controller: Controller, key: str) -> openai.AsyncOpenAI:
@@ -308,13 +307,14 @@ async def test_failed_lines_are_in_the_error_file_by_name(world: World) -> None:
     "body, content_type, expected",
     [
         (b'{"a":\n [1,\r\n 2]}', CONTENT_JSON, {"a": [1, 2]}),
+        ('"a\u2028b\u0085"'.encode(), CONTENT_JSON, "a\u2028b\u0085"),
         (b'{"a": 1}\n[2]\n', "application/x-ndjson", [{"a": 1}, [2]]),
         (b'1}, "custom_id": "x', CONTENT_JSON, '1}, "custom_id": "x'),
         (b"[" * 100_000, CONTENT_JSON, "[" * 100_000),
         (b"NaN", CONTENT_JSON, "NaN"),
         (b"\xff\xfe", "image/png", {"base64": "//4="}),
     ],
-    ids=["lines", "ndjson", "injection", "nested", "nan", "bytes"],
+    ids=["lines", "separators", "ndjson", "injection", "nested", "nan", "bytes"],
 )
 async def test_whatever_is_answered_is_one_line_of_json(
     world: World, body: bytes, content_type: str, expected: Any
@@ -324,7 +324,10 @@ async def test_whatever_is_answered_is_one_line_of_json(
     await world.activator.take()
     result = base64.b64encode(body).decode()
     await world.activator.end(content_type=content_type, result=result)
-    (line,) = await world.content((await world.finish(batch)).output_file_id)
+    done = await world.finish(batch)
+    text = (await world.client.files.content(done.output_file_id)).text
+    assert len(text.splitlines()) == 1
+    line = json.loads(text)
     assert (line["custom_id"], line["response"]["body"]) == ("c1", expected)
 
 

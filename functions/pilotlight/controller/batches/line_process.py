@@ -193,8 +193,11 @@ def _body(content_type: str, data: bytes) -> bytes:
 
 
 def _in_one_line(data: bytes) -> bytes:
-    # in valid JSON line ends are white space between values: strings have none as they are
-    return data.replace(b"\r", b" ").replace(b"\n", b" ")
+    # in valid JSON these are white space between values, and the separators are in strings only
+    data = data.replace(b"\r", b" ").replace(b"\n", b" ")
+    for separator in "\u0085\u2028\u2029":
+        data = data.replace(separator.encode(), b"\\u%04x" % ord(separator))
+    return data
 
 
 def _is_json(data: bytes) -> bool:
