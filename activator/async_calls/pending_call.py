@@ -35,6 +35,8 @@ class PendingCall:
         task: the task that runs it; None = it has not begun, or has ended.
         is_uncounted: whether its first attempt must count as a request of its key's quotas, because
             the control plane queued it and nothing has counted it yet.
+        is_patient: whether it waits for capacity until `retry_until`, not only for its function's
+            queue time: a line of a batch.
         changed: set at the next change of `record`, and when more of its result has arrived.
         retry_until: wall clock after which it is not retried.
         call: the call, once it was begun.
@@ -47,6 +49,7 @@ class PendingCall:
         "call",
         "changed",
         "instance",
+        "is_patient",
         "is_uncounted",
         "log",
         "record",
@@ -62,6 +65,7 @@ class PendingCall:
         self.changed = asyncio.Event()
         self.retry_until = record.expires_at
         self.is_uncounted = False
+        self.is_patient = False
         self.call: Call | None = None
         self.instance: Instance | None = None
         self.log: StreamBuffer | None = None

@@ -19,7 +19,7 @@ from activator.http.request import Request
 from activator.routing.api_keys import FunctionPrincipal, Principal
 from activator.worker_client.connection import WorkerConnectionLost
 from pilotlight import errors
-from pilotlight.protocol import CONTENT_PROBLEM, CallRecord, KeyRecord, problem
+from pilotlight.protocol import BATCH_LABEL, CONTENT_PROBLEM, CallRecord, KeyRecord, problem
 from pilotlight.spec.identifiers import Scope
 from pilotlight.spec.sandboxes import LABEL
 
@@ -115,9 +115,10 @@ def _origin_labels(call: Call) -> dict[str, str]:
 
 def is_dead(record: CallRecord) -> bool:
     """Return whether an ended call becomes a dead letter: it failed, and not because of invalid
-    input. A sandbox does not: another one would have none of its files."""
-    is_sandbox = LABEL in record.labels
-    return record.state == "FAILED" and record.status not in (400, 415) and not is_sandbox
+    input. A sandbox does not: another one would have none of its files; nor does a line of a batch,
+    whose failure is in the batch's error file."""
+    is_apart = LABEL in record.labels or BATCH_LABEL in record.labels
+    return record.state == "FAILED" and record.status not in (400, 415) and not is_apart
 
 
 def without_key(key_id: str, tenant: str) -> Principal:

@@ -14,7 +14,7 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
@@ -80,7 +80,12 @@ class _Ending:
 
 
 class AsyncCallRunner:
-    """Runs submitted calls with their retries. Owner: the event loop."""
+    """Runs submitted calls with their retries. Owner: the event loop.
+
+    Attributes:
+        admit_line: admits the call of a batch's line, whose body is loaded."""
+
+    admit_line: Callable[[Call], Awaitable[None]]
 
     def __init__(
         self,
@@ -114,7 +119,7 @@ class AsyncCallRunner:
         """Run a call to its end, and return its final record."""
         if held.is_uncounted:
             try:
-                await self._charge_attempt(held, call)
+                await (self._wait_for_line if held.is_patient else self._charge_attempt)(held, call)
             except errors.PilotlightError as e:  # its key has lost the right to call
                 self._refused(held, call, e).observe()
                 return replace(failed(held.record, e), attempt=call.attempt - 1)
@@ -162,6 +167,20 @@ class AsyncCallRunner:
                     return  # `hold` raises the same error next, which ends the call
             await asyncio.sleep(BUSY_RETRY_S)
 
+    async def _wait_for_line(self, held: PendingCall, call: Call) -> None:
+        """Admit the call of a batch's line; wait while its quotas are used up."""
+        while True:
+            try:
+                self._load(call)
+                await self.admit_line(call)
+                return
+            except (errors.TooManyRequests, errors.Unavailable):
+                if time.time() > held.retry_until:
+                    raise
+            finally:
+                call.park()
+            await asyncio.sleep(BUSY_RETRY_S)
+
     def record_cancelled(self, held: PendingCall) -> None:
         """Record in metrics and traces that the caller cancelled a call."""
         if (call := held.call) is not None:
@@ -200,7 +219,9 @@ class AsyncCallRunner:
     ) -> tuple[AnsweredCall, int, bytes]:
         """Run the call. While its quotas are used up it waits until its result would expire,
         blocking only calls of its own key."""
-        async with self._gates.for_key(call.caller.key_id, call.target):
+        # lines of a batch wait among themselves: the key's other calls do not wait behind them
+        key_id = f"{call.caller.key_id}/batch" if held.is_patient else call.caller.key_id
+        async with self._gates.for_key(key_id, call.target):
             while True:
                 try:
                     async with self._gates.for_revision(call.target):
@@ -224,7 +245,8 @@ class AsyncCallRunner:
             call.admission.release()
 
     async def _begin(self, held: PendingCall, call: Call) -> AnsweredCall:
-        """Begin the call, waiting for capacity within its queue time. Raises OverQuota at once."""
+        """Begin the call, waiting for capacity within its queue time, or `held.retry_until`. Raises
+        OverQuota at once."""
         until = time.monotonic() + call.remaining_s(call.target.spec.clocks.queue_s)
         while True:
             try:
@@ -244,7 +266,7 @@ class AsyncCallRunner:
                 may_wait = (
                     isinstance(e, errors.TooManyRequests | errors.Unavailable)
                     and time.monotonic() <= until
-                )
+                ) or (held.is_patient and _is_for_capacity(e) and time.time() <= held.retry_until)
                 if not may_wait:
                     return await self._run_fallback(call, e)
             call.admission.release()
@@ -261,6 +283,15 @@ class AsyncCallRunner:
         """Return whether no attempt follows: a fallback answers only after the last attempt."""
         policy = call.target.spec.retries
         return policy is None or call.retries >= policy.max_retries
+
+
+def _is_for_capacity(error: errors.PilotlightError) -> bool:
+    """Return whether a call that waits for capacity without its queue time may go on: not where the
+    function itself fails."""
+    return (
+        isinstance(error, errors.TooManyRequests | errors.Unavailable)
+        and not isinstance(error, errors.CircuitOpen)
+    ) or (isinstance(error, errors.DeadlineExceeded) and error.detail.get("clock") == "queue")
 
 
 def _of_submitted(held: PendingCall) -> dict[str, Any]:

@@ -53,6 +53,9 @@ class ScheduledCallSink(Protocol):
     def begin_stored(self, asked: list[str], ours: list[str]) -> None:
         """Run the calls in `ours`, and delete the others in `asked`."""
 
+    async def cancel_stored(self, calls: list[str]) -> None:
+        """Cancel those of these calls that are pending here."""
+
 
 class SchedulePoller:
     """Polls the controller for due calls and passes them to a sink."""
@@ -102,11 +105,14 @@ class SchedulePoller:
             await asyncio.sleep(CROWDED_S)
         response = await self._client.get(DUE_PATH, params=self._query())
         response.raise_for_status()
+        answer = response.json()
         try:
-            for kept in response.json()["calls"]:
+            for kept in answer["calls"]:
                 await self._store(kept)
         finally:
             await self._claim_stored()
+        if cancelled := answer.get("cancel"):
+            await self._sink.cancel_stored(cancelled)
 
     def _query(self) -> dict[str, str | list[str]]:
         now = time.monotonic()

@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -30,7 +31,7 @@ from typing import Any
 from urllib.parse import parse_qs
 from weakref import WeakValueDictionary
 
-from activator.access.grants import AccessCache
+from activator.access.grants import AccessCache, AccessGrant
 from activator.async_calls.api import AsyncCallApi, RemoteCalls
 from activator.async_calls.pending import LEAST_BYTES, PendingCalls
 from activator.async_calls.pending_call import PendingCall
@@ -83,7 +84,15 @@ _WEBHOOK = HEADER_WEBHOOK.encode()
 
 
 class AsyncCalls:
-    """Accepts, runs and finishes submitted calls. `pending`: those of this activator."""
+    """Accepts, runs and finishes submitted calls.
+
+    Attributes:
+        pending: those of this activator.
+        admit_line: admits the call of a batch's line, as other calls are admitted with their
+            requests; None = its request alone is counted.
+    """
+
+    admit_line: Callable[[AccessGrant, Call], Awaitable[None]] | None = None
 
     def __init__(
         self,
@@ -116,6 +125,7 @@ class AsyncCalls:
             load=self._load,
             tracer=tracer,
         )
+        self._attempts.admit_line = self._admit_line
         self._results = ResultShipper(
             self.pending,
             journal=billing.journal,
@@ -331,6 +341,16 @@ class AsyncCalls:
         quota_check = self._access.entry(caller, call.target).quota_check
         return UNCOUNTED if quota_check is None else Admission(quota_check, requests=0, holds=0)
 
+    async def _admit_line(self, call: Call) -> None:
+        """Admit the call of a batch's line, whose body is loaded. Raises InvalidInput, Forbidden,
+        OverQuota, TooManyRequests, Unavailable."""
+        if self.admit_line is None:
+            call.admission = self._admission(call)
+            await call.admission.count_retry()
+            return
+        caller = self._caller(call.caller.key_id, call.caller.tenant or call.target.tenant)
+        await self.admit_line(self._access.entry(caller, call.target), call)
+
     def _caller(self, key_id: str, tenant: str) -> Principal:
         """Return the caller of an accepted call. Where its key was revoked since, the call keeps
         the rights and quotas of its tenant: revoking a key refuses requests, and this one was
@@ -379,7 +399,9 @@ class AsyncCalls:
         # the attempt that our own shutdown interrupted does not count as a retry
         call.retries = max(0, attempts - record.attempt - 1)
         if "due" in kept:  # the expiry of its result is known only now
-            held.retry_until = time.time() + call.target.spec.clocks.result_ttl_s
+            until = kept.get("retry_until")
+            held.is_patient = until is not None
+            held.retry_until = until or time.time() + call.target.spec.clocks.result_ttl_s
             held.record = replace(record, expires_at=held.retry_until)
             # no activator has counted it: the dashboard's form has no quotas at hand
             held.is_uncounted = kept["key"] != SCHEDULER and record.attempt == 0
@@ -415,7 +437,7 @@ class AsyncCalls:
             caller=Caller(
                 key_id=kept["key"],
                 tenant="" if record.tenant == owner else record.tenant,
-                rank=entry.callers[None].rank,
+                rank=entry.callers[kept["priority"].encode() if "priority" in kept else None].rank,
                 accepts_pickle=accepts_pickle,
                 origin=CallOrigin.from_json(kept["origin"]) if "origin" in kept else None,
             ),
@@ -462,6 +484,14 @@ class AsyncCalls:
             else:
                 self.pending.drop(call_id)
                 self._billing.journal.delete_call(call_id)
+
+    async def cancel_stored(self, calls: Collection[str]) -> None:
+        """Cancel calls from the control plane that are pending here. One that has not begun is
+        named again later."""
+        for call_id in calls:
+            if (held := self.pending.get(call_id)) is not None:
+                with contextlib.suppress(errors.Conflict):
+                    await self._cancel(held)
 
     async def aclose(self) -> None:
         """Stop: running calls are cancelled, and the next process runs them again from the

@@ -16,7 +16,7 @@ from activator.gateway.pipeline import CallPipeline
 from activator.gateway.route_cache import CachedRoute, CountersOf, Handler, RouteCache
 from activator.http.request import Request
 from activator.llm.openai.api import OpenAI
-from activator.llm.openai.call import release_unless_stored
+from activator.llm.openai.call import EngineCall, release_unless_stored
 from activator.settings import ActivatorSettings
 from pilotlight import errors
 from pilotlight.spec.identifiers import Scope as KeyScope
@@ -55,6 +55,7 @@ class FunctionsApi:
             "warmup": self.warmup,
             "bind": bindings.bind,
         }
+        calls.admit_line = self.admit_line
         self.routes = RouteCache(resolver=resolver, verbs=self.verbs, counters_of=counters_of)
 
     def __repr__(self) -> str:
@@ -130,6 +131,14 @@ class FunctionsApi:
                 return await self._openai.admit_later(request, entry)
             admission = await entry.admit(holds=0)
             return await self._pipeline.admit(request, entry, method, admission)
+
+    async def admit_line(self, entry: AccessGrant, call: Call) -> None:
+        """Admit the call of a batch's line before its first attempt: its arguments, or its tokens,
+        and the quotas of its key. Raises InvalidInput, OverQuota, TooManyRequests, Unavailable."""
+        if isinstance(call, EngineCall):
+            await self._openai.admit_line(entry, call)
+        else:
+            await self._pipeline.admit_line(entry, call)
 
     async def warmup(self, request: Request, entry: AccessGrant, method: str) -> None:
         """Handle `POST …:warmup`: make the next start fast. Counts as a request, and needs scope

@@ -124,3 +124,10 @@ class CallPipeline:
         self.tracer.begin(call, request.headers)
         request.on_failed = partial(self.tracer.failed, call)
         return call
+
+    async def admit_line(self, entry: AccessGrant, call: Call) -> None:
+        """Admit the call of a batch's line, whose body is loaded. Raises InvalidInput, OverQuota,
+        TooManyRequests, Unavailable."""
+        check = entry.target.check(call.method)
+        await self._arguments.check(check, call.body, tenant=entry.target.tenant)
+        call.admission = await entry.admit(holds=0)

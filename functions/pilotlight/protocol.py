@@ -475,6 +475,8 @@ def _json_body(content_type: str, result: Any) -> bytes:
     return json.dumps(result).encode()
 
 
+BATCH_LABEL = "batch"
+"""Label of a submitted call that is a line of a batch: the batch's id."""
 ARGUMENTS_PREFIX = "pilotlight: arguments of the failed call: "
 """Begin of the line with the arguments' types and sizes, in the log after the traceback."""
 

@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 from websockets.sync.client import connect
 
 import pilotlight
-from examples import asgi, batched, embed, features, guard, hello, stream, tabular
+from examples import asgi, batch_file, batched, embed, features, guard, hello, stream, tabular
 from tests.e2e.harness import PlatformUnderTest
 from tests.fakes.host_address import host_address
 from tests.fakes.redis_server import ReachableRedis
@@ -220,6 +220,27 @@ def test_predictions_are_logged_without_who_they_are_about(platform: PlatformUnd
     assert float(first["cost"]) > 0
     entries = json.loads(platform.cli("audit", "--action", "predictions.read", "--json").stdout)
     assert (entries[0]["subject"], entries[0]["after"]["rows"]) == ("main/churn/score", 2)
+
+
+def test_reviews_are_rated_from_a_file(platform: PlatformUnderTest, tmp_path: Path) -> None:
+    deploy(platform, "batch_file.py")
+    file = tmp_path / "reviews.jsonl"
+    file.write_text("\n".join(batch_file.requests()))
+    made = platform.cli("batch", "create", str(file), "--endpoint", batch_file.ENDPOINT, "--json")
+    batch = json.loads(made.stdout)["id"]
+    paths = [tmp_path / "answers.jsonl", tmp_path / "errors.jsonl"]
+    options = [f"--{name}={path}" for name, path in zip(("output", "errors"), paths, strict=True)]
+    ended = platform.cli("batch", "wait", batch, *options, "--json", check=False)
+    assert ended.returncode == 1, ended.stderr  # one review is empty
+    assert json.loads(ended.stdout)["request_counts"] == {"total": 4, "completed": 3, "failed": 1}
+    answers, errors = [
+        [json.loads(line) for line in path.read_text().splitlines()] for path in paths
+    ]
+    ratings = {one["custom_id"]: one["response"]["body"] for one in answers}
+    assert ratings == {"review-0": 2, "review-1": -1, "review-2": 1}
+    assert [(one["custom_id"], one["response"]["status_code"]) for one in errors] == [
+        ("review-3", 500)
+    ]
 
 
 def test_a_guard_ends_what_it_refuses(platform: PlatformUnderTest) -> None:

@@ -255,6 +255,16 @@ class OpenAI:
             use.settle()
             raise
 
+    async def admit_line(self, entry: AccessGrant, call: EngineCall) -> None:
+        """Admit the call of a batch's line, whose body is loaded, as `admit_later` admits others.
+        Raises InvalidInput, OverQuota, Unavailable."""
+        wanted = call.wanted
+        use = await self._token_admission.admit(
+            entry, wanted.path, wanted.body, began_ns=time.monotonic_ns(), holds=0
+        )
+        call.tokens, call.admission = use, use.admission
+        call.caller = replace(call.caller, rank=use.rank(call.caller.rank))
+
     # -- calls -------------------------------------------------------------------------------------
     async def _call(self, request: Request, entry: AccessGrant, asked: OpenAIRequest) -> None:
         """Run a validated request."""

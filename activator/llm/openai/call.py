@@ -12,7 +12,7 @@ from activator.http.payloads import Payload
 from activator.llm.openai.errors import ModelNotFound
 from activator.llm.openai.parser import reading_of
 from activator.llm.openai.request import PATHS, OpenAIRequest, parsed
-from activator.llm.request_size import CHAT, EMBEDDINGS
+from activator.llm.request_size import CHAT, EMBEDDINGS, write_cap
 from activator.llm.token_admission import restore_reservation
 from activator.quotas.token_reservation import TokenReservation
 from activator.routing.call_target import CallTarget
@@ -94,6 +94,9 @@ class EngineCall(Call):
         """Restore the body from the journal."""
         if self.is_wrapped:
             self.wanted.body = parsed(body)["body"]
+            if self.tokens is not None:
+                is_engine = self.target.spec.engine is not None
+                write_cap(self.wanted.path, self.wanted.body, self.tokens.cap, is_engine=is_engine)
             super().load(self.wanted.written_for(self.target))
         else:
             super().load(body)

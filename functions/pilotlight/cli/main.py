@@ -50,6 +50,7 @@ _PANELS: dict[str, dict[str, str]] = {
         "schedule": "calls.schedule",
         "webhook": "tenants.webhook",
         "trace": "calls.trace",
+        "batch": "calls.batch",
         "log": "calls.log",
         "drift": "calls.drift",
         "loadtest": "calls.loadtest",

@@ -14,6 +14,7 @@ from typing import Any, Self
 from pilotlight.client.json_stream import Json, iter_json_lines
 from pilotlight.client.resources.artifacts import ArtifactResources
 from pilotlight.client.resources.async_calls import AsyncCallResources
+from pilotlight.client.resources.batches import BatchResources
 from pilotlight.client.resources.billing import BillingResources
 from pilotlight.client.resources.budgets import BudgetResources
 from pilotlight.client.resources.drift import DriftResources
@@ -62,6 +63,7 @@ class Client(
     ExperimentResources,
     TraceResources,
     PredictionResources,
+    BatchResources,
     AsyncCallResources,
     ArtifactResources,
     SandboxResources,

@@ -42,6 +42,8 @@ from weight_cache.client import WeightCacheClient
 
 T = TypeVar("T")
 _READING = ("GET", "HEAD", "OPTIONS")
+UPLOADS_AT_ONCE = 4
+"""Uploads of batch files of a tenant: each holds some MiB in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +55,8 @@ class Context:
     one machine. `grants` seals launch documents for the node agent of this machine; None on a
     cluster, whose reconciler seals them. `builds`: usage and charges of image builds.
     `database_floor`: free disk space that tenants' changes must leave for the ledger. `threads`:
-    the threads that each tenant uses. `codes`: unused sign-in codes of the dashboard. `waiters`:
-    requests that wait for a value of a queue."""
+    the threads that each tenant uses. `uploads`: its uploads of batch files. `codes`: unused
+    sign-in codes of the dashboard. `waiters`: requests that wait for a value of a queue."""
 
     config: ControllerConfig
     store: Store
@@ -73,6 +75,7 @@ class Context:
     builds: BuildUsage = field(default_factory=BuildUsage)
     database_floor: DiskFloor = field(default_factory=no_floor)
     threads: TenantThreads = field(default_factory=TenantThreads)
+    uploads: TenantThreads = field(default_factory=lambda: TenantThreads(UPLOADS_AT_ONCE))
     codes: SignInCodes = field(default_factory=SignInCodes)
     collector: BlobCollector = field(init=False)
     volumes: VolumeService = field(init=False)

@@ -51,7 +51,15 @@ from pilotlight.controller.api.artifacts import (
     volumes,
     weights,
 )
-from pilotlight.controller.api.calls import calls, drift, feedback, predictions, traces
+from pilotlight.controller.api.calls import (
+    batch_files,
+    batches,
+    calls,
+    drift,
+    feedback,
+    predictions,
+    traces,
+)
 from pilotlight.controller.api.internal import (
     activator_sync,
     bindings,
@@ -106,7 +114,7 @@ MAX_CALLS_BYTES = 512 * 1024 * 1024
 """For the platform's own messages with calls: 16 MiB plus one dead letter's body and result in
 base64. That is 43 MiB with the default `activator.max_body_bytes`; the limit suffices up to 180
 MiB. Other messages are batches of a few MB."""
-_STREAMED = ("/v1/blobs/", "/v1/volume-chunks/")
+_STREAMED = ("/v1/blobs/", "/v1/volume-chunks/", "/v1/files")
 """Paths whose bodies are streamed to disk and limited elsewhere."""
 _COLLECTIONS = tuple(f"{kind.path}/" for kind in CollectionKind)
 """Paths with values, whose requests may have MAX_REQUEST_BYTES."""
@@ -177,6 +185,8 @@ _ROUTERS = (
     budgets.internal,
     calls.router,
     calls.internal,
+    batch_files.router,
+    batches.router,
     scheduled_calls.router,
     bindings.router,
     warm_pods.router,

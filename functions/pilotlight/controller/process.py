@@ -18,6 +18,7 @@ from uvicorn.config import Config
 from uvicorn.server import Server
 
 from pilotlight.controller import http_app
+from pilotlight.controller.batches.runner import BatchRunner
 from pilotlight.controller.billing import billing_jobs, budgets
 from pilotlight.controller.context import Context
 from pilotlight.controller.database import feed
@@ -360,6 +361,7 @@ def _background_tasks(context: Context) -> Mapping[str, Coroutine[None, None, No
             clock=clock,
             policy=config.settings.webhooks,
         ),
+        "batches": BatchRunner(context).run(),
         "leases": app_leases.run(context),
         "planner": scheduler.run_scheduler(store=store, notifier=notifier, clock=clock),
         "budgets": _measure_budgets(context),

@@ -21,10 +21,12 @@ from activator.async_calls.schedule_poller import SchedulePoller
 from activator.settings import ActivatorSettings
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Store
-from pilotlight.controller.scheduling import dispatch_queue, submitted_calls
+from pilotlight.controller.scheduling import batch_lines, dispatch_queue, submitted_calls
 from pilotlight.core.transport.endpoint import Endpoint
 from pilotlight.errors import Conflict, TooManyRequests
 from pilotlight.protocol import CALLS_PATH, CallRecord
+from pilotlight.spec.function import Clocks
+from snapshotter.errors import NoCapacity
 from tests.activator.conftest import Edge
 from tests.activator.test_gateway import forever, until
 from tests.fakes.databases import empty_sqlite
@@ -50,8 +52,10 @@ class ControlDesk:
         tenant: str = TENANT,
         body: bytes = b'{"x":1}',
         key: str = dispatch_queue.SCHEDULER,
+        batch: str = "",
+        retry_until: float = 9e9,
     ) -> None:
-        """A call of a schedule, or of a key, becomes due."""
+        """A call of a schedule, of a key, or of a line of a batch becomes due."""
         record = CallRecord(
             id=call,
             tenant=tenant,
@@ -63,17 +67,27 @@ class ControlDesk:
             sequence=sequence,
             submitted_at=self.now,
             expires_at=9e9,
-            schedule="f-shop-hello/0",
+            schedule="" if batch else "f-shop-hello/0",
+            labels=batch_lines.labels_of(batch) if batch else {},
         )
+        document = dispatch_queue.payload(record, body=body, key=key)
         with self.store.write() as write:
-            assert (
-                dispatch_queue.enqueue_call(
-                    write,
-                    dispatch_queue.payload(record, body=body, key=key),
-                    due_at=self.now,
+            if batch:
+                document |= {"priority": "batch", "retry_until": retry_until}
+                line = {**batch_lines.done(record), "is_done": False, "is_failed": False}
+                write.sql.execute(
+                    sa.insert(tables.batch_lines).values(
+                        batch=batch, line=sequence, call=call, custom_id=call, **line
+                    )
                 )
-                == 1
-            )
+            assert dispatch_queue.enqueue_call(write, document, due_at=self.now) == 1
+
+    def line(self, call: str = "req-1") -> CallRecord | None:
+        """How a line of a batch has ended; None = it has not."""
+        c = tables.batch_lines.c
+        with self.store.read() as sql:
+            text = sql.execute(sa.select(c.record).where(c.call == call, c.is_done)).scalar()
+        return None if text is None else CallRecord.from_json(json.loads(text))
 
     def state(self, call: str = "req-1") -> str:
         """As the controller knows it."""
@@ -102,7 +116,8 @@ class ControlDesk:
                 return {
                     "calls": dispatch_queue.claim(
                         write, activator=query["activator"][0], without=query.get("without", [])
-                    )
+                    ),
+                    "cancel": dispatch_queue.cancelled(write, activator=query["activator"][0]),
                 }
             asked = json.loads(body)
             return {
@@ -373,6 +388,9 @@ class Refusing:
         self.begun += [name for name in asked if name in ours]
         self._kept = [name for name in self._kept if name not in asked]
 
+    async def cancel_stored(self, calls: Collection[str]) -> None:
+        raise AssertionError(f"none of {calls} was cancelled")
+
 
 @pytest.mark.parametrize(
     "error",
@@ -422,3 +440,107 @@ async def test_tenants_take_turns_and_an_answer_has_a_bound_in_bytes(desk: Contr
         assert set(sql.execute(sa.select(tables.due_calls.c.document)).scalars()) == {"{}"}, (
             "journals have them now"
         )
+
+
+async def test_a_line_of_a_batch_is_a_call_of_its_key_at_priority_batch(
+    short_tmp: Path, desk: ControlDesk
+) -> None:
+    async with living(short_tmp / "0", desk, forever) as life:
+        life.edge.add_key("pl_mine")
+        desk.add(batch="batch_1", key="k-pl_mine")
+        await life.due.round()
+        await until(lambda: life.runs == [("req-1", "1")])
+        held = life.edge.calls.pending.get("req-1")
+        assert held is not None
+        call = held.call
+        assert call is not None
+        assert (call.caller.rank.priority, call.caller.key_id) == ("batch", "k-pl_mine")
+    async with living(short_tmp / "0", desk) as next_life:  # what its journal says of it
+        next_life.edge.add_key("pl_mine")
+        await next_life.due.round()
+        await until(lambda: desk.line() is not None)
+        assert next_life.runs == [("req-1", "2")]
+        records = await next_life.edge.settle()
+        assert {(r.call, r.key) for r in records.values()} == {("req-1", "k-pl_mine")}
+    with desk.store.read() as sql:
+        assert submitted_calls.known_state(sql, tenant=TENANT, call="req-1") is None
+
+
+async def test_a_line_of_a_batch_waits_for_quotas_and_capacity_beyond_its_queue_time(
+    short_tmp: Path, desk: ControlDesk
+) -> None:
+    async with living(short_tmp / "0", desk) as life:
+        life.edge.add_key("pl_small", quotas={"requests_per_s": 1, "burst": 1})
+        life.edge.add(route_of(spec_of(clocks=Clocks(queue_s=0.1))))
+        life.edge.fleet.failures = [NoCapacity("memory")] * 2
+        for line, call in enumerate(("req-1", "req-2"), 1):
+            desk.add(call, batch="batch_1", sequence=line, key="k-pl_small")
+        await life.due.round()
+        await until(lambda: desk.line("req-1") is not None and desk.line("req-2") is not None)
+    ended = [desk.line(call) for call in ("req-1", "req-2")]
+    assert {one.state for one in ended if one is not None} == {"SUCCEEDED"}
+
+
+async def test_a_line_of_a_batch_that_fails_is_no_dead_letter(
+    short_tmp: Path, desk: ControlDesk
+) -> None:
+    async def raises(_: WorkerRequest) -> WorkerAnswer:
+        return WorkerAnswer(status=500, body=b"{}", outcome="raised")
+
+    desk.add(batch="batch_1")
+    async with living(short_tmp / "0", desk, raises) as life:
+        await life.due.round()
+        await until(lambda: desk.line() is not None)
+    ended = desk.line()
+    assert ended is not None
+    assert (ended.state, ended.status, ended.is_dead) == ("FAILED", 500, False)
+
+
+async def test_a_call_that_the_controller_cancels_is_cancelled_where_it_runs(
+    short_tmp: Path, desk: ControlDesk
+) -> None:
+    desk.add("req-1", batch="batch_1")
+    async with living(short_tmp / "0", desk, forever) as life:
+        await life.due.round()
+        await until(lambda: life.runs == [("req-1", "1")])
+        desk.add("req-2", batch="batch_1", sequence=2)
+        with desk.store.write() as write:
+            assert dispatch_queue.cancel(write, ["req-1", "req-2"]) == ["req-2"]
+        await life.due.round()
+        await until(lambda: desk.line() is not None)
+        ended = desk.line()
+        assert ended is not None
+        assert (ended.state, ended.status) == ("CANCELLED", 499)
+        await life.due.round()  # it is named once more only after a while
+        assert life.runs == [("req-1", "1")]
+
+
+async def test_a_cancelled_call_whose_activator_is_killed_is_cancelled_by_its_next_life(
+    short_tmp: Path, desk: ControlDesk
+) -> None:
+    desk.add(batch="batch_1")
+    async with living(short_tmp / "0", desk, forever) as life:
+        await life.due.round()
+        await until(lambda: life.runs == [("req-1", "1")])
+    with desk.store.write() as write:
+        assert dispatch_queue.cancel(write, ["req-1"]) == []
+        assert dispatch_queue.cancelled(write, activator="a-0") == ["req-1"]  # it was killed then
+    async with living(short_tmp / "0", desk, forever) as life:
+        await life.due.round()
+        desk.now += dispatch_queue.CLAIM_S
+        await life.due.round()
+        await until(lambda: desk.line() is not None)
+
+
+async def test_arguments_of_a_line_of_a_batch_are_checked_before_anything_is_started(
+    short_tmp: Path, desk: ControlDesk
+) -> None:
+    async with living(short_tmp / "0", desk) as life:
+        life.edge.add_key("pl_mine")
+        desk.add(batch="batch_1", body=b'{"x":"one"}', key="k-pl_mine")
+        await life.due.round()
+        await until(lambda: desk.line() is not None)
+        assert life.edge.fleet.started == []
+    ended = desk.line()
+    assert ended is not None
+    assert (ended.state, ended.status) == ("FAILED", 400)

@@ -73,6 +73,8 @@ DEAD = {
 
 MONITORED = {"sample": 1.0, "monitor": {"prediction": "$"}}
 BASELINE = {"rows": 500, "features": {"prediction": Sketch.of([1.0]).to_json()}}
+LINES = ("lines.jsonl", b"{}")
+"""A batch file, which is sent as a form."""
 PUSHED = "/v1/apps/{app}/images/{digest}"
 """Only for a cluster with a registry."""
 
@@ -100,6 +102,17 @@ ROUTES: list[tuple[str, str, dict[str, str], Any, str]] = [
         "queue.create",
     ),
     ("DELETE", "/v1/queues/{name}", {"name": "todo"}, None, "queue.delete"),
+    ("POST", "/v1/files", {}, LINES, "batch_file.create"),
+    (
+        "POST",
+        "/v1/batches",
+        {},
+        {"input_file_id": "@id", "endpoint": "/v1/functions/search/hello:invoke"},
+        "batch.create",
+    ),
+    ("POST", "/v1/batches/{batch}/cancel", {"batch": "@id"}, None, "batch.cancel"),
+    ("POST", "/v1/files", {}, LINES, "batch_file.create"),
+    ("DELETE", "/v1/files/{file}", {"file": "@id"}, None, "batch_file.delete"),
     ("PUT", "/v1/volumes/{name}", {"name": "data"}, None, "volume.create"),
     ("POST", "/v1/volumes/{name}/commit", {"name": "data"}, {}, "volume.commit"),
     ("DELETE", "/v1/volumes/{name}", {"name": "data"}, None, "volume.delete"),
@@ -372,11 +385,13 @@ async def test_every_change_is_in_the_log_with_who_what_and_from_where(
         path = route.format(
             **{name: made if value == "@id" else value for name, value in names.items()}
         )
-        content = (
-            {"content": body}
-            if isinstance(body, bytes)
-            else _json(body, manifest=manifest, revision=revision)
-        )
+        content: dict[str, Any]
+        if isinstance(body, bytes):
+            content = {"content": body}
+        elif body is LINES:
+            content = {"files": {"file": body}, "data": {"purpose": "batch"}}
+        else:
+            content = _json(body, manifest=manifest, revision=revision, id=made)
         headers = {"x-forwarded-for": f"198.51.100.1, {ADDRESS}", "x-request-id": f"walk-{number}"}
         answered_by = on_cluster(controller, REGISTRY) if route == PUSHED else controller
         async with answered_by.client(controller.key) as http:

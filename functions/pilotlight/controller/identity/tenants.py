@@ -358,7 +358,18 @@ def _delete_rows(write: Write, *, tenant: str, name: str) -> None:
         .where(logs.c.tenant == tenant, logs.c.environment == name, logs.c.expires_at > write.now)
         .values(expires_at=write.now)
     )
+    files, batches, lines = tables.batch_files, tables.batches, tables.batch_lines
+    sql.execute(  # as above
+        sa.update(files)
+        .where(files.c.tenant == tenant, files.c.environment == name)
+        .values(expires_at=write.now)
+    )
+    theirs = sa.select(batches.c.id).where(
+        batches.c.tenant == tenant, batches.c.environment == name
+    )
+    sql.execute(sa.delete(lines).where(lines.c.batch.in_(theirs)))
     for owned in (
+        tables.batches,
         tables.deployments,
         tables.apps,
         tables.container_images,

@@ -22,9 +22,9 @@ import sqlalchemy as sa
 
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
-from pilotlight.controller.scheduling import submitted_calls
+from pilotlight.controller.scheduling import batch_lines, submitted_calls
 from pilotlight.controller.scheduling.submitted_calls import CallQuery
-from pilotlight.protocol import CONTENT_JSON, CallRecord
+from pilotlight.protocol import BATCH_LABEL, CONTENT_JSON, CallRecord
 from pilotlight.spec.record_json import canonical_json
 
 CLAIM_S = 30.0
@@ -179,6 +179,61 @@ def purge(write: Write, *, now: float) -> int:
     return write.sql.execute(sa.delete(table).where(taken)).rowcount
 
 
+def cancel(write: Write, calls: Collection[str]) -> list[str]:
+    """Cancel calls: delete those that no activator has taken, and have the activators of the others
+    cancel them (`cancelled`). Returns those that no activator has."""
+    table = tables.due_calls
+    free: list[str] = []
+    for call in calls:
+        rows = _of_call(table, call)
+        is_taken = table.c.claimed_by.is_not(None) & table.c.claimed_until.is_(None)
+        write.sql.execute(sa.delete(table).where(rows, ~is_taken))
+        if not write.sql.execute(sa.update(table).where(rows).values(cancel_at=0.0)).rowcount:
+            free.append(call)
+    write.fed = write.fed or bool(calls)
+    return free
+
+
+def has_cancelled(sql: sa.Connection, *, activator: str, now: float) -> bool:
+    """Whether `cancelled` would find a call. Takes no lock."""
+    query = sa.select(tables.due_calls.c.id).where(*_is_cancelled(activator, now)).limit(1)
+    return sql.execute(query).first() is not None
+
+
+def cancelled(write: Write, *, activator: str) -> list[str]:
+    """Return the calls that this activator has and must cancel; again after CLAIM_S, until their
+    rows are deleted."""
+    table = tables.due_calls
+    mine = sa.select(table.c.id).where(*_is_cancelled(activator, write.now)).limit(MAX_HANDED_OUT)
+    names = write.sql.execute(mine).scalars().all()
+    write.sql.execute(
+        sa.update(table).where(table.c.id.in_(names)).values(cancel_at=write.now + CLAIM_S)
+    )
+    return [name.partition("/")[0] for name in names]
+
+
+def forget(write: Write, calls: Collection[str]) -> None:
+    """Delete the rows of calls that have ended."""
+    for call in calls:
+        write.sql.execute(sa.delete(tables.due_calls).where(_of_call(tables.due_calls, call)))
+
+
+def _of_call(table: sa.Table, call: str) -> sa.ColumnElement[bool]:
+    """Condition: a row of this call; its id begins with that of the call and a slash."""
+    return (table.c.id >= f"{call}/") & (table.c.id < f"{call}0")
+
+
+def _is_cancelled(activator: str, now: float) -> tuple[sa.ColumnElement[bool], ...]:
+    """Conditions of `cancelled`. The first must equal that of the index `ix_due_calls_cancel`."""
+    c = tables.due_calls.c
+    return (
+        c.cancel_at.is_not(None),
+        c.cancel_at <= now,
+        c.claimed_by == activator,
+        c.claimed_until.is_(None),
+    )
+
+
 def redrive(write: Write, wanted: CallQuery, *, limit: int) -> tuple[list[str], bool]:
     """Resubmit dead letters, oldest first, with their attempt numbers continuing. Returns their
     ids, and whether others may remain.
@@ -201,6 +256,8 @@ def take_over(write: Write, document: Mapping[str, Any], *, activator: str) -> i
     """Requeue, once, an unfinished call of an activator that is gone for good. Returns 0 if there
     is no need."""
     record = CallRecord.from_json(document["record"])
+    if BATCH_LABEL in record.labels and not batch_lines.is_open(write.sql, record.id):
+        return 0
     state, sequence = submitted_calls.known_state(
         write.sql, tenant=record.tenant, call=record.id
     ) or ("QUEUED", 0)
@@ -261,4 +318,6 @@ def _is_open(sql: sa.Connection, name: str) -> bool:
     state = sql.execute(
         sa.select(table.c.state).where(table.c.id == name.partition("/")[0])
     ).scalar_one_or_none()
-    return state is not None and state not in submitted_calls.FINAL
+    if state is None:
+        return batch_lines.is_open(sql, name.partition("/")[0])
+    return state not in submitted_calls.FINAL

@@ -15,9 +15,10 @@ import sqlalchemy as sa
 from pilotlight.controller.billing import ledger
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
+from pilotlight.controller.scheduling import batch_lines
 from pilotlight.controller.webhooks import deliveries, endpoints
 from pilotlight.errors import NotFound
-from pilotlight.protocol import CallRecord, UsageRecord
+from pilotlight.protocol import BATCH_LABEL, CallRecord, UsageRecord
 from pilotlight.spec.record_json import canonical_json, to_json
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ def put(
     max_bytes: Callable[[str], int | None] | None = None,
 ) -> None:
     """Store the newest `sequence` of each call; an older or repeated one changes nothing. Webhooks
-    are notified of calls that end.
+    are notified of calls that end. Results of a batch's lines become rows of `batch_lines`.
 
     Args:
         payloads: the journal's documents of dead letters, by call id, so that they can be redriven.
@@ -68,6 +69,10 @@ def put(
     """
     table, listeners = tables.calls, _WebhookSubscriptions(write.sql)
     for record in records:
+        if BATCH_LABEL in record.labels:
+            if record.state in FINAL:
+                batch_lines.finish(write, record)
+            continue
         keys = {"tenant": record.tenant, "id": record.id}
         row = {
             name: getattr(record, name)

@@ -53,6 +53,8 @@ _AGENT: Mapping[type[SnapshotterError], tuple[int, str]] = {
     BundleUnavailable: (400, "invalid-input"),
     Unsupported: (400, "unsupported"),
 }
+_OPENAI = ("/v1/files", "/v1/batches")
+"""Paths of OpenAI's API, whose clients read the member `error` of a problem."""
 _HTTP: Mapping[int, str] = {
     401: "unauthenticated",
     403: "forbidden",
@@ -122,7 +124,17 @@ def install_error_handlers(app: FastAPI) -> None:
 
 async def _on_ours(request: Request, error: Exception) -> Response:
     retry_after_s = error.retry_after_s if isinstance(error, PilotlightError) else None
-    return problem_response(problem_document(error, request_id(request)), retry_after_s)
+    body = problem_document(error, request_id(request))
+    if request.url.path.startswith(_OPENAI):
+        body = {"error": _openai_error(body), **body}
+    return problem_response(body, retry_after_s)
+
+
+def _openai_error(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what OpenAI's clients read of an error."""
+    kind = "invalid_request_error" if body["status"] < 500 else "server_error"
+    code = str(body["type"]).rpartition("/")[2]
+    return {"message": body["detail"], "type": kind, "param": body.get("parameter"), "code": code}
 
 
 async def _on_agent(request: Request, error: Exception) -> Response:

@@ -8,8 +8,8 @@ returned to every repeat until TTL_S, marked by a header. The claim of a request
 a change is deleted, so that it can be repeated. When a tenant's responses take more than
 MAX_TENANT_BYTES, the oldest are deleted, and a repeat of those runs again.
 
-Uploads of blobs and chunks are identified by their content, and pages of the dashboard have their
-own protection: both ignore the header."""
+Uploads of blobs and chunks are identified by their content, pages of the dashboard have their own
+protection, and batch files are larger than what is compared: they ignore the header."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ DROPPED_AT_ONCE = 500
 RETRY_AFTER_S = 1.0
 _CHANGING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _KEPT_HEADERS = ("content-type", "location", "etag")
-_UPLOADS = ("/v1/blobs/", "/v1/volume-chunks/")
+_UPLOADS = ("/v1/blobs/", "/v1/volume-chunks/", "/v1/files")
 _CLAIMED, _CHANGED = 0, 1
 """Values of the column `status` before a response: the request runs; it runs and has committed a
 change."""

@@ -22,9 +22,11 @@ router = APIRouter(dependencies=[Depends(require_platform_token)], include_in_sc
 
 
 class DueCalls(Body):
-    """Calls in journal format, claimed for the requesting activator."""
+    """Calls in journal format, claimed for the requesting activator, and ids of calls in its
+    journal that it must cancel."""
 
     calls: list[dict[str, Any]]
+    cancel: list[str] = Field(default_factory=list)
 
 
 class TakeRequest(Body):
@@ -70,11 +72,12 @@ async def ask(
             while True:
                 change = context.notifier.next_change()
                 found = await anyio.to_thread.run_sync(claim)
-                if found or context.notifier.closed or wait_s == 0:
+                is_some = found.calls or found.cancel
+                if is_some or context.notifier.closed or wait_s == 0:
                     timer.reschedule(None)
-                    return DueCalls(calls=found)
+                    return found
                 await change.wait()
-    return DueCalls(calls=await anyio.to_thread.run_sync(claim))
+    return await anyio.to_thread.run_sync(claim)
 
 
 @router.post(DUE_PATH)
@@ -98,11 +101,14 @@ def inherit(context: Ctx, body: Inheritance) -> Inherited:
         )
 
 
-def _claim(context: Context, activator: str, without: list[str]) -> list[dict[str, Any]]:
+def _claim(context: Context, activator: str, without: list[str]) -> DueCalls:
+    now = context.clock()
     with context.store.read() as sql:  # a read takes no lock, and usually nothing is due
-        if not dispatch_queue.has_claimable(
-            sql, activator=activator, now=context.clock(), without=without
-        ):
-            return []
+        is_due = dispatch_queue.has_claimable(sql, activator=activator, now=now, without=without)
+        if not is_due and not dispatch_queue.has_cancelled(sql, activator=activator, now=now):
+            return DueCalls(calls=[])
     with context.store.write() as write:
-        return dispatch_queue.claim(write, activator=activator, without=without)
+        return DueCalls(
+            calls=dispatch_queue.claim(write, activator=activator, without=without),
+            cancel=dispatch_queue.cancelled(write, activator=activator),
+        )

@@ -6,6 +6,7 @@ databases can sum exactly."""
 
 from __future__ import annotations
 
+from pilotlight.controller.database.tables.batches import batch_files, batch_lines, batches
 from pilotlight.controller.database.tables.billing import (
     ROLLUP_FLOATS,
     ROLLUP_GROUPS,
@@ -94,6 +95,9 @@ __all__ = [
     "approvals",
     "apps",
     "audit",
+    "batch_files",
+    "batch_lines",
+    "batches",
     "blob_owners",
     "blobs",
     "budget_alerts",

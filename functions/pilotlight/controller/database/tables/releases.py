@@ -188,7 +188,9 @@ due_calls = sa.Table(
     time("due_at"),
     text("claimed_by", null=True),
     time("claimed_until", null=True),
+    time("cancel_at", null=True),
     sa.Index("ix_due_calls_due_at", "due_at"),
+    _partial("ix_due_calls_cancel", "claimed_by", "cancel_at", where="cancel_at IS NOT NULL"),
     _partial(
         "ix_due_calls_free",
         "tenant",
@@ -199,7 +201,8 @@ due_calls = sa.Table(
         where="claimed_by IS NULL OR claimed_until IS NOT NULL",
     ),
 )
-"""Submitted calls that the control plane created, until an activator has them in its journal."""
+"""Submitted calls that the control plane created, until an activator has them in its journal.
+`cancel_at`: when that activator is asked next to cancel the call; null = it is not cancelled."""
 
 ended_sessions = sa.Table(
     "ended_sessions",
