@@ -4,7 +4,7 @@ instance.
 Until then it is a Template: it counts in their memory budget, and is evicted like them. It is
 stopped (SIGSTOP, signal(7)) before a start can find it, and continued by the start that takes it,
 which then does what follows any restore: new random state, `enter(snap=False)`, the check of its
-example. While it is stopped it uses no CPU time, and what it does is nobody's bill. A tree that has
+example. While it is stopped it uses no CPU time, and is not billed. A tree that has
 connected to somebody else since its restore is not kept: that side would wait for it.
 """
 
