@@ -199,7 +199,7 @@ def assemble(
     if stock is not None and restores is not None and has_imports(settings, parts):
         environments = _environment_starts(base, paths, stock, restores)
     workers = WorkerBooter(slots=base.slot_allocator, ends=base.ends, environments=environments)
-    template_booter = _template_booter(base, settings, workers, selector)
+    template_booter = _template_booter(base, workers, selector)
     room = NodeCapacity(
         memory_bytes=settings.node_memory_bytes(),
         dedicated_to=settings.dedicated_to,
@@ -268,7 +268,7 @@ def _strategy(
 
 
 def _template_booter(
-    base: _Base, settings: SnapshotterSettings, workers: WorkerBooter, selector: SnapshotSelector
+    base: _Base, workers: WorkerBooter, selector: SnapshotSelector
 ) -> TemplateBooter:
     return TemplateBooter(
         workers=workers,
@@ -279,7 +279,6 @@ def _template_booter(
         background_tasks=base.background_tasks,
         selector=selector,
         gpus=base.gpus,
-        frozen_idle_s=settings.parked_idle_s,
     )
 
 
@@ -483,7 +482,7 @@ def _base(
         ),
     )
     instances, events = Instances(), Events()
-    templates = Templates(settings.template_memory_bytes)
+    templates = Templates(settings.template_memory_bytes, frozen_idle_s=settings.parked_idle_s)
     metrics, background_tasks = Metrics(), BackgroundTasks()
     slot_allocator = SlotAllocator(
         slot_pool=slot_pool,

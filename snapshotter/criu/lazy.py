@@ -69,7 +69,7 @@ async def serve_pages(
 
 
 def _closed(fd: int) -> asyncio.Future[None]:
-    """Completes when nobody holds the other end of this pipe any longer. Takes ownership."""
+    """Completes when the other end of this pipe is closed. Takes ownership."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 

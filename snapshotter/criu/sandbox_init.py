@@ -125,13 +125,13 @@ def _obey(
                 answer["pid"], ours = _criu(message, fds)
                 answer["socket"] = message["socket"]
             case "pages":
-                images, work, working_set, told = fds
+                images, work, working_set, brought = fds
                 answer["pid"] = page_server.fork(
                     images=images,
                     work=work,
                     working_set=working_set,
                     record=message["record"],
-                    told=told,
+                    ready=brought,
                 )
                 ours = [os.pidfd_open(answer["pid"])]
             case "watch":

@@ -85,7 +85,7 @@ class CriuProcesses:
     def serve_pages(self, message: Mapping[str, Any], fds: list[int]) -> None:
         """Start a page server; it listens when this returns. The caller keeps the descriptors:
         images, work directory, working set, and the end of a pipe (`page_server.fork`)."""
-        images, work, working_set, told = fds
+        images, work, working_set, brought = fds
         cgroup = child.Cgroup(**message["cgroup"])
         try:
             pid = page_server.fork(
@@ -93,7 +93,7 @@ class CriuProcesses:
                 work=work,
                 working_set=working_set,
                 record=bool(message["record"]),
-                told=told,
+                ready=brought,
                 enter=lambda: child.enter(cgroup.tasks or cgroup.procs, 0),
             )
             self._running[pid] = _Run(name=message["run"], pid=pid, has_socket=False)

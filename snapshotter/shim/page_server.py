@@ -96,13 +96,13 @@ def fork(
     work: int,
     working_set: int,
     record: bool,
-    told: int = -1,
+    ready: int = -1,
     enter: Callable[[], None] = lambda: None,
 ) -> int:
     """Start a page server for one restore; returns its pid. It listens when this returns.
 
     images, work: directories, as for CRIU. working_set: file of `WORKING_SET_RANGE`s in the order
-    in which to bring them. told: end of a pipe that is closed once these are there (-1: none).
+    in which to bring them. ready: end of a pipe that is closed once these are there (-1: none).
     enter: called first in the new process. The caller keeps the descriptors.
 
     It exits with status 0 when everything was brought or the processes have exited, otherwise the
@@ -121,9 +121,9 @@ def fork(
         try:
             _leave_shim(enter)
             recorded = _open_record(work) if record else -1
-            _close_others(listener.fileno(), images, working_set, recorded, told)
+            _close_others(listener.fileno(), images, working_set, recorded, ready)
             wanted = {} if record else read_working_set(working_set)
-            server = PageServer(images, wanted, record=recorded, told=told)
+            server = PageServer(images, wanted, record=recorded, ready=ready)
             connection, _ = listener.accept()
             server.run(connection)
             status = 0
@@ -287,14 +287,14 @@ class PageServer:
         working_set: Mapping[int, _Ranges],
         *,
         record: int = -1,
-        told: int = -1,
+        ready: int = -1,
     ) -> None:
         """Reads the working set into this process, while CRIU is at work. `record`: descriptor of
-        the file of accesses; -1: do not record. `told`: descriptor that is closed once the working
+        the file of accesses; -1: do not record. `ready`: descriptor that is closed once the working
         set is there; -1: none. Raises PagesLost, OSError."""
         self._images = images
         self._record = record
-        self._told = told
+        self._ready = ready
         self._faults = 0
         self._zeros = mmap.mmap(-1, _STEP_BYTES)
         self._zeros_address = ctypes.addressof(ctypes.c_char.from_buffer(self._zeros))
@@ -482,7 +482,7 @@ class PageServer:
             _mark_copied(memory)
         if not self._is_restored:
             return None
-        self._tell()
+        self._say_ready()
         wait_s = self._rest_waits_s()
         if wait_s > 0:
             return wait_s
@@ -496,11 +496,11 @@ class PageServer:
             return 0.0 if self._copy(memory, start, until, position) else _RETRY_S
         return 0.0
 
-    def _tell(self) -> None:
+    def _say_ready(self) -> None:
         """Say that the working set is there."""
-        if self._told >= 0:
-            os.close(self._told)
-            self._told = -1
+        if self._ready >= 0:
+            os.close(self._ready)
+            self._ready = -1
 
     def _rest_waits_s(self) -> float:
         """After how many seconds to look again whether the rest may come; 0: now."""

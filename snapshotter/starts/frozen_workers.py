@@ -4,16 +4,17 @@ instance.
 Until then it is a Template: it counts in their memory budget, and is evicted like them. It is
 stopped (SIGSTOP, signal(7)) before a start can find it, and continued by the start that takes it,
 which then does what follows any restore: new random state, `enter(snap=False)`, the check of its
-example. While it is stopped it uses no CPU time, and what it does is nobody's bill. A tree that has
-connected to somebody else since its restore is not kept: that side would wait for it.
+example. While it is stopped it uses no CPU time, and is not billed. A tree that has
+connected to another one since its restore is not kept: that side would wait for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 
-from snapshotter.linux import proc, tcp_connections
+from snapshotter.linux import proc
 from snapshotter.slots.occupied_slot import OccupiedSlot
+from snapshotter.starts import tcp_connections
 
 
 def can_freeze(occupied: OccupiedSlot) -> bool:

@@ -49,11 +49,7 @@ class TemplateBooter:
         background_tasks: BackgroundTasks,
         selector: SnapshotSelector,
         gpus: GpuGrants,
-        frozen_idle_s: float,
     ) -> None:
-        """`frozen_idle_s`: how long a frozen worker is kept after the revision's last
-        instance."""
-        self._frozen_idle_s = frozen_idle_s
         self._workers = workers
         self.templates = templates
         self._ends = ends
@@ -359,7 +355,7 @@ class TemplateBooter:
         self.register(occupied)
 
     def _expire_later(self, template: Template) -> None:
-        asyncio.get_running_loop().call_later(self._frozen_idle_s, self._expire, template)
+        asyncio.get_running_loop().call_later(self.templates.frozen_idle_s, self._expire, template)
 
     def _expire(self, template: Template) -> None:
         """Drop a frozen worker that nothing has called for, unless the revision has instances."""

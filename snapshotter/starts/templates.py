@@ -62,10 +62,12 @@ class Templates:
 
     Attributes:
         budget_bytes: limit of their memory, parked forks included.
+        frozen_idle_s: how long a frozen one is kept after the revision's last instance.
     """
 
-    def __init__(self, budget_bytes: int = 0) -> None:
+    def __init__(self, budget_bytes: int = 0, *, frozen_idle_s: float = 600.0) -> None:
         self.budget_bytes = budget_bytes
+        self.frozen_idle_s = frozen_idle_s
         self._by_revision: dict[RevisionKey, Template] = {}
         self._single: set[RevisionKey] = set()
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from snapshotter.client import AgentClient
-from snapshotter.linux import proc, tcp_connections
+from snapshotter.linux import proc
 from snapshotter.linux.cgroups import Cgroups
+from snapshotter.starts import tcp_connections
 from snapshotter.types import InstanceInfo, LaunchSpec, StartKind, TemplateInfo
 from tests.fakes.agent_home import MIB, AgentHome, ask, begin
 from tests.fakes.waiting import until

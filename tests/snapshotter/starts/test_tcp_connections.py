@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from snapshotter.linux.tcp_connections import has_outside
+from snapshotter.starts.tcp_connections import has_outside
 
 
 @contextmanager
