@@ -682,6 +682,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.slow  # starts the process that parses after each kill
 @pytest.mark.parametrize("module, name", STEPS, ids=[name for _, name in STEPS])
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_kill_within_a_transaction_loses_and_repeats_nothing(
@@ -715,6 +716,7 @@ async def test_a_kill_within_a_transaction_loses_and_repeats_nothing(
     await everything_once(world, batch, count)
 
 
+@pytest.mark.slow  # starts the process that parses after each kill
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_kill_around_a_write_to_the_store_answers_no_line_twice(
     world: World, blobs: FaultyStore, when: str

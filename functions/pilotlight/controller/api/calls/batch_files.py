@@ -80,7 +80,7 @@ class DeletedFile(Body):
 
 
 @router.post("", openapi_extra=_FORM, dependencies=[REQUIRE_DISK_SPACE])
-async def create_file(
+async def create_batch_file(
     context: Ctx, caller: Invoker, request: Request, request_id: RequestId
 ) -> FileObject:
     """Upload the file of a batch: JSON lines, each of at most 1 MiB. The form's fields come before
@@ -89,7 +89,7 @@ async def create_file(
 
 
 @router.get("")
-def list_files(
+def list_batch_files(
     *,
     context: Ctx,
     caller: Invoker,
@@ -119,7 +119,7 @@ def list_files(
 
 
 @router.get("/{file}")
-def get_file(context: Ctx, caller: Invoker, file: FileId) -> FileObject:
+def get_batch_file(context: Ctx, caller: Invoker, file: FileId) -> FileObject:
     """Return a file."""
     with context.store.read() as sql:
         return FileObject(**files.find(sql, caller, file, now=context.clock()).to_json())
@@ -130,7 +130,7 @@ def get_file(context: Ctx, caller: Invoker, file: FileId) -> FileObject:
     response_class=StreamingResponse,
     responses={200: {"content": {"application/jsonl": {}}}},
 )
-async def get_content(context: Ctx, caller: Invoker, file: FileId) -> StreamingResponse:
+async def get_batch_file_content(context: Ctx, caller: Invoker, file: FileId) -> StreamingResponse:
     """Return the content of a file."""
     found = await context.read(
         caller.tenant, lambda sql: files.find(sql, caller, file, now=context.clock())
@@ -147,7 +147,9 @@ async def get_content(context: Ctx, caller: Invoker, file: FileId) -> StreamingR
 
 
 @router.delete("/{file}")
-def delete_file(context: Ctx, caller: Invoker, request_id: RequestId, file: FileId) -> DeletedFile:
+def delete_batch_file(
+    context: Ctx, caller: Invoker, request_id: RequestId, file: FileId
+) -> DeletedFile:
     """Delete a file. 409 while a batch reads it."""
     with context.store.write() as write:
         found = files.find(write.sql, caller, file, now=write.now)
