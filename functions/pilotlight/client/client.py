@@ -22,12 +22,11 @@ from pilotlight.client.resources.engines import EngineResources
 from pilotlight.client.resources.experiments import ExperimentResources
 from pilotlight.client.resources.predictions import PredictionResources
 from pilotlight.client.resources.releases import ReleaseResources
-from pilotlight.client.resources.rollouts import RolloutResources
 from pilotlight.client.resources.sandboxes import SandboxResources
 from pilotlight.client.resources.slos import SloResources
 from pilotlight.client.resources.tenants import TenantResources
 from pilotlight.client.resources.traces import TraceResources
-from pilotlight.client.resources.traffic import TrafficResources
+from pilotlight.client.resources.traffic import RolloutResources, TrafficResources
 from pilotlight.client.responses import (
     JSON_BODY,
     RAISED_STATUS,

@@ -1,4 +1,5 @@
-"""Client methods for traffic: which revisions answer which calls."""
+"""Client methods for traffic (which revisions answer which calls), and for the rollouts that move
+it step by step."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ class _Unchanged:
 
 
 UNCHANGED: Final = _Unchanged()
+_ROLLOUTS: Final = "/v1/rollouts"
 
 
 class TrafficResources(NodeResources):
@@ -77,5 +79,52 @@ class TrafficResources(NodeResources):
         return dict(self._transport.request("PATCH", _path(app, function), json=body).json())
 
 
+class RolloutResources(NodeResources):
+    """Methods of `pilotlight.client.client.Client` for rollouts."""
+
+    def rollouts(
+        self,
+        *,
+        app: str | None = None,
+        function: str | None = None,
+        state: str | None = None,
+        limit: int | None = None,
+    ) -> list[Json]:
+        """List the rollouts of the environment, newest first. `state`: `active`, or a state."""
+        return self._list(
+            _ROLLOUTS, "rollouts", app=app, function=function, state=state, limit=limit
+        )
+
+    def rollout(self, rollout: str, *, limit: int | None = None) -> Json:
+        """Return a rollout: its plan, the decision that would be made `now`, and up to `limit`
+        decisions, newest first. Raises NotFound."""
+        return self._get(_rollout_path(rollout), limit=limit)
+
+    def pause_rollout(self, rollout: str) -> Json:
+        """Hold a rollout at its step; failed gates still abort it. Raises Conflict if it has
+        ended."""
+        return self._act(rollout, "pause")
+
+    def resume_rollout(self, rollout: str) -> Json:
+        """Resume a paused rollout. Raises Conflict if it has ended."""
+        return self._act(rollout, "resume")
+
+    def promote_rollout(self, rollout: str) -> Json:
+        """Move all traffic to the candidate now, regardless of its gates. Raises Conflict if the
+        rollout has ended."""
+        return self._act(rollout, "promote")
+
+    def abort_rollout(self, rollout: str) -> Json:
+        """Move all traffic back to stable now. Raises Conflict if the rollout has ended."""
+        return self._act(rollout, "abort")
+
+    def _act(self, rollout: str, verb: str) -> Json:
+        return dict(self._transport.request("POST", f"{_rollout_path(rollout)}:{verb}").json())
+
+
 def _path(app: str, function: str) -> str:
     return f"/v1/functions/{path_segment(app)}/{path_segment(function)}/traffic"
+
+
+def _rollout_path(rollout: str) -> str:
+    return f"{_ROLLOUTS}/{path_segment(rollout)}"

@@ -49,6 +49,8 @@ class LineParser:
         try:
             process = self._process or await self._start()
             assert process.stdin is not None
+            if process.stdin.is_closing():  # uvloop raises RuntimeError for a write to it
+                raise EOFError
             async with asyncio.timeout(REQUEST_S + 5):
                 for frame in (head, data):
                     process.stdin.write(len(frame).to_bytes(4, "big") + frame)

@@ -69,7 +69,8 @@ def create(
         )
 
     batch = session.request(run)
-    session.show(batch, lambda: f"{batch['id']}\nWait for it: pilotlight batch wait {batch['id']}")
+    session.show(batch, lambda: str(batch["id"]))
+    session.say(f"Wait for its end: pilotlight batch wait {batch['id']}")
 
 
 def list_(
