@@ -102,12 +102,15 @@ def _as_before(sql: sa.Connection, after: dict[sa.Table, list[tuple[object, ...]
             sa.text(f"INSERT INTO {table.name} ({quoted}) VALUES ({places})"),
             [dict(zip(names, value, strict=True)) for value in values],
         )
-    # of versions 0019 to 0025
+    # of versions 0019 to 0027
+    sql.execute(sa.text("DROP INDEX ix_due_calls_cancel"))
+    sql.execute(sa.text("ALTER TABLE due_calls DROP COLUMN cancel_at"))
     for name in ("stored_bytes", "collection_bytes"):
         sql.execute(sa.text(f"ALTER TABLE tenants DROP COLUMN {name}"))
     drift = ("drift_sketches", "drift_scores", "drift_references", "drift_reports")
     later = (
         *drift,
+        *("batch_files", "batches", "batch_lines"),
         "prediction_files",
         "node_snapshots",
         "volume_entries",

@@ -324,6 +324,9 @@ def test_an_upgrade_counts_what_is_stored(platform: Platform, store: Store) -> N
             "DROP TABLE drift_reports",
             "DROP INDEX ix_feedback_at",
             "DROP TABLE collection_operations",
+            *(f"DROP TABLE {name}" for name in ("batch_files", "batches", "batch_lines")),
+            "DROP INDEX ix_due_calls_cancel",
+            "ALTER TABLE due_calls DROP COLUMN cancel_at",
             "UPDATE alembic_version SET version_num = '0021'",
         ):
             write.sql.execute(sa.text(change))
