@@ -6,6 +6,7 @@ terminal or signals."""
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import importlib
@@ -74,7 +75,13 @@ def _server() -> tuple[socket.socket, subprocess.Popen[bytes]]:
             cwd=ROOT,
             pass_fds=[theirs.fileno()],
         )
+    atexit.register(_end, ours, process)
     return ours, process
+
+
+def _end(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    connection.close()
+    process.wait()
 
 
 def _serve(requests: socket.socket) -> None:

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
 from tests.e2e.clustered import RealCluster
 from tests.e2e.harness import PlatformUnderTest, platform_up
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure shows the ends of its platforms' logs."""
+    report = yield
+    if report.failed:
+        for name, value in getattr(item, "funcargs", {}).items():
+            running = (
+                value if isinstance(value, PlatformUnderTest) else getattr(value, "platform", None)
+            )
+            if isinstance(running, PlatformUnderTest):
+                report.sections.append((f"logs of {name}", running.log_tails(60)))
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,6 +15,10 @@ import sqlalchemy as sa
 
 _ADVISORY_LOCK = 0x70696C6F74
 """Key of the PostgreSQL session lock: "pilot"."""
+_SESSION_END_S = 1.0
+"""How long PostgreSQL may take to end the session of a controller that has ended, which releases
+its lock."""
+_RETRY_S = 0.02
 
 
 class AlreadyRunning(Exception):
@@ -73,13 +78,16 @@ class ControllerLock:
     def _acquire_session(self) -> None:
         if self._engine is not None:
             self._session = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-            if not self._session.execute(
+            deadline = time.monotonic() + _SESSION_END_S
+            while not self._session.execute(
                 sa.select(sa.func.pg_try_advisory_lock(_ADVISORY_LOCK))
             ).scalar_one():
-                raise AlreadyRunning(
-                    f"another controller runs on "
-                    f"{self._engine.url.render_as_string(hide_password=True)}"
-                )
+                if time.monotonic() > deadline:
+                    raise AlreadyRunning(
+                        f"another controller runs on "
+                        f"{self._engine.url.render_as_string(hide_password=True)}"
+                    )
+                time.sleep(_RETRY_S)
 
     def __exit__(
         self,
