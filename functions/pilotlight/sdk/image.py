@@ -229,7 +229,7 @@ class Image:
 
     def copy(self, source: str | os.PathLike[str], to: str | None = None) -> Image:
         """Copy a local file or directory into the environment, to the path `to` (default: its
-        name).
+        name). A file goes into a directory whose path ends in "/".
 
         Files at relative paths, or below "/root", are in the working directory of later `run`
         steps, on `sys.path` in instances, and, up to 16 MiB together, in their working directory.
@@ -239,6 +239,8 @@ class Image:
         from pilotlight.core.image_steps import check_copy_target
 
         path = Path(source).expanduser().absolute()
+        if to is not None and to.endswith("/") and not path.is_dir():
+            to += path.name
         try:
             target = str(check_copy_target(to or path.name))
         except ValueError as e:
@@ -248,10 +250,9 @@ class Image:
     def add_local_file(
         self, local_path: str | os.PathLike[str], remote_path: str, *, copy: bool = False
     ) -> Image:
-        """Alias of `copy` for a file, for compatibility with Modal. A target that ends in '/' is a
-        directory. The file is always part of the image, so `copy=True` changes nothing."""
-        target = remote_path + Path(local_path).name if remote_path.endswith("/") else remote_path
-        return self.copy(local_path, target)
+        """Alias of `copy` for a file, for compatibility with Modal. The file is always part of the
+        image, so `copy=True` changes nothing."""
+        return self.copy(local_path, remote_path)
 
     def add_local_dir(
         self,
@@ -393,6 +394,12 @@ def _packed(step: LocalCopy, pack: Callable[[Path, str], str]) -> Mapping[str, A
     # The builder unpacks a blob into the directory `target`, so a file needs its parent directory.
     target = PurePosixPath(step.target)
     directory = target if step.source.is_dir() else target.parent
+    if str(directory) == "/":
+        raise InvalidInput(
+            f"Image.copy: {step.target!r} is in the root directory: name a directory below it, such "
+            f"as '/data/{target.name}'",
+            parameter="to",
+        )
     return {"op": "copy", "blob": pack(step.source, target.name), "target": str(directory)}
 
 

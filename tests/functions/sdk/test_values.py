@@ -69,12 +69,20 @@ def test_a_copied_file_lands_in_its_targets_directory_and_a_directory_at_its_tar
     spec = (
         Image.python("3.11")
         .copy(tmp_path / "a.txt", "conf/b.txt")
+        .copy(tmp_path / "a.txt", "/data/")
         .add_local_dir(tmp_path / "data", "data")
         .spec(pack)
     )
 
-    assert [step["target"] for step in spec.steps] == ["conf", "data"]
-    assert packed == [("a.txt", "b.txt"), ("data", "data")]
+    assert [step["target"] for step in spec.steps] == ["conf", "/data", "data"]
+    assert packed == [("a.txt", "b.txt"), ("a.txt", "a.txt"), ("data", "data")]
+
+
+def test_a_file_cannot_be_copied_into_the_root_directory(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    image = Image.python("3.11").copy(tmp_path / "a.txt", "/data")
+    with pytest.raises(InvalidInput, match="'/data' is in the root directory: .* '/data/data'"):
+        image.spec(lambda path, name: "0" * 64)
 
 
 @pytest.mark.parametrize(
