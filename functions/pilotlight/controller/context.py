@@ -45,8 +45,8 @@ _READING = ("GET", "HEAD", "OPTIONS")
 UPLOADS_AT_ONCE = 4
 """Uploads of batch files, and of chunks of volumes, of a tenant: each holds some MiB in memory."""
 DOWNLOADS_AT_ONCE = 4
-"""Downloads of a tenant that hold pieces of 16 MiB in memory until their reader has read them:
-files of volumes and of prediction logs."""
+"""Downloads of a tenant, each of which holds pieces in memory until its reader has read them: of a
+blob 8 MiB, of a volume's file 32 MiB, of a prediction log 16 MiB, of a batch's answers 64 MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
