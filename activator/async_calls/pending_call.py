@@ -35,6 +35,8 @@ class PendingCall:
         task: the task that runs it; None = it has not begun, or has ended.
         is_uncounted: whether its first attempt must count as a request of its key's quotas, because
             the control plane queued it and nothing has counted it yet.
+        needs_tokens: whether its tokens must be counted before its first attempt: the control plane
+            queued a call of a language model.
         is_patient: whether it waits for capacity until `retry_until`, not only for its function's
             queue time: a line of a batch.
         changed: set at the next change of `record`, and when more of its result has arrived.
@@ -52,6 +54,7 @@ class PendingCall:
         "is_patient",
         "is_uncounted",
         "log",
+        "needs_tokens",
         "record",
         "retry_until",
         "size",
@@ -65,6 +68,7 @@ class PendingCall:
         self.changed = asyncio.Event()
         self.retry_until = record.expires_at
         self.is_uncounted = False
+        self.needs_tokens = False
         self.is_patient = False
         self.call: Call | None = None
         self.instance: Instance | None = None

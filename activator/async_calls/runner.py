@@ -117,9 +117,10 @@ class AsyncCallRunner:
 
     async def run(self, held: PendingCall, call: Call) -> CallRecord:
         """Run a call to its end, and return its final record."""
-        if held.is_uncounted:
+        if held.is_uncounted or held.needs_tokens:
+            is_by_body = held.is_patient or held.needs_tokens
             try:
-                await (self._wait_for_line if held.is_patient else self._charge_attempt)(held, call)
+                await (self._wait_for_line if is_by_body else self._charge_attempt)(held, call)
             except errors.PilotlightError as e:  # its key has lost the right to call
                 self._refused(held, call, e).observe()
                 return replace(failed(held.record, e), attempt=call.attempt - 1)
@@ -168,7 +169,8 @@ class AsyncCallRunner:
             await asyncio.sleep(BUSY_RETRY_S)
 
     async def _wait_for_line(self, held: PendingCall, call: Call) -> None:
-        """Admit the call of a batch's line; wait while its quotas are used up."""
+        """Admit the call of a batch's line, or of a language model, which count what their bodies
+        ask for; wait while its quotas are used up."""
         while True:
             try:
                 self._load(call)

@@ -405,6 +405,9 @@ class AsyncCalls:
             held.record = replace(record, expires_at=held.retry_until)
             # no activator has counted it: the dashboard's form has no quotas at hand
             held.is_uncounted = kept["key"] != SCHEDULER and record.attempt == 0
+            held.needs_tokens = (
+                isinstance(call, EngineCall) and call.wanted.counts and attempts == 0
+            )
         call.park()
         self._start(held, call)
 

@@ -43,7 +43,7 @@ from pilotlight.spec.sandboxes import SANDBOXES_PATH
 log = logging.getLogger(__name__)
 
 CALLS = "/v1/calls/"
-_STORAGE = ("/v1/volumes/", "/v1/dicts/", "/v1/queues/")
+_STORAGE = ("/v1/volumes/", "/v1/volume-chunks/", "/v1/dicts/", "/v1/queues/")
 """Paths whose requests count as operations, and are the controller's."""
 RAW_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 """Methods of a web application: not TRACE, which would return a request's key to a script."""

@@ -17,6 +17,7 @@ from activator.gateway.proxy_headers import (
     answer_headers,
     call_of,
     declared_length,
+    mount_path,
     request_head,
     require_web,
     restrict_public_headers,
@@ -203,7 +204,10 @@ class _ProxyExchange:
         self._first_byte_ms = (time.monotonic_ns() - attempt.call.began_ns) / 1e6
         await request.start(
             answer.status,
-            restrict_public_headers(answer_headers(request, attempt.call, answer.headers)),
+            restrict_public_headers(
+                answer_headers(request, attempt.call, answer.headers),
+                mount_path(request.scope, attempt.call.target),
+            ),
         )
         if answer.body is not None:
             attempt.bytes_out = len(answer.body)

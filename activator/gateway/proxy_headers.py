@@ -3,18 +3,23 @@ reach the function, its root path, and those of the response that reach the call
 
 from __future__ import annotations
 
+import ipaddress
+from collections.abc import Iterator
+
 from activator.access.grants import AccessGrant
 from activator.calls.call import Call
 from activator.calls.response import weights_timing
+from activator.http import cookies
 from activator.http.payloads import Payload
 from activator.http.request import HOP_BY_HOP, Headers, Request, Scope, subpath, tenant_prefix
 from activator.routing.call_target import CallTarget
 from pilotlight import errors
 from pilotlight.protocol import (
     HEADER_ARM,
+    HEADER_OUTCOME,
     HEADER_RATE_LIMIT,
     HEADER_RATE_LIMIT_POLICY,
-    HEADER_SPANS,
+    HEADER_REPLAYED,
     WORKER_ASGI,
 )
 from pilotlight.spec.function import FunctionKind
@@ -25,44 +30,55 @@ _OURS = b"pilotlight-"
 """Prefix of headers between the activator and its workers; a caller's headers with it are dropped,
 so that it cannot forge them."""
 _REQUEST_ID = b"x-request-id"
+_COOKIE = b"cookie"
+_FORWARDED_FOR = b"x-forwarded-for"
 _NOT_FOR_WORKERS = _HOP_BY_HOP | {
     b"authorization",
     b"content-length",
+    b"forwarded",
+    b"proxy-authorization",
     b"traceparent",
     b"tracestate",
+    b"x-real-ip",
+    _FORWARDED_FOR,
 }
-"""Headers that are not forwarded: user code never sees a caller's API key, and the trace continues
-with our span as the parent."""
+"""Headers that are not forwarded: user code never sees a caller's API key, the trace continues with
+our span as the parent, and no caller chooses the address that an application takes for its own."""
 _OURS_TO_SAY = frozenset(
     {
         b"date",
         b"server",
         _REQUEST_ID,
-        HEADER_ARM.encode(),
         HEADER_RATE_LIMIT.encode(),
         HEADER_RATE_LIMIT_POLICY.encode(),
-        HEADER_SPANS.encode(),
+        HEADER_REPLAYED.encode(),
     }
 )
 """Response headers that the function cannot set."""
+_FOR_CALLERS = frozenset({HEADER_OUTCOME.encode()})
+"""Headers with our prefix that the function's worker sets for its caller; what else has it is the
+platform's own word."""
 _OF_THE_ORIGIN = frozenset(
     {
+        b"accept-ch",
         b"alt-svc",
         b"clear-site-data",
+        b"critical-ch",
         b"nel",
+        b"origin-agent-cluster",
+        b"proxy-authenticate",
         b"report-to",
         b"reporting-endpoints",
         b"service-worker-allowed",
+        b"set-login",
         b"strict-transport-security",
+        b"use-as-dictionary",
         b"www-authenticate",
         b"x-content-type-options",
     }
 )
 """Headers whose effect a browser stores for the origin, or prompts for in its name: the origin
 belongs to the platform."""
-_OUR_COOKIES = b"pilotlight_"
-"""Prefix of the dashboard's cookies: a page that sets one could sign its visitors in to another
-account."""
 _SANDBOX = b"sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads"
 """Pages of functions share the dashboard's origin: their scripts must not act as the user who is
 signed in there."""
@@ -93,10 +109,12 @@ def request_head(request: Request, call: Call, *, has_body: bool) -> bytes:
     under = b"" if is_engine else _UNDER  # an engine's paths are its own
     lines = [b"%s %s%s HTTP/1.1" % (request.verb.encode(), under, subpath(request.scope))]
     lines += [
-        b"%s: %s" % (name, value)
+        b"%s: %s" % (name, cookies.without_ours(value) if name == _COOKIE else value)
         for name, value in request.scope["headers"]
         if _is_for_worker(name) and not (is_engine and name == _REQUEST_ID)
     ]
+    if _is_address(request.address):
+        lines.append(b"%s: %s" % (_FORWARDED_FOR, request.address.encode()))
     lines += [
         b"pilotlight-call: " + request.id.encode(),
         b"pilotlight-root-path: " + place,
@@ -116,7 +134,17 @@ def request_head(request: Request, call: Call, *, has_body: bool) -> bytes:
 
 
 def _is_for_worker(name: bytes) -> bool:
-    return name not in _NOT_FOR_WORKERS and not name.startswith(_OURS)
+    plain = name.replace(b"_", b"-")  # WSGI applications see no difference (PEP 3333)
+    return plain not in _NOT_FOR_WORKERS and not plain.startswith(_OURS)
+
+
+def _is_address(text: str) -> bool:
+    """Whether a caller has an address: functions that call others are named by their uid."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def arm_of(call: Call) -> dict[str, str]:
@@ -139,18 +167,32 @@ def answer_headers(request: Request, call: Call, headers: Headers) -> Headers:
     own += [(name.encode(), value.encode()) for name, value in arm_of(call).items()]
     if call.target.spec.cors:
         own.append((b"vary", b"Origin"))  # also without an Origin: caches keep this response
-    passed_on = [(k, v) for k, v in headers if k not in _HOP_BY_HOP and k not in _OURS_TO_SAY]
+    passed_on = [(k, v) for k, v in headers if k not in _HOP_BY_HOP and not _is_ours_to_say(k)]
     return own + request.quota_headers() + passed_on
 
 
-def restrict_public_headers(headers: Headers) -> Headers:
-    """Add the sandbox headers, because a browser may show the response; headers about its content
-    are unchanged."""
-    kept = (header for header in headers if header[0] not in _OF_THE_ORIGIN)
-    kept = (
-        header for header in kept if header[0] != b"set-cookie" or _OUR_COOKIES not in header[1]
-    )
-    return [*kept, (b"content-security-policy", _SANDBOX), (b"x-content-type-options", b"nosniff")]
+def _is_ours_to_say(name: bytes) -> bool:
+    return name in _OURS_TO_SAY or (name.startswith(_OURS) and name not in _FOR_CALLERS)
+
+
+def restrict_public_headers(headers: Headers, mount: str) -> Headers:
+    """Add the sandbox headers, because a browser may show the response, and confine cookies to
+    `mount`; headers about its content are unchanged."""
+    return [
+        *_confined(headers, mount.encode()),
+        (b"content-security-policy", _SANDBOX),
+        (b"x-content-type-options", b"nosniff"),
+    ]
+
+
+def _confined(headers: Headers, mount: bytes) -> Iterator[tuple[bytes, bytes]]:
+    for name, value in headers:
+        if name in _OF_THE_ORIGIN:
+            continue
+        if name != b"set-cookie":
+            yield name, value
+        elif (cookie := cookies.confine(value, mount)) is not None:
+            yield name, cookie
 
 
 def route_of(target: CallTarget) -> str:

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from websockets.asyncio.client import ClientConnection, connect, unix_connect
+from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.frames import EXTERNAL_CLOSE_CODES, CloseCode
 
@@ -238,6 +238,15 @@ async def _accept(send: Send, worker: ClientConnection, call: Call) -> None:
         raise errors.ClientClosedRequest("the caller disconnected before it was accepted") from e
 
 
+class _Connect(connect):
+    """Connects to a worker, and to nothing that it names: redirects are refused like other
+    statuses."""
+
+    def process_redirect(self, exc: Exception) -> Exception:
+        """Return the error of the handshake."""
+        return exc
+
+
 async def _connect(scope: Scope, reservation: Reservation, call: Call) -> ClientConnection:
     where = reservation.instance.info.socket
     uri = f"ws://worker/asgi{subpath(scope).decode('latin-1')}"
@@ -257,9 +266,9 @@ async def _connect(scope: Scope, reservation: Reservation, call: Call) -> Client
     }
     try:
         if not is_tcp(where):
-            return await unix_connect(where, uri, **options)
+            return await _Connect(uri, unix=True, path=where, **options)
         host, port = host_and_port(where)
-        worker = await connect(uri, host=host, port=port, proxy=None, **options)
+        worker = await _Connect(uri, host=host, port=port, proxy=None, **options)
         configure_tcp(worker.transport)
         return worker
     except InvalidHandshake as e:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol
 import httpx
 
 from activator.prediction_log.spool import READY
-from pilotlight.core.backoff import Backoff
+from pilotlight.core.backoff import JITTER, Backoff, delay_s
 from pilotlight.core.transport.controller_client import controller_client
 from pilotlight.core.transport.endpoint import Endpoint
 from pilotlight.protocol import PREDICTIONS_PATH
@@ -44,6 +44,13 @@ class PutResult(NamedTuple):
     status: int
     is_stored: bool = True
     problem: str = ""
+
+
+class _Retry(NamedTuple):
+    """How often a file was answered with an error, and when (monotonic) it is sent again."""
+
+    failures: int
+    at: float
 
 
 class PredictionStore(Protocol):
@@ -98,6 +105,8 @@ class PredictionShipper:
         self.dropped: Counter[str] = Counter()
         self.oldest_at: float | None = None
         self._counted: set[str] = set()  # files that have been answered, and are still there
+        self._retries: dict[str, _Retry] = {}
+        self._is_away = False
 
     def __repr__(self) -> str:
         return f"<PredictionShipper {self.shipped} rows shipped>"
@@ -106,11 +115,12 @@ class PredictionShipper:
         """Ship until cancelled."""
         backoff = Backoff(first_s=FIRST_RETRY_S, max_s=MAX_RETRY_S)
         while True:
-            if await self.ship():
+            await self.ship()
+            if self._is_away:
+                await backoff.pause()
+            else:
                 backoff.reset()
                 await asyncio.sleep(self._every_s)
-            else:
-                await backoff.pause()
 
     async def aclose(self) -> None:
         """Ship what is ready, and close."""
@@ -122,16 +132,24 @@ class PredictionShipper:
         await self._store.aclose()
 
     async def ship(self) -> bool:
-        """Send the files that are ready. Returns whether none of them waits for another attempt."""
-        waits = False
+        """Send the files that are ready. Returns whether none of them waits for another attempt.
+
+        A file that is answered with an error is sent again after a pause of its own, which delays
+        no other tenant's."""
+        waits, self._is_away = False, True
         try:
             found = await asyncio.to_thread(_ready_files, self._ready)
             self.oldest_at = found[0][0] if found else None
+            names = {path.name for _, path in found}
+            self._retries = {name: r for name, r in self._retries.items() if name in names}
             for _, path in found:
-                if path.suffix == _SKETCH and path.with_suffix(".parquet").exists():
+                if self._is_postponed(path.name) or (
+                    path.suffix == _SKETCH and path.with_suffix(".parquet").exists()
+                ):
                     waits = True  # the controller knows a sketch by its rows
                 else:
                     waits |= not await self._send(path)
+            self._is_away = False
         except (httpx.HTTPError, OSError) as e:
             log.warning("prediction log: files not shipped directory=%s error=%r", self._ready, e)
             return False
@@ -146,11 +164,27 @@ class PredictionShipper:
         reason = _refusal_reason(answer)
         if reason is None and not (answer.status == 200 and answer.is_stored):
             log.warning("prediction log: file=%s waits status=%d", path.name, answer.status)
+            self._postpone(path.name)
             return False
         self._count(path.name, reason)
         await asyncio.to_thread(path.unlink, missing_ok=True)
         self._counted.discard(path.name)
         return True
+
+    def _is_postponed(self, name: str) -> bool:
+        retry = self._retries.get(name)
+        return retry is not None and retry.at > time.monotonic()
+
+    def _postpone(self, name: str) -> None:
+        """Send a file again: in the next round, and after more failures later."""
+        known = self._retries.get(name)
+        failures = 1 if known is None else known.failures + 1
+        pause_s = (
+            0.0
+            if failures == 1
+            else delay_s(failures - 2, first_s=FIRST_RETRY_S, max_s=MAX_RETRY_S, jitter=JITTER)
+        )
+        self._retries[name] = _Retry(failures, time.monotonic() + pause_s)
 
     def _count(self, name: str, refused: str | None) -> None:
         """Count the rows of a file, once: it is sent again where the attempt before was cancelled

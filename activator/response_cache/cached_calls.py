@@ -49,7 +49,6 @@ class SharedResponses(Protocol):
         answer: WorkerResponse,
         *,
         ttl_s: float,
-        max_bytes: int,
     ) -> None:
         """Store an answer without delaying its call."""
 
@@ -180,9 +179,7 @@ class CachedCalls:
         stored, owner = StoredResponse(bare(answer), self._clock()), owner_of(attempt.call)
         self._store.store(key, owner, stored, max_bytes=terms.max_bytes)
         if self._shared is not None and terms.shared:
-            self._shared.store(
-                key, owner, stored.answer, ttl_s=terms.ttl_s, max_bytes=terms.max_bytes
-            )
+            self._shared.store(key, owner, stored.answer, ttl_s=terms.ttl_s)
         return stored
 
     async def _answer_from_cache(self, call: Call, found: StoredResponse) -> CachedResponse:

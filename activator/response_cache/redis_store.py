@@ -34,6 +34,8 @@ FIND_S: Final = 0.05
 PAUSE_S: Final = 1.0
 MAX_WRITES: Final = 64
 """Most answers on their way to Redis; further ones are not shared."""
+TENANT_SHARE: Final = 0.5
+"""Of all answers, those of one tenant's functions at most."""
 MAX_HEADERS: Final = 8
 MAX_HEADER_BYTES: Final = 4096
 MAX_VALUE_BYTES: Final = 2 * WHOLE_BODY_BYTES
@@ -73,6 +75,7 @@ class RedisResponses:
         self._wall = wall
         self._redis = redis_client(url)
         self._values = BoundedValues(self._redis, prefix=self._prefix, total_bytes=total_bytes)
+        self._tenant_bytes = int(total_bytes * TENANT_SHARE)
         self._writes: set[asyncio.Task[None]] = set()
         self._paused_until = 0.0
         self.failures = 0
@@ -109,32 +112,30 @@ class RedisResponses:
         answer: WorkerResponse,
         *,
         ttl_s: float,
-        max_bytes: int,
     ) -> None:
-        """Store an answer, later: its call does not wait. `max_bytes`: limit of its owner."""
+        """Store an answer, later: its call does not wait."""
         if self._clock() < self._paused_until or len(self._writes) >= MAX_WRITES:
             return
         frame = encode_frame(key, self._wall(), answer)
         if frame is None:
             return
         task = asyncio.create_task(
-            self._write(key, owner, frame, ttl_s=ttl_s, max_bytes=max_bytes),
+            self._write(key, owner, frame, ttl_s=ttl_s),
             name="answer to Redis",
         )
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
 
-    async def _write(
-        self, key: bytes, owner: ResponseOwner, frame: bytes, *, ttl_s: float, max_bytes: int
-    ) -> None:
+    async def _write(self, key: bytes, owner: ResponseOwner, frame: bytes, *, ttl_s: float) -> None:
         value = BoundedValue(
             name=key.hex(),
-            owner=f"{owner.function}:{owner.caller}",
+            # not by function or caller: a tenant may have any number of small ones
+            owner=owner.tenant,
             value=self._sealer.seal(base64.b64encode(frame).decode()),
             ttl_ms=int(ttl_s * 1000),
         )
         try:
-            await self._values.store(value, owner_bytes=max_bytes)
+            await self._values.store(value, owner_bytes=self._tenant_bytes)
         except (RedisError, OSError) as e:
             self._on_failure(e)
 

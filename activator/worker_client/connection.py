@@ -22,6 +22,8 @@ import httptools
 from activator.worker_client.address import connect
 from pilotlight.protocol import CONTENT_SSE, HEADER_FINISH, HEADER_OUTCOME, HEADER_SPANS
 
+MAX_STATUS: Final = 599
+"""Statuses have five classes (RFC 9110, section 15); servers send no other ones on."""
 WHOLE_BODY_BYTES: Final = 256 * 1024
 """Largest response that is collected before it is forwarded, so that its cost can be sent in its
 headers."""
@@ -377,6 +379,8 @@ class WorkerConnection(asyncio.Protocol):
         if status < 200 and status != 101:
             self._headers = []
             return
+        if status > MAX_STATUS:
+            raise ValueError(f"status {status} is none of HTTP")
         if self._unanswered > MAX_HEAD_BYTES:
             self._require_small_head()
         # the parser still expects a body, so this connection is not reused

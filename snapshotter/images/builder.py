@@ -179,13 +179,15 @@ class ImageBuild:
                 f"cannot get {self._plan.container_image} from its registry (see above)"
             )
         try:
-            found = await registry_base.UNPACKING.run(
-                registry_base.unpack,
-                box.image / "tmp",
-                "base",
-                box.rootfs,
-                max_entries=box.enclosure.bounds.entries,
-                floor=self._floor,
+            found = await registry_base.UNPACKING.run_until_cancelled(
+                lambda stopped: registry_base.unpack(
+                    box.image / "tmp",
+                    "base",
+                    box.rootfs,
+                    max_entries=box.enclosure.bounds.entries,
+                    floor=self._floor,
+                    stopped=stopped,
+                )
             )
         except BundleUnavailable as e:
             raise self._failed(f"{self._plan.container_image}: {e}") from e

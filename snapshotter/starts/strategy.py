@@ -137,6 +137,7 @@ class StartStrategy:
                     kind = StartKind.WAKE
                 if template.single:
                     frozen_workers.thaw(template.occupied)
+                    self._ends.publish_used(template)
                 return StartSource(occupied=template.occupied, in_place=template.single, kind=kind)
             if StartKind.RESTORE not in closed:
                 restored = await self._restored(launch, phase, clock, closed)

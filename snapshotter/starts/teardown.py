@@ -166,6 +166,16 @@ class Teardown:
             )
         )
 
+    def publish_used(self, template: Template) -> None:
+        """Notify the watchers that a start continues a worker that cannot be forked: the next one
+        finds none."""
+        message = f"the worker of {template.revision} that waited was used by a start"
+        self._events.publish(
+            AgentEvent(
+                kind="template_gone", subject=template.revision, reason="used", message=message
+            )
+        )
+
     def drop(self, template: Template, reason: str) -> None:
         """Take a Template out of service and end its worker; its instances continue."""
         if not self._templates.remove(template):

@@ -18,6 +18,8 @@ MEMORY_BYTES = 1024**3
 """Of a mover: chunks on their way, and a manifest of 100,000 files; its page cache counts, and is
 given back."""
 CPU = 1.0
+MAX_S = 3600.0
+"""Of one operation: a sparse file of terabytes is read for hours."""
 _LINE_BYTES = 64 * 1024**2
 
 
@@ -36,6 +38,7 @@ async def run_mover(cgroups: Cgroups, order: Mapping[str, Any]) -> AsyncGenerato
     assert child.stdin is not None
     assert child.stdout is not None
     is_done = False
+    limit = asyncio.get_running_loop().call_later(MAX_S, _kill, child)
     try:
         for file in group.procs:
             Path(file).write_text(str(child.pid))
@@ -56,9 +59,14 @@ async def run_mover(cgroups: Cgroups, order: Mapping[str, Any]) -> AsyncGenerato
                 {"reason": "killed", "oom_kills": group.oom_kills()},
             )
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            child.kill()
+        limit.cancel()
+        _kill(child)
         await asyncio.shield(_end(child, group))
+
+
+def _kill(child: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        child.kill()
 
 
 async def _end(child: asyncio.subprocess.Process, group: Any) -> None:

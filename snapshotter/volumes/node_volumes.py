@@ -21,8 +21,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
-from pilotlight.core.disk_floor import DiskFloor
+from pilotlight.core.disk_floor import BelowFloor, DiskFloor
 from pilotlight.core.volumes.entries import VOLUME_ID
 from snapshotter.errors import StartFailed, Unsupported, VolumeFailed, VolumeUnknown
 from snapshotter.linux.cgroups import Cgroups
@@ -36,6 +37,8 @@ _REMOVE_S, _MEASURE_S = 600.0, 30.0
 DELETED = "deleted"
 MOVERS_AT_ONCE = 8
 """Of all tenants: each has up to `mover_process.MEMORY_BYTES`."""
+MOVERS_OF_TENANT = 3
+"""Others start while one tenant reads or fetches large volumes."""
 
 VolumeKey = tuple[str, str, str]
 """Tenant id, environment and name."""
@@ -50,6 +53,11 @@ class StoreAddress:
     where: str
     client: str
     uid: int | None
+
+    @property
+    def is_directory(self) -> bool:
+        """Whether it is on a disk of this machine."""
+        return "://" not in self.where
 
 
 class NodeVolumes:
@@ -70,6 +78,7 @@ class NodeVolumes:
         self._floor = floor
         self._locks: dict[str, asyncio.Lock] = {}
         self._turns = asyncio.Semaphore(MOVERS_AT_ONCE)
+        self._turns_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._cgroups: Cgroups | None = None
         self._in_slots: FindKeys = frozenset
         self._in_instances: FindKeys = frozenset
@@ -147,7 +156,7 @@ class NodeVolumes:
         async with self._lock(volume_id):
             order = {**self._order("scan", home), "max_entries": max_entries}
             async with (
-                self._turns,
+                self.turn(order["tenant"]),
                 contextlib.aclosing(run_mover(self._groups, order)) as answers,
             ):
                 async for answer in answers:
@@ -160,7 +169,13 @@ class NodeVolumes:
         home = self._known(volume_id)
         async with self._lock(volume_id):
             order = {**self._order("upload", home), "digests": list(digests)}
-            await self._run(order)
+            if not self._store.is_directory:
+                await self._run(order)
+                return
+            try:
+                await self._floor.guard(self._run(order))
+            except BelowFloor as e:
+                raise VolumeFailed(str(e.strerror), {"reason": "disk_full"}) from e
 
     async def committed(self, volume_id: str, *, version: int) -> None:
         """Take what the last scan found for committed, as `version`. Raises VolumeUnknown."""
@@ -256,12 +271,22 @@ class NodeVolumes:
     async def _run(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
         done: Mapping[str, Any] = {}
         async with (
-            self._turns,
+            self.turn(order["tenant"]),
             contextlib.aclosing(run_mover(self._groups, order)) as answers,
         ):
             async for answer in answers:
                 done = answer.get("done", done)
         return done
+
+    @contextlib.asynccontextmanager
+    async def turn(self, tenant: str) -> AsyncGenerator[None, None]:
+        """Hold one of the movers, first one of those of the tenant, so that it holds none of the
+        others' while it waits."""
+        of_tenant = self._turns_of.get(tenant)
+        if of_tenant is None:
+            of_tenant = self._turns_of[tenant] = asyncio.Semaphore(MOVERS_OF_TENANT)
+        async with of_tenant, self._turns:
+            yield
 
     def _make(self, home: Path, key: VolumeKey, uid: int) -> bool:
         """Create the directory unless it is there; returns whether it is empty still."""

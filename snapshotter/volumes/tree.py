@@ -19,6 +19,7 @@ from pilotlight.core.openat2 import open_beneath
 from pilotlight.core.volumes.entries import (
     CHUNK_BYTES,
     MAX_DEPTH,
+    MAX_FILE_BYTES,
     Entry,
     EntryInvalid,
     EntryKind,
@@ -162,6 +163,11 @@ def _file(
             before = os.fstat(opened)
             if not stat.S_ISREG(before.st_mode):
                 raise TreeRefused(f"{path} changed while it was read: commit again")
+            if before.st_size > MAX_FILE_BYTES:  # sparse, perhaps: it is not read first
+                raise TreeRefused(
+                    f"{path}: {before.st_size} bytes; a file of a volume has at most "
+                    f"{MAX_FILE_BYTES}"
+                )
             chunks = tuple(pool.map(partial(_hash, opened), _offsets(before.st_size)))
             after = os.fstat(opened)
         finally:

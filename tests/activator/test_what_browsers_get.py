@@ -3,6 +3,7 @@ all else."""
 
 from __future__ import annotations
 
+import httpx
 import pytest
 
 from pilotlight.spec.function import FunctionKind
@@ -122,3 +123,47 @@ async def test_a_page_says_nothing_for_the_origin(edge: Edge) -> None:
     assert page.status_code == 401
     assert page.headers["etag"] == "kept"
     assert {line.partition(":")[0].lower() for line in lines} & set(page.headers) == {"etag"}
+
+
+async def test_a_browser_keeps_the_cookies_of_one_function_from_another(edge: Edge) -> None:
+    """As frameworks set them: for the whole host, which all functions share."""
+    seen: list[str] = []
+
+    async def answer(request: WorkerRequest) -> WorkerAnswer:
+        seen.append(request.headers.get("cookie", ""))
+        return WorkerAnswer(headers=("set-cookie: session=of-the-user; HttpOnly; Path=/",))
+
+    edge.fleet.behaviour = answer
+    edge.add_tenant("acme")
+    edge.add(route_of(spec_of("page", kind=FunctionKind.ASGI, access=("*",))))
+    edge.add(route_of(spec_of("pages", kind=FunctionKind.ASGI, access=("*",))))
+
+    async with httpx.AsyncClient(base_url=edge.url) as browser:
+        for path in ("page/in", "page/", "pages/", "page"):
+            assert (await browser.get(f"/t/acme/fn/shop/{path}")).status_code == 200
+    assert seen == ["", "session=of-the-user", "", "session=of-the-user"]
+
+
+async def test_a_page_does_not_speak_for_the_platform(edge: Edge) -> None:
+    lines = (
+        "pilotlight-cost: 0",
+        "pilotlight-revision: v9",
+        "Pilotlight-Degraded: fallback",
+        "idempotency-replayed: true",
+        "pilotlight-outcome: ok",
+    )
+
+    async def answer(_: WorkerRequest) -> WorkerAnswer:
+        return WorkerAnswer(headers=lines)
+
+    edge.fleet.behaviour = answer
+    edge.add_tenant("acme")
+    edge.add(route_of(spec_of("page", kind=FunctionKind.ASGI, access=("*",))))
+    page = await edge.client.get(f"{edge.url}/t/acme/fn/shop/page/")
+
+    assert page.headers.get_list("pilotlight-revision") != ["v9"]
+    assert len(page.headers.get_list("pilotlight-revision")) == 1
+    assert page.headers.get_list("pilotlight-outcome")[-1] == "ok"
+    assert not {"pilotlight-cost", "pilotlight-degraded", "idempotency-replayed"} & set(
+        page.headers
+    )

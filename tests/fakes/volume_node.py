@@ -39,15 +39,17 @@ class VolumeNode:
 
     Attributes:
         volumes: its directories.
+        floor: of its disk.
         running: volumes that live instances use.
     """
 
     def __init__(self, home: Path, blobs: Path, heads: VolumeHeads) -> None:
+        self.floor = no_floor()
         self.volumes = NodeVolumes(
             home,
             heads=heads,
             store=StoreAddress(where=str(blobs), client="auto", uid=None),
-            floor=no_floor(),
+            floor=self.floor,
         )
         self._heads = heads
         self.running: set[tuple[str, str, str]] = set()

@@ -43,7 +43,10 @@ from weight_cache.client import WeightCacheClient
 T = TypeVar("T")
 _READING = ("GET", "HEAD", "OPTIONS")
 UPLOADS_AT_ONCE = 4
-"""Uploads of batch files of a tenant: each holds some MiB in memory."""
+"""Uploads of batch files, and of chunks of volumes, of a tenant: each holds some MiB in memory."""
+DOWNLOADS_AT_ONCE = 4
+"""Downloads of a tenant, each of which holds pieces in memory until its reader has read them: of a
+blob 8 MiB, of a volume's file 32 MiB, of a prediction log 16 MiB, of a batch's answers 64 MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +58,9 @@ class Context:
     one machine. `grants` seals launch documents for the node agent of this machine; None on a
     cluster, whose reconciler seals them. `builds`: usage and charges of image builds.
     `database_floor`: free disk space that tenants' changes must leave for the ledger. `threads`:
-    the threads that each tenant uses. `uploads`: its uploads of batch files. `codes`: unused
-    sign-in codes of the dashboard. `waiters`: requests that wait for a value of a queue."""
+    the threads that each tenant uses. `uploads`, `downloads`: its transfers that take memory.
+    `codes`: unused sign-in codes of the dashboard. `waiters`: requests that wait for a value of a
+    queue."""
 
     config: ControllerConfig
     store: Store
@@ -76,6 +80,7 @@ class Context:
     database_floor: DiskFloor = field(default_factory=no_floor)
     threads: TenantThreads = field(default_factory=TenantThreads)
     uploads: TenantThreads = field(default_factory=lambda: TenantThreads(UPLOADS_AT_ONCE))
+    downloads: TenantThreads = field(default_factory=lambda: TenantThreads(DOWNLOADS_AT_ONCE))
     codes: SignInCodes = field(default_factory=SignInCodes)
     collector: BlobCollector = field(init=False)
     volumes: VolumeService = field(init=False)
@@ -98,6 +103,8 @@ class Context:
             agent=lambda: self.agent,
             plans=self.config.plans,
             threads=self.threads,
+            uploads=self.uploads,
+            downloads=self.downloads,
         )
 
     async def read(self, tenant: str, query: Callable[[sa.Connection], T]) -> T:

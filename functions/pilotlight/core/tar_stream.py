@@ -40,6 +40,11 @@ class TarContent:
     def __repr__(self) -> str:
         return f"<TarContent {self._remaining} bytes left>"
 
+    @property
+    def left_bytes(self) -> int:
+        """Bytes that were not read yet."""
+        return self._remaining
+
     def read(self, size: int) -> bytes:
         """At most `size` bytes; empty at the end. Raises tarfile.ReadError if the archive is
         truncated."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 from pilotlight.core.disk_floor import DiskFloor
@@ -39,16 +40,27 @@ class RootFilesystem:
     """A directory to which layers are applied, oldest first. Owner: one thread. Blocking.
 
     Attributes:
-        size_bytes: disk space of what was written, replaced files included.
+        size_bytes: disk space of what was written, replaced files included, and of what was read
+            and left out.
         entries: files, directories and links, replaced ones included.
     """
 
-    def __init__(self, root: Path, *, max_bytes: int, max_entries: int, floor: DiskFloor) -> None:
-        """`root`: an empty directory that only we can write to."""
+    def __init__(
+        self,
+        root: Path,
+        *,
+        max_bytes: int,
+        max_entries: int,
+        floor: DiskFloor,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`root`: an empty directory that only we can write to. `check`: called now and then, ends
+        the work by raising."""
         self._root = root
         self._max_bytes = max_bytes
         self._max_entries = max_entries
         self._floor = floor
+        self._check = check
         self._tree: Folder = {}
         self._touched: set[str] = set()
         self._left_steps = max_entries * _STEPS_OF_ENTRY
@@ -66,11 +78,19 @@ class RootFilesystem:
         for member, content in read_tar_entries(layer):
             self._count(0)
             self._entry(member, content)
+            self._skip(content)
 
     def make_directory(self, name: str) -> None:
         """Make a directory, where a container runtime makes one for a mount. Raises
         BundleUnavailable if there is something else."""
         self._folder(_parts(name), name)
+
+    def _skip(self, content: TarContent) -> None:
+        """Read what no file got, such as the content of a whiteout, and count it: a packed layer
+        may have a thousand times its size of it."""
+        self._require_bytes(content.left_bytes)
+        while block := content.read(_BLOCK_BYTES):
+            self._wrote(len(block))
 
     def _entry(self, member: tarfile.TarInfo, content: TarContent) -> None:
         parts = _parts(member.name)
@@ -196,6 +216,7 @@ class RootFilesystem:
         self.size_bytes += size
         self._unseen_bytes += size
         if self._unseen_bytes >= _LOOK_BYTES:
+            self._check()
             self._floor.require()
             self._unseen_bytes = 0
 

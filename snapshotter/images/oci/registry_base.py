@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import tarfile
+import threading
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -82,10 +83,22 @@ def pull_command(reference: str, to: Path) -> list[str]:
 
 
 def unpack(
-    beside: Path, layout: str, rootfs: Path, *, max_entries: int, floor: DiskFloor
+    beside: Path,
+    layout: str,
+    rootfs: Path,
+    *,
+    max_entries: int,
+    floor: DiskFloor,
+    stopped: threading.Event | None = None,
 ) -> RegistryBase:
     """Unpack the image in the OCI layout `beside / layout`, which a tenant's process wrote, to the
-    new directory `rootfs`. Blocking. Raises BundleUnavailable, OSError."""
+    new directory `rootfs`. Blocking; soon after `stopped` is set it raises. Raises
+    BundleUnavailable, OSError."""
+
+    def check() -> None:
+        if stopped is not None and stopped.is_set():
+            raise BundleUnavailable("the build has ended")
+
     index = _document(beside, f"{layout}/index.json")
     manifests = index.get("manifests")
     if not isinstance(manifests, list) or len(manifests) != 1:
@@ -100,7 +113,7 @@ def unpack(
     variables = variables_of(lines or [])
     rootfs.mkdir(mode=0o755)
     made = RootFilesystem(
-        rootfs, max_bytes=MAX_UNPACKED_BYTES, max_entries=max_entries, floor=floor
+        rootfs, max_bytes=MAX_UNPACKED_BYTES, max_entries=max_entries, floor=floor, check=check
     )
     for layer, _ in layers_of(manifest):
         with open(open_file_beneath(beside, _blob(layout, layer)), "rb") as packed:

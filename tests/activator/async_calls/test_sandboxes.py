@@ -232,8 +232,11 @@ async def test_requests_of_a_tenant_without_quotas_have_a_rate_too(serving: Edge
     answer = await serving.client.get(f"{serving.url}/v1/calls/{sandbox}", headers=headers)
     assert answer.headers["ratelimit-policy"] == '"operations";q=20000;w=10'
     # the controller is away, but the request was counted
-    stored = await serving.client.post(f"{serving.url}/v1/dicts/seen", json={}, headers=headers)
-    assert stored.headers["ratelimit-policy"] == '"operations";q=20000;w=10'
+    for verb, path in (("POST", "dicts/seen"), ("PUT", f"volume-chunks/{'ab' * 32}")):
+        stored = await serving.client.request(
+            verb, f"{serving.url}/v1/{path}", content=b"{}", headers=headers
+        )
+        assert stored.headers["ratelimit-policy"] == '"operations";q=20000;w=10'
     serving.add_tenant("acme", requests_per_s=0.001)  # 100 at once
     statuses: list[int] = []
     while 429 not in statuses:  # ten come back in a second

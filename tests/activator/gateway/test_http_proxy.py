@@ -65,6 +65,29 @@ async def test_a_worker_never_sees_the_key_nor_what_a_caller_says_in_our_name(
     assert "pilotlight-deadline-s: 300.000" in seen
 
 
+async def test_a_caller_writes_no_header_of_the_platform_in_another_spelling(
+    edge: Edge, site: str
+) -> None:
+    """WSGI applications take `_` for `-` (PEP 3333)."""
+    sent = {
+        **HEADERS,
+        "pilotlight_call": "forged-1",
+        "Content_Length": "forged-2",
+        "x-forwarded-for": "forged-3",
+        "X_Forwarded_For": "forged-4",
+        "forwarded": "for=forged-5",
+        "x-real-ip": "forged-6",
+        "proxy-authorization": "Basic forged-7",
+        "cookie": "a=1; pilotlight_session=forged-8; b=2",
+        "x_own": "1",
+    }
+    seen = (await edge.client.get(f"{site}/a", headers=sent)).text
+
+    assert "forged" not in seen
+    assert "x-forwarded-for: 127.0.0.1" in seen
+    assert {"cookie: a=1; b=2", "x_own: 1"} <= set(seen.splitlines())
+
+
 async def test_an_application_gets_the_request_id_of_its_caller_and_no_other(
     edge: Edge, site: str
 ) -> None:
@@ -151,9 +174,10 @@ async def chatting(
     execution_s: float = 60.0,
     access: tuple[str, ...] = (),
     side: Callable[[ServerConnection], Awaitable[None]] | None = None,
+    **options: Any,
 ) -> AsyncIterator[tuple[str, Chat]]:
     """An instance of a web application that speaks WebSocket, as `side` or a Chat does; its
-    address."""
+    address. `options`: of its server."""
     spec = spec_of(
         "site",
         kind=FunctionKind.ASGI,
@@ -166,7 +190,7 @@ async def chatting(
     path = Path(edge.fleet.infos[edge.fleet.started[0]].socket)
     path.unlink()
     chat = Chat()
-    async with unix_serve(side or chat, str(path), max_size=None, compression=None):
+    async with unix_serve(side or chat, str(path), max_size=None, compression=None, **options):
         yield f"{edge.url.replace('http', 'ws', 1)}/fn/shop/site/chat", chat
 
 
@@ -483,3 +507,42 @@ class TestSlowBodies:
                 await asyncio.sleep(0.2)
 
         assert (await edge.client.post(edge.url + place, content=pieces())).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "location", ["https://elsewhere.test/sign-in", "ws://elsewhere.test/", "/asgi/other", "//["]
+)
+async def test_a_websocket_follows_no_redirect_of_its_function(
+    edge: Edge, location: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[str] = []
+
+    def redirect(connection: ServerConnection, request: Any) -> Any:
+        asked.append(request.path)
+        response = connection.respond(302, "there")
+        response.headers["Location"] = location
+        return response
+
+    async with chatting(edge, process_request=redirect) as (url, _):
+        with pytest.raises(websockets.InvalidStatus) as refused:
+            await connect(url, additional_headers=HEADERS, proxy=None)
+
+    assert refused.value.response.status_code == 403
+    assert asked == ["/asgi/chat"]
+    assert not [record for record in caplog.records if record.exc_info]
+    assert in_flight(edge) == 0
+
+
+@pytest.mark.parametrize("status", [600, 999])
+async def test_a_status_that_is_none_of_http_is_an_error_of_the_worker(
+    edge: Edge, site: str, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def answer(_: WorkerRequest) -> WorkerAnswer:
+        return WorkerAnswer(status=status)
+
+    edge.fleet.behaviour = answer
+    assert (await edge.client.get(f"{site}/a", headers=HEADERS)).status_code == 502
+    edge.add(route_of(spec_of()))
+    for _ in range(2):
+        assert (await edge.call(json={"x": 1})).status_code == 502
+    assert not [record for record in caplog.records if record.exc_info]

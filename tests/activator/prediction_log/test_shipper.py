@@ -146,3 +146,34 @@ async def test_a_store_that_does_not_answer_is_given_up_at_shutdown(
     fill(tmp_path, "f-1")
     await PredictionShipper(tmp_path, Silent()).aclose()
     assert len(list((tmp_path / "ready").iterdir())) == 1
+
+
+async def test_a_file_that_is_refused_for_now_delays_no_other(tmp_path: Path) -> None:
+    """Files of others come every second; the one that waits is sent again less and less often."""
+
+    class Picky(MemoryStore):
+        refusals = 0
+
+        async def put(self, name: str, data: bytes) -> PutResult:
+            if "~f-bad~" in name:
+                self.refusals += 1
+                return PutResult(503)
+            return await super().put(name, data)
+
+    store = Picky()
+    shipper = PredictionShipper(tmp_path, store, every_s=0.01)
+    fill(tmp_path, "f-bad")
+    task = asyncio.create_task(shipper.run())
+    try:
+        async with asyncio.timeout(20.0):
+            while store.refusals < 2:
+                await asyncio.sleep(0.01)
+            fill(tmp_path, "f-good")
+            began = asyncio.get_running_loop().time()
+            while not store.ids():
+                await asyncio.sleep(0.01)
+        assert asyncio.get_running_loop().time() - began < 0.4
+        assert store.refusals == 2
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

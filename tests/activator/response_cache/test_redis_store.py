@@ -62,10 +62,9 @@ async def put(
     *,
     owner: ResponseOwner = OWNER,
     ttl_s: float = 60.0,
-    max_bytes: int = 2**20,
 ) -> None:
     """Store an answer, and wait until it is there."""
-    store.store(key, owner, answer, ttl_s=ttl_s, max_bytes=max_bytes)
+    store.store(key, owner, answer, ttl_s=ttl_s)
     await until(lambda: " 0 on their way" in repr(store))
 
 
@@ -96,25 +95,40 @@ async def test_an_answer_expires_in_redis(store: RedisResponses, redis_url: str)
         assert all(0 < ms <= 20_000 for ms in left.values()), left
 
 
-async def test_sizes_are_limited_for_an_owner_and_for_all(redis_url: str) -> None:
+async def test_sizes_are_limited_for_a_tenant_and_for_all(redis_url: str) -> None:
     answer = WorkerResponse(None, 200, [], b"x" * 1000)
-    store = store_at(redis_url, total_bytes=20_000)
+    store = store_at(redis_url, platform=uuid.uuid4().hex[:8], total_bytes=20_000)
     try:
         for number in range(8):
-            await put(store, bytes([number]) * 32, answer, max_bytes=9000)
+            await put(store, bytes([number]) * 32, answer)
         kept = [number for number in range(8) if await body_of(store, bytes([number]) * 32)]
         assert kept == [5, 6, 7]
         for number in range(8, 20):
-            owner = replace_caller(f"t-{number}")
-            await put(store, bytes([number]) * 32, answer, owner=owner, max_bytes=9000)
+            owner = ResponseOwner(f"t-{number}", "f", "")
+            await put(store, bytes([number]) * 32, answer, owner=owner)
         kept = [number for number in range(20) if await body_of(store, bytes([number]) * 32)]
         assert 4 <= len(kept) <= 7
     finally:
         await store.aclose()
 
 
-def replace_caller(caller: str) -> ResponseOwner:
-    return ResponseOwner(OWNER.tenant, OWNER.function, caller)
+async def test_many_functions_and_callers_of_a_tenant_displace_its_own_answers(
+    redis_url: str,
+) -> None:
+    answer = WorkerResponse(None, 200, [], b"x" * 1000)
+    store = store_at(redis_url, platform=uuid.uuid4().hex[:8], total_bytes=20_000)
+    quiet = ResponseOwner("quiet", "quiet/main/shop/hello", "quiet")
+    try:
+        for number in range(2):
+            await put(store, bytes([number]) * 32, answer, owner=quiet)
+        for number in range(2, 30):
+            owner = ResponseOwner("loud", f"loud/main/shop/f-{number}", f"caller-{number}")
+            await put(store, bytes([number]) * 32, answer, owner=owner)
+        assert [await body_of(store, bytes([number]) * 32) for number in range(2)] == (
+            [answer.body] * 2
+        )
+    finally:
+        await store.aclose()
 
 
 # -- what is not believed ----------------------------------------------------------------------------
@@ -167,7 +181,7 @@ async def test_a_dead_redis_is_not_asked_for_a_while(mortal_redis: MortalRedis) 
     assert await body_of(store) is None
     assert store.failures == 1
     assert await body_of(store) is None
-    store.store(KEY, OWNER, ANSWER, ttl_s=60.0, max_bytes=2**20)
+    store.store(KEY, OWNER, ANSWER, ttl_s=60.0)
     assert (store.failures, " 0 on their way" in repr(store)) == (1, True)
     await store.aclose()
 

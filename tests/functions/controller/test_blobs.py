@@ -325,9 +325,13 @@ def far(tmp_path: Path) -> BlobStore:
     return BlobStore(objects=store, incoming=tmp_path, limit_bytes=1_000_000, read_bytes=70_000)
 
 
-def everything(files: BlobStore) -> BlobResponse:
+def everything(files: BlobStore, turn: asyncio.Semaphore | None = None) -> BlobResponse:
     response = blob_response(
-        files, DIGEST, len(DATA), RangeConditions(range=None, if_range=None, if_none_match=None)
+        files,
+        DIGEST,
+        len(DATA),
+        RangeConditions(range=None, if_range=None, if_none_match=None),
+        turn=turn or asyncio.Semaphore(1),
     )
     assert isinstance(response, BlobResponse)
     return response
@@ -341,6 +345,21 @@ async def test_a_store_that_fails_in_the_middle_breaks_the_answer(
     assert [len(m.get("body", b"")) for m in wire.sent] == [0, 70_000, 70_000]
     assert all(m["more_body"] for m in wire.sent[1:]), "nothing says that this was all"
     assert "event=download_broken" in caplog.text
+
+
+async def test_a_download_waits_for_those_that_are_not_read(far: BlobStore) -> None:
+    turn, first, second = asyncio.Semaphore(1), Wire(leaves_after=1), Wire()
+    # the first one neither reads nor leaves
+    stays = everything(far, turn)({"type": "http"}, Wire().receive, first.send)
+    held = asyncio.create_task(stays)
+    waits = everything(far, turn)({"type": "http"}, second.receive, second.send)
+    waiting = asyncio.create_task(waits)
+    await asyncio.wait([held, waiting], timeout=0.2)
+    assert (len(first.sent), second.sent) == (1, [])
+    held.cancel()
+    await asyncio.wait([held])
+    await waiting
+    assert second.sent
 
 
 async def test_nothing_is_read_for_a_caller_that_left(far: BlobStore) -> None:

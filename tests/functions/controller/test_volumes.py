@@ -4,6 +4,7 @@ reach what."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 from pilotlight.controller import http_app
 from pilotlight.controller.database import tables
+from pilotlight.controller.database.store import Write
 from pilotlight.controller.registry.app_ref import EnvironmentRef
 from pilotlight.controller.volumes import chunks, volumes
 from pilotlight.core.disk_floor import DiskFloor
@@ -27,7 +29,9 @@ from pilotlight.core.volumes.entries import CHUNK_BYTES, Entry, EntryInvalid, by
 from pilotlight.errors import Conflict, NotFound, StorageFull, StorageQuotaExceeded, Unavailable
 from pilotlight.spec.quotas import UNLIMITED
 from snapshotter.errors import VolumeFailed
+from snapshotter.volumes import mover_process
 from snapshotter.volumes.disk_guard import VolumeDiskGuard
+from snapshotter.volumes.node_volumes import MOVERS_OF_TENANT
 from tests.fakes.stored_bytes import checked_usage
 from tests.fakes.volume_node import HeadsOf, VolumeNode, serve_by, write
 from tests.functions.controller.conftest import Controller
@@ -261,6 +265,67 @@ async def test_a_killed_mover_is_an_error_and_the_next_commit_succeeds(
     assert await story.committed() == {"a": b"1"}
 
 
+async def test_a_mover_that_takes_too_long_is_ended(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = story.node()
+    here = await node.mount(story.tenant, "data")
+    write(here, "a", b"1")
+    monkeypatch.setattr(mover_process, "MAX_S", 0.0)
+    with pytest.raises(Unavailable, match="ended with status -9"):
+        await story.service.commit_node(story.scope, "data")
+
+
+async def test_one_tenants_movers_leave_turns_to_others(story: Story) -> None:
+    node = story.node().volumes
+    async with contextlib.AsyncExitStack() as held:
+        for _ in range(MOVERS_OF_TENANT):
+            await held.enter_async_context(node.turn("t-1"))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05), node.turn("t-1"):
+                pass
+        async with asyncio.timeout(20.0), node.turn("t-2"):
+            pass
+    async with asyncio.timeout(20.0), node.turn("t-1"):
+        pass
+
+
+async def test_a_file_that_is_too_large_is_refused_before_it_is_read(story: Story) -> None:
+    node = story.node()
+    here = await node.mount(story.tenant, "data")
+    with (here / "sparse").open("wb") as file:
+        file.truncate(2 * 1024**4)
+    async with asyncio.timeout(20.0):
+        with pytest.raises(Conflict, match="sparse: 2199023255552 bytes"):
+            await story.service.commit_node(story.scope, "data")
+
+
+async def test_a_commit_of_too_many_bytes_is_refused_before_it_is_held_in_memory(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = story.node()
+    here = await node.mount(story.tenant, "data")
+    for number in range(3):
+        write(here, str(number), b"x" * 10)
+    monkeypatch.setattr(volumes, "MAX_BYTES", 29)
+    with pytest.raises(StorageQuotaExceeded, match="would have size_bytes = 30"):
+        await story.service.commit_node(story.scope, "data")
+    monkeypatch.setattr(volumes, "MAX_BYTES", 30)
+    assert (await story.service.commit_node(story.scope, "data"))["changed"] == 3
+
+
+async def test_a_commit_leaves_the_journals_their_disk(story: Story) -> None:
+    node = story.node()
+    here = await node.mount(story.tenant, "data")
+    write(here, "a", b"1")
+    node.floor.floor_bytes = 2**62
+    with pytest.raises(StorageFull, match="disk_floor_bytes"):
+        await story.service.commit_node(story.scope, "data")
+    node.floor.floor_bytes = 0
+    await story.service.commit_node(story.scope, "data")
+    assert await story.committed() == {"a": b"1"}
+
+
 @pytest.mark.parametrize("op", ["scan", "upload", "sync"])
 async def test_a_full_disk_or_store_says_so_and_nothing_is_committed(
     story: Story, op: str, monkeypatch: pytest.MonkeyPatch
@@ -350,7 +415,7 @@ async def test_a_client_uploads_what_is_missing_and_commits(story: Story) -> Non
     answer = await http.post("/v1/volumes/data/commit", json=body)
     assert (answer.status_code, answer.json()["missing"]) == (409, [digest_of(data)])
     wrong = await http.put(f"/v1/volume-chunks/{digest_of(b'other')}", content=data)
-    assert "sha256" in refused(wrong, 400)
+    assert "digest is" in refused(wrong, 400)
     assert (await http.put(f"/v1/volume-chunks/{digest_of(data)}", content=data)).status_code == 200
     assert (await http.post("/v1/volumes/data/commit", json=body)).json() == {"version": 1}
     assert (await http.get("/v1/volumes/data/content?path=d/f")).content == data
@@ -429,6 +494,12 @@ async def test_a_file_replaces_a_directory_and_the_reverse(story: Story) -> None
     assert {"a/d", "a.b"} <= set(await story.committed())
 
 
+def unused(write_: Write, tenant: str) -> list[str]:
+    """Mark all chunks to which nothing refers."""
+    referenced = volumes.chunks_of_tenant(write_.sql, tenant=tenant)
+    return chunks.mark_unused(write_, tenant=tenant, before=float("inf"), referenced=referenced)
+
+
 def test_chunks_that_are_deleted_are_uploaded_again(story: Story) -> None:
     with story.controller.context.store.write() as write_:
         sizes = {"a" * 64: 3}
@@ -436,7 +507,7 @@ def test_chunks_that_are_deleted_are_uploaded_again(story: Story) -> None:
         assert chunks.reserve(write_, UNLIMITED, tenant=tenant, sizes=sizes) == ["a" * 64]
         chunks.mark_stored(write_, tenant=tenant, digests=sizes)
         assert chunks.reserve(write_, UNLIMITED, tenant=tenant, sizes=sizes) == []
-        assert chunks.mark_unused(write_, tenant=tenant, before=float("inf")) == ["a" * 64]
+        assert unused(write_, tenant) == ["a" * 64]
         assert chunks.missing(write_.sql, tenant=tenant, sizes=sizes) == ["a" * 64]
         assert chunks.reserve(write_, UNLIMITED, tenant=tenant, sizes=sizes) == ["a" * 64]
         chunks.forget(write_, tenant=tenant, digests=sizes)  # not those that are wanted again

@@ -330,7 +330,9 @@ async def test_a_server_that_was_prepared_is_woken(home: AgentHome, client: Agen
     template = await client.prepare(home.launch(boot=["thread"]))
     assert template.threads == ("surplus",)
 
+    used = await watching(client, "template_gone")
     assert (await begin(client, home.launch(boot=["thread"]))).start_kind is StartKind.WAKE
+    assert (await used).reason == "used"
     assert (await begin(client, home.launch(boot=["thread"]))).start_kind is StartKind.COLD
 
 

@@ -255,10 +255,12 @@ def end(write: Write, file_id: str) -> None:
 
 
 async def pieces(context: Context, file: BatchFile) -> AsyncIterator[bytes]:
-    """Yield the content. Raises ContentLost, Unavailable."""
-    for number in range(file.parts):
-        with store_errors():
-            yield await context.files.objects.get(file.part(number), max_bytes=MAX_PART_BYTES)
+    """Yield the content; each of the few downloads of a tenant has a part in memory. Raises
+    ContentLost, Unavailable."""
+    async with context.downloads.share(file.tenant):
+        for number in range(file.parts):
+            with store_errors():
+                yield await context.files.objects.get(file.part(number), max_bytes=MAX_PART_BYTES)
 
 
 async def read(context: Context, file: BatchFile, *, offset: int, length: int) -> bytes:

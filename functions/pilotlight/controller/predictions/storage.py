@@ -37,20 +37,24 @@ async def store(context: Context, name: str, data: bytes) -> bool:
     return True
 
 
-async def archive(context: Context, found: Sequence[StoredFile]) -> AsyncIterator[bytes]:
+async def archive(
+    context: Context, tenant: str, found: Sequence[StoredFile]
+) -> AsyncIterator[bytes]:
     """Yield a tar archive (POSIX.1-1988) of the files, without those whose objects have not arrived
-    or are deleted. Raises ObjectStoreError."""
-    for one in found:
-        try:
-            data = await context.files.objects.get(one.key, max_bytes=MAX_FILE_BYTES)
-        except ObjectNotFound:
-            continue
-        head = tarfile.TarInfo(one.name)
-        head.size, head.mode = len(data), 0o644
-        yield head.tobuf(tarfile.USTAR_FORMAT)
-        yield data
-        yield bytes(-len(data) % _BLOCK)
-    yield bytes(2 * _BLOCK)
+    or are deleted. One file is in memory at a time, of few archives of a tenant. Raises
+    ObjectStoreError."""
+    async with context.downloads.share(tenant):
+        for one in found:
+            try:
+                data = await context.files.objects.get(one.key, max_bytes=MAX_FILE_BYTES)
+            except ObjectNotFound:
+                continue
+            head = tarfile.TarInfo(one.name)
+            head.size, head.mode = len(data), 0o644
+            yield head.tobuf(tarfile.USTAR_FORMAT)
+            yield data
+            yield bytes(-len(data) % _BLOCK)
+        yield bytes(2 * _BLOCK)
 
 
 async def delete_expired(context: Context) -> int:

@@ -8,13 +8,13 @@ interrupted, a chunk that a manifest refers to is there."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from collections.abc import Set as AbstractSet
 
 import sqlalchemy as sa
 
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.identity import stored_bytes
-from pilotlight.controller.volumes import volumes
 from pilotlight.controller.weights import storage_usage
 from pilotlight.core.volumes.entries import Entry
 from pilotlight.spec.quotas import Plan
@@ -45,9 +45,10 @@ def reserve(
         )
         stored_bytes.count(write, tenant=tenant, more_bytes=more)
     again = [digest for digest, (_, state) in rows.items() if state != STORED]
-    for digest in new:
-        values = {"size_bytes": sizes[digest], "state": PENDING, "used_at": write.now}
-        write.sql.execute(sa.insert(_CHUNKS).values(tenant=tenant, digest=digest, **values))
+    same = {"tenant": tenant, "state": PENDING, "used_at": write.now}
+    for part in _parts(new):  # together: the database's only writer is held meanwhile
+        values = [{**same, "digest": digest, "size_bytes": sizes[digest]} for digest in part]
+        write.sql.execute(sa.insert(_CHUNKS), values)
     _update(write, tenant=tenant, digests=rows, used_at=write.now)
     _update(write, tenant=tenant, digests=again, state=PENDING)
     return [*new, *again]
@@ -65,11 +66,15 @@ def missing(sql: sa.Connection, *, tenant: str, sizes: Mapping[str, int]) -> lis
 
 
 def mark_unused(
-    write: Write, *, tenant: str, before: float, only: Collection[str] | None = None
+    write: Write,
+    *,
+    tenant: str,
+    before: float,
+    referenced: AbstractSet[str],
+    only: Collection[str] | None = None,
 ) -> list[str]:
-    """Mark chunks for deletion to which no manifest refers, and that were not used since `before`
-    (of these `only`); returns all that are marked."""
-    referenced = volumes.chunks_of_tenant(write.sql, tenant=tenant)
+    """Mark chunks for deletion that are not `referenced` by a manifest, and were not used since
+    `before` (of these `only`); returns all that are marked."""
     query = sa.select(_CHUNKS.c.digest, _CHUNKS.c.state, _CHUNKS.c.used_at)
     found = [
         row.digest

@@ -25,18 +25,17 @@ from pilotlight.controller.volumes import chunks, volumes
 from pilotlight.controller.volumes.volumes import Volume
 from pilotlight.controller.weights import storage_usage
 from pilotlight.controller.weights.blob_upload import STORE_RETRY_S, store_errors
-from pilotlight.controller.weights.blobs import BlobStore
+from pilotlight.controller.weights.blobs import BlobStore, check_digest
 from pilotlight.core.volumes.entries import CHUNK_BYTES, Entry, EntryKind, chunk_key
-from pilotlight.errors import Conflict, InvalidInput, NotFound, StorageFull, TooLarge, Unavailable
+from pilotlight.errors import Conflict, InvalidInput, NotFound, StorageFull, Unavailable
 from pilotlight.spec.quotas import Plan
 from snapshotter.errors import SnapshotterError, VolumeFailed, VolumeUnknown
 from snapshotter.volumes.api import MAX_DIGESTS
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-UPLOADS_AT_ONCE = 8
-"""Chunks that clients upload, in memory: 16 MiB each."""
 _READ_AHEAD = 2
+"""Chunks of a download that are read at once, 16 MiB each."""
 
 
 class VolumeService:
@@ -53,14 +52,18 @@ class VolumeService:
         agent: Callable[[], NodeBackend],
         plans: Mapping[str, Plan],
         threads: TenantThreads,
+        uploads: TenantThreads,
+        downloads: TenantThreads,
     ) -> None:
+        """`uploads`, `downloads`: transfers that each tenant may have at once."""
         self._files = files
         self._store = store
         self._agent = agent
         self._plans = plans
         self._threads = threads
         self._turns: dict[str, asyncio.Lock] = {}
-        self._uploads = asyncio.Semaphore(UPLOADS_AT_ONCE)
+        self._uploads = uploads
+        self._downloads = downloads
 
     def __repr__(self) -> str:
         return f"<VolumeService {self._files.objects!r}>"
@@ -72,7 +75,7 @@ class VolumeService:
         async with self._turn(tenant), self._chunks_kept(tenant):
             volume = await self.read(tenant, partial(volumes.find, scope=scope, name=name))
             put, remove = await self._scan(volume)
-            sizes = chunks.sizes_of(put)
+            sizes = await asyncio.to_thread(chunks.sizes_of, put)
             wanted = await self.write(
                 tenant,
                 partial(self._reserve, tenant=tenant, sizes=sizes),
@@ -135,43 +138,34 @@ class VolumeService:
     async def upload(self, tenant: str, digest: str, pieces: AsyncIterator[bytes]) -> int:
         """Store a chunk that a client sends; returns its size. Raises InvalidInput, TooLarge,
         StorageQuotaExceeded, StorageFull, Unavailable."""
-        async with self._uploads, self._chunks_kept(tenant):
-            data = bytearray()
-            async for piece in pieces:
-                data += piece
-                if len(data) > CHUNK_BYTES:
-                    raise TooLarge(
-                        f"a chunk of a volume has at most {CHUNK_BYTES} bytes",
-                        limit_bytes=CHUNK_BYTES,
-                    )
-            actual = await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
-            if actual != digest or not data:
-                raise InvalidInput(
-                    f"the body's sha256 is {actual}, not {digest[:80]}: upload it again",
-                    actual=actual,
-                )
-            sizes = {digest: len(data)}
+        check_digest(digest)
+        async with (
+            self._uploads.share(tenant),
+            self._chunks_kept(tenant),
+            self._files.received(digest, pieces, limit_bytes=CHUNK_BYTES) as (file, size),
+        ):
+            if not size:
+                raise InvalidInput("the body is empty: a chunk has at least one byte")
             wanted = await self.write(
-                tenant,
-                partial(self._reserve, tenant=tenant, sizes=sizes),
+                tenant, partial(self._reserve, tenant=tenant, sizes={digest: size})
             )
             if wanted:
                 with store_errors():
-                    await self._files.objects.put(chunk_key(tenant, digest), bytes(data))
+                    await self._files.objects.put_file(
+                        chunk_key(tenant, digest), file, may_move=True
+                    )
                 await self.write(tenant, partial(chunks.mark_stored, tenant=tenant, digests=wanted))
-        return len(data)
+        return size
 
     async def delete(self, scope: EnvironmentRef, name: str) -> Volume:
         """Delete a volume, and the chunks that no other manifest refers to. Raises NotFound."""
         tenant = scope.tenant
 
-        def remove(write: Write) -> tuple[Volume, set[str]]:
-            volume = volumes.find(write.sql, scope, name=name)
-            before = volumes.chunks_of_tenant(write.sql, tenant=tenant)
-            volumes.delete(write, scope, name=name)
-            return volume, before - volumes.chunks_of_tenant(write.sql, tenant=tenant)
+        def look(sql: sa.Connection) -> set[str]:
+            return volumes.chunks_of_volume(sql, volumes.find(sql, scope, name=name))
 
-        volume, unused = await self.write(tenant, remove)
+        unused = await self.read(tenant, look)
+        volume = await self.write(tenant, partial(volumes.delete, scope=scope, name=name))
         try:
             await self._agent().drop_volume(volume.id)
         except SnapshotterError as e:
@@ -188,8 +182,17 @@ class VolumeService:
         with self._files.gate.deleting(_gate(tenant)) as may_delete:
             if not may_delete:
                 return 0
+            # no manifest of the tenant gets more chunks meanwhile, and writers do not wait for this
+            referenced = await self.read(tenant, partial(volumes.chunks_of_tenant, tenant=tenant))
             marked = await self.write(
-                tenant, partial(chunks.mark_unused, tenant=tenant, before=before, only=only)
+                tenant,
+                partial(
+                    chunks.mark_unused,
+                    tenant=tenant,
+                    before=before,
+                    referenced=referenced,
+                    only=only,
+                ),
             )
             for digest in marked:
                 with store_errors():
@@ -233,18 +236,20 @@ class VolumeService:
                 raise ObjectDamaged(f"chunk {digest[:12]} of {found.path} is damaged")
             return data
 
-        tasks: list[asyncio.Task[bytes]] = []
-        try:
-            for digest in found.chunks:
-                tasks.append(asyncio.create_task(read(digest), name=f"read chunk {digest[:12]}"))
-                if len(tasks) >= _READ_AHEAD:
+        async with self._downloads.share(tenant):  # each has chunks in memory
+            tasks: list[asyncio.Task[bytes]] = []
+            try:
+                for digest in found.chunks:
+                    task = asyncio.create_task(read(digest), name=f"read chunk {digest[:12]}")
+                    tasks.append(task)
+                    if len(tasks) >= _READ_AHEAD:
+                        yield await tasks.pop(0)
+                while tasks:
                     yield await tasks.pop(0)
-            while tasks:
-                yield await tasks.pop(0)
-        finally:
-            for task in tasks:
-                if not task.cancel() and not task.cancelled():
-                    task.exception()
+            finally:
+                for task in tasks:
+                    if not task.cancel() and not task.cancelled():
+                        task.exception()
 
     async def _scan(self, volume: Volume) -> tuple[list[Entry], list[str]]:
         plan = await self.read(
@@ -254,9 +259,13 @@ class VolumeService:
         put: list[Entry] = []
         remove: list[str] = []
         parts = self._agent().scan_volume(volume.id, max_entries=volumes.max_files(plan))
+        size_bytes = 0
         try:
             async for part in parts:
-                put += await asyncio.to_thread(volumes.parse_entries, part.get("put", ()))
+                found = await asyncio.to_thread(volumes.parse_entries, part.get("put", ()))
+                size_bytes += sum(one.size_bytes for one in found)
+                volumes.require_size(volume, size_bytes)  # each has a list of its chunks
+                put += found
                 remove += volumes.parse_paths(part.get("remove", ()))
         except SnapshotterError as e:
             _raise(volume, e)

@@ -18,6 +18,8 @@ from pilotlight.controller.database import audit_trail, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.identity.tenants import require_environment
 from pilotlight.controller.registry.app_ref import EnvironmentRef
+from pilotlight.controller.volumes import manifest_rows
+from pilotlight.controller.volumes.manifest_rows import entries_below
 from pilotlight.core.volumes.entries import Entry, EntryInvalid, EntryKind, check_path
 from pilotlight.errors import Conflict, InvalidInput, NotFound, StorageQuotaExceeded
 from pilotlight.spec.identifiers import require_name
@@ -27,9 +29,14 @@ MAX_VOLUMES = 1000
 """Volumes of a tenant, in all environments."""
 MAX_FILES = 200_000
 """Files, directories and links of a volume, whatever the plan: a mover keeps all in memory."""
+MAX_BYTES = 8 * 1024**4
+"""Size of a volume's files. A manifest names each chunk of them, also where equal ones are stored
+once: a sparse file costs nothing else."""
+MAX_FILES_OF_TENANT = 1_000_000
+"""Entries of all volumes of a tenant, whatever the plan: each is a row of the database."""
+MAX_BYTES_OF_TENANT = 8 * MAX_BYTES
 MAX_LISTED = 1000
-_AT_ONCE = 400
-_DIRECTORY_MODE = 0o755
+_ALL = "all volumes of this tenant"
 _COLUMNS = (
     "id",
     "tenant",
@@ -137,25 +144,23 @@ def entries(
 ) -> list[Entry]:
     """At most MAX_LISTED entries below the directory `below` ("" = all), by path from `after` on.
     Raises InvalidInput, NotFound."""
-    query = sa.select(_ENTRIES.c.path, _ENTRIES.c.entry).where(_ENTRIES.c.volume == volume.id)
     below = _path(below) if below.strip("/") else ""
+    query = sa.select(_ENTRIES.c.entry).where(_ENTRIES.c.volume == volume.id)
     if below:
         found = entry(sql, volume, below, missing_ok=True)
         if found is not None and found.kind is not EntryKind.DIRECTORY:
             return [found]
-        prefix = f"{below}/"
-        query = query.where(*_below(volume, below))
-    else:
-        prefix = ""
-    rows = [
-        row
-        for row in sql.execute(query)
-        if row.path > after and (recursive or "/" not in row.path[len(prefix) :])
-    ]
+        query = query.where(*entries_below(volume.id, below))
+    if not recursive:
+        rest = sa.func.substr(_ENTRIES.c.path, len(below) + 2 if below else 1)
+        query = query.where(~rest.contains("/"))
+    # by code point, as pages are, whatever the database's locale is
+    order = sa.collate(_ENTRIES.c.path, "C" if sql.dialect.name == "postgresql" else "BINARY")
+    query = query.where(order > after).order_by(order).limit(MAX_LISTED)
+    rows = list(sql.execute(query).scalars())
     if below and not rows and not after and entry(sql, volume, below, missing_ok=True) is None:
         raise NotFound(f"volume {volume.name!r} has no {below!r}")
-    rows.sort(key=lambda row: str(row.path))
-    return [_entry(row.entry) for row in rows[:MAX_LISTED]]
+    return [_entry(row) for row in rows]
 
 
 def entry(
@@ -189,11 +194,7 @@ def commit(
         )
     if not put and not remove and not remove_trees:
         return int(row.version)
-    for path in remove_trees:
-        _remove_below(write.sql, volume, path)
-    _remove_paths(write.sql, volume, [*remove, *remove_trees])
-    _make_way(write.sql, volume, put)
-    _put(write, volume, [*_absent_directories(write.sql, volume, put), *put])
+    manifest_rows.apply(write, volume.id, put=put, remove=remove, remove_trees=remove_trees)
     counts = sa.select(
         sa.func.count(), sa.func.coalesce(sa.func.sum(_ENTRIES.c.size_bytes), 0)
     ).where(_ENTRIES.c.volume == volume.id)
@@ -208,6 +209,7 @@ def commit(
             used=volume.entries,
             hint="Remove files, or pack small ones into archives.",
         )
+    _require_bounds(write.sql, volume, entries=int(count), size_bytes=int(size_bytes))
     values = {
         "version": int(row.version) + 1,
         "entries": int(count),
@@ -216,6 +218,39 @@ def commit(
     }
     write.sql.execute(sa.update(_VOLUMES).where(_VOLUMES.c.id == volume.id).values(**values))
     return int(row.version) + 1
+
+
+def _require_bounds(sql: sa.Connection, volume: Volume, *, entries: int, size_bytes: int) -> None:
+    """Raise StorageQuotaExceeded where a volume grows, and its manifest, or those of all volumes of
+    its tenant, would be too large."""
+    others = sa.select(
+        sa.func.coalesce(sa.func.sum(_VOLUMES.c.entries), 0),
+        sa.func.coalesce(sa.func.sum(_VOLUMES.c.size_bytes), 0),
+    ).where(_VOLUMES.c.tenant == volume.tenant, _VOLUMES.c.id != volume.id)
+    other_entries, other_bytes = map(int, sql.execute(others).one())
+    more_entries, more_bytes = entries > volume.entries, size_bytes > volume.size_bytes
+    if more_bytes:
+        require_size(volume, size_bytes)
+        _require(_ALL, "size_bytes", size_bytes + other_bytes, limit=MAX_BYTES_OF_TENANT)
+    if more_entries:
+        _require(_ALL, "entries", entries + other_entries, limit=MAX_FILES_OF_TENANT)
+
+
+def require_size(volume: Volume, size_bytes: int) -> None:
+    """Raise StorageQuotaExceeded where a volume would have files of more than MAX_BYTES."""
+    _require(f"volume {volume.name!r}", "size_bytes", size_bytes, limit=MAX_BYTES)
+
+
+def _require(what: str, quota: str, used: int, *, limit: int) -> None:
+    if used > limit:
+        raise StorageQuotaExceeded(
+            f"{what} would have {quota} = {used}, and at most {limit} are allowed; nothing was "
+            f"committed",
+            quota=quota,
+            limit=limit,
+            used=used,
+            hint="Remove files or volumes that are not needed.",
+        )
 
 
 def max_files(plan: Plan) -> int:
@@ -231,8 +266,17 @@ def record_commit(write: Write, scope: EnvironmentRef, name: str, version: int) 
 def chunks_of_tenant(sql: sa.Connection, *, tenant: str) -> set[str]:
     """Digests that manifests of the tenant refer to."""
     query = sa.select(_ENTRIES.c.entry).join(_VOLUMES, _VOLUMES.c.id == _ENTRIES.c.volume)
-    texts = sql.execute(query.where(_VOLUMES.c.tenant == tenant, _ENTRIES.c.size_bytes > 0))
-    return {digest for text in texts.scalars() for digest in json.loads(text)["chunks"]}
+    return _chunks(sql, query.where(_VOLUMES.c.tenant == tenant))
+
+
+def chunks_of_volume(sql: sa.Connection, volume: Volume) -> set[str]:
+    """Digests that the manifest of a volume refers to."""
+    return _chunks(sql, sa.select(_ENTRIES.c.entry).where(_ENTRIES.c.volume == volume.id))
+
+
+def _chunks(sql: sa.Connection, query: sa.Select[str]) -> set[str]:
+    texts = sql.execute(query.where(_ENTRIES.c.size_bytes > 0)).scalars()
+    return {digest for text in texts for digest in json.loads(text)["chunks"]}
 
 
 def parse_entries(body: Iterable[Any]) -> list[Entry]:
@@ -249,102 +293,6 @@ def parse_entries(body: Iterable[Any]) -> list[Entry]:
 def parse_paths(body: Iterable[str]) -> list[str]:
     """Parse paths of a request. Raises InvalidInput."""
     return [_path(path) for path in body]
-
-
-def _put(write: Write, volume: Volume, put: Sequence[Entry]) -> None:
-    rows = [
-        {
-            "volume": volume.id,
-            "path": one.path,
-            "size_bytes": one.size_bytes,
-            "entry": json.dumps(one.to_json(), separators=(",", ":")),
-        }
-        for one in put
-    ]
-    insert = write.insert(_ENTRIES)
-    insert = insert.on_conflict_do_update(
-        index_elements=["volume", "path"],
-        set_={"size_bytes": insert.excluded.size_bytes, "entry": insert.excluded.entry},
-    )
-    for begin in range(0, len(rows), _AT_ONCE):
-        write.sql.execute(insert, rows[begin : begin + _AT_ONCE])
-
-
-def _make_way(sql: sa.Connection, volume: Volume, put: Sequence[Entry]) -> None:
-    """Remove what cannot be beside the entries: what is below a file, and files that are above."""
-    above = {p for one in put for p in _parents(one.path)} - {one.path for one in put}
-    _remove(sql, volume, [p for p, is_directory in _kinds(sql, volume, above) if not is_directory])
-    replaced = [one.path for one in put if one.kind is not EntryKind.DIRECTORY]
-    for path, is_directory in _kinds(sql, volume, replaced):
-        if is_directory:
-            _remove_below(sql, volume, path)
-
-
-def _absent_directories(sql: sa.Connection, volume: Volume, put: Sequence[Entry]) -> list[Entry]:
-    """The directories above the entries that have no entry: each one has, so that it is listed,
-    and found when a file takes its place."""
-    above = {p for one in put for p in _parents(one.path)} - {one.path for one in put}
-    there = {path for path, _ in _kinds(sql, volume, above)}
-    return [
-        Entry(path=path, kind=EntryKind.DIRECTORY, mode=_DIRECTORY_MODE)
-        for path in sorted(above - there)
-    ]
-
-
-def _remove_paths(sql: sa.Connection, volume: Volume, paths: Collection[str]) -> None:
-    """Remove paths, and of directories those that are empty then: another writer may have put
-    files there."""
-    kinds = dict(_kinds(sql, volume, paths))
-    _remove(sql, volume, [path for path, is_directory in kinds.items() if not is_directory])
-    for path in sorted((p for p, is_directory in kinds.items() if is_directory), reverse=True):
-        query = sa.select(_ENTRIES.c.path).where(*_below(volume, path)).limit(1)
-        if sql.execute(query).first() is None:
-            _remove(sql, volume, [path])
-
-
-def _kinds(
-    sql: sa.Connection, volume: Volume, paths: Collection[str]
-) -> Iterable[tuple[str, bool]]:
-    """Those of the paths that have an entry, and whether each is a directory."""
-    found: list[tuple[str, bool]] = []
-    for part in _parts(sorted(paths)):
-        query = sa.select(_ENTRIES.c.path, _ENTRIES.c.entry).where(
-            _ENTRIES.c.volume == volume.id, _ENTRIES.c.path.in_(list(part))
-        )
-        found += [
-            (row.path, json.loads(row.entry)["kind"] == EntryKind.DIRECTORY)
-            for row in sql.execute(query)
-        ]
-    return found
-
-
-def _parents(path: str) -> list[str]:
-    parts = path.split("/")
-    return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
-
-
-def _parts(paths: Sequence[str]) -> Iterable[Sequence[str]]:
-    return (paths[begin : begin + _AT_ONCE] for begin in range(0, len(paths), _AT_ONCE))
-
-
-def _remove(sql: sa.Connection, volume: Volume, paths: Collection[str]) -> None:
-    for part in _parts(sorted(paths)):
-        sql.execute(
-            sa.delete(_ENTRIES).where(
-                _ENTRIES.c.volume == volume.id, _ENTRIES.c.path.in_(list(part))
-            )
-        )
-
-
-def _remove_below(sql: sa.Connection, volume: Volume, path: str) -> None:
-    sql.execute(sa.delete(_ENTRIES).where(*_below(volume, path)))
-
-
-def _below(volume: Volume, path: str) -> tuple[sa.ColumnElement[bool], ...]:
-    """Which entries are below a directory. Not LIKE, which ignores case on SQLite."""
-    prefix = f"{path}/"
-    begins = sa.func.substr(_ENTRIES.c.path, 1, len(prefix)) == prefix
-    return _ENTRIES.c.volume == volume.id, begins
 
 
 def _find(sql: sa.Connection, scope: EnvironmentRef, name: str) -> Volume | None:

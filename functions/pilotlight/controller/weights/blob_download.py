@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import re
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from fastapi import HTTPException
@@ -64,10 +65,15 @@ def parse_range(size: int, requested: str | None) -> ByteRange | None:
 
 
 def blob_response(
-    files: BlobStore, digest: str, size: int, conditions: RangeConditions
+    files: BlobStore,
+    digest: str,
+    size: int,
+    conditions: RangeConditions,
+    *,
+    turn: AbstractAsyncContextManager[object],
 ) -> Response:
-    """Return the response to a GET of an existing blob of `size` bytes. Raises HTTPException
-    (416)."""
+    """Return the response to a GET of an existing blob of `size` bytes; it is sent while it holds
+    `turn`. Raises HTTPException (416)."""
     tag = f'"{digest}"'
     headers = {"etag": tag, "accept-ranges": "bytes", "cache-control": "private, no-transform"}
     if conditions.if_none_match is not None and _matches(conditions.if_none_match, tag):
@@ -83,7 +89,7 @@ def blob_response(
     headers["content-length"] = str(part.end - part.begin)
     if not part.is_whole:
         headers["content-range"] = f"bytes {part.begin}-{part.end - 1}/{size}"
-    return BlobResponse(files, digest, part, headers=headers)
+    return BlobResponse(files, digest, part, headers=headers, turn=turn)
 
 
 def _matches(condition: str, tag: str) -> bool:
@@ -97,8 +103,15 @@ class BlobResponse(StreamingResponse):
     headers with the length were sent before."""
 
     def __init__(
-        self, files: BlobStore, digest: str, part: ByteRange, *, headers: dict[str, str]
+        self,
+        files: BlobStore,
+        digest: str,
+        part: ByteRange,
+        *,
+        headers: dict[str, str],
+        turn: AbstractAsyncContextManager[object],
     ) -> None:
+        self._turn = turn
         self._pieces = files.pieces(digest, begin=part.begin, end=part.end)
         self._digest = digest
         super().__init__(
@@ -119,7 +132,7 @@ class BlobResponse(StreamingResponse):
             await cancel_and_wait(sending, disconnect)
 
     async def _send(self, send: Send) -> None:
-        async with contextlib.aclosing(self._pieces):
+        async with self._turn, contextlib.aclosing(self._pieces):
             try:
                 await self.stream_response(send)
             except ObjectStoreError as e:

@@ -10,6 +10,7 @@ another tenant has a blob with that digest.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
@@ -153,8 +154,35 @@ class BlobStore:
         written, and raises when there is no room for them. Raises TooLarge, InvalidInput (wrong
         hash), StorageFull or Unavailable, and then leaves no files behind."""
         if announced_bytes is not None and announced_bytes > self.limit_bytes:
-            raise self._too_large(announced_bytes)
+            raise _too_large(announced_bytes, self.limit_bytes)
         await admit(announced_bytes or 1)
+        async with self.received(
+            digest,
+            pieces,
+            chunked=chunked,
+            announced_bytes=announced_bytes,
+            limit_bytes=self.limit_bytes,
+            admit=admit,
+        ) as (temporary, size):
+            if recorded_bytes is None or await self.size(digest) != recorded_bytes:
+                with store_errors():
+                    await self.objects.put_file(blob_key(digest), temporary, may_move=True)
+            return size
+
+    @contextlib.asynccontextmanager
+    async def received(
+        self,
+        digest: str,
+        pieces: AsyncIterator[bytes],
+        *,
+        limit_bytes: int,
+        chunked: bool = False,
+        announced_bytes: int | None = None,
+        admit: Callable[[int], Awaitable[None]] | None = None,
+    ) -> AsyncIterator[tuple[Path, int]]:
+        """Receive bytes into a local file, which the block may move, and verify them; yields the
+        file and its size. `admit`: as for `receive`; None: nothing is asked. Raises TooLarge,
+        InvalidInput, StorageFull."""
         temporary = self._incoming() / uuid.uuid4().hex
         upload = await anyio.to_thread.run_sync(
             BlobUpload, temporary, chunked, self.floor, announced_bytes or 0
@@ -163,18 +191,18 @@ class BlobStore:
             buffered = bytearray()
             async for piece in pieces:
                 buffered += piece
-                if upload.size_bytes + len(buffered) > self.limit_bytes:
-                    raise self._too_large(upload.size_bytes + len(buffered))
+                size = upload.size_bytes + len(buffered)
+                if size > limit_bytes:
+                    raise _too_large(size, limit_bytes)
                 if len(buffered) >= WRITE_BYTES:
-                    await admit(upload.size_bytes + len(buffered))
+                    if admit is not None:
+                        await admit(size)
                     await anyio.to_thread.run_sync(upload.add, bytes(buffered))
                     buffered.clear()
-            await admit(upload.size_bytes + len(buffered))
+            if admit is not None:
+                await admit(upload.size_bytes + len(buffered))
             await anyio.to_thread.run_sync(upload.finish, bytes(buffered), digest)
-            if recorded_bytes is None or await self.size(digest) != recorded_bytes:
-                with store_errors():
-                    await self.objects.put_file(blob_key(digest), temporary, may_move=True)
-            return upload.size_bytes
+            yield temporary, upload.size_bytes
         finally:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(upload.discard)
@@ -182,12 +210,6 @@ class BlobStore:
     def _incoming(self) -> Path:
         self.incoming.mkdir(parents=True, exist_ok=True, mode=0o700)
         return self.incoming
-
-    def _too_large(self, size: int) -> TooLarge:
-        return TooLarge(
-            f"the blob has {size} bytes or more; the maximum is {self.limit_bytes}",
-            limit_bytes=self.limit_bytes,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -418,6 +440,13 @@ def _require_room(
         storage_usage.require_room(
             sql, plan, tenant=tenant, more_bytes=more_bytes, coming_bytes=coming_bytes
         )
+
+
+def _too_large(size: int, limit_bytes: int) -> TooLarge:
+    return TooLarge(
+        f"the upload has {size} bytes or more; the maximum is {limit_bytes}",
+        limit_bytes=limit_bytes,
+    )
 
 
 def _length(path: Path) -> int | None:

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import json
 
-from pilotlight.errors import NotFound
+from pilotlight.errors import NotFound, PilotlightError, TooLarge
 from pilotlight.protocol import CONTENT_PROBLEM, HEADER_OUTCOME, WORKER_ASGI
 from pilotlight.worker.user_code import serialization
 
 MAX_HEAD_BYTES = 64 * 1024
-"""A longer head is forwarded as it is."""
+"""A longer head of a response is forwarded as it is: the activator refuses it."""
+MAX_REQUEST_HEAD_BYTES = 1024 * 1024
+"""A longer head of a request is refused. One that was forwarded as it is would keep its connection
+open, whose later requests, of other callers, would not be edited."""
 END_OF_HEAD = b"\r\n\r\n"
 _UNDER = WORKER_ASGI.encode()
 _OF_CONNECTION = frozenset({b"connection", b"keep-alive", b"proxy-connection"})
@@ -101,7 +104,16 @@ def refusal(head: bytes) -> bytes:
     target = _target(head.partition(b"\r\n")[0])
     if target == _UNDER or target.startswith((_UNDER + b"/", _UNDER + b"?")):
         return b""
-    error = NotFound("this function is a web server: it has no method that can be called")
+    return _problem(NotFound("this function is a web server: it has no method that can be called"))
+
+
+def too_long() -> bytes:
+    """The response to a request whose head is over the limit."""
+    message = f"the request's head has more than {MAX_REQUEST_HEAD_BYTES} bytes"
+    return _problem(TooLarge(message, limit_bytes=MAX_REQUEST_HEAD_BYTES))
+
+
+def _problem(error: PilotlightError) -> bytes:
     document = serialization.problem_of(error)
     body = json.dumps(document).encode()
     lines = (

@@ -130,16 +130,20 @@ class ProxyCaller(ProxySide):
         data, edits = self._head or b"", self._pair.edits
         if edits is not None and not self.has_ended:
             end = data.find(one_request.END_OF_HEAD) + len(one_request.END_OF_HEAD)
-            if end >= len(one_request.END_OF_HEAD):
-                if refusal := one_request.refusal(data[:end]):
-                    self.transport.write(refusal)
-                    self._pair.close()
-                    return
-                data = edits.request(data[:end]) + data[end:]
-            elif len(data) <= one_request.MAX_HEAD_BYTES:
+            if end < len(one_request.END_OF_HEAD):
+                if len(data) > one_request.MAX_REQUEST_HEAD_BYTES:
+                    self._refuse(one_request.too_long())
                 return  # the head is not complete
+            if refusal := one_request.refusal(data[:end]):
+                self._refuse(refusal)
+                return
+            data = edits.request(data[:end]) + data[end:]
         self._head = None
         super().data_received(data)
+
+    def _refuse(self, response: bytes) -> None:
+        self.transport.write(response)
+        self._pair.close()
 
 
 class ProxyServer(ProxySide):

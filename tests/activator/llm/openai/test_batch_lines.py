@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +22,13 @@ from tests.fakes.routes import TENANT, route_of
 
 async def run_line(shop: Shop, call: str, body: dict[str, Any]) -> None:
     """The controller hands out the call of a line."""
-    record = CallRecord(
+    record = replace(record_of(call, body), labels=batch_lines.labels_of("batch_1"))
+    await run_due(shop, record, body, priority="batch", retry_until=9e9)
+
+
+def record_of(call: str, body: dict[str, Any]) -> CallRecord:
+    """The record of a call of a model that is due."""
+    return CallRecord(
         id=call,
         tenant=TENANT,
         environment="main",
@@ -32,12 +39,16 @@ async def run_line(shop: Shop, call: str, body: dict[str, Any]) -> None:
         sequence=1,
         submitted_at=1.0,
         expires_at=9e9,
-        labels=batch_lines.labels_of("batch_1"),
+        labels={},
     )
+
+
+async def run_due(shop: Shop, record: CallRecord, body: dict[str, Any], **more: Any) -> None:
+    """The controller hands out a call. `more`: of its document."""
     wrapped = json.dumps({"path": "/v1/chat/completions", "body": body}).encode()
     document = dispatch_queue.payload(record, body=wrapped, key=f"k-{KEY}")
-    await shop.edge.calls.store({**document, "due": call, "priority": "batch", "retry_until": 9e9})
-    shop.edge.calls.begin_stored([call], [call])
+    await shop.edge.calls.store({**document, "due": record.id, **more})
+    shop.edge.calls.begin_stored([record.id], [record.id])
 
 
 async def ended(controller: FakeController, call: str) -> dict[str, Any]:
@@ -60,6 +71,18 @@ async def test_an_answer_is_limited_as_that_of_another_call(
     refused = await ended(controller, "req-2")
     assert (refused["status"], refused["is_dead"]) == (400, False)
     assert "max_output_tokens" in refused["result"]["detail"]
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+async def test_a_call_that_is_due_or_sent_again_counts_its_tokens(
+    shop: Shop, controller: FakeController, shipping: object, attempt: int
+) -> None:
+    """Otherwise any number of dead letters would run in one minute."""
+    shop.edge.add_key(KEY, quotas={"tokens_per_min": 60})
+    body = chat("hello", max_tokens=40)
+    await run_due(shop, replace(record_of("req-1", body), attempt=attempt), body)
+    assert (await ended(controller, "req-1"))["state"] == "SUCCEEDED"
+    assert (await shop.post(chat("hello", max_tokens=50))).status_code == 429
 
 
 async def test_a_line_waits_until_its_key_has_tokens(

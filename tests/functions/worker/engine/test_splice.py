@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pilotlight.worker.engine import tcp_proxy
+from pilotlight.worker.engine.one_request import MAX_REQUEST_HEAD_BYTES, OneRequest
 from pilotlight.worker.engine.tcp_proxy import HIGH_WATER_BYTES, STATUS_QUESTION, ProxyPair
 
 PATIENCE_S = 20.0
@@ -304,4 +305,41 @@ async def test_without_an_engine_the_caller_is_sent_away(short_tmp: Path) -> Non
         await gone.wait()
     writer.close()
     await writer.wait_closed()
+    server.close()
+
+
+async def test_a_head_without_end_is_refused_and_reaches_no_server(short_tmp: Path) -> None:
+    """Forwarded as it is, it would keep its connection, on which requests of other callers follow
+    that are not edited."""
+    loop = asyncio.get_running_loop()
+    accepted: list[asyncio.StreamWriter] = []
+    seen: list[bytes] = []
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.append(writer)
+        while data := await reader.read(65536):
+            seen.append(data)
+
+    server = await asyncio.start_unix_server(accept, str(short_tmp / "server"))
+    gone = asyncio.Event()
+
+    def front() -> asyncio.Protocol:
+        pair = ProxyPair(str(short_tmp / "server"), loop, lambda _: gone.set(), edits=OneRequest())
+        return pair.caller
+
+    async with await loop.create_unix_server(front, str(short_tmp / "front")):
+        reader, writer = await asyncio.open_unix_connection(str(short_tmp / "front"))
+        writer.write(b"GET /asgi/x HTTP/1.1\r\nx-long: ")
+        with contextlib.suppress(OSError):
+            for _ in range(MAX_REQUEST_HEAD_BYTES // 65536 + 1):
+                writer.write(b"a" * 65536)
+                await writer.drain()
+        async with asyncio.timeout(PATIENCE_S):
+            head = await reader.readuntil(b"\r\n")
+            writer.close()
+            await gone.wait()
+    assert head == b"HTTP/1.1 413 Too large\r\n"
+    assert seen == []
+    for writer in accepted:
+        writer.transport.abort()
     server.close()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pilotlight.core.disk_floor import BelowFloor, DiskFloor, no_floor
+from pilotlight.core.tar_stream import ReadableStream
 from snapshotter.errors import BundleUnavailable
 from snapshotter.images.oci.layers import MAX_DEPTH, RootFilesystem
 
@@ -48,7 +49,7 @@ def link(name: str, target: str) -> tuple[str, str, Any]:
     return name, "link", target
 
 
-def made(root: Path, *layers: io.BytesIO, **bounds: Any) -> RootFilesystem:
+def made(root: Path, *layers: ReadableStream, **bounds: Any) -> RootFilesystem:
     """The layers, applied."""
     values: dict[str, Any] = {"max_bytes": 10**8, "max_entries": 1000, "floor": no_floor()}
     found = RootFilesystem(root, **{**values, **bounds})
@@ -183,3 +184,46 @@ def test_size_entries_and_opaque_walks_are_bounded(tmp_path: Path) -> None:
 def test_the_disks_floor_is_kept(tmp_path: Path) -> None:
     with pytest.raises(BelowFloor):
         made(tmp_path, layer(file("f")), floor=DiskFloor(tmp_path, 1 << 60))
+
+
+class Zeros:
+    """The content of an entry, which a packed layer has a thousand times smaller. `served`: bytes
+    that were read of it."""
+
+    def __init__(self, name: str, size: int) -> None:
+        info = tarfile.TarInfo(name)
+        info.size = size
+        self._head = info.tobuf()
+        self._left = size + -size % 512 + 1024
+        self.served = 0
+
+    def read(self, size: int) -> bytes:
+        if self._head:
+            data, self._head = self._head[:size], self._head[size:]
+            return data
+        data = bytes(min(size, self._left))
+        self._left -= len(data)
+        self.served += len(data)
+        return data
+
+
+@pytest.mark.parametrize("name", ["./", "a/.wh.b", "a/.wh..wh..opq"])
+def test_what_no_file_gets_counts_too(tmp_path: Path, name: str) -> None:
+    """A layer of 100 MB could be read for hours, in the only thread of all tenants."""
+    big = Zeros(name, 10**9)
+    with pytest.raises(BundleUnavailable, match="unpacks to more than 1000000 bytes"):
+        made(tmp_path, big, max_bytes=10**6)
+    assert big.served < 10**6
+    small = Zeros(name, 10**5)
+    (tmp_path / "small").mkdir()
+    assert made(tmp_path / "small", small, max_bytes=10**6).size_bytes >= 10**5
+
+
+def test_a_build_that_has_ended_stops_the_unpacking(tmp_path: Path) -> None:
+    def ended() -> None:
+        raise BundleUnavailable("the build has ended")
+
+    endless = Zeros("./", 10**9)
+    with pytest.raises(BundleUnavailable, match="the build has ended"):
+        made(tmp_path, endless, max_bytes=2 * 10**9, check=ended)
+    assert endless.served < 10**8

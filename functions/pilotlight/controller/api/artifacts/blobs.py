@@ -72,7 +72,8 @@ async def get_blob(
     conditions = blob_download.RangeConditions(
         range=requested_range, if_range=if_range, if_none_match=if_none_match
     )
-    return blob_download.blob_response(context.files, digest, size, conditions)
+    turn = context.downloads.share(caller.tenant)
+    return blob_download.blob_response(context.files, digest, size, conditions, turn=turn)
 
 
 @router.put(

@@ -78,7 +78,8 @@ async def read_predictions(
         return found
 
     found = await context.threads.run(caller.tenant, find)
-    return StreamingResponse(storage.archive(context, found), media_type="application/x-tar")
+    archive = storage.archive(context, caller.tenant, found)
+    return StreamingResponse(archive, media_type="application/x-tar")
 
 
 @router.delete("/{app}/functions/{function}/predictions")
