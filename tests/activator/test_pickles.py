@@ -38,7 +38,8 @@ from pilotlight.client.sse import SseParser
 from pilotlight.profile import Profile
 from pilotlight.protocol import CONTENT_JSON, CONTENT_PICKLE, CallRecord
 from pilotlight.sdk.cls import Cls
-from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec, Scaling
+from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.policies import Fallback
 from pilotlight.spec.traffic import Shadow
 from snapshotter.errors import StartFailed

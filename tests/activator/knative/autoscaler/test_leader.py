@@ -20,7 +20,8 @@ from pilotlight.kubernetes.kinds import POD_AUTOSCALER
 from pilotlight.kubernetes.names import function_selector
 from pilotlight.kubernetes.retry_policy import RetryDelays
 from pilotlight.kubernetes.settings import ClusterSettings
-from pilotlight.spec.function import FunctionSpec, Scaling
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.instances.scaling import Scaling
 from tests.fakes.absence import away
 from tests.fakes.kubernetes.faults import Fault
 from tests.fakes.kubernetes.server import ApiServer
