@@ -108,12 +108,7 @@ def assemble(
     facts = NodeFacts(
         capabilities=lambda: parts.probe(cgroups), gpus=gpu_view, volumes=parts.volumes
     )
-    if parts.volumes is not None:
-        parts.volumes.attach(
-            cgroups,
-            in_slots=lambda: volumes_in_slots(base.slot_allocator),
-            in_instances=lambda: volumes_in_instances(base.instances),
-        )
+    _attach_volumes(base, parts)
     return Node(
         **vars(base),
         template_booter=template_booter,
@@ -125,6 +120,15 @@ def assemble(
         agent=_agent(base, parts, starter=starter, snapshots=snapshots, facts=facts),
         volumes=parts.volumes,
     )
+
+
+def _attach_volumes(base: NodeBase, parts: AgentDependencies) -> None:
+    if parts.volumes is not None:
+        parts.volumes.attach(
+            base.cgroups,
+            in_slots=lambda: volumes_in_slots(base.slot_allocator),
+            in_instances=lambda: volumes_in_instances(base.instances),
+        )
 
 
 def _strategy(
