@@ -70,11 +70,6 @@ async def zip_inputs(
         yield tuple(row), dict(kwargs or {})
 
 
-async def _as_async(items: Iterable[Any]) -> AsyncIterator[Any]:
-    for item in items:
-        yield item
-
-
 def run_sync(
     call: AsyncCallable,
     inputs: Iterable[Input],
@@ -166,6 +161,6 @@ def _result_of(outcome: Any, options: MapOptions) -> Any:
     raise outcome.error
 
 
-async def _as_async(inputs: Iterable[Input]) -> AsyncIterator[Input]:
-    for item in inputs:
+async def _as_async(items: Iterable[Any]) -> AsyncIterator[Any]:
+    for item in items:
         yield item
