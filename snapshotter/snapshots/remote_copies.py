@@ -72,10 +72,9 @@ sent them all."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadedSnapshot:
-    """The result of a push: chunks sent, their bytes, chunks that already existed."""
+    """The result of a push: chunks sent, and chunks that already existed."""
 
     sent: int
-    sent_bytes: int
     reused: int
 
 
@@ -183,7 +182,7 @@ class RemoteCopies:
                 [k for k in await self._store.keys(f"{key.rpartition('/')[0]}/") if k != key]
             )
         reused = sum(map(len, record.chunks.values())) - sent.chunks
-        return UploadedSnapshot(sent=sent.chunks, sent_bytes=sent.size_bytes, reused=reused)
+        return UploadedSnapshot(sent=sent.chunks, reused=reused)
 
     async def _take_back(self, snapshot: Snapshot, key: str, chunks: set[str]) -> None:
         """Remove what was sent of a snapshot that was deleted or quarantined meanwhile. Raises
