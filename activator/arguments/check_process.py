@@ -1,7 +1,7 @@
 """The process that runs expensive argument checks: `python -m
 activator.arguments.check_process <seconds>`.
 
-A request (`pilotlight.core.compute_loop`) is the check's document and the body; the answer is the
+A request (`pilotlight.core.compute.loop`) is the check's document and the body; the answer is the
 problem document of InvalidInput, or empty."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from activator.arguments.translations import TRANSLATION_S, translated
 from activator.arguments.validator import ArgumentValidator
 from pilotlight import errors
-from pilotlight.core.compute_loop import serve
+from pilotlight.core.compute.loop import serve
 from pilotlight.spec.function import MethodSpec
 from pilotlight.spec.record_json import canonical_json
 from pilotlight.validation.guard_patterns import patterns_of

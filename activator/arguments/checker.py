@@ -19,7 +19,7 @@ from activator.arguments.check_process import GUARD
 from activator.arguments.translations import SMALL_BYTES, TRANSLATION_S, Asked, translated
 from activator.arguments.validator import ArgumentValidator, CheckTooExpensive
 from pilotlight import errors
-from pilotlight.core.compute_process import ComputeProcess, ComputeProcessLost
+from pilotlight.core.compute.process import ComputeProcess, ComputeProcessLost
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from pilotlight.controller.batches import line_process
-from pilotlight.core.compute_process import ComputeProcess, ComputeProcessLost
+from pilotlight.core.compute.process import ComputeProcess, ComputeProcessLost
 from pilotlight.errors import Unavailable
 
 RETRY_S: Final = 5.0

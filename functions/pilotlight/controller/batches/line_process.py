@@ -1,7 +1,7 @@
 """The process that parses what is in batch files: `python -m
 pilotlight.controller.batches.line_process`.
 
-A request (`pilotlight.core.compute_loop`) is what to do as JSON, and the data."""
+A request (`pilotlight.core.compute.loop`) is what to do as JSON, and the data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from pilotlight.core.compute_loop import serve
+from pilotlight.core.compute.loop import serve
 from pilotlight.errors import PilotlightError
 from pilotlight.validation.json_size import require_few_values
 

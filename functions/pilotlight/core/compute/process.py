@@ -1,5 +1,5 @@
 """A process that computes with what strangers sent, apart from an event loop that others depend on:
-one request at a time, in frames (`compute_loop`)."""
+one request at a time, in frames (`loop`)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class ComputeProcessLost(Exception):
 
 
 class ComputeProcess:
-    """One process. Owner: whoever started it, for one request at a time; `aclose` kills it, as it
-    has to after a request that was given up."""
+    """One process. Owner: its starter, for one request at a time; `aclose` kills it, as it has to
+    after a request that was given up."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -30,7 +30,7 @@ class ComputeProcess:
 
     @classmethod
     async def start(cls, module: str, *arguments: str) -> Self:
-        """Start a module that calls `compute_loop.serve`. Raises OSError, TimeoutError,
+        """Start a module that calls `loop.serve`. Raises OSError, TimeoutError,
         ComputeProcessLost."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,

@@ -1,4 +1,4 @@
-"""The loop of a process that computes with what strangers sent (`compute_process`): it answers
+"""The loop of a process that computes with what strangers sent (`process`): it answers
 requests from standard input on standard output, with bounded time and memory.
 
 Both are frames: four bytes of length, then the data. A request is two frames, what to do and the
