@@ -141,7 +141,6 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         yield Rig(server, cluster, closing)
 
 
-PA = "podautoscalers.autoscaling.internal.knative.dev/status"
 SKS = "serverlessservices.networking.internal.knative.dev"
 SCALE = "deployments.apps/scale"
 AUTO = Scaling(scaledown_window_s=3600.0, waiting_cost=10.0)
