@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -120,23 +121,21 @@ def test_every_file_that_shares_a_platform_is_in_its_unit(fixture: str) -> None:
     sharing = {
         name
         for file in (ROOT / "tests/e2e").glob("test_*.py")
-        if (name := str(file.relative_to(ROOT))) not in soak.FILES
-        and fixture in requested_in(file)
-        and f'name="{fixture}"' not in file.read_text()
+        if (name := str(file.relative_to(ROOT))) not in soak.FILES and fixture in shared_by(file)
     }
     others = {file for unit, files in parallel.UNITS.items() if unit != fixture for file in files}
     assert sharing - others == set(parallel.UNITS[fixture])
 
 
-def requested_in(file: Path) -> set[str]:
-    """Fixtures that its tests that `make test` runs, and its fixtures, request."""
-    return {
-        argument.arg
-        for node in ast.parse(file.read_text()).body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (
-            node.name.startswith("test_")
-            or any("fixture" in ast.unparse(one) for one in node.decorator_list)
-        )
-        for argument in node.args.args
-    }
+def shared_by(file: Path) -> set[str]:
+    """Fixtures that its tests and fixtures request, and that it does not define."""
+    requested, defined = set[str](), set[str]()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            decorators = " ".join(map(ast.unparse, node.decorator_list))
+            is_fixture = "pytest.fixture" in decorators
+            if is_fixture or node.name.startswith("test_"):
+                requested |= {argument.arg for argument in node.args.args}
+            if is_fixture:
+                defined |= {node.name, *re.findall(r"name='(\w+)'", decorators)}
+    return requested - defined
