@@ -30,7 +30,7 @@ from benchmarks.autoscaling.policies import HybridHistogram, KeepAlive, Kpa, Kpa
 from benchmarks.autoscaling.traces import TRACES, Trace, heavy_tailed
 from benchmarks.autoscaling.world import Books, Fifo, Placement, Policy, Scaled, World
 from benchmarks.harness import Options, Report, Row, options, percentile, phase
-from pilotlight.spec.function import AUTO_WINDOW_S, WAITING_COST, Scaling
+from pilotlight.spec.instances.scaling import AUTO_WINDOW_S, WAITING_COST, Scaling
 
 SEEDS, TUNING_SEEDS = tuple(range(1001, 1011)), (101, 102)
 """Of what is shown, and of what equal waits are found on."""

@@ -16,7 +16,8 @@ from pathlib import Path
 from benchmarks import stack
 from benchmarks.harness import ROOT, Report, Row, options, percentile, phase
 from pilotlight.client.client import Client
-from pilotlight.spec.function import FunctionSpec, Scaling
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.record_json import from_json
 
 APP, FUNCTION = "bench-echo", "echo"

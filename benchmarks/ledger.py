@@ -26,7 +26,8 @@ from pilotlight.controller.billing import usage_ingestion
 from pilotlight.controller.billing.ledger import decode_records
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.registry.launch_spec import function_id
-from pilotlight.spec.function import FunctionSpec, Scaling
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.record_json import from_json
 
 SOURCE = ROOT / "benchmarks" / "functions" / "echo.py"

@@ -16,7 +16,8 @@ from benchmarks import stack
 from benchmarks.harness import ROOT, Report, Row, interleave, paired_ratio, percentile, progress
 from benchmarks.load import Request, flood, steady
 from pilotlight.client.client import Client
-from pilotlight.spec.function import FunctionSpec, Scaling
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.record_json import from_json
 
 FUNCTIONS = ROOT / "benchmarks" / "functions"

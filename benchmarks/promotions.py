@@ -61,7 +61,7 @@ PROGRAMS = {
     "activator": b"-m\0activator",
     "controller": b"-m\0pilotlight.controller",
     "node agent": b"-m\0snapshotter",
-    "its server for pods": b"snapshotter.pods.entry_server",
+    "its server for pods": b"snapshotter.pods.entry.server",
     "launcher": b"-m\0pilotlight.launcher",
     "simulated worker": b"worker/boot.py",
 }

@@ -35,7 +35,8 @@ from benchmarks.soak_samples import (
 )
 from pilotlight.client.client import Client
 from pilotlight.errors import PilotlightError
-from pilotlight.spec.function import FunctionSpec, Scaling
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.record_json import from_json
 
 APP = "bench-soak"

@@ -26,7 +26,8 @@ from benchmarks import peers
 from benchmarks.harness import ROOT, Report, Row, interleave, options, paired_ratio, phase
 from benchmarks.load import h2load
 from pilotlight.protocol import HEADER_CALL, HEADER_DEADLINE, WORKER_INVOKE
-from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec, Scaling
+from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.record_json import to_json
 
 NEEDS = ("h2load",)

@@ -24,7 +24,7 @@ from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid, l
 from pilotlight.core.transport.endpoint import Endpoint
 from snapshotter.agent import capabilities
 from snapshotter.agent.app import is_root, own_runtime, running_agent
-from snapshotter.agent.components import AgentComponents
+from snapshotter.agent.dependencies import AgentDependencies
 from snapshotter.agent.node_report import platform_token
 from snapshotter.cuda.checkpoint_sequence import CudaDevices
 from snapshotter.cuda.devices import NoDevices
@@ -156,7 +156,7 @@ def _components(
     runtime: Mapping[str, Path],
     namespaces: bool,
     device_layout: DeviceLayout,
-) -> AgentComponents:
+) -> AgentDependencies:
     """What the agent of this machine depends on."""
     engines = engines_of(paths, settings)
 
@@ -187,7 +187,7 @@ def _components(
     )
     images.container_images = container_images
     is_local = platform.fleet == "local"
-    return AgentComponents(
+    return AgentDependencies(
         volumes=_volumes(paths, platform, floor) if namespaces and is_local else None,
         bundles=Bundles(paths.home, blobs=blobs, floor=floor),
         images=images,

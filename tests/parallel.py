@@ -2,8 +2,9 @@
 PATH` in one.
 
 A file is the unit of distribution, because its tests share fixtures of module scope, among them
-whole platforms. The files with tests of the real vLLM are one unit: two engines at once do not fit
-into a small machine's memory. The soak tests of a file (`tests/soak.py`) are a unit of their own
+whole platforms. Files that share a platform are one unit (`UNITS`): in two processes there would be
+two of it, for the rest of the run. So are those with tests of the real vLLM: two engines at once do
+not fit into a small machine's memory. The soak tests of a file (`tests/soak.py`) are a unit of their own
 and come last, beginning with another file for each commit: where they may begin until a certain
 time only (`--soak-until`, `tests/tiers.py`), other commits run the others. Units are told by names
 of tests, because pytest-xdist 3.8 does not pass its groups on under pytest 9.2. Everything else may run beside anything: platforms,
@@ -63,12 +64,36 @@ NO_THREADS = {
 """Its environment, in which it imports NumPy and PyArrow without threads: a fork would not have
 them. Workers get the run's environment."""
 
-VLLM = (
-    "tests/activator/llm/openai/test_real_engine.py",
-    "tests/contracts/test_engine.py",
-    "tests/e2e/test_language_model.py",
-)
-"""Files that have tests of the real vLLM."""
+UNITS = {
+    "vllm": (
+        "tests/activator/llm/openai/test_real_engine.py",
+        "tests/contracts/test_engine.py",
+        "tests/e2e/test_language_model.py",
+    ),
+    "platform": (
+        "tests/e2e/test_bad_input.py",
+        "tests/e2e/test_calls_by_functions.py",
+        "tests/e2e/test_cli.py",
+        "tests/e2e/test_keys_of_processes.py",
+        "tests/e2e/test_sandboxes.py",
+        "tests/e2e/test_streams.py",
+        "tests/e2e/test_tenancy.py",
+        "tests/e2e/test_weights.py",
+    ),
+    "mortal_platform": (
+        "tests/e2e/test_batch_files.py",
+        "tests/e2e/test_collections.py",
+        "tests/e2e/test_jobs.py",
+        "tests/e2e/test_volumes.py",
+    ),
+    "examples": (
+        "tests/examples/test_examples.py",
+        "tests/examples/test_modal_style.py",
+    ),
+}
+"""Files that are distributed together: those with tests of the real vLLM, those that share a
+fixture of this name, and those that share the platform of the examples."""
+_UNIT_OF = {file: unit for unit, files in UNITS.items() for file in files}
 
 
 class WorkerTemplate:
@@ -135,9 +160,9 @@ class FileScheduling(LoadGroupScheduling):  # type: ignore[misc]  # no type info
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        if file in VLLM:
-            return "vllm"
-        return f"soak {file}" if is_listed(nodeid) else file
+        if is_listed(nodeid):
+            return f"soak {file}"
+        return _UNIT_OF.get(file, file)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FileScheduling | None:

@@ -95,9 +95,6 @@ TESTS = {
         "test_what_is_listed_as_open_is_still_open[host",
     ),
     "tests/e2e/test_knative_warm.py": (
-        "test_a_process_that_is_killed_while_a_pod_is_promoted[pilotlight-before",
-        "test_a_process_that_is_killed_while_a_pod_is_promoted[pilotlight-asked",
-        "test_a_process_that_is_killed_while_a_pod_is_promoted[pilotlight-promoted-weight_cache]",
         "test_a_call_beside_another_is_answered_by_a_fork_in_the_same_pod[kpa]",
         "test_starts_at_once_are_served_in_warm_pods_alone[kpa]",
         "test_a_function_with_packages_of_its_own_answers_from_a_warm_pod_booted_then_restored",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -101,8 +102,9 @@ def test_soak_tests_of_a_file_are_a_unit_of_their_own() -> None:
         scheduler._split_scope(f"tests/e2e/test_cli.py::{name}")
         for name in ("test_logs_of_one_call", "test_keys_secrets_and_environments")
     ]
-    assert units == ["tests/e2e/test_cli.py", "soak tests/e2e/test_cli.py"]
-    assert {scheduler._split_scope(f"{file}::test_a[vllm]") for file in parallel.VLLM} == {"vllm"}
+    assert units == ["platform", "soak tests/e2e/test_cli.py"]
+    for unit, files in parallel.UNITS.items():
+        assert {scheduler._split_scope(f"{file}::test_a") for file in files} == {unit}
 
 
 def test_every_file_with_the_real_vllm_is_in_its_unit() -> None:
@@ -111,4 +113,29 @@ def test_every_file_with_the_real_vllm_is_in_its_unit() -> None:
         for file in (ROOT / "tests").rglob("test_*.py")
         if file != Path(__file__) and "mark.vllm" in file.read_text()
     }
-    assert marked == set(parallel.VLLM)
+    assert marked == set(parallel.UNITS["vllm"])
+
+
+@pytest.mark.parametrize("fixture", ["platform", "mortal_platform"])
+def test_every_file_that_shares_a_platform_is_in_its_unit(fixture: str) -> None:
+    sharing = {
+        name
+        for file in (ROOT / "tests/e2e").glob("test_*.py")
+        if (name := str(file.relative_to(ROOT))) not in soak.FILES and fixture in shared_by(file)
+    }
+    others = {file for unit, files in parallel.UNITS.items() if unit != fixture for file in files}
+    assert sharing - others == set(parallel.UNITS[fixture])
+
+
+def shared_by(file: Path) -> set[str]:
+    """Fixtures that its tests and fixtures request, and that it does not define."""
+    requested, defined = set[str](), set[str]()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            decorators = " ".join(map(ast.unparse, node.decorator_list))
+            is_fixture = "pytest.fixture" in decorators
+            if is_fixture or node.name.startswith("test_"):
+                requested |= {argument.arg for argument in node.args.args}
+            if is_fixture:
+                defined |= {node.name, *re.findall(r"name='(\w+)'", decorators)}
+    return requested - defined

@@ -1,63 +1,35 @@
 """The process that runs expensive argument checks: `python -m
 activator.arguments.check_process <seconds>`.
 
-It reads requests from standard input and answers each on standard output. Both are frames: four
-bytes of length, then the data. A request is two frames, the check's document and the body; the
-answer is one, the problem document of InvalidInput or empty. It runs one check at a time; SIGALRM
-ends the process when a check exceeds its time limit, even if the parent has ended: the validator
-lets no Python code run meanwhile."""
+A request (`pilotlight.core.compute.loop`) is the check's document and the body; the answer is the
+problem document of InvalidInput, or empty."""
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
-import resource
-import signal
 import sys
 from functools import lru_cache
-from typing import Any, BinaryIO
+from typing import Any
 
 from activator.arguments.translations import TRANSLATION_S, translated
 from activator.arguments.validator import ArgumentValidator
 from pilotlight import errors
+from pilotlight.core.compute.loop import serve
 from pilotlight.spec.function import MethodSpec
 from pilotlight.spec.record_json import canonical_json
 from pilotlight.validation.guard_patterns import patterns_of
 
-MAX_MEMORY_BYTES = 2 * 1024**3
-"""Arguments of 10 MiB take some hundred MiB once they are decoded."""
-NICENESS = 10
-"""Lower CPU priority than the activator."""
 KNOWN_CHECKS = 128
 TRANSLATE = b'{"translate"'
 """Prefix of the document of a translation."""
 GUARD = b'{"guard"'
 """Prefix of the document of a guard's search in a text; its answer is the rule that matches."""
-_PR_SET_DUMPABLE = 4
 
 
 def main() -> None:
     """Answer requests until standard input ends."""
-    # other activators have the same uid: they must not read this process's memory
-    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)
     seconds = float(sys.argv[1])
-    os.nice(NICENESS)
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
-    requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    write_frame(answers, b"ready")
-    while (document := read_frame(requests)) is not None:
-        body = read_frame(requests)
-        if body is None:
-            return
-        signal.setitimer(
-            signal.ITIMER_REAL, TRANSLATION_S if document.startswith(TRANSLATE) else seconds
-        )
-        answer = answer_of(document, body)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        write_frame(answers, answer)
+    serve(answer_of, lambda document: TRANSLATION_S if document.startswith(TRANSLATE) else seconds)
 
 
 def answer_of(document: bytes, body: bytes) -> bytes:
@@ -109,22 +81,6 @@ def _check_of(document: bytes) -> ArgumentValidator:
     given = json.loads(document)
     method = MethodSpec(schema=given["schema"], parameters=tuple(given["parameters"]))
     return ArgumentValidator(method, given["where"])
-
-
-def read_frame(source: BinaryIO) -> bytes | None:
-    """Return the next frame; None where the input has ended."""
-    head = source.read(4)
-    if len(head) < 4:
-        return None
-    size = int.from_bytes(head, "big")
-    data = source.read(size)
-    return data if len(data) == size else None
-
-
-def write_frame(sink: BinaryIO, data: bytes) -> None:
-    """Write and flush one frame."""
-    sink.write(len(data).to_bytes(4, "big") + data)
-    sink.flush()
 
 
 if __name__ == "__main__":

@@ -11,9 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
-import sys
-from asyncio.subprocess import PIPE, Process
 from collections import Counter
 from typing import Any
 from weakref import WeakValueDictionary
@@ -22,18 +19,13 @@ from activator.arguments.check_process import GUARD
 from activator.arguments.translations import SMALL_BYTES, TRANSLATION_S, Asked, translated
 from activator.arguments.validator import ArgumentValidator, CheckTooExpensive
 from pilotlight import errors
+from pilotlight.core.compute.process import ComputeProcess, ComputeProcessLost
 
 log = logging.getLogger(__name__)
 
 PROCESSES = 2
-START_S = 30.0
-"""How long a process may take to start: seconds on a machine under load."""
 MAX_WAITING = 256
 """Most waiting expensive checks of one tenant."""
-
-
-class _ProcessLost(Exception):
-    """The process died, or was killed, during a check."""
 
 
 class ArgumentChecker:
@@ -43,7 +35,7 @@ class ArgumentChecker:
     def __init__(self, *, deadline_s: float = 2.0, processes: int = PROCESSES) -> None:
         self._deadline_s = deadline_s
         self._free = asyncio.Semaphore(processes)
-        self._idle: list[Process] = []
+        self._idle: list[ComputeProcess] = []
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._waiting: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[bytes]] = set()
@@ -129,8 +121,8 @@ class ArgumentChecker:
         process = await self._process()
         try:
             async with asyncio.timeout(deadline_s):
-                answer = await _exchange(process, document, body)
-        except (TimeoutError, _ProcessLost) as e:
+                answer = await process.ask(document, body)
+        except (TimeoutError, ComputeProcessLost) as e:
             self.overruns += 1
             log.warning(
                 "argument check aborted document=%.200r body_bytes=%d reason=%s",
@@ -148,40 +140,21 @@ class ArgumentChecker:
             return answer
         finally:
             if process not in self._idle:
-                await _end(process)
+                await process.aclose()
 
-    async def _process(self) -> Process:
+    async def _process(self) -> ComputeProcess:
         while self._idle:
             process = self._idle.pop()
-            if process.returncode is None:
+            if not process.has_ended:
                 return process
         try:
-            return await self._start()
-        except (OSError, TimeoutError, _ProcessLost) as e:
+            return await ComputeProcess.start(
+                "activator.arguments.check_process", str(self._deadline_s)
+            )
+        except (OSError, TimeoutError, ComputeProcessLost) as e:
             raise errors.Unavailable(
                 f"the arguments cannot be checked now: {e}", retry_after_s=1
             ) from e
-
-    async def _start(self) -> Process:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "activator.arguments.check_process",
-            str(self._deadline_s),
-            stdin=PIPE,
-            stdout=PIPE,
-            env={
-                "PATH": os.environ.get("PATH", os.defpath),
-                "PYTHONPATH": os.pathsep.join(sys.path),
-            },
-        )
-        try:
-            async with asyncio.timeout(START_S):
-                await _read(process)
-        except BaseException:
-            await _end(process)
-            raise
-        return process
 
     async def aclose(self) -> None:
         """End the processes and the running checks."""
@@ -191,34 +164,4 @@ class ArgumentChecker:
         await asyncio.gather(*tasks, return_exceptions=True)
         idle, self._idle = self._idle, []
         for process in idle:
-            await _end(process)
-
-
-async def _exchange(process: Process, document: bytes, body: bytes) -> bytes:
-    assert process.stdin is not None
-    try:
-        for data in (document, body):
-            process.stdin.write(len(data).to_bytes(4, "big"))
-            process.stdin.write(data)
-        await process.stdin.drain()
-    except ConnectionError as e:
-        raise _ProcessLost(str(e)) from e
-    return await _read(process)
-
-
-async def _read(process: Process) -> bytes:
-    assert process.stdout is not None
-    try:
-        size = int.from_bytes(await process.stdout.readexactly(4), "big")
-        return await process.stdout.readexactly(size)
-    except asyncio.IncompleteReadError as e:
-        raise _ProcessLost("the process has ended") from e
-
-
-async def _end(process: Process) -> None:
-    if process.returncode is None:
-        process.kill()
-    if process.stdin is not None:
-        process.stdin.close()
-    await process.wait()
-    await asyncio.sleep(0)  # lets the pipes' transports close
+            await process.aclose()

@@ -18,7 +18,6 @@ Owner: the event loop. `pending` has the pending calls; each call's task changes
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import hashlib
 import logging
@@ -28,11 +27,11 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from urllib.parse import parse_qs
 from weakref import WeakValueDictionary
 
 from activator.access.grants import AccessCache, AccessGrant
 from activator.async_calls.api import AsyncCallApi, RemoteCalls
+from activator.async_calls.journaled_calls import JournaledCalls, size_of
 from activator.async_calls.pending import LEAST_BYTES, PendingCalls
 from activator.async_calls.pending_call import PendingCall
 from activator.async_calls.records import (
@@ -42,45 +41,30 @@ from activator.async_calls.records import (
     payload,
     queued,
     receipt_of,
-    without_key,
 )
 from activator.async_calls.result_shipper import ResultShipper
 from activator.async_calls.result_stream import FINAL
 from activator.async_calls.runner import AsyncCallRunner
 from activator.async_calls.sandboxes import SandboxesApi
+from activator.async_calls.submission import id_under_key, is_under_key, webhook_of
 from activator.billing.service import BillingService
 from activator.calls.call import Call
-from activator.calls.caller import Caller
 from activator.calls.runner import CallRunner
-from activator.calls.trace_context import Trace
-from activator.http.payloads import Payload, accepts_pickles, checked_type
 from activator.http.request import Request
-from activator.llm.openai.call import EngineCall, call_of_kept
+from activator.llm.openai.call import EngineCall
 from activator.metrics.metrics import Metrics
-from activator.quotas.admission import UNCOUNTED, Admission
-from activator.routing.api_keys import (
-    ANONYMOUS,
-    FUNCTION_KEY,
-    SCHEDULER,
-    FunctionPrincipal,
-    Principal,
-)
-from activator.routing.call_origin import CallOrigin
-from activator.routing.route_table import CallTarget, RouteTable
-from activator.routing.traffic_split import RoutingDecision
+from activator.routing.api_keys import SCHEDULER, Principal
+from activator.routing.route_table import RouteTable
 from activator.settings import ActivatorSettings
 from activator.tracing.tracer import Tracer
 from pilotlight import errors
 from pilotlight.core.background_tasks import cancel_all
-from pilotlight.protocol import HEADER_IDEMPOTENCY_KEY, HEADER_REPLAYED, HEADER_WEBHOOK, CallRecord
-from pilotlight.spec.identifiers import FunctionAddress, TenantId, check_name
+from pilotlight.protocol import HEADER_REPLAYED, CallRecord
 
 log = logging.getLogger(__name__)
 
 DEAD_TTL_S = 7 * 86_400.0
 """A dead letter is stored at least this long: enough to find the cause, weekends included."""
-_KEY = HEADER_IDEMPOTENCY_KEY.encode()
-_WEBHOOK = HEADER_WEBHOOK.encode()
 
 
 class AsyncCalls:
@@ -107,22 +91,21 @@ class AsyncCalls:
         tracer: Tracer | None = None,
     ) -> None:
         self._billing = billing
-        self._table = table
-        self._access = access
         self._settings = settings
         self.pending = PendingCalls()
         self._stored: dict[str, tuple[str, int]] = {}
         """By `due`: ids of stored calls whose claim is not confirmed, and their number of
         attempts."""
         self._put_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._journaled = JournaledCalls(billing.journal, table=table, access=access)
         self._attempts = AsyncCallRunner(
             held=self.pending,
             runner=runner,
             access=access,
             metrics=metrics,
             max_result_bytes=settings.max_body_bytes,
-            admission=self._admission,
-            load=self._load,
+            admission=self._journaled.admission,
+            load=self._journaled.load,
             tracer=tracer,
         )
         self._attempts.admit_line = self._admit_line
@@ -221,15 +204,6 @@ class AsyncCalls:
         TooManyRequests."""
         self.check_room(tenant, size)
         return self.pending.reading(tenant, size)
-
-    def _load(self, call: Call) -> None:
-        """Read a parked call's body again. Raises Unavailable."""
-        try:
-            call.load(base64.b64decode(self._billing.journal.payload(call.id)["body"]))
-        except (OSError, StopIteration, ValueError, KeyError) as e:
-            raise errors.Unavailable(
-                f"the journal cannot be read: {type(e).__name__}", retry_after_s=1
-            ) from e
 
     async def forward_put(self, request: Request, caller: Principal, own_id: str) -> bool:
         """Forward a PUT to the activator that owns this id. Returns whether it was answered there.
@@ -335,31 +309,14 @@ class AsyncCalls:
                 held, replace(held.record, state="CANCELLED", status=499, outcome="cancelled")
             )
 
-    def _admission(self, call: Call) -> Admission:
-        """Return the admission of a call that was counted at submission. Raises Forbidden."""
-        caller = self._caller(call.caller.key_id, call.caller.tenant or call.target.tenant)
-        quota_check = self._access.entry(caller, call.target).quota_check
-        return UNCOUNTED if quota_check is None else Admission(quota_check, requests=0, holds=0)
-
     async def _admit_line(self, call: Call) -> None:
         """Admit the call of a batch's line, whose body is loaded. Raises InvalidInput, Forbidden,
         OverQuota, TooManyRequests, Unavailable."""
         if self.admit_line is None:
-            call.admission = self._admission(call)
+            call.admission = self._journaled.admission(call)
             await call.admission.count_retry()
-            return
-        caller = self._caller(call.caller.key_id, call.caller.tenant or call.target.tenant)
-        await self.admit_line(self._access.entry(caller, call.target), call)
-
-    def _caller(self, key_id: str, tenant: str) -> Principal:
-        """Return the caller of an accepted call. Where its key was revoked since, the call keeps
-        the rights and quotas of its tenant: revoking a key refuses requests, and this one was
-        answered."""
-        if key_id.startswith(FUNCTION_KEY):
-            return FunctionPrincipal(key_id)
-        if not key_id:
-            return ANONYMOUS
-        return self._table.caller_of(key_id) or without_key(key_id, tenant)
+        else:
+            await self.admit_line(self._journaled.grant(call), call)
 
     # -- recovery ----------------------------------------------------------------------------------
     def start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
@@ -373,7 +330,7 @@ class AsyncCalls:
         for left in self._billing.recovered.unfinished:
             kept = self._billing.journal.payload(left.id)
             if "due" in kept:
-                self.pending.add(CallRecord.from_json(kept["record"]), _size_of(kept))
+                self.pending.add(CallRecord.from_json(kept["record"]), size_of(kept))
                 self._stored[kept["due"]] = (left.id, left.attempts)
             else:
                 self._resume(kept, left.attempts)
@@ -382,9 +339,9 @@ class AsyncCalls:
     def _resume(self, kept: dict[str, Any], attempts: int) -> None:
         record = CallRecord.from_json(kept["record"])
         self.pending.drop(record.id)
-        held = self.pending.add(record, _size_of(kept))
+        held = self.pending.add(record, size_of(kept))
         try:
-            call = self._call(record, kept)
+            call = self._journaled.call(record, kept)
         except errors.PilotlightError as e:
             self._finish(held, failed(record, e))
             return
@@ -411,46 +368,6 @@ class AsyncCalls:
         call.park()
         self._start(held, call)
 
-    def _call(self, record: CallRecord, kept: dict[str, Any]) -> Call:
-        """Return the call of a journal entry, with the current state of its function and its key.
-
-        Raises NotFound, Forbidden, Unavailable; UnsupportedMediaType for a pickle of another tenant
-        that an older version accepted."""
-        owner = TenantId(kept.get("owner") or record.tenant)
-        address = FunctionAddress(
-            tenant=owner, environment=record.environment, app=record.app, function=record.function
-        )
-        target = self._table.target(address, record.revision)
-        target.check(record.method)
-        # the key of its caller may have been revoked since
-        accepts_pickle = accepts_pickles(record.tenant, owner)
-        content_type = checked_type(kept["content_type"].encode(), accepts=accepts_pickle)
-        entry = self._access.entry(self._caller(kept["key"], record.tenant), target)
-        deadline_at = kept.get("deadline_at")
-        make = (
-            partial(call_of_kept, kept)
-            if target.spec.language_model is not None or "path" in kept
-            else Call
-        )
-        call = make(
-            id=record.id,
-            target=target,
-            method=record.method,
-            payload=Payload(base64.b64decode(kept["body"]), content_type, kept["accept"].encode()),
-            caller=Caller(
-                key_id=kept["key"],
-                tenant="" if record.tenant == owner else record.tenant,
-                rank=entry.callers[kept["priority"].encode() if "priority" in kept else None].rank,
-                accepts_pickle=accepts_pickle,
-                origin=CallOrigin.from_json(kept["origin"]) if "origin" in kept else None,
-            ),
-            choice=_choice_of(record, target),
-            deadline_s=None if deadline_at is None else max(0.001, deadline_at - time.time()),
-        )
-        call.admission = self._admission(call)
-        call.trace = Trace.from_json(kept["trace"]) if kept.get("trace") else None
-        return call
-
     # -- calls from the control plane --------------------------------------------------------------
     async def store(self, kept: dict[str, Any]) -> None:
         """Store a due call, without running it. Idempotent. Raises TooManyRequests, JournalFull;
@@ -463,8 +380,8 @@ class AsyncCalls:
                 f"the result of the earlier run of call {record.id} is not shipped yet",
                 retry_after_s=1,
             )
-        self.check_room(record.tenant, _size_of(kept))
-        self.pending.add(record, _size_of(kept))
+        self.check_room(record.tenant, size_of(kept))
+        self.pending.add(record, size_of(kept))
         try:
             await self._billing.journal.submit(record.id, kept)
         except BaseException:
@@ -501,51 +418,3 @@ class AsyncCalls:
         journal."""
         await cancel_all(self.pending.tasks())
         await self._results.aclose()
-
-
-def _size_of(kept: dict[str, Any]) -> int:
-    """Return the size of the body of a journal entry."""
-    return len(kept["body"]) * 3 // 4
-
-
-def _choice_of(record: CallRecord, target: CallTarget) -> RoutingDecision | None:
-    """Return the experiment arm of a call, while the arm's revision is still routed."""
-    if not record.arm or target.revision != record.revision:
-        return None
-    return RoutingDecision(target, experiment=record.experiment, arm=record.arm, unit=record.unit)
-
-
-def is_under_key(request: Request) -> bool:
-    """Return whether the request carries an idempotency key."""
-    return _KEY in request.headers
-
-
-def id_under_key(request: Request, caller: Principal) -> str:
-    """Return the caller's id of a call that is submitted under an idempotency key. Raises
-    InvalidInput."""
-    key = request.headers[_KEY]
-    if not 0 < len(key) <= 255:
-        raise errors.InvalidInput(
-            f"{HEADER_IDEMPOTENCY_KEY}: write 1 to 255 characters", parameter=HEADER_IDEMPOTENCY_KEY
-        )
-    return f"key\0{caller.key_id}\0{key.decode('latin-1')}"
-
-
-def webhook_of(request: Request) -> str:
-    """Return the webhook that is notified when a call ends; "" = none. Raises InvalidInput."""
-    given = request.headers.get(_WEBHOOK, b"").decode("latin-1")
-    try:
-        return check_name("webhook", given) if given else ""
-    except ValueError as e:
-        raise errors.InvalidInput(f"{HEADER_WEBHOOK}: {e}", parameter=HEADER_WEBHOOK) from e
-
-
-def function_of_put(request: Request) -> str:
-    """Return the `function` query parameter of a PUT. Raises InvalidInput."""
-    given = parse_qs(request.scope["query_string"].decode("latin-1")).get("function")
-    if not given:
-        raise errors.InvalidInput(
-            "query parameter function is missing: PUT /v1/calls/{id}?function=app/function",
-            parameter="function",
-        )
-    return str(given[0])

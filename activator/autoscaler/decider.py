@@ -34,7 +34,7 @@ from activator.autoscaler.observation import RevisionObservation
 from activator.autoscaler.scale_down import limit_scale_down
 from activator.autoscaler.scaling_decision import DeciderSpec, DeciderState, ScaleDecision
 from activator.balancing.start_estimates import drained_before_start, starts_for_burst
-from pilotlight.spec.function import buffer_count
+from pilotlight.spec.instances.scaling import buffer_count
 
 
 def initial_state(now: float, *, spec: DeciderSpec, ready: int) -> DeciderState:

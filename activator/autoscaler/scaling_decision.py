@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from activator.autoscaler import kpa
 from activator.autoscaler.idle_histogram import KeepAlivePolicy
 from activator.autoscaler.llm_signals import FirstTokenState, FirstTokenTerms
-from pilotlight.spec.function import FunctionSpec, Scaling
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.instances.scaling import Scaling
 
 MAX_STABLE_WINDOW_S = 60.0
 MIN_STABLE_WINDOW_S = 1.0

@@ -7,7 +7,8 @@ from functools import partial
 
 from activator.access.grants import AccessGrant, split_function
 from activator.access.resolver import RequestResolver
-from activator.async_calls.service import AsyncCalls, function_of_put, id_under_key, is_under_key
+from activator.async_calls.service import AsyncCalls
+from activator.async_calls.submission import function_of_put, id_under_key, is_under_key
 from activator.autoscaler.warm_up import WarmUp
 from activator.calls.call import Call
 from activator.control_plane.bindings import BindingsApi

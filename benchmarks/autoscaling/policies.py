@@ -29,7 +29,7 @@ from activator.balancing.start_estimates import (
 from activator.balancing.wait_queue import ConcurrencyMeter
 from benchmarks.autoscaling.knative_bounds import Activity, BoundsSpec, RevisionStatus, bound
 from benchmarks.autoscaling.world import Pod, Scaled
-from pilotlight.spec.function import Scaling
+from pilotlight.spec.instances.scaling import Scaling
 from snapshotter.types import StartKind
 
 TICK_S = 2.0

@@ -257,11 +257,6 @@ class World:
             scaled.policy = policy(scaled)
             self._call_next(scaled, iter(scaled.function.calls))
 
-    @property
-    def free_gpus(self) -> int | None:
-        """None = any number."""
-        return None if self.gpus is None else self.gpus - self._held
-
     def at(self, when: float, what: Callable[[], None]) -> None:
         """Have something happen then; what is due at one time happens in the order in which it was
         asked for."""

@@ -20,7 +20,7 @@ from snapshotter.linux import proc
 from snapshotter.slots.instances import Instance, Instances
 from snapshotter.slots.launch_plan import ImageStore
 from snapshotter.slots.logs import LogQuery, Logs
-from snapshotter.slots.slot import SlotConnectionLost
+from snapshotter.slots.replies import SlotConnectionLost
 from snapshotter.starts.launcher import StartRequest
 from snapshotter.starts.starter import InstanceStarter
 from snapshotter.starts.suspend import InstanceSuspender

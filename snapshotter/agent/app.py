@@ -18,7 +18,9 @@ from pilotlight.core.rpc import grant_group_access, serve_rpc
 from pilotlight.core.settings import Paths
 from snapshotter.agent import activator_api, controller_api
 from snapshotter.agent.agent import Agent, describe
-from snapshotter.agent.components import AgentComponents, Node, assemble
+from snapshotter.agent.components import assemble
+from snapshotter.agent.dependencies import AgentDependencies
+from snapshotter.agent.node import Node
 from snapshotter.checkpointing.startup import SnapshotsDisabled, open_components
 from snapshotter.images.oci.container_images import images_of
 from snapshotter.linux.cgroups import Cgroups
@@ -57,7 +59,7 @@ def own_runtime() -> dict[str, Path]:
 
 @contextlib.asynccontextmanager
 async def running_agent(
-    paths: Paths, settings: SnapshotterSettings, parts: AgentComponents
+    paths: Paths, settings: SnapshotterSettings, parts: AgentDependencies
 ) -> AsyncIterator[Agent]:
     """A serving agent. On a regular exit everything that it started is stopped; when it is killed
     everything keeps running.
@@ -78,7 +80,7 @@ async def running_agent(
 async def _running_agent(
     paths: Paths,
     settings: SnapshotterSettings,
-    parts: AgentComponents,
+    parts: AgentDependencies,
     claim: GroupClaim | None,
 ) -> AsyncIterator[Agent]:
     cgroups = await asyncio.to_thread(Cgroups.find, paths.run, reader=paths.activator_uid)
@@ -120,7 +122,7 @@ async def _running_agent(
             metrics_socket(paths, "snapshotter").unlink(missing_ok=True)
 
 
-async def _recover(node: Node, paths: Paths, parts: AgentComponents, cgroups: Cgroups) -> None:
+async def _recover(node: Node, paths: Paths, parts: AgentDependencies, cgroups: Cgroups) -> None:
     """Take over the slots of an earlier agent, and remove what is left of others."""
     await reattach(
         slot_pool=node.slot_pool,
@@ -142,7 +144,7 @@ async def _recover(node: Node, paths: Paths, parts: AgentComponents, cgroups: Cg
 
 
 async def _expose_metrics(
-    node: Node, paths: Paths, settings: SnapshotterSettings, parts: AgentComponents
+    node: Node, paths: Paths, settings: SnapshotterSettings, parts: AgentDependencies
 ) -> list[asyncio.Server]:
     address = MetricsAddress(
         socket_path=metrics_socket(paths, "snapshotter"),
@@ -155,7 +157,7 @@ async def _expose_metrics(
 
 
 def _start_background(
-    node: Node, paths: Paths, settings: SnapshotterSettings, parts: AgentComponents
+    node: Node, paths: Paths, settings: SnapshotterSettings, parts: AgentDependencies
 ) -> list[asyncio.Task[None]]:
     floor = DiskFloor(paths.home, parts.disk_floor_bytes)
     pruning = _prune_periodically(node, settings, parts.bundles, parts.images, floor)
@@ -220,7 +222,7 @@ async def _close(node: Node) -> None:
 
 @contextlib.asynccontextmanager
 async def _snapshot_components(
-    paths: Paths, settings: SnapshotterSettings, parts: AgentComponents
+    paths: Paths, settings: SnapshotterSettings, parts: AgentDependencies
 ) -> AsyncIterator[tuple[SnapshotComponents | None, str]]:
     """The snapshot components, or None and the reason, which is logged once."""
     try:

@@ -35,7 +35,7 @@ from snapshotter.errors import NoCapacity, SnapshotRefused, SnapshotterError
 from snapshotter.gpus.grants import GpuGrants
 from snapshotter.metrics import Metrics
 from snapshotter.slots.occupied_slot import StartPhase
-from snapshotter.slots.slot import SlotConnectionLost
+from snapshotter.slots.replies import SlotConnectionLost
 from snapshotter.snapshots import readahead
 from snapshotter.snapshots.components import SnapshotComponents
 from snapshotter.snapshots.manifest import Proof, SnapshotManifest

@@ -27,7 +27,7 @@ from snapshotter.cuda.gpu_mapping import DeviceRecord
 from snapshotter.linux import proc
 from snapshotter.shim import cpu_priority
 from snapshotter.shim.sandbox import mounts
-from snapshotter.slots import slot as slots
+from snapshotter.slots import replies
 from snapshotter.slots.allocator import SlotAllocator
 from snapshotter.slots.occupied_slot import OccupiedSlot, StartPhase
 from snapshotter.snapshots import mapped_files, memory_report
@@ -144,7 +144,7 @@ class Dumps:
                 raise _obstructed(point.obstacles, passing=is_full)
             try:
                 manifest = await self._dump(subject, stage)
-            except slots.CheckpointFailed as e:
+            except replies.CheckpointFailed as e:
                 raise _obstructed(e.obstacles, str(e)) from e
             except TimeoutError as e:
                 raise _obstructed(
@@ -305,7 +305,7 @@ class Dumps:
 
     @contextlib.asynccontextmanager
     async def _suspended(
-        self, subject: _Subject, quiesced: slots.QuiesceResult
+        self, subject: _Subject, quiesced: replies.QuiesceResult
     ) -> AsyncIterator[Suspension]:
         """Suspend the tree's devices; roll back if the dump fails."""
         devices = self._devices if subject.occupied.launch.gpu else NoDevices()
@@ -319,7 +319,7 @@ class Dumps:
             await asyncio.shield(devices.rollback(suspension, str(e)))
             raise
 
-    async def _draft(self, subject: _Subject, quiesced: slots.QuiesceResult) -> SnapshotManifest:
+    async def _draft(self, subject: _Subject, quiesced: replies.QuiesceResult) -> SnapshotManifest:
         """The manifest's data from before the dump, which the processes do not survive."""
         occupied, launch, point = (
             subject.occupied,
@@ -344,7 +344,7 @@ class Dumps:
         )
 
     async def _write(
-        self, subject: _Subject, quiesced: slots.QuiesceResult, stage: SnapshotStaging
+        self, subject: _Subject, quiesced: replies.QuiesceResult, stage: SnapshotStaging
     ) -> None:
         occupied, slot = subject.occupied, subject.occupied.slot
         with _open_directories(stage.images, slot.directory / "criu") as (images, work):

@@ -32,7 +32,7 @@ from snapshotter.environments.starts import EnvironmentStarts
 from snapshotter.errors import SnapshotterError, StartFailed
 from snapshotter.events import Events
 from snapshotter.slots.occupied_slot import OccupiedSlot
-from snapshotter.slots.slot import SlotConnectionLost
+from snapshotter.slots.replies import SlotConnectionLost
 from snapshotter.snapshots.restores import ENVIRONMENT
 from snapshotter.snapshots.selector import SnapshotSelector
 from snapshotter.snapshots.stored import Snapshot

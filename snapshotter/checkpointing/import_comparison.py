@@ -18,7 +18,7 @@ from snapshotter.environments.starts import EnvironmentStarts, kept_imports, mod
 from snapshotter.errors import SnapshotterError, StartFailed
 from snapshotter.slots.allocator import SlotAllocator
 from snapshotter.slots.occupied_slot import OccupiedSlot, StartPhase
-from snapshotter.slots.slot import BootFailed, SlotConnectionLost
+from snapshotter.slots.replies import BootFailed, SlotConnectionLost
 from snapshotter.snapshots.restores import RestoreFailed
 from snapshotter.snapshots.stored import Snapshot
 from snapshotter.starts.teardown import Teardown

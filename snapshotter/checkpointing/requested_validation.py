@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 from pilotlight.core.background_tasks import cancel_all
 from snapshotter.errors import ProofsBusy, SnapshotRefused
-from snapshotter.slots import slot
+from snapshotter.slots import sockets
 from snapshotter.slots.boot_limiter import FairSemaphore
 from snapshotter.slots.instances import Instance, Instances
 from snapshotter.starts.node_capacity import NodeCapacity
@@ -200,4 +200,4 @@ class RequestedValidations:
     def _landed(self, snapshot_id: str, tenant: str, task: asyncio.Task[None]) -> None:
         del self._flights[snapshot_id]
         self._tenants.discard(tenant)
-        slot.seen(task)
+        sockets.seen(task)

@@ -34,7 +34,7 @@ class SnapshotsDisabled(Exception):
 
 
 class SnapshotDependencies(Protocol):
-    """The required subset of `components.AgentComponents`."""
+    """The required subset of `agent.dependencies.AgentDependencies`."""
 
     @property
     def images(self) -> ImageStore: ...

@@ -23,7 +23,7 @@ from snapshotter.linux import proc
 from snapshotter.shim.sandbox import mounts
 from snapshotter.slots.allocator import SlotAllocator
 from snapshotter.slots.occupied_slot import OccupiedSlot, StartPhase
-from snapshotter.slots.slot import BootFailed, SlotConnectionLost
+from snapshotter.slots.replies import BootFailed, SlotConnectionLost
 from snapshotter.snapshots import readahead
 from snapshotter.snapshots.readahead import FileParts
 from snapshotter.snapshots.restores import RESTORE_PHASES, RestoreFailed, Restores, SnapshotUnfit

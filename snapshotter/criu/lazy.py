@@ -18,7 +18,7 @@ _MEMORY_FILE = "working-set"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageRequest:
     """How memory comes lazily: `working_set`: ranges that are brought first
-    (`page_server.WORKING_SET_RANGE`); `record`: write down instead what is accessed."""
+    (`page_files.WORKING_SET_RANGE`); `record`: write down instead what is accessed."""
 
     working_set: bytes = b""
     record: bool = False

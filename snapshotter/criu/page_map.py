@@ -1,6 +1,6 @@
 """Beside CRIU's images: where each range of memory that is restored lazily lies in them, as
-`snapshotter.shim.page_server` reads it. Made once, when the image is complete; reading CRIU's own
-files takes some 10 ms."""
+`snapshotter.shim.pages.page_server` reads it. Made once, when the image is complete; reading CRIU's
+own files takes some 10 ms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from snapshotter.criu.image_files import (
     mappings,
     pagemap,
 )
-from snapshotter.shim import page_server
+from snapshotter.shim.pages import page_files
 
 _PAGEMAP = re.compile(r"pagemap-([0-9]+)\.img")
 
@@ -37,9 +37,9 @@ def write_page_maps(images: Path) -> None:
             ranges = list(_lazy_ranges(runs, mappings((images / f"mm-{pid}.img").read_bytes())))
         except (NotUnderstood, FileNotFoundError, *ERRORS):
             continue
-        data = page_server.MAP_HEAD.pack(number, len(ranges))
-        data += b"".join(page_server.MAP_RANGE.pack(*one) for one in ranges)
-        with (images / page_server.MAP.format(pid=pid)).open("xb") as f:
+        data = page_files.MAP_HEAD.pack(number, len(ranges))
+        data += b"".join(page_files.MAP_RANGE.pack(*one) for one in ranges)
+        with (images / page_files.MAP.format(pid=pid)).open("xb") as f:
             os.fchmod(f.fileno(), 0o600)
             f.write(data)
 
@@ -47,15 +47,15 @@ def write_page_maps(images: Path) -> None:
 def are_complete(names: Collection[str]) -> bool:
     """Whether an image of files with these names can be restored lazily."""
     pids = [found[1] for name in names if (found := _PAGEMAP.fullmatch(name))]
-    return all(page_server.MAP.format(pid=pid) in names for pid in pids)
+    return all(page_files.MAP.format(pid=pid) in names for pid in pids)
 
 
 def eager_parts(images: Path) -> dict[str, list[tuple[int, int]]]:
     """Pages file → (offset, length) of what CRIU itself reads of it in a lazy restore. Blocking;
     raises OSError, and ValueError if a map is not whole, which the page server reports."""
     found: dict[str, list[tuple[int, int]]] = {}
-    for path in images.glob(page_server.MAP.format(pid="*")):
-        number, ranges = page_server.read_map(path.read_bytes())
+    for path in images.glob(page_files.MAP.format(pid="*")):
+        number, ranges = page_files.read_map(path.read_bytes())
         pages = images / f"pages-{number}.img"
         parts, at = found.setdefault(str(pages), []), 0
         for position, length in sorted((position, end - start) for start, end, position in ranges):

@@ -80,9 +80,9 @@ class CriuSlot(Protocol):
     async def serve_pages(
         self, run: str, *, cgroup: Mapping[str, Any], fds: list[int], record: bool
     ) -> CriuRun:
-        """Start a page server (`snapshotter.shim.page_server`) with `fds`: images, work directory,
-        working set, and the end of a pipe that it closes once the working set is there; takes
-        ownership of them. It listens then. The caller closes its pidfd. Raises
+        """Start a page server (`snapshotter.shim.pages.page_server`) with `fds`: images, work
+        directory, working set, and the end of a pipe that it closes once the working set is there;
+        takes ownership of them. It listens then. The caller closes its pidfd. Raises
         SlotConnectionLost."""
 
 

@@ -21,7 +21,8 @@ from select import POLLIN, poll
 from typing import Any
 
 from snapshotter.criu.fd_numbers import FIRST_FD, SOCKET_FD
-from snapshotter.shim import page_server, seqpacket
+from snapshotter.shim import seqpacket
+from snapshotter.shim.pages import page_server
 from snapshotter.shim.sandbox import mounts
 from snapshotter.shim.sandbox.mount import mount
 

@@ -8,24 +8,24 @@ import binascii
 import zlib
 from pathlib import Path
 
-from snapshotter.shim import page_server
+from snapshotter.shim.pages import page_files
 
 _MAX_BYTES = 8 * 1024 * 1024
-"""Of the ranges of a working set. At most `page_server.MAX_RECORDED` accesses are ranges."""
+"""Of the ranges of a working set. At most `page_files.MAX_RECORDED` accesses are ranges."""
 
 
 def recorded(work: Path) -> bytes:
     """The working set that a page server has recorded in its work directory; b"" if there is none.
     Raises OSError."""
     try:
-        accesses = (work / page_server.RECORD).read_bytes()
+        accesses = (work / page_files.RECORD).read_bytes()
     except FileNotFoundError:
         return b""
-    whole = len(accesses) - len(accesses) % page_server.ACCESS.size
-    if whole >= page_server.MAX_RECORDED * page_server.ACCESS.size:
+    whole = len(accesses) - len(accesses) % page_files.ACCESS.size
+    if whole >= page_files.MAX_RECORDED * page_files.ACCESS.size:
         return b""  # the process uses more than is worth bringing first
     return b"".join(
-        page_server.WORKING_SET_RANGE.pack(*one) for one in page_server.ranges_of(accesses[:whole])
+        page_files.WORKING_SET_RANGE.pack(*one) for one in page_files.ranges_of(accesses[:whole])
     )
 
 
@@ -43,6 +43,6 @@ def decode(text: str) -> bytes:
         ranges = decompress.decompress(base64.b64decode(text, validate=True), _MAX_BYTES)
     except (zlib.error, binascii.Error) as e:
         raise ValueError(f"the working set cannot be decoded: {e}") from e
-    if not decompress.eof or len(ranges) % page_server.WORKING_SET_RANGE.size:
+    if not decompress.eof or len(ranges) % page_files.WORKING_SET_RANGE.size:
         raise ValueError("the working set is not whole, or too long")
     return ranges

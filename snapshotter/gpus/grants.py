@@ -29,7 +29,7 @@ class GpuGrants:
         self, inventory: GpuInventory, holders: Callable[[], Iterable[GpuGrant | None]]
     ) -> None:
         """`holders`: the grants of all instances and slots
-        (`agent.components._gpu_holders`); the same one may occur several times."""
+        (`agent.node.gpu_grants`); the same one may occur several times."""
         self.inventory = inventory
         self._allocator = GpuAllocator(inventory)
         self._holders = holders

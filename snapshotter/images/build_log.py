@@ -1,18 +1,21 @@
 """The log file of one build's output: for people, bounded, written in batches. Its beginning and
-end are kept."""
+end are kept. Logs of failed builds are kept for a time, and some of each tenant."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 MAX_LOG_BYTES = 1024 * 1024
 """Per build. The output is also sent to the clients that wait for the build."""
+KEPT_LOGS = 16
+"""Logs kept of a tenant's failed builds, newest first; each may have a megabyte, and their number
+is otherwise unbounded."""
 
 
 class BuildLog:
@@ -72,3 +75,41 @@ class BuildLog:
             gone = len(self._last.popleft())
             self._last_bytes -= gone
             self._left_out_bytes += gone
+
+
+def prune_logs(
+    logs: Iterable[Path], *, keep_s: float, now: float, missing: tuple[int, int] = (0, 0)
+) -> int:
+    """Remove logs of failed builds: old ones, and all but the newest of each tenant; returns how
+    many were removed. Their names are those of images: `<digest>-<uid>.log`.
+
+    `missing`: bytes and files that must be freed because the disk is below its floor; then the
+    oldest are removed as well."""
+    kept: Counter[str] = Counter()
+    missing_bytes, missing_files = missing
+    removed, left = 0, list[tuple[Path, int]]()
+    for written_at, size_bytes, log in _newest_first(logs):
+        tenant = log.stem.partition("-")[2]
+        kept[tenant] += 1
+        if kept[tenant] > KEPT_LOGS or now - written_at > keep_s:
+            log.unlink(missing_ok=True)
+            removed += 1
+            missing_bytes, missing_files = missing_bytes - size_bytes, missing_files - 1
+        else:
+            left.append((log, size_bytes))
+    while left and (missing_bytes > 0 or missing_files > 0):
+        log, size_bytes = left.pop()
+        log.unlink(missing_ok=True)
+        removed += 1
+        missing_bytes, missing_files = missing_bytes - size_bytes, missing_files - 1
+    return removed
+
+
+def _newest_first(logs: Iterable[Path]) -> list[tuple[float, int, Path]]:
+    """Time, size and path of each."""
+    found = []
+    for log in logs:
+        with contextlib.suppress(FileNotFoundError):
+            status = log.lstat()
+            found.append((status.st_mtime, status.st_size, log))
+    return sorted(found, reverse=True)

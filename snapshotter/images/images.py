@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import importlib.metadata
 import json
 import math
 import os
 import re
 import sysconfig
-from collections import Counter
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -34,20 +32,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pilotlight.core.image_steps import ABSOLUTE, check_copy_target
 from pilotlight.core.object_store import DirectoryStore, ObjectStore
-from pilotlight.core.openat2 import check_directory_beneath, open_file_beneath
+from pilotlight.core.openat2 import check_directory_beneath
 from snapshotter.engines import Engines
 from snapshotter.errors import BundleUnavailable, ImageBuildFailed, Unsupported
 from snapshotter.images.base_rootfs import (
-    CACHES,
     BaseRootfs,
     OnLines,
     package_proxies,
     package_sources,
-    packages_digest,
 )
 from snapshotter.images.build_limits import NO_CGROUPS, BuildLimits, limited_group
+from snapshotter.images.build_log import prune_logs
 from snapshotter.images.build_network import BuildNetworkPolicy, Joined, joined
 from snapshotter.images.build_sandbox import BuildSandbox, run_on_machine
 from snapshotter.images.builder import ImageBuild
@@ -55,7 +51,6 @@ from snapshotter.images.image_layout import ImageLayout
 from snapshotter.images.interpreters import find_interpreter, own_interpreter
 from snapshotter.images.oci import registry_base
 from snapshotter.images.oci.container_images import ContainerImages
-from snapshotter.images.oci.image_documents import package_directories
 from snapshotter.images.pip_cache import pip_of
 from snapshotter.images.pip_config import (
     build_config,
@@ -64,17 +59,14 @@ from snapshotter.images.pip_config import (
     index_settings,
     named_paths,
 )
+from snapshotter.images.sealing import seal_image
 from snapshotter.images.spec import ImagePlan, image_digest, parse_image
 from snapshotter.linux.atomic_directory import (
-    TooManyEntries,
     delete_atomically,
-    freeze,
-    remove_tree,
     staged_in_thread,
     sweep,
 )
 from snapshotter.linux.cgroups import Cgroups, Group
-from snapshotter.shim.sandbox import mounts, root_directory
 from snapshotter.slots.launch_plan import Layout
 from snapshotter.types import LaunchSpec
 
@@ -82,9 +74,6 @@ RUNTIME_PACKAGES = ("cloudpickle", "uvicorn", "httptools", "uvloop", "wsproto")
 """The worker's imports (the extra `worker` in pyproject.toml), installed into every image at the
 platform's own versions."""
 _MAX_BACKLOG = 1000
-KEPT_LOGS = 16
-"""Logs kept of a tenant's failed builds, newest first; each may have a megabyte, and their number
-is otherwise unbounded."""
 USED_EVERY_S = 2.0
 """Interval of a build's usage reports, and thus the most wall time whose usage a disconnecting
 client avoids."""
@@ -262,43 +251,16 @@ class Images:
         return size_bytes
 
     def prune_logs(self, *, keep_s: float, now: float, missing: tuple[int, int] = (0, 0)) -> int:
-        """Remove logs of failed builds: old ones, and all but the newest of each tenant; returns
-        how many were removed. Blocking.
+        """Remove logs of failed builds (`build_log.prune_logs`); returns how many were removed.
+        Blocking."""
+        return prune_logs(self._failed_logs(), keep_s=keep_s, now=now, missing=missing)
 
-        `missing`: bytes and files that must be freed because the disk is below its floor; then the
-        oldest are removed as well."""
-        kept: Counter[str] = Counter()
-        missing_bytes, missing_files = missing
-        removed, left = 0, list[tuple[Path, int]]()
-        for written_at, size_bytes, log in self._failed_logs():
-            tenant = log.stem.partition("-")[2]
-            kept[tenant] += 1
-            if kept[tenant] > KEPT_LOGS or now - written_at > keep_s:
-                log.unlink(missing_ok=True)
-                removed += 1
-                missing_bytes, missing_files = missing_bytes - size_bytes, missing_files - 1
-            else:
-                left.append((log, size_bytes))
-        while left and (missing_bytes > 0 or missing_files > 0):
-            log, size_bytes = left.pop()
-            log.unlink(missing_ok=True)
-            removed += 1
-            missing_bytes, missing_files = missing_bytes - size_bytes, missing_files - 1
-        return removed
-
-    def _failed_logs(self) -> list[tuple[float, int, Path]]:
-        """Time, size and path of logs without an image or a running build, newest first."""
-        found = []
+    def _failed_logs(self) -> Iterator[Path]:
+        """Logs without an image or a running build."""
         for log in self._root.glob("*.log"):
-            if (
-                _KEY.match(log.stem)
-                and log.stem not in self._flights
-                and not log.with_suffix("").exists()
-            ):
-                with contextlib.suppress(FileNotFoundError):
-                    status = log.lstat()
-                    found.append((status.st_mtime, status.st_size, log))
-        return sorted(found, reverse=True)
+            has_image = log.with_suffix("").exists()
+            if _KEY.match(log.stem) and log.stem not in self._flights and not has_image:
+                yield log
 
     def _find(self, digest: str, uid: int | None) -> tuple[Path, Mapping[str, Any]] | None:
         image = self._root / _key(digest, uid)
@@ -377,7 +339,7 @@ class Images:
                     async with _usage_told(enclosure.group, report):
                         env = await self._bounds.floor.guard(steps)
                     await asyncio.to_thread(
-                        _seal, build.box, env, self._bounds.entries, build.base_digest
+                        seal_image, build.box, env, self._bounds.entries, build.base_digest
                     )
         except TimeoutError as e:
             raise _failed(key, f"it took longer than {self._bounds.timeout_s:g} s") from e
@@ -490,64 +452,6 @@ def runtime_requirements() -> list[str]:
     """The worker's requirements, pinned to the versions that the platform itself uses. Raises
     PackageNotFoundError."""
     return [f"{name}=={importlib.metadata.version(name)}" for name in RUNTIME_PACKAGES]
-
-
-def _seal(
-    box: BuildSandbox, env: Mapping[str, str], max_entries: int, base_digest: str = ""
-) -> None:
-    """Make the built directories read-only and write the image's metadata."""
-    temp, interpreter, left = box.image, box.interpreter, max_entries
-    for name in CACHES if box.ids is not None else ():
-        with contextlib.suppress(OSError):  # a step removed it, or replaced it by a link
-            remove_tree(check_directory_beneath(box.rootfs, name))
-    for name in ("env", "files", *(("rootfs",) if box.ids is not None else ())):
-        try:
-            left -= freeze(temp / name, owners=box.owners, max_entries=left)
-        except TooManyEntries as e:
-            raise ValueError(
-                f"it has more than {max_entries} files, directories and links, the limit of one "
-                f"image: remove what the function does not need (caches, tests, sources) in the "
-                f"step that creates it, or read it from weights"
-            ) from e
-    site = [f"env/lib/python{interpreter.version}/site-packages", "files"]
-    body: dict[str, Any] = {
-        "python": str(interpreter.executable),
-        "prefix": str(interpreter.prefix),
-        "env": dict(env),
-    }
-    if box.has_own_python:
-        python = interpreter.executable.relative_to(temp)
-        prefix = interpreter.prefix.relative_to(box.rootfs)
-        os.close(open_file_beneath(temp, str(python)))
-        check_directory_beneath(box.rootfs, str(prefix))
-        body |= {"python": str(python), "prefix": str(interpreter.prefix.relative_to(temp))}
-        found = package_directories(box.rootfs, str(prefix), interpreter.version)
-        site += [f"rootfs/{name}" for name in found]
-    for name in site:
-        # slots bind these: a tenant's link would redirect the bind
-        check_directory_beneath(temp, name)
-    body["site"] = site
-    if os.path.lexists(temp / "files" / ABSOLUTE):
-        # links of a slot's root lead here: the names are a tenant's
-        absolute = check_directory_beneath(temp, f"files/{ABSOLUTE}")
-        body["links"] = sorted(os.listdir(absolute))
-        for name in body["links"]:
-            check_copy_target(f"/{name}")
-    if box.ids is not None:
-        root_directory.complete(str(box.rootfs), uid=box.uid or 0, home=mounts.HOME)
-        body["rootfs"] = _rootfs_digest(box.rootfs, base_digest)
-    (temp / "image.json").write_text(json.dumps(body, sort_keys=True))
-    (temp / "image.json").chmod(0o644)  # regardless of our umask
-    temp.chmod(0o755)
-
-
-def _rootfs_digest(rootfs: Path, base_digest: str) -> str:
-    if not base_digest:
-        return packages_digest(rootfs)
-    packages = ""
-    with contextlib.suppress(FileNotFoundError):  # no image of Debian
-        packages = packages_digest(rootfs)
-    return hashlib.sha256(f"{base_digest} {packages}".encode()).hexdigest()
 
 
 def _failed(digest: str, message: str) -> ImageBuildFailed:

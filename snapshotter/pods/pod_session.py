@@ -28,10 +28,11 @@ from snapshotter.cuda.memory import MemoryReader
 from snapshotter.errors import SnapshotterError, Unsupported
 from snapshotter.gpus.view import GpuHolder
 from snapshotter.pods import gpus
+from snapshotter.pods.entered_worker import Returned
 from snapshotter.pods.pod_process import pod_of_peer
 from snapshotter.pods.promotions import POD_LABEL, Promotions
 from snapshotter.pods.registration import Announcement, NotAdmitted
-from snapshotter.pods.restoring import PodRestores, Returned
+from snapshotter.pods.restoring import PodRestores
 from snapshotter.pods.tenant_mounts import TenantMounts
 from snapshotter.types import GpuDevice, GpuGrant, InstanceState, StartKind
 from weight_cache.errors import WeightCacheError
@@ -256,7 +257,7 @@ class PodSession:
             raise Unsupported("the pod's launcher is too old: update cluster.runtime_image")
         with self._peer() as peer:
             places = {name: root / place for name, place in weights.items()}
-            async with self._restores.booted(
+            async with self._restores.boots.booted(
                 launch, peer, code=root / code, weights=places, gpus=announced.gpus
             ) as found:
                 await self._pass_on("booted", peer, found, phases_ms)
@@ -282,7 +283,8 @@ class PodSession:
             raise Unsupported("this node shows pods no environments: set restore_into_pods")
         with self._peer() as peer:
             places = {name: root / place for name, place in weights.items()}
-            return await self._restores.furnish(launch, peer, code=root / code, weights=places)
+            boots = self._restores.boots
+            return await boots.furnish(launch, peer, code=root / code, weights=places)
 
     def _peer(self) -> socket.socket:
         """A copy of the connection's socket, which the caller closes."""

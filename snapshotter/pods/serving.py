@@ -24,7 +24,7 @@ from snapshotter.gpus.view import GpuView
 from snapshotter.images.oci.container_images import ContainerImages, images_of
 from snapshotter.pods import tenant_listeners
 from snapshotter.pods.activator_search import ActivatorSearch
-from snapshotter.pods.entry_processes import EntryProcesses, PodMounts
+from snapshotter.pods.entry.processes import EntryProcesses, PodMounts
 from snapshotter.pods.pod_calls import PodCalls
 from snapshotter.pods.promotions import Promotions
 from snapshotter.pods.restoring import PodRestores

@@ -22,7 +22,7 @@ from pilotlight.core.transport.calls_socket import AGENT_SOCKET, POD_CALLS_SOCKE
 from snapshotter.agent.launch_signature import LaunchSigner
 from snapshotter.cuda.memory import MemoryReader
 from snapshotter.linux.inotify import DirectoryWatch, watching
-from snapshotter.pods.entry_processes import PodMounts
+from snapshotter.pods.entry.processes import PodMounts
 from snapshotter.pods.pod_calls import CallsListener, PodCalls
 from snapshotter.pods.pod_process import end_proxy, present_pods
 from snapshotter.pods.pod_session import MAX_LINE_BYTES, PodServices, PodSession

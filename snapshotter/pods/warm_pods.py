@@ -4,7 +4,7 @@
 
     warm pod: announce (warm) → warm … announce (launch document) → promotion:
         document verified → marker written (`promotions`) → the tenant's directory mounted over
-        the warm one, inside the pod (`entry_processes`) → from then on a pod of that tenant
+        the warm one, inside the pod (`entry.processes`) → from then on a pod of that tenant
 
 No tenant's code runs in a pod before its promotion, and afterwards the pod sees its tenant's
 directory and socket. Whatever connects to this socket all the same is a pod that the kernel
@@ -84,7 +84,7 @@ class WarmListener:
         show: Show,
         identify: Callable[[socket], str] = pod_of_peer,
     ) -> None:
-        """`show`: `entry_processes.PodMounts.show`."""
+        """`show`: `entry.processes.PodMounts.show`."""
         self._directory = directory
         self._tenants = tenants
         self._promotions = promotions

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from snapshotter.shim import child, page_server, seqpacket
+from snapshotter.shim import child, seqpacket
+from snapshotter.shim.pages import page_server
 
 
 @dataclass(frozen=True, kw_only=True)

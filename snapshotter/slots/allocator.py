@@ -22,14 +22,14 @@ from snapshotter.linux.cgroups import Cgroups, Group
 from snapshotter.linux.slot_network import Network
 from snapshotter.shim import cpu_priority
 from snapshotter.shim.sandbox import mounts
-from snapshotter.slots import exit_reason, launch_plan
-from snapshotter.slots import slot as slots
+from snapshotter.slots import exit_reason, launch_plan, sockets
 from snapshotter.slots.boot_limiter import BootLimiter
 from snapshotter.slots.launch_plan import NodeFiles, Sources
 from snapshotter.slots.logs import Logs
 from snapshotter.slots.occupied_slot import RECORD, OccupiedSlot, StartPhase
 from snapshotter.slots.pool import SlotPool
-from snapshotter.slots.slot import BootFailed, SlotListener
+from snapshotter.slots.replies import BootFailed
+from snapshotter.slots.slot import SlotListener
 from snapshotter.slots.slot_devices import SlotDevices
 from snapshotter.slots.weights import Opening, Weights
 from snapshotter.types import LaunchSpec, RevisionKey
@@ -121,7 +121,7 @@ class SlotAllocator:
 
     def store_record(self, occupied: OccupiedSlot) -> None:
         """Write what a restarted agent needs to know of the slot."""
-        slots.write_json(occupied.slot.directory / RECORD, occupied.record())
+        sockets.write_json(occupied.slot.directory / RECORD, occupied.record())
 
     def is_listening(self, revision: RevisionKey) -> bool:
         """Whether a live worker of this revision listens on TCP: in the same network another one
@@ -249,7 +249,9 @@ class SlotAllocator:
         """Where the parts of a slot are, whose weights are there."""
         platform = None if occupied.launch.offline else self._platform
         calls = (
-            slots.make_calls_directory(occupied.slot.directory, is_shown=self._slot_pool.namespaced)
+            sockets.make_calls_directory(
+                occupied.slot.directory, is_shown=self._slot_pool.namespaced
+            )
             if platform is not None
             else None
         )
@@ -428,7 +430,7 @@ class SlotAllocator:
             records_imports=self._records_imports,
         )
         self.store_record(occupied)
-        slots.write_json(slot.directory / "launch.json", plan.launch_file, mode=0o444)
+        sockets.write_json(slot.directory / "launch.json", plan.launch_file, mode=0o444)
         if not self._slot_pool.namespaced:
             for name in ("work", "tmp", "runtime", "bin"):
                 (slot.directory / name).mkdir(mode=0o700)

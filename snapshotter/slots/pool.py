@@ -25,8 +25,9 @@ from snapshotter.linux.dns_servers import NetworkAccess
 from snapshotter.linux.nft_watch import NftWatch
 from snapshotter.linux.slot_network import Network
 from snapshotter.shim import seqpacket
-from snapshotter.slots import slot as slots
-from snapshotter.slots.slot import Slot, SlotConnectionLost
+from snapshotter.slots import sockets
+from snapshotter.slots.replies import SlotConnectionLost
+from snapshotter.slots.slot import Slot
 
 _log = logging.getLogger(__name__)
 _ANSWER_PATIENCE_S = 10.0
@@ -200,7 +201,7 @@ class SlotPool:
             self._needed[kind] = asyncio.Event()
             spare = self._make_spare(kind, self._needed[kind])
             spares.append(asyncio.create_task(spare, name=f"spare slot, network {kind}"))
-            spares[0].add_done_callback(slots.seen)
+            spares[0].add_done_callback(sockets.seen)
         return slot
 
     async def _make_spare(self, kind: Network, needed: asyncio.Event) -> Slot:
@@ -215,7 +216,7 @@ class SlotPool:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
             if not making.cancelled():
-                making.add_done_callback(slots.seen)
+                making.add_done_callback(sockets.seen)
                 self._spares[kind].append(making)
                 if self._is_closed:
                     await self._end_spares()
@@ -254,7 +255,7 @@ class SlotPool:
         found = []
         for directory in sorted(self._directory.iterdir()) if self._directory.exists() else []:
             try:
-                connection = slots.connect(directory / "shim.sock")
+                connection = sockets.connect(directory / "shim.sock")
             except OSError:
                 shutil.rmtree(directory, ignore_errors=True)
                 continue
@@ -262,7 +263,7 @@ class SlotPool:
             for path in (directory, *directory.glob("i-*.sock")):
                 grant_group_access(path)
             if (directory / CALLS_DIRECTORY).is_dir():
-                slots.make_calls_directory(directory, is_shown=self.namespaced)
+                sockets.make_calls_directory(directory, is_shown=self.namespaced)
             try:
                 await slot.adopt()
             except SlotConnectionLost:
@@ -333,7 +334,7 @@ class SlotPool:
         try:
             if kind is Network.OWN:
                 await self._connect(fds[0], directory)
-            return Slot(slot_id, directory, slots.connect(directory / "shim.sock"), fds[0])
+            return Slot(slot_id, directory, sockets.connect(directory / "shim.sock"), fds[0])
         except BaseException:
             _kill(fds)
             raise

@@ -24,7 +24,6 @@ from snapshotter.shim import messages, seqpacket
 from snapshotter.slots.instance_process import ExitStatus, InstanceProcess
 from snapshotter.slots.replies import (
     BootFailed,
-    CheckpointFailed,
     CriuRun,
     ExampleCheckResult,
     QuiesceResult,
@@ -34,28 +33,9 @@ from snapshotter.slots.replies import (
 from snapshotter.slots.requests import SlotRequests
 from snapshotter.slots.sockets import (
     connect,
-    listen,
-    make_calls_directory,
     seen,
-    write_json,
 )
 from snapshotter.types import InstanceId
-
-__all__ = [
-    "BootFailed",
-    "CheckpointFailed",
-    "CriuRun",
-    "ExampleCheckResult",
-    "QuiesceResult",
-    "Slot",
-    "SlotConnectionLost",
-    "SnapshotPoint",
-    "connect",
-    "listen",
-    "make_calls_directory",
-    "seen",
-    "write_json",
-]
 
 _log = logging.getLogger(__name__)
 _STATE_PATIENCE_S = 5.0

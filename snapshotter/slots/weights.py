@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pilotlight.core.background_tasks import cancel_all
 from snapshotter.slots.launch_plan import WeightSource
-from snapshotter.slots.slot import BootFailed
+from snapshotter.slots.replies import BootFailed
 from snapshotter.types import LaunchSpec, StartKind, WeightsMount
 from weight_cache.errors import LeaseUnknown, WeightCacheError, WeightCacheUnavailable
 from weight_cache.types import Lease, Tier

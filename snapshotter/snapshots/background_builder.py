@@ -16,7 +16,7 @@ from typing import Protocol
 
 from pilotlight.core.background_tasks import BackgroundTasks
 from snapshotter.errors import SnapshotRefused, SnapshotterError
-from snapshotter.slots.slot import SlotConnectionLost
+from snapshotter.slots.replies import SlotConnectionLost
 from snapshotter.types import LaunchSpec, RevisionKey
 
 _log = logging.getLogger(__name__)

@@ -72,10 +72,9 @@ sent them all."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadedSnapshot:
-    """The result of a push: chunks sent, their bytes, chunks that already existed."""
+    """The result of a push: chunks sent, and chunks that already existed."""
 
     sent: int
-    sent_bytes: int
     reused: int
 
 
@@ -99,19 +98,6 @@ class RemoteSnapshot:
             "manifest": self.manifest.to_json(),
             "chunks": {name: [c.to_json() for c in cs] for name, cs in self.chunks.items()},
         }
-
-
-@dataclass(slots=True)
-class _Sent:
-    """What a push has sent so far."""
-
-    chunks: int = 0
-    size_bytes: int = 0
-
-    def count(self, chunk: Chunk) -> None:
-        """Add a chunk."""
-        self.chunks += 1
-        self.size_bytes += chunk.packed_bytes
 
 
 class RemoteCopies:
@@ -161,7 +147,7 @@ class RemoteCopies:
         Raises RemoteError, SnapshotCorrupt, SnapshotUnknown (also if it was deleted or quarantined
         meanwhile, which leaves no copy), OSError. After cancellation or failure, the next push
         resumes."""
-        key, sent, named = _record_key(snapshot.manifest), _Sent(), set[str]()
+        key, sent, named = _record_key(snapshot.manifest), list[Chunk](), set[str]()
         try:
             with self.catalog.lease(snapshot.id):
                 await self.catalog.verify(snapshot, None)
@@ -182,8 +168,8 @@ class RemoteCopies:
             await self._forget(
                 [k for k in await self._store.keys(f"{key.rpartition('/')[0]}/") if k != key]
             )
-        reused = sum(map(len, record.chunks.values())) - sent.chunks
-        return UploadedSnapshot(sent=sent.chunks, sent_bytes=sent.size_bytes, reused=reused)
+        reused = sum(map(len, record.chunks.values())) - len(sent)
+        return UploadedSnapshot(sent=len(sent), reused=reused)
 
     async def _take_back(self, snapshot: Snapshot, key: str, chunks: set[str]) -> None:
         """Remove what was sent of a snapshot that was deleted or quarantined meanwhile. Raises
@@ -207,8 +193,9 @@ class RemoteCopies:
         self.catalog.mark_remote(snapshot.id, record=found.digest, size_bytes=found.packed_bytes)
         return True
 
-    async def _send(self, snapshot: Snapshot, named: set[str], sent: _Sent) -> RemoteSnapshot:
-        """Send the chunks that the store does not have. `named`: receives the keys of all."""
+    async def _send(self, snapshot: Snapshot, named: set[str], sent: list[Chunk]) -> RemoteSnapshot:
+        """Send the chunks that the store does not have. `named`: receives the keys of all, `sent`:
+        the chunks that were sent."""
         wanted = [
             (name, offset)
             for name, mark in snapshot.manifest.files.items()
@@ -234,7 +221,7 @@ class RemoteCopies:
                     if await self._store.size(key) != chunk.packed_bytes:
                         await self._pace.take(chunk.packed_bytes)
                         await self._store.put(key, packed)
-                        sent.count(chunk)
+                        sent.append(chunk)
                 return chunk
 
         results = await _all(send(name, offset) for name, offset in wanted)

@@ -34,7 +34,8 @@ from snapshotter.shim import cpu_priority, seqpacket
 from snapshotter.shim.sandbox import mounts
 from snapshotter.slots.allocator import SlotAllocator, SlotPreparation
 from snapshotter.slots.occupied_slot import OccupiedSlot, StartPhase
-from snapshotter.slots.slot import BootFailed, SlotConnectionLost, SlotListener
+from snapshotter.slots.replies import BootFailed, SlotConnectionLost
+from snapshotter.slots.slot import SlotListener
 from snapshotter.snapshots import readahead
 from snapshotter.snapshots.components import SnapshotComponents
 from snapshotter.snapshots.mapped_files import BindMounts

@@ -15,12 +15,12 @@ from snapshotter.errors import SnapshotterError, StartFailed
 from snapshotter.linux.cgroups import Cgroups, Group
 from snapshotter.shim import cpu_priority, seqpacket
 from snapshotter.slots import exit_reason as exits
-from snapshotter.slots import slot as slots
+from snapshotter.slots import sockets
 from snapshotter.slots.instance_process import InstanceProcess
 from snapshotter.slots.instances import Instance
 from snapshotter.slots.logs import Logs
 from snapshotter.slots.occupied_slot import OccupiedSlot
-from snapshotter.slots.slot import SlotConnectionLost
+from snapshotter.slots.replies import SlotConnectionLost
 from snapshotter.slots.slot_devices import environment_of
 from snapshotter.slots.weights import served_from
 from snapshotter.starts.prefork_pool import PreforkPool
@@ -154,7 +154,7 @@ class InstanceLauncher:
                 now=self._clock(),
                 log_bytes=log_bytes,
             )
-            listener = slots.listen(Path(instance.info.socket)).detach()
+            listener = sockets.listen(Path(instance.info.socket)).detach()
         except OSError as e:
             raise StartFailed(
                 f"instance {name}: cannot create its socket, cgroup or log: {e}",

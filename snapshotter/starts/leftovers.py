@@ -17,9 +17,10 @@ from pathlib import Path
 
 from snapshotter.linux import proc, slot_network
 from snapshotter.linux.cgroups import Cgroups, Group, base_name
-from snapshotter.slots import slot as slots
+from snapshotter.slots import sockets
 from snapshotter.slots.instance_process import InstanceProcess
-from snapshotter.slots.slot import Slot, SlotConnectionLost
+from snapshotter.slots.replies import SlotConnectionLost
+from snapshotter.slots.slot import Slot
 from snapshotter.starts.recovery import earlier_bases
 
 _log = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ async def end_leftovers(run: Path, *, grace_s: float) -> Leftovers:
 async def _end_slot(directory: Path, grace_s: float) -> int:
     """End one slot; returns the number of its instances."""
     try:
-        connection = slots.connect(directory / "shim.sock")
+        connection = sockets.connect(directory / "shim.sock")
     except OSError:  # its shim has exited
         return 0
     slot = Slot(directory.name, directory, connection, -1)

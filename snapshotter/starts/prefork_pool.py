@@ -19,7 +19,8 @@ from pilotlight.core.background_tasks import BackgroundTasks
 from snapshotter.linux import proc
 from snapshotter.linux.cgroups import Cgroups
 from snapshotter.slots.occupied_slot import OccupiedSlot, ParkedSpot
-from snapshotter.slots.slot import Slot, SlotConnectionLost
+from snapshotter.slots.replies import SlotConnectionLost
+from snapshotter.slots.slot import Slot
 from snapshotter.starts.templates import Template, Templates
 
 _log = logging.getLogger(__name__)

@@ -19,7 +19,8 @@ from snapshotter.slots.instance_process import InstanceProcess
 from snapshotter.slots.instances import Instance, Instances
 from snapshotter.slots.occupied_slot import OccupiedSlot
 from snapshotter.slots.pool import SlotPool
-from snapshotter.slots.slot import BootFailed, Slot, SlotConnectionLost
+from snapshotter.slots.replies import BootFailed, SlotConnectionLost
+from snapshotter.slots.slot import Slot
 from snapshotter.starts import frozen_workers
 from snapshotter.starts.teardown import Teardown
 from snapshotter.starts.template_boot import TemplateBooter

@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Iterator
 
 from snapshotter.errors import SnapshotterError
-from snapshotter.slots.slot import seen
+from snapshotter.slots.sockets import seen
 from snapshotter.types import RevisionKey
 from weight_cache.errors import WeightCacheError
 

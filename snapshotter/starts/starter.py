@@ -25,12 +25,12 @@ from snapshotter.errors import (
 )
 from snapshotter.linux import proc
 from snapshotter.metrics import Metrics
-from snapshotter.slots import slot as slots
+from snapshotter.slots import sockets
 from snapshotter.slots.allocator import SlotAllocator
 from snapshotter.slots.boot_limiter import NO_SHARE
 from snapshotter.slots.instances import Instance, Instances
 from snapshotter.slots.occupied_slot import StartPhase
-from snapshotter.slots.slot import SlotConnectionLost
+from snapshotter.slots.replies import SlotConnectionLost
 from snapshotter.starts.launcher import InstanceLauncher, StartRequest, StartSource, TemplateLost
 from snapshotter.starts.node_capacity import NodeCapacity, reservation_of
 from snapshotter.starts.strategy import StartDeadline, StartStrategy
@@ -193,7 +193,7 @@ class InstanceStarter:
 
     def _on_done(self, instance_id: InstanceId, task: asyncio.Task[InstanceInfo]) -> None:
         del self._flights[instance_id]
-        slots.seen(task)
+        sockets.seen(task)
 
     async def _start(self, request: StartRequest) -> InstanceInfo:
         began, phase = time.perf_counter(), StartPhase(share=request.share or NO_SHARE)

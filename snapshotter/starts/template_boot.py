@@ -16,7 +16,7 @@ from snapshotter.errors import StartTimeout
 from snapshotter.events import Events
 from snapshotter.gpus.grants import GpuGrants
 from snapshotter.gpus.kinds import satisfies_any
-from snapshotter.slots import slot as slots
+from snapshotter.slots import sockets
 from snapshotter.slots.boot_limiter import NO_SHARE
 from snapshotter.slots.logs import Logs
 from snapshotter.slots.occupied_slot import OccupiedSlot, StartPhase
@@ -237,7 +237,7 @@ class TemplateBooter:
     def _on_done(self, revision: RevisionKey, flight: asyncio.Task[None]) -> None:
         del self._flights[revision]
         self._discarded.discard(revision)
-        slots.seen(flight)
+        sockets.seen(flight)
 
     async def _make_template(
         self, launch: LaunchSpec, *, restoring: bool, imports: bool, share: TenantShare

@@ -15,7 +15,6 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
 from activator.access.grants import AccessCache
 from activator.access.resolver import RequestResolver
@@ -83,6 +82,7 @@ from tests.fakes.fake_controller import FakeController
 from tests.fakes.fake_fleet import FakeFleet
 from tests.fakes.fake_worker import Behaviour, Script
 from tests.fakes.plain_http import NO_TLS
+from tests.fakes.quiet_server import QuietServer
 from tests.fakes.routes import TENANT, TEST_KEY, change, empty_table
 
 KEY = "pl_test"
@@ -535,7 +535,7 @@ async def served(edge: Edge) -> AsyncIterator[Edge]:
     )
     edge.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     config = server_config(edge.gateway, edge.limits, ActivatorSettings(shutdown_s=1.0))
-    server = uvicorn.Server(config)
+    server = QuietServer(config)
     config.load()
     server.lifespan = config.lifespan_class(config)
     await server.startup(sockets=[listener, at_unix])

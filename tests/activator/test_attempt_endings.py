@@ -28,7 +28,8 @@ from activator.gateway.http_proxy import MAX_RESENT_BYTES
 from activator.gateway.shadow_traffic import ShadowBudget, ShadowTraffic
 from pilotlight.controller.scheduling.dispatch_queue import payload
 from pilotlight.protocol import CallRecord, FunctionRoute
-from pilotlight.spec.function import Clocks, FunctionKind, FunctionSpec, MethodSpec, Scaling
+from pilotlight.spec.function import Clocks, FunctionKind, FunctionSpec, MethodSpec
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.observations import SHADOW_ARM
 from pilotlight.spec.policies import Fallback
 from pilotlight.spec.traffic import Shadow

@@ -21,7 +21,8 @@ from pilotlight import errors
 from pilotlight.core.tracing.trace_context import trace_id_for_call
 from pilotlight.core.transport.calls_socket import CALLS_DIRECTORY
 from pilotlight.protocol import HEADER_PARENT
-from pilotlight.spec.function import Clocks, Scaling
+from pilotlight.spec.function import Clocks
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.policies import Fallback
 from snapshotter.errors import StartFailed
 from tests.activator.conftest import Edge

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pilotlight.errors import StartFailed
-from pilotlight.spec.function import Scaling
+from pilotlight.spec.instances.scaling import Scaling
 from snapshotter import errors
 from tests.activator.autoscaler.test_autoscaler_loop import Rig
 from tests.activator.billing_world import SECOND, records_on_disk

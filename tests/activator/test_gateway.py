@@ -11,7 +11,8 @@ import pytest
 
 from activator.balancing.instance_lifecycle import STUCK_GRACE_S
 from activator.http.request import Request
-from pilotlight.spec.function import Clocks, MethodSpec, Scaling, WeightsSpec
+from pilotlight.spec.function import Clocks, MethodSpec, WeightsSpec
+from pilotlight.spec.instances.scaling import Scaling
 from snapshotter import errors as agent_errors
 from tests.activator.conftest import KEY, PATIENCE_S, Edge
 from tests.fakes.fake_worker import Behaviour, WorkerAnswer, WorkerRequest

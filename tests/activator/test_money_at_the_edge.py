@@ -14,7 +14,8 @@ import pytest
 from activator.billing.journal import Journal
 from activator.settings import ActivatorSettings
 from pilotlight.protocol import FeedChange
-from pilotlight.spec.function import Clocks, FunctionKind, Scaling
+from pilotlight.spec.function import Clocks, FunctionKind
+from pilotlight.spec.instances.scaling import Scaling
 from tests.activator.billing_world import budget
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import problem_of, until

@@ -15,8 +15,9 @@ import pytest
 
 from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.resilience.breaker import State
-from pilotlight.spec.function import Clocks, Scaling
+from pilotlight.spec.function import Clocks
 from pilotlight.spec.identifiers import Priority
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.observations import SHADOW_ARM, sum_observations
 from pilotlight.spec.policies import Fallback, RetryPolicy, Variant
 from pilotlight.spec.traffic import Arm, ExperimentTraffic, Shadow

@@ -16,7 +16,8 @@ from activator.quotas.store_protocol import QuotaStore
 from activator.routing.api_keys import ANONYMOUS
 from activator.settings import ActivatorSettings
 from pilotlight import errors
-from pilotlight.spec.function import FunctionKind, MethodSpec, Scaling
+from pilotlight.spec.function import FunctionKind, MethodSpec
+from pilotlight.spec.instances.scaling import Scaling
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import problem_of, until
 from tests.fakes.fake_controller import FakeController

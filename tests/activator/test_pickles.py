@@ -38,7 +38,8 @@ from pilotlight.client.sse import SseParser
 from pilotlight.profile import Profile
 from pilotlight.protocol import CONTENT_JSON, CONTENT_PICKLE, CallRecord
 from pilotlight.sdk.cls import Cls
-from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec, Scaling
+from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.policies import Fallback
 from pilotlight.spec.traffic import Shadow
 from snapshotter.errors import StartFailed
@@ -317,7 +318,7 @@ MAKERS = {
     "gateway.proxy_headers.call_of": "raw HTTP: no body, nothing is sent to /invoke/",
     "llm.openai.api.call_of": "the rows openai, engine, and of a model",
     "llm.openai.call.call_of_kept": "the same, kept: always JSON",
-    "async_calls.service._call": "test_a_foreign_pickle_in_a_journal_…",
+    "async_calls.journaled_calls.call": "test_a_foreign_pickle_in_a_journal_…",
     "guards.function_client._call": "stage and text of a guard: always JSON",
     "gateway.shadow_traffic._call_of": "test_a_copy_of_an_own_pickle_…",
     "calls.fallback._stand_in": "no worker is asked",

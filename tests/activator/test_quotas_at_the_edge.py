@@ -13,7 +13,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from activator.settings import ActivatorSettings
-from pilotlight.spec.function import Clocks, FunctionKind, MethodSpec, Scaling
+from pilotlight.spec.function import Clocks, FunctionKind, MethodSpec
+from pilotlight.spec.instances.scaling import Scaling
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import forever, problem_of, until
 from tests.fakes.fake_controller import FakeController

@@ -14,7 +14,7 @@ from activator.access.grants import AccessCache
 from activator.quotas.redis_store import RedisQuotas
 from activator.quotas.store_protocol import QuotaCheck, QuotaStore
 from activator.settings import ActivatorSettings
-from pilotlight.spec.function import Scaling
+from pilotlight.spec.instances.scaling import Scaling
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import forever, problem_of, until
 from tests.fakes.fake_worker import Script

@@ -27,7 +27,7 @@ from activator.metrics.metrics import Metrics
 from activator.quotas.unauthenticated_limit import SharedUnauthenticatedLimit
 from activator.routing.call_target import CallTarget
 from pilotlight import errors
-from pilotlight.spec.function import Scaling
+from pilotlight.spec.instances.scaling import Scaling
 from snapshotter import errors as agent_errors
 from snapshotter.types import InstanceId, InstanceInfo, StartKind
 from tests.activator.autoscaler.test_autoscaler_loop import Rig

@@ -29,7 +29,8 @@ from activator.resilience.breaker import BreakerTerms, Outcome, State
 from activator.routing.traffic_split import MAX_NAME_BYTES, MAX_UNITS, FunctionRouter
 from activator.worker_client.connection import WorkerResponse
 from pilotlight.protocol import FunctionRoute
-from pilotlight.spec.function import Clocks, MethodSpec, Scaling
+from pilotlight.spec.function import Clocks, MethodSpec
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.pricing import Rates
 from pilotlight.spec.record_json import to_json
 from pilotlight.spec.traffic import Arm, ExperimentTraffic, Segment, Shadow

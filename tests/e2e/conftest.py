@@ -36,8 +36,8 @@ def platform() -> Iterator[PlatformUnderTest]:
 @pytest.fixture(scope="session")
 def mortal_platform() -> Iterator[PlatformUnderTest]:
     """One platform for all tests that kill parts of it, by turns: each has to leave it whole, and
-    nothing of its own running."""
-    with platform_up() as running:
+    nothing of its own running. Webhooks may go to this machine."""
+    with platform_up(controller={"webhooks": "any"}) as running:
         yield running
 
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from pilotlight.cli.supervisor.supervisor import PROCESSES
-from tests.e2e.harness import PlatformUnderTest, platform_up, wait_for
+from tests.e2e.harness import PlatformUnderTest, wait_for
 from tests.fakes.hooks import Receiver
 from tests.fakes.plain_http import NO_TLS
 
@@ -24,10 +24,10 @@ LATER_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def jobs() -> Iterator[PlatformUnderTest]:
-    with platform_up(controller={"webhooks": "any"}) as running:
-        running.deploy("jobs.py")
-        yield running
+def jobs(mortal_platform: PlatformUnderTest) -> Iterator[PlatformUnderTest]:
+    mortal_platform.deploy("jobs.py")
+    yield mortal_platform
+    mortal_platform.cli("app", "delete", "jobs", "--yes")
 
 
 class Listener:

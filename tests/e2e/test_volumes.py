@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import RequireOrSkip
 from tests.e2e.frozen import Frozen, why_no_criu
-from tests.e2e.harness import PlatformUnderTest, platform_up, wait_for
+from tests.e2e.harness import PlatformUnderTest, wait_for
 
 pytestmark = [
     pytest.mark.e2e,
@@ -93,12 +93,14 @@ class Closed:
 
 
 @pytest.fixture(scope="module", name="stored")
-def _stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformUnderTest]:
+def _stored(
+    mortal_platform: PlatformUnderTest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PlatformUnderTest]:
     folder = tmp_path_factory.mktemp("stored")
     (folder / "stored_app.py").write_text(APP)
-    with platform_up() as platform:
-        platform.cli("deploy", str(folder / "stored_app.py"), "--no-wait")
-        yield platform
+    mortal_platform.cli("deploy", str(folder / "stored_app.py"), "--no-wait")
+    yield mortal_platform
+    mortal_platform.cli("app", "delete", "stored", "--yes")
 
 
 def test_committed_files_are_read_by_other_functions_and_by_clients(

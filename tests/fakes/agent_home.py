@@ -23,7 +23,7 @@ from typing import Any
 from pilotlight.core.settings import Paths
 from snapshotter.agent.agent import Agent
 from snapshotter.agent.app import own_runtime, running_agent
-from snapshotter.agent.components import AgentComponents
+from snapshotter.agent.dependencies import AgentDependencies
 from snapshotter.client import AgentClient
 from snapshotter.cuda.devices import Devices, NoDevices
 from snapshotter.images.code_bundles import Bundles
@@ -167,7 +167,7 @@ class AgentHome:
         async def probe(cgroups: Cgroups) -> Mapping[str, Any]:
             return {"features": [], "node": {"cgroup": cgroups.version}}
 
-        parts = AgentComponents(
+        parts = AgentDependencies(
             bundles=self.bundles,
             images=images,
             weights=self.weights,

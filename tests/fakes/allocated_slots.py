@@ -14,7 +14,7 @@ from typing import Any
 
 from snapshotter.images.images import Images
 from snapshotter.linux.cgroups import Cgroups, Group
-from snapshotter.slots import slot as slots
+from snapshotter.slots import sockets
 from snapshotter.slots.allocator import SlotAllocator
 from snapshotter.slots.launch_plan import NodeFiles
 from snapshotter.slots.logs import Logs
@@ -75,7 +75,7 @@ class AllocatedSlots:
             cgroup=group.entry_files(),
             note={"info": None},
             in_place=in_place,
-            listener=slots.listen(socket).detach(),
+            listener=sockets.listen(socket).detach(),
         )
         await asyncio.wait_for(running.ready, PATIENCE_S)
         made = RunningSlot(occupied=occupied, socket=str(socket))

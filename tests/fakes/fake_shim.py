@@ -26,7 +26,8 @@ from typing import Any, Self
 import httpx
 
 from pilotlight.protocol import CONTENT_PICKLE, HEADER_TRUSTED_PICKLE
-from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec, Scaling
+from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.record_json import to_json
 from tests.fakes.plain_http import NO_TLS
 from tests.fakes.process_trees import kill_tree

@@ -16,7 +16,7 @@ from pathlib import Path
 from snapshotter.agent.launch_signature import LaunchSigner
 from snapshotter.images.code_bundles import Bundles
 from snapshotter.pods import tenant_listeners
-from snapshotter.pods.entry_processes import EntryProcesses, PodMounts
+from snapshotter.pods.entry.processes import EntryProcesses, PodMounts
 from snapshotter.pods.promotions import Promotions
 from snapshotter.pods.registration import Announcement
 from snapshotter.pods.restoring import PodRestores

@@ -10,13 +10,8 @@ from typing import Any
 from activator.routing.route_table import CallTarget, RouteTable
 from pilotlight.core.crypto import ActivatorKey
 from pilotlight.protocol import FeedChange, FunctionRoute
-from pilotlight.spec.function import (
-    FunctionKind,
-    FunctionNetwork,
-    FunctionSpec,
-    MethodSpec,
-    Scaling,
-)
+from pilotlight.spec.function import FunctionKind, FunctionNetwork, FunctionSpec, MethodSpec
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.pricing import Rates
 from pilotlight.spec.record_json import to_json
 from pilotlight.spec.traffic import TrafficDocument, with_weights

@@ -28,6 +28,7 @@ from pilotlight.core.settings import Paths
 from pilotlight.profile import Profile
 from snapshotter.client import AgentClient
 from tests.fakes.databases import owned_sqlite
+from tests.fakes.quiet_server import QuietServer
 from weight_cache.client import WeightCacheClient
 
 CLOCK_S = 1_800_000_000.0
@@ -145,7 +146,7 @@ class ServedController:
             await cache.aclose()
 
 
-class _Server(uvicorn.Server):
+class _Server(QuietServer):
     """Ends the open streams first, as the controller's own server does."""
 
     def __init__(self, config: uvicorn.Config, bell: ChangeNotifier) -> None:

@@ -19,12 +19,12 @@ from snapshotter.criu.lazy import PageRequest
 from snapshotter.criu.processes import Criu
 from snapshotter.images.images import Images
 from snapshotter.linux.cgroups import Cgroups, Group
-from snapshotter.slots import launch_plan
-from snapshotter.slots import slot as slots
+from snapshotter.slots import launch_plan, sockets
 from snapshotter.slots.instance_process import InstanceProcess
 from snapshotter.slots.launch_plan import Sources
 from snapshotter.slots.pool import SlotPool
-from snapshotter.slots.slot import QuiesceResult, Slot
+from snapshotter.slots.replies import QuiesceResult
+from snapshotter.slots.slot import Slot
 from snapshotter.slots.slot_devices import NO_DEVICES, SlotDevices
 from snapshotter.types import InstanceId, LaunchSpec
 from tests.fakes.agent_home import AgentHome, get, instance_id
@@ -135,7 +135,7 @@ class Workshop:
             limits=limits,
             devices=self.devices,
         )
-        slots.write_json(slot.directory / "launch.json", plan.launch_file, mode=0o444)
+        sockets.write_json(slot.directory / "launch.json", plan.launch_file, mode=0o444)
         place.ms["slot"] = (time.perf_counter() - began) * 1000
         return place, plan.order
 
@@ -151,7 +151,7 @@ class Workshop:
     ) -> InstanceProcess:
         """A ready instance."""
         name = instance_id()
-        listener = slots.listen(place.slot.directory / f"{name}.sock").detach()
+        listener = sockets.listen(place.slot.directory / f"{name}.sock").detach()
         running = place.slot.start(
             name,
             env=env or {},

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pilotlight.errors import InvalidInput
 from pilotlight.schedules.scaling_schedules import floor_at
-from pilotlight.spec.function import Scaling
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.policies import ScalingSchedule
 
 HOUR_S = 3600.0

@@ -28,7 +28,6 @@ FOUND = Path(__file__).parents[2] / ".fuzz"
 DEFAULT_S = 2.0
 _BATCH = 60
 """Inputs between two looks at the clock."""
-_SHRINKING_S = 60.0
 
 Check = Callable[[bytes], None]
 """Gives one input to the target; raises AssertionError, or whatever the target must not raise."""

@@ -31,7 +31,8 @@ from pilotlight import errors
 from pilotlight.core.crypto import ActivatorKey
 from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid
 from pilotlight.kubernetes.settings import ClusterSettings
-from pilotlight.spec.function import MethodSpec, Scaling
+from pilotlight.spec.function import MethodSpec
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.policies import Objectives
 from pilotlight.spec.pricing import PriceSettings
 from pilotlight.spec.quotas import Quotas

@@ -25,10 +25,9 @@ from pilotlight.spec.function import (
     ImageSpec,
     MethodSpec,
     Resources,
-    VolumeSpec,
     WeightsSpec,
-    check_mount_path,
 )
+from pilotlight.spec.instances.volumes import VolumeSpec, check_mount_path
 from pilotlight.spec.quotas import Plan
 from pilotlight.spec.record_json import from_json
 from pilotlight.spec.sandboxes import ENTRY

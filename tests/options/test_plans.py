@@ -23,7 +23,8 @@ from pilotlight.controller.settings import ControllerConfig
 from pilotlight.core.settings import SettingsInvalid
 from pilotlight.errors import InvalidInput
 from pilotlight.kubernetes.settings import ClusterSettings
-from pilotlight.spec.function import Resources, Scaling
+from pilotlight.spec.function import Resources
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.pricing import PriceSettings
 from pilotlight.spec.quotas import Plan
 from snapshotter.errors import NoCapacity

@@ -33,7 +33,8 @@ from pilotlight.kubernetes.manifests.revisions import RevisionOf
 from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.protocol import FunctionRoute, KeyRecord
 from pilotlight.schedules.scaling_schedules import floor_at
-from pilotlight.spec.function import Clocks, FunctionSpec, MethodSpec, Scaling
+from pilotlight.spec.function import Clocks, FunctionSpec, MethodSpec
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.policies import (
     BatchPolicy,
     RetryPolicy,

@@ -19,13 +19,9 @@ from pilotlight.core.disk_floor import no_floor
 from pilotlight.core.metrics_server import MetricsAddress, MetricsServer
 from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid
 from snapshotter.__main__ import container_images_of
-from snapshotter.agent.components import (
-    AgentComponents,
-    assemble,
-    has_imports,
-    restore_modes,
-    upload_target,
-)
+from snapshotter.agent.components import assemble
+from snapshotter.agent.dependencies import AgentDependencies
+from snapshotter.agent.snapshotting import has_imports, restore_modes, upload_target
 from snapshotter.checkpointing.startup import (
     SnapshotsDisabled,
     _copies,
@@ -200,9 +196,9 @@ def test_tenants_uids_start_there(fleet: str, tmp_path: Path) -> None:
     assert ControllerConfig.read(file).uid_base == (50_000 if is_given else None)
 
 
-def dependencies(home: AgentHome, **given: Any) -> AgentComponents:
+def dependencies(home: AgentHome, **given: Any) -> AgentDependencies:
     """What an agent without namespaces depends on."""
-    return AgentComponents(
+    return AgentDependencies(
         bundles=home.bundles,
         images=Images(home.paths.home, environ=os.environ, requirements=()),
         weights=home.weights,

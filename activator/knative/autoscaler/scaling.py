@@ -27,7 +27,8 @@ from activator.autoscaler.windows import TimeWindow
 from activator.balancing.instance import slots_of
 from activator.knative.autoscaler.load_aggregation import RevisionLoad
 from activator.knative.autoscaler.podautoscalers import Scalable
-from pilotlight.spec.function import FunctionSpec, Scaling
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.instances.scaling import Scaling
 
 FREE_S = 1e9
 """Idle time of an unclaimed pod: its last owner released it after the function's window."""

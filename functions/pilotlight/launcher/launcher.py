@@ -230,25 +230,11 @@ class Launcher:
         self._instances.kill_overdue(now)
         if self._status is not None or self._state == "serving":
             return
-        if self._grows_until is not None and (now > self._grows_until or not self._is_too_small()):
-            if now > self._grows_until:
-                log_event("launcher.small", limit=group_limit(), waited_s=now - self._began)
-            self._grows_until = None
-            self._resize_ms = round((now - self._began) * 1000, 3)
-            self._line.announce()
+        self._check_size(now)
         if self._state in ("warm", "asking") and not self._line.is_open:
             self._log_waiting(self._line.why)
-        if self._state == "asking":
-            code = (
-                self._surroundings.baked_code()
-                if self._line.is_missing and now > self._began + NO_AGENT_S
-                else None
-            )
-            if code is not None and not self._surroundings.launch.weights:
-                log_event(
-                    "launcher.alone", why="no node agent: using the code in the image", code=code
-                )
-                self._boot(str(code), {}, {})
+        if self._state == "asking" and self._line.is_missing and now > self._began + NO_AGENT_S:
+            self._boot_alone()
         if now >= self._lost_at:
             self._exit_with(EX_TEMPFAIL, "launcher.lost", why="the worker ended before serving")
         elif now > self._deadline:
@@ -261,6 +247,23 @@ class Launcher:
                 startup_s=self._surroundings.launch.startup_timeout_s,
                 waited_for=what,
             )
+
+    def _check_size(self, now: float) -> None:
+        """Go on with a promotion once the container has grown, or has not in time."""
+        if self._grows_until is None or (now <= self._grows_until and self._is_too_small()):
+            return
+        if now > self._grows_until:
+            log_event("launcher.small", limit=group_limit(), waited_s=now - self._began)
+        self._grows_until = None
+        self._resize_ms = round((now - self._began) * 1000, 3)
+        self._line.announce()
+
+    def _boot_alone(self) -> None:
+        """Boot the code in the image, without a node agent, where that is all that is needed."""
+        code = self._surroundings.baked_code()
+        if code is not None and not self._surroundings.launch.weights:
+            log_event("launcher.alone", why="no node agent: using the code in the image", code=code)
+            self._boot(str(code), {}, {})
 
     def _log_waiting(self, why: str) -> None:
         now = time.monotonic()

@@ -38,7 +38,8 @@ from pilotlight.sdk.llm import EngineDeclaration
 from pilotlight.sdk.sandboxes.declaration import SandboxDeclaration
 from pilotlight.sdk.storage.weights import Weights
 from pilotlight.spec.engines import GuardSpec
-from pilotlight.spec.function import FunctionSpec, ImageSpec, VolumeSpec, WeightsSpec
+from pilotlight.spec.function import FunctionSpec, ImageSpec, WeightsSpec
+from pilotlight.spec.instances.volumes import VolumeSpec
 from pilotlight.spec.policies import ModelCard
 
 if TYPE_CHECKING:

@@ -416,7 +416,7 @@ class Function(Generic[P, R]):
     def _spawn_map(
         self, *iterables: Iterable[Any], kwargs: Mapping[str, Any] | None = None
     ) -> list[FunctionCall[R]]:
-        inputs = _inputs(zip(*iterables, strict=False), kwargs)
+        inputs = parallel_map.inputs_of(zip(*iterables, strict=False), kwargs)
         loop = sessions.background_loop()
         return list(parallel_map.run_sync(self._spawn_aio, inputs, MapOptions(), loop))
 
@@ -425,7 +425,7 @@ class Function(Generic[P, R]):
         *iterables: Iterable[Any] | AsyncIterable[Any],
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[FunctionCall[R]]:
-        inputs = _zip_inputs(iterables, dict(kwargs or {}))
+        inputs = parallel_map.zip_inputs(iterables, kwargs)
         return [c async for c in parallel_map.run_async(self._spawn_aio, inputs, MapOptions())]
 
     def _map(
@@ -440,7 +440,8 @@ class Function(Generic[P, R]):
         options = MapOptions(
             concurrency=concurrency, ordered=order_outputs, return_exceptions=return_exceptions
         )
-        return self._run_sync(_inputs(zip(*iterables, strict=False), kwargs), options)
+        inputs = parallel_map.inputs_of(zip(*iterables, strict=False), kwargs)
+        return self._run_sync(inputs, options)
 
     def _map_aio(
         self,
@@ -455,7 +456,7 @@ class Function(Generic[P, R]):
         )
         self._check_single("map")
         return parallel_map.run_async(
-            self._remote_aio, _zip_inputs(iterables, dict(kwargs or {})), options
+            self._remote_aio, parallel_map.zip_inputs(iterables, kwargs), options
         )
 
     def _starmap(
@@ -470,7 +471,7 @@ class Function(Generic[P, R]):
         options = MapOptions(
             concurrency=concurrency, ordered=order_outputs, return_exceptions=return_exceptions
         )
-        return self._run_sync(_inputs(inputs, kwargs), options)
+        return self._run_sync(parallel_map.inputs_of(inputs, kwargs), options)
 
     def _starmap_aio(
         self,
@@ -485,7 +486,9 @@ class Function(Generic[P, R]):
             concurrency=concurrency, ordered=order_outputs, return_exceptions=return_exceptions
         )
         self._check_single("starmap")
-        return parallel_map.run_async(self._remote_aio, _inputs(inputs, kwargs), options)
+        return parallel_map.run_async(
+            self._remote_aio, parallel_map.inputs_of(inputs, kwargs), options
+        )
 
     def _for_each(
         self,
@@ -526,25 +529,3 @@ def _by_name(
     return Function(
         app=app, name=name, method=method, tenant=tenant, options=options, binding=binding
     )
-
-
-def _inputs(rows: Iterable[Iterable[Any]], kwargs: Mapping[str, Any] | None) -> Iterator[Input]:
-    for row in rows:
-        yield tuple(row), dict(kwargs or {})
-
-
-async def _zip_inputs(
-    iterables: tuple[Iterable[Any] | AsyncIterable[Any], ...], kwargs: dict[str, Any]
-) -> AsyncIterator[Input]:
-    sources = [aiter(i) if isinstance(i, AsyncIterable) else _as_async(i) for i in iterables]
-    end = object()
-    while sources:
-        row = [await anext(source, end) for source in sources]
-        if any(value is end for value in row):
-            return
-        yield tuple(row), dict(kwargs)
-
-
-async def _as_async(items: Iterable[Any]) -> AsyncIterator[Any]:
-    for item in items:
-        yield item

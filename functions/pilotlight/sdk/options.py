@@ -21,18 +21,9 @@ from pilotlight.sdk.unsupported import is_unsupported, not_supported
 from pilotlight.spec.engines import GuardSpec
 from pilotlight.spec.features.schema import FeatureSchema
 from pilotlight.spec.features.sources import RedisFeatures
-from pilotlight.spec.function import (
-    AUTO_WINDOW_S,
-    GIB,
-    MIB,
-    PUBLIC,
-    WAITING_COST,
-    Clocks,
-    FunctionNetwork,
-    Resources,
-    Scaling,
-)
+from pilotlight.spec.function import GIB, MIB, PUBLIC, Clocks, FunctionNetwork, Resources
 from pilotlight.spec.identifiers import Priority
+from pilotlight.spec.instances.scaling import AUTO_WINDOW_S, WAITING_COST, Scaling
 from pilotlight.spec.monitor import MonitorSpec
 from pilotlight.spec.policies import (
     Fallback,

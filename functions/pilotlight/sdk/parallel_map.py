@@ -9,7 +9,15 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +49,25 @@ class MapOptions:
             raise InvalidInput(
                 f"concurrency = {self.concurrency!r}: must be 1 to 10000", parameter="concurrency"
             )
+
+
+def inputs_of(rows: Iterable[Iterable[Any]], kwargs: Mapping[str, Any] | None) -> Iterator[Input]:
+    """Yield an input per tuple of arguments, each with `kwargs`."""
+    for row in rows:
+        yield tuple(row), dict(kwargs or {})
+
+
+async def zip_inputs(
+    iterables: tuple[Iterable[Any] | AsyncIterable[Any], ...], kwargs: Mapping[str, Any] | None
+) -> AsyncIterator[Input]:
+    """Yield an input per element of the iterables (zipped), each with `kwargs`."""
+    sources = [aiter(i) if isinstance(i, AsyncIterable) else _as_async(i) for i in iterables]
+    end = object()
+    while sources:
+        row = [await anext(source, end) for source in sources]
+        if any(value is end for value in row):
+            return
+        yield tuple(row), dict(kwargs or {})
 
 
 def run_sync(
@@ -134,6 +161,6 @@ def _result_of(outcome: Any, options: MapOptions) -> Any:
     raise outcome.error
 
 
-async def _as_async(inputs: Iterable[Input]) -> AsyncIterator[Input]:
-    for item in inputs:
+async def _as_async(items: Iterable[Any]) -> AsyncIterator[Any]:
+    for item in items:
         yield item

@@ -10,9 +10,8 @@ from __future__ import annotations
 import enum
 import hashlib
 import ipaddress
-import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pilotlight.errors import InvalidInput
@@ -21,6 +20,8 @@ from pilotlight.spec.cors import check_origins
 from pilotlight.spec.engines import EngineSpec, GuardSpec, LanguageModel, TokenLimits
 from pilotlight.spec.features.sources import PARAMETER, FeaturesSpec
 from pilotlight.spec.identifiers import Priority, check_name, require_name
+from pilotlight.spec.instances.scaling import Scaling
+from pilotlight.spec.instances.volumes import VolumeSpec, check_mounts
 from pilotlight.spec.policies import (
     MAX_FALLBACKS,
     MAX_SCHEDULES,
@@ -31,19 +32,14 @@ from pilotlight.spec.policies import (
     ResponseCacheSpec,
     RetryPolicy,
     RolloutTerms,
-    ScalingSchedule,
     Schedule,
     Variant,
     parse_gate,
+    require_in_range,
 )
-from pilotlight.spec.policies import require_in_range as _bound
 from pilotlight.spec.prediction_log import PredictionLogSpec
 from pilotlight.spec.record_json import canonical_json, to_json
 from pilotlight.spec.web_servers import WebServerSpec
-
-if typing.TYPE_CHECKING:
-    pass
-
 
 MIB = 1024**2
 GIB = 1024**3
@@ -51,23 +47,8 @@ PUBLIC = "*"
 """In `access`: everyone, with or without a key."""
 MAX_SHARED = 100
 MAX_EGRESS = 32
-MAX_VOLUMES = 16
-MAX_MOUNT_BYTES = 256
-RESERVED_ROOTS = frozenset(
-    {"bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "nix"}
-    | {"proc", "run", "sbin", "sys", "tmp", "usr", "var"}
-)
-"""Directories at the top of a slot that are the platform's or the image's."""
 MAX_TAGS = 16
 MAX_TAG_CHARS = 128
-FIXED_WINDOW_S = 60.0
-"""Idle time before an instance is removed, where a function says none and nothing predicts its
-pauses."""
-AUTO_WINDOW_S = 3600.0
-"""`scaledown_window="auto"`: an instance that is idle for this long is removed in any case."""
-WAITING_COST = 10.0
-"""`scaledown_window="auto"`: default cost of a second of a waiting caller, in idle seconds of an
-instance."""
 
 
 class FunctionKind(enum.StrEnum):
@@ -128,9 +109,9 @@ class Resources:
     gpu_count: int = 0
 
     def __post_init__(self) -> None:
-        _bound("cpu", self.cpu, 0.05, 256)
-        _bound("memory_bytes", self.memory_bytes, 32 * MIB, 4096 * GIB)
-        _bound("gpu_count", self.gpu_count, 0, 99)
+        require_in_range("cpu", self.cpu, 0.05, 256)
+        require_in_range("memory_bytes", self.memory_bytes, 32 * MIB, 4096 * GIB)
+        require_in_range("gpu_count", self.gpu_count, 0, 99)
         instances = [kind for kind in self.gpu if "-MIG-" in kind.upper()]
         if self.gpu_count > 1 and instances:
             raise InvalidInput(
@@ -138,76 +119,6 @@ class Resources:
                 f"only: name a larger profile, or whole GPUs",
                 parameter="gpu",
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scaling:
-    """Number and lifetime of instances.
-
-    Attributes:
-        max_inputs: hard limit of concurrent calls on one instance.
-        target_inputs: calls per instance that the autoscaler aims at; None means max_inputs.
-        min_instances, max_instances: bounds of the number of instances.
-        buffer_instances: spare instances while active: a number, or a share of the busy ones such
-            as "15%".
-        schedules: windows of time with a larger minimum.
-        scaledown_window_s: idle time before an instance is removed, including the last one. With a
-            `waiting_cost`, the maximum of that time. None = nothing was said: a deploy sets
-            the platform's default (`settled`).
-        waiting_cost: if set, the idle time is derived from the intervals between calls
-            (`scaledown_window="auto"`): how many idle seconds of an instance one second of a
-            waiting caller is worth. None = a fixed time.
-        keep_asleep_s: how long an idle instance sleeps before it is removed, to be woken by the
-            next call (WAKE); 0 = not at all.
-        max_queued: calls that may wait for an instance; further ones get status 429.
-        latency_objective_s: a call that waits longer triggers a scale-up; None = off."""
-
-    max_inputs: int = 1
-    target_inputs: int | None = None
-    min_instances: int = 0
-    max_instances: int = 8
-    schedules: tuple[ScalingSchedule, ...] = ()
-    buffer_instances: int | str = 0
-    scaledown_window_s: float | None = None
-    waiting_cost: float | None = None
-    keep_asleep_s: float = 0.0
-    max_queued: int = 1000
-    latency_objective_s: float | None = None
-
-    def __post_init__(self) -> None:
-        _bound("max_inputs", self.max_inputs, 1, 10_000)
-        if self.target_inputs is not None:
-            _bound("target_inputs", self.target_inputs, 1, self.max_inputs)
-        _bound("min_instances", self.min_instances, 0, 1000)
-        _bound("max_instances", self.max_instances, max(1, self.min_instances), 1000)
-        if len(self.schedules) > MAX_SCHEDULES:
-            raise InvalidInput(
-                f"scaling_schedule: {len(self.schedules)} entries, at most {MAX_SCHEDULES}",
-                parameter="scaling_schedule",
-            )
-        for one in self.schedules:
-            _bound("min_instances", one.min_instances, 1, self.max_instances)
-        _bound("scaledown_window_s", self.window_s, 0, 86_400)
-        if self.waiting_cost is not None:
-            _bound("waiting_cost", self.waiting_cost, 0, 10_000)
-        _bound("keep_asleep_s", self.keep_asleep_s, 0, 7 * 86_400)
-        _bound("max_queued", self.max_queued, 0, 1_000_000)
-        buffer_count(self.buffer_instances, busy=1)
-
-    @property
-    def window_s(self) -> float:
-        """`scaledown_window_s`; FIXED_WINDOW_S where nothing was said."""
-        return FIXED_WINDOW_S if self.scaledown_window_s is None else self.scaledown_window_s
-
-    def settled(self, *, predicts: bool) -> Scaling:
-        """With a window where nothing was said. `predicts`: whether the fleet's autoscaler can keep
-        instances by the pauses between calls."""
-        if self.scaledown_window_s is not None:
-            return self
-        if self.waiting_cost is None and not predicts:
-            return replace(self, scaledown_window_s=FIXED_WINDOW_S)
-        cost = WAITING_COST if self.waiting_cost is None else self.waiting_cost
-        return replace(self, scaledown_window_s=AUTO_WINDOW_S, waiting_cost=cost)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +138,7 @@ class Clocks:
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            _bound(f.name, getattr(self, f.name), 0.001, 7 * 86_400)
+            require_in_range(f.name, getattr(self, f.name), 0.001, 7 * 86_400)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,42 +148,6 @@ class WeightsSpec:
 
     name: str
     manifest: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeSpec:
-    """A volume of the environment, by `name`, mounted writable at `path`."""
-
-    name: str
-    path: str
-
-    def __post_init__(self) -> None:
-        require_name("volume", self.name, parameter="volumes")
-        check_mount_path(self.path)
-
-
-def check_mount_path(path: str) -> str:
-    """Return the path at which a volume may be mounted, without a slash at its end. Raises
-    InvalidInput."""
-    at = path.rstrip("/")
-    parts = at.split("/")[1:]
-    if not at.startswith("/") or not parts or len(at.encode()) > MAX_MOUNT_BYTES:
-        raise InvalidInput(
-            f"volumes: {path[:80]!r}: must be an absolute path of at most {MAX_MOUNT_BYTES} bytes, "
-            f"such as /data",
-            parameter="volumes",
-        )
-    if any(part in ("", ".", "..") or "\0" in part for part in parts):
-        raise InvalidInput(
-            f"volumes: {path[:80]!r}: must have no empty parts, '.' or '..'", parameter="volumes"
-        )
-    if parts[0] in RESERVED_ROOTS:
-        raise InvalidInput(
-            f"volumes: {path[:80]!r}: /{parts[0]} belongs to the platform: mount it at "
-            f"another path, such as /data",
-            parameter="volumes",
-        )
-    return at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -610,10 +485,6 @@ def _check_cache(spec: FunctionSpec) -> None:
 
 
 def _check_volumes(spec: FunctionSpec) -> None:
-    if len(spec.volumes) > MAX_VOLUMES:
-        raise InvalidInput(
-            f"volumes: {len(spec.volumes)} mounts, at most {MAX_VOLUMES}", parameter="volumes"
-        )
     if spec.volumes and (spec.engine is not None or spec.network is FunctionNetwork.NONE):
         why = (
             "an engine reads its model as weights"
@@ -621,17 +492,7 @@ def _check_volumes(spec: FunctionSpec) -> None:
             else 'network="none" leaves no way to commit'
         )
         raise InvalidInput(f"volumes: {why}: remove volumes", parameter="volumes")
-    paths = [f"{volume.path}/" for volume in spec.volumes]
-    names = [volume.name for volume in spec.volumes]
-    if len(set(names)) != len(names):
-        raise InvalidInput("volumes: a volume is mounted twice: mount it once", parameter="volumes")
-    for path in paths:
-        if inside := [one for one in paths if one != path and one.startswith(path)]:
-            raise InvalidInput(
-                f"volumes: {inside[0]} is below {path}, which is a volume", parameter="volumes"
-            )
-    if len(set(paths)) != len(paths):
-        raise InvalidInput("volumes: two volumes have one path", parameter="volumes")
+    check_mounts(spec.volumes)
 
 
 def _check_egress(spec: FunctionSpec) -> None:
@@ -731,22 +592,3 @@ def _check_tags(tags: Mapping[str, str]) -> None:
                 f"most {MAX_TAG_CHARS}",
                 parameter="tags",
             )
-
-
-def buffer_count(buffer: int | str, *, busy: int) -> int:
-    """Return the number of spare instances for `busy` busy ones: a number, or a share such as "15%"
-    rounded up. Raises InvalidInput."""
-    if isinstance(buffer, int) and not isinstance(buffer, bool):
-        _bound("buffer_instances", buffer, 0, 1000)
-        return buffer
-    text = str(buffer)
-    try:
-        percent = float(text.removesuffix("%"))
-    except ValueError:
-        percent = -1.0
-    if not text.endswith("%") or not 0 <= percent <= 1000:
-        raise InvalidInput(
-            f"buffer_instances = {buffer!r}: must be a number, or a share from 0% to 1000% such as "
-            f"'15%'"
-        )
-    return -int(-busy * percent // 100)

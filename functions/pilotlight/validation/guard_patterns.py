@@ -120,7 +120,6 @@ _API_BEGUN: Final = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(_API_PREFIXES)})[
 _API_PARTS: Final = frozenset(
     prefix[:length] for prefix in _API_PREFIXES for length in range(1, len(prefix))
 )
-_SPACES: Final = re.compile(r"\s+")
 _SPECIAL: Final = re.compile(r"([\\.^$*+?()\[\]{}|/])")
 _NO_WORD: Final = r"[^\p{L}\p{N}_]"
 _SPACE: Final = "[\t-\r \x85\ufeff\\p{Z}]+"

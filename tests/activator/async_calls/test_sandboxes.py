@@ -17,7 +17,8 @@ from activator.coordination.peers import PASSED_ON
 from activator.settings import ActivatorSettings
 from pilotlight.errors import NotFound
 from pilotlight.protocol import CONTENT_PICKLE, CallRecord
-from pilotlight.spec.function import FunctionSpec, MethodSpec, Scaling
+from pilotlight.spec.function import FunctionSpec, MethodSpec
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.sandboxes import (
     ARGUMENTS,
     ENTRY,

@@ -316,7 +316,7 @@ async def test_a_poll_may_wait_for_the_end(edge: Edge, controller: FakeControlle
 async def test_more_submitted_calls_than_the_queue_holds_are_all_run(
     edge: Edge, controller: FakeController
 ) -> None:
-    from pilotlight.spec.function import Scaling
+    from pilotlight.spec.instances.scaling import Scaling
 
     edge.add(route_of(spec_of(scaling=Scaling(max_inputs=1, max_instances=2, max_queued=1))))
     ids = [(await edge.call("shop/hello:submit", json={"x": n})).json()["id"] for n in range(20)]

@@ -15,7 +15,7 @@ from activator.balancing.throttler import Throttler
 from activator.routing.route_table import CallTarget
 from pilotlight.errors import StartFailed
 from pilotlight.protocol import FeedChange
-from pilotlight.spec.function import Scaling
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.traffic import TrafficDocument, to_json, with_weights
 from snapshotter import errors
 from snapshotter.types import StartKind

@@ -14,7 +14,7 @@ from activator.autoscaler.scale_down import Candidate, choose_victims
 from activator.autoscaler.scaling_decision import DeciderSpec, DeciderState, ScaleDecision
 from activator.autoscaler.windows import TimeWindow
 from activator.balancing.start_estimates import starts_for_burst
-from pilotlight.spec.function import Scaling
+from pilotlight.spec.instances.scaling import Scaling
 
 
 def spec_of(**scaling: object) -> DeciderSpec:

@@ -15,7 +15,8 @@ from activator.autoscaler.observation import RevisionObservation
 from activator.autoscaler.scaling_decision import DeciderSpec, DeciderState, ScaleDecision
 from activator.balancing.instance import slots_of
 from activator.balancing.wait_queue import EngineLoad
-from pilotlight.spec.function import MethodSpec, Scaling
+from pilotlight.spec.function import MethodSpec
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.policies import BatchPolicy, Objectives
 from tests.activator.llm.worlds import engine_spec
 from tests.fakes.routes import spec_of

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.spec.function import Scaling
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.policies import ScalingSchedule
 from tests.activator.autoscaler.test_autoscaler_loop import Rig
 from tests.activator.test_gateway import until

@@ -14,7 +14,8 @@ from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, unix_serve
 
 from activator.autoscaler.suspended_tenants import GRACE_S
-from pilotlight.spec.function import Clocks, FunctionKind, MethodSpec, Scaling
+from pilotlight.spec.function import Clocks, FunctionKind, MethodSpec
+from pilotlight.spec.instances.scaling import Scaling
 from tests.activator.async_calls.test_sandboxes import OTHERS_KEY, create, sandbox_spec
 from tests.activator.conftest import Edge
 from tests.activator.test_gateway import until

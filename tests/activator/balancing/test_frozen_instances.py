@@ -16,7 +16,8 @@ from activator.balancing.throttler import Throttler
 from activator.settings import ActivatorSettings
 from pilotlight.core.settings import PlatformSettings, SettingsInvalid
 from pilotlight.spec.engines import EngineSpec
-from pilotlight.spec.function import FunctionKind, Scaling, WeightsSpec
+from pilotlight.spec.function import FunctionKind, WeightsSpec
+from pilotlight.spec.instances.scaling import Scaling
 from snapshotter import errors
 from snapshotter.types import StartKind
 from tests.activator.autoscaler.test_autoscaler_loop import Rig

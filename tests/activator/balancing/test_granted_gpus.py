@@ -16,7 +16,8 @@ from activator.routing.route_table import CallTarget
 from pilotlight import errors
 from pilotlight.cli.core.next_step import next_step
 from pilotlight.protocol import UsageRecord
-from pilotlight.spec.function import FunctionSpec, Resources, Scaling
+from pilotlight.spec.function import FunctionSpec, Resources
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.pricing import Rates, rate_per_s
 from snapshotter.errors import Unsupported
 from snapshotter.types import GpuDevice, GpuGrant

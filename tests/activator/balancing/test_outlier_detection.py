@@ -28,7 +28,7 @@ from activator.resilience.outliers import (
 )
 from activator.routing.call_target import CallTarget
 from pilotlight import errors
-from pilotlight.spec.function import Scaling
+from pilotlight.spec.instances.scaling import Scaling
 from snapshotter import errors as agent_errors
 from snapshotter.types import InstanceId, InstanceInfo, StartKind
 from tests.activator.scaled_world import books_of

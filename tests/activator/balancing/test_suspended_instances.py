@@ -13,7 +13,8 @@ from activator.balancing.preemptible_instances import PreemptibleInstances
 from activator.balancing.throttler import Throttler
 from activator.worker_client import engine_sleep
 from pilotlight.spec.engines import EngineSpec
-from pilotlight.spec.function import FunctionKind, FunctionSpec, Resources, Scaling, WeightsSpec
+from pilotlight.spec.function import FunctionKind, FunctionSpec, Resources, WeightsSpec
+from pilotlight.spec.instances.scaling import Scaling
 from snapshotter import errors
 from snapshotter.types import InstanceId, StartKind
 from tests.activator.autoscaler.test_autoscaler_loop import Rig

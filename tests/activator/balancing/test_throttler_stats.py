@@ -10,7 +10,7 @@ from activator.balancing.throttler_stats import (
     refuse_waiting,
 )
 from pilotlight import errors
-from pilotlight.spec.function import Scaling
+from pilotlight.spec.instances.scaling import Scaling
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import until
 from tests.fakes.routes import route_of, spec_of, target_of

@@ -24,8 +24,8 @@ from activator.fairness.queue_priority import QueueBound, QueuePriority
 from activator.metrics.metrics import Metrics
 from activator.routing.route_table import CallTarget
 from pilotlight import errors
-from pilotlight.spec.function import Scaling
 from pilotlight.spec.identifiers import Priority
+from pilotlight.spec.instances.scaling import Scaling
 from snapshotter.types import InstanceId, InstanceInfo, StartKind
 from tests.activator.scaled_world import books_of
 from tests.activator.test_gateway import until

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from pilotlight.protocol import CONTENT_PICKLE
-from pilotlight.spec.function import Clocks, MethodSpec, Scaling
+from pilotlight.spec.function import Clocks, MethodSpec
 from pilotlight.spec.identifiers import Priority
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.policies import MAX_FALLBACKS, Fallback, RetryPolicy, Variant
 from snapshotter import errors as agent_errors
 from tests.activator.conftest import Edge

@@ -21,8 +21,9 @@ from activator.fairness.start_admission import StartAdmission
 from activator.routing.route_table import CallTarget, RouteTable
 from pilotlight import errors
 from pilotlight.protocol import FeedChange
-from pilotlight.spec.function import Resources, Scaling
+from pilotlight.spec.function import Resources
 from pilotlight.spec.identifiers import Priority
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.pricing import Rates
 from pilotlight.spec.quotas import Plan
 from snapshotter.errors import NoCapacity

@@ -15,7 +15,8 @@ from websockets.asyncio.server import ServerConnection, unix_serve
 
 from activator.settings import ActivatorSettings
 from pilotlight.protocol import WORKER_ASGI, WORKER_END
-from pilotlight.spec.function import Clocks, FunctionKind, MethodSpec, Scaling
+from pilotlight.spec.function import Clocks, FunctionKind, MethodSpec
+from pilotlight.spec.instances.scaling import Scaling
 from tests.activator.conftest import KEY, PATIENCE_S, Edge
 from tests.activator.test_gateway import until
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest

@@ -14,7 +14,8 @@ import pytest
 
 from activator.async_calls.pending import LEAST_BYTES
 from activator.settings import ActivatorSettings
-from pilotlight.spec.function import MethodSpec, Scaling
+from pilotlight.spec.function import MethodSpec
+from pilotlight.spec.instances.scaling import Scaling
 from tests.activator.conftest import KEY, PATIENCE_S, Edge
 from tests.activator.llm.openai.conftest import llm
 from tests.activator.test_gateway import until

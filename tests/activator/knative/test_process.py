@@ -27,7 +27,7 @@ from pilotlight.core.crypto import ActivatorKey
 from pilotlight.kubernetes.names import revision_name, service_name, tenant_namespace
 from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.protocol import DUE_PATH, FEED_PATH, FeedChange
-from pilotlight.spec.function import Scaling
+from pilotlight.spec.instances.scaling import Scaling
 from tests.activator.conftest import KEY
 from tests.fakes.fake_worker import FakeWorker, WorkerAnswer, WorkerRequest
 from tests.fakes.plain_http import NO_TLS

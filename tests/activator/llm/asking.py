@@ -12,8 +12,9 @@ from activator.routing.route_table import RouteTable
 from activator.settings import ActivatorSettings
 from pilotlight.protocol import FeedChange, KeyRecord
 from pilotlight.spec.engines import EngineSpec, Task, TokenLimits
-from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec, Scaling, WeightsSpec
+from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec, WeightsSpec
 from pilotlight.spec.identifiers import FunctionAddress, TenantId
+from pilotlight.spec.instances.scaling import Scaling
 from tests.fakes.routes import TENANT, change, empty_table, route_of, spec_of
 
 

@@ -12,7 +12,7 @@ import pytest
 from activator.llm.engine_scraper import IDLE_EVERY_S, MAX_BYTES, EngineScraper, read
 from activator.llm.engine_state import EngineState
 from activator.routing.route_table import CallTarget
-from pilotlight.spec.function import Scaling
+from pilotlight.spec.instances.scaling import Scaling
 from tests.activator.conftest import PATIENCE_S
 from tests.activator.llm.worlds import World, started
 from tests.fakes.engine.engine import EngineFake

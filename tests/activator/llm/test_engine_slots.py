@@ -25,8 +25,8 @@ from activator.llm.engine_throttler import EngineThrottler
 from activator.metrics.metrics import Metrics
 from activator.quotas.token_reservation import TokenReservation
 from pilotlight import errors
-from pilotlight.spec.function import Scaling
 from pilotlight.spec.identifiers import Priority
+from pilotlight.spec.instances.scaling import Scaling
 from tests.activator.balancing.test_wait_queue import BareFleet
 from tests.activator.llm.asking import model
 from tests.activator.scaled_world import books_of

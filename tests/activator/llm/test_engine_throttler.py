@@ -12,7 +12,7 @@ import pytest
 from activator.balancing.start_estimates import StartTimeEstimator
 from activator.balancing.throttler import Throttler
 from activator.llm.engine_state import MAX_MISSED
-from pilotlight.spec.function import Scaling
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.policies import Objectives
 from snapshotter.types import StartKind
 from tests.activator.llm.samples import histogram, reading

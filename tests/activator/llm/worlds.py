@@ -11,7 +11,8 @@ from activator.balancing.throttler import Throttler
 from activator.llm.engine_throttler import EngineThrottler
 from activator.routing.route_table import CallTarget
 from pilotlight.spec.engines import EngineSpec
-from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec, Scaling, WeightsSpec
+from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec, WeightsSpec
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.policies import Objectives
 from tests.activator.scaled_world import ScaledWorld
 from tests.fakes.routes import TENANT, change, route_of, spec_of

@@ -16,8 +16,9 @@ from activator.metrics.batching import Batches
 from activator.metrics.call_counters import LabelLimiter
 from activator.metrics.metrics import Metrics
 from activator.routing.call_target import CallTarget
-from pilotlight.spec.function import MethodSpec, Scaling
+from pilotlight.spec.function import MethodSpec
 from pilotlight.spec.identifiers import Priority
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.policies import BatchPolicy
 from tests.activator.conftest import Edge
 from tests.fakes.fake_worker import Behaviour, WorkerAnswer, WorkerRequest

@@ -19,7 +19,8 @@ from pilotlight.errors import InvalidInput
 from pilotlight.protocol import CONTENT_PICKLE
 from pilotlight.spec.features.schema import Feature, FeatureSchema
 from pilotlight.spec.features.sources import FeaturesSpec, RedisFeatures
-from pilotlight.spec.function import Clocks, FunctionKind, MethodSpec, Scaling
+from pilotlight.spec.function import Clocks, FunctionKind, MethodSpec
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.policies import Fallback, ResponseCacheSpec
 from pilotlight.spec.traffic import Shadow
 from tests.activator.calls.test_fallback import broken

@@ -10,8 +10,9 @@ import pytest
 from activator.routing.route_table import ANONYMOUS, RouteTable
 from pilotlight import errors
 from pilotlight.protocol import FeedChange
-from pilotlight.spec.function import MethodSpec, Scaling
+from pilotlight.spec.function import MethodSpec
 from pilotlight.spec.identifiers import FunctionAddress, TenantId
+from pilotlight.spec.instances.scaling import Scaling
 from tests.fakes.routes import (
     SCHEMA,
     TENANT,

@@ -17,8 +17,9 @@ from activator.routing.traffic_split import MAX_UNITS, FunctionRouter
 from pilotlight import errors
 from pilotlight.protocol import FeedChange, FunctionRoute, KeyRecord
 from pilotlight.spec import traffic
-from pilotlight.spec.function import PUBLIC, Scaling
+from pilotlight.spec.function import PUBLIC
 from pilotlight.spec.identifiers import FunctionAddress, TenantId
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.pricing import Rates
 from pilotlight.spec.traffic import Arm, ExperimentTraffic, Segment, Shadow
 from tests.fakes.routes import TENANT, change, empty_table, route_of, spec_of, split_route

@@ -14,7 +14,7 @@ import pytest
 
 from activator.__main__ import listen
 from activator.settings import ActivatorSettings
-from pilotlight.spec.function import Scaling
+from pilotlight.spec.instances.scaling import Scaling
 from snapshotter import errors as agent_errors
 from tests.activator.conftest import Edge
 from tests.activator.streams.world import EVENTS, GENERATOR, OFTEN_S, Released, reading, told

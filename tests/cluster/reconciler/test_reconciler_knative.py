@@ -15,7 +15,7 @@ from pilotlight.controller.slo import observations
 from pilotlight.kubernetes.cluster import Cluster
 from pilotlight.kubernetes.kinds import POD_AUTOSCALER, REVISION
 from pilotlight.kubernetes.settings import ClusterSettings
-from pilotlight.spec.function import Scaling
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.observations import Observation
 from pilotlight.spec.policies import RolloutTerms, ScalingSchedule
 from tests.cluster.reconciler.conftest import RUNTIME, Bench

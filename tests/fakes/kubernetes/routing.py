@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from tests.fakes.kubernetes.kinds import Resource, Target
 from tests.fakes.kubernetes.problems import Refused
 
-_CLUSTER = ("", "v1", "namespaces")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:

@@ -6,7 +6,7 @@ import pytest
 
 from pilotlight.kubernetes.manifests.autoscaling import annotations_of
 from pilotlight.kubernetes.settings import ClusterSettings
-from pilotlight.spec.function import Scaling
+from pilotlight.spec.instances.scaling import Scaling
 from tests.fakes.fed_platform import spec
 
 P = "autoscaling.knative.dev/"

@@ -37,9 +37,9 @@ from pilotlight.spec.function import (
     FunctionSpec,
     MethodSpec,
     Resources,
-    Scaling,
     WeightsSpec,
 )
+from pilotlight.spec.instances.scaling import Scaling
 from snapshotter.types import LaunchSpec
 from tests.fakes.fed_platform import ACME, document_of, spec
 from tests.fakes.kubernetes.server import ApiServer

@@ -14,15 +14,8 @@ from pilotlight.kubernetes import names
 from pilotlight.kubernetes.manifests.warm_pods import deployment, pool_manifests
 from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.spec.engines import EngineSpec
-from pilotlight.spec.function import (
-    GIB,
-    MIB,
-    FunctionKind,
-    MethodSpec,
-    Resources,
-    Scaling,
-    WeightsSpec,
-)
+from pilotlight.spec.function import GIB, MIB, FunctionKind, MethodSpec, Resources, WeightsSpec
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.warm_shape import WarmShape
 from snapshotter.types import LaunchSpec, RevisionKey
 from tests.fakes.chart import faults

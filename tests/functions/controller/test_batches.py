@@ -312,32 +312,32 @@ async def test_failed_lines_are_in_the_error_file_by_name(world: World) -> None:
     assert bad["c2"]["response"]["body"] == raised
 
 
-@pytest.mark.parametrize(
-    "body, content_type, expected",
-    [
-        (b'{"a":\n [1,\r\n 2]}', CONTENT_JSON, {"a": [1, 2]}),
-        ('"a\u2028b\u0085"'.encode(), CONTENT_JSON, "a\u2028b\u0085"),
-        (b'{"a": 1}\n[2]\n', "application/x-ndjson", [{"a": 1}, [2]]),
-        (b'1}, "custom_id": "x', CONTENT_JSON, '1}, "custom_id": "x'),
-        (b"[" * 100_000, CONTENT_JSON, "[" * 100_000),
-        (b"NaN", CONTENT_JSON, "NaN"),
-        (b"\xff\xfe", "image/png", {"base64": "//4="}),
-    ],
-    ids=["lines", "separators", "ndjson", "injection", "nested", "nan", "bytes"],
+ANSWERS: tuple[tuple[bytes, str, Any], ...] = (
+    (b'{"a":\n [1,\r\n 2]}', CONTENT_JSON, {"a": [1, 2]}),
+    ('"a\u2028b\u0085"'.encode(), CONTENT_JSON, "a\u2028b\u0085"),
+    (b'{"a": 1}\n[2]\n', "application/x-ndjson", [{"a": 1}, [2]]),
+    (b'1}, "custom_id": "x', CONTENT_JSON, '1}, "custom_id": "x'),
+    (b"[" * 100_000, CONTENT_JSON, "[" * 100_000),
+    (b"NaN", CONTENT_JSON, "NaN"),
+    (b"\xff\xfe", "image/png", {"base64": "//4="}),
 )
-async def test_whatever_is_answered_is_one_line_of_json(
-    world: World, body: bytes, content_type: str, expected: Any
-) -> None:
-    batch = await world.begin(request_line(1))
+"""Body and type of an answer, and what is written of it."""
+
+
+async def test_whatever_is_answered_is_one_line_of_json(world: World) -> None:
+    batch = await world.begin(*map(request_line, range(len(ANSWERS))))
     await world.rounds()
     await world.activator.take()
-    result = base64.b64encode(body).decode()
-    await world.activator.end(content_type=content_type, result=result)
+    for number, (body, content_type, _) in enumerate(ANSWERS):
+        result = base64.b64encode(body).decode()
+        call = world.activator.call_of(f"n{number}")
+        await world.activator.end([call], content_type=content_type, result=result)
     done = await world.finish(batch)
     text = (await world.client.files.content(done.output_file_id)).text
-    assert len(text.splitlines()) == 1
-    line = json.loads(text)
-    assert (line["custom_id"], line["response"]["body"]) == ("c1", expected)
+    lines = sorted(map(json.loads, text.splitlines()), key=lambda line: line["custom_id"])
+    assert [(line["custom_id"], line["response"]["body"]) for line in lines] == [
+        (f"c{number}", expected) for number, (_, _, expected) in enumerate(ANSWERS)
+    ]
 
 
 # -- what is refused -------------------------------------------------------------------------------

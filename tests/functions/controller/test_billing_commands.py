@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 from pilotlight.cli.main import build
 from pilotlight.controller import http_app
 from pilotlight.controller.database import tables
+from tests.fakes.quiet_server import QuietServer
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import usage
 
@@ -65,7 +66,7 @@ async def _shell(controller: Controller, tmp_path: Path) -> AsyncIterator[Shell]
         access_log=False,
         ws="none",
     )
-    server = uvicorn.Server(settings)
+    server = QuietServer(settings)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         tenant = await controller.tenant()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pilotlight.controller.kubernetes.buffer_floors import ObservedTraffic, floor_of
-from pilotlight.spec.function import Scaling
+from pilotlight.spec.instances.scaling import Scaling
 
 
 def traffic(calls: int, *, busy: float = 0.0) -> ObservedTraffic:

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pilotlight.controller.release.compatibility import MAX_REPORTED, breaking_changes
-from pilotlight.controller.release.schema_diff import (
+from pilotlight.controller.release.comparison_steps import (
     MAX_STEPS,
     ComparisonTooLarge,
     StepBudget,
-    incompatibilities,
 )
+from pilotlight.controller.release.compatibility import MAX_REPORTED, breaking_changes
+from pilotlight.controller.release.schema_diff import incompatibilities
 from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.record_json import from_json
 from tests.functions.controller.parts import spec

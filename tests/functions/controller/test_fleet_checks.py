@@ -19,8 +19,9 @@ from pilotlight.core.settings import PlatformSettings, SettingsInvalid
 from pilotlight.errors import InvalidInput
 from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.spec.engines import EngineSpec
-from pilotlight.spec.function import FunctionKind, Scaling, WeightsSpec
+from pilotlight.spec.function import FunctionKind, WeightsSpec
 from pilotlight.spec.identifiers import Isolation
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.quotas import Plan
 from pilotlight.spec.sandboxes import ENTRY
 from tests.fakes.fed_platform import spec

@@ -15,8 +15,9 @@ from pilotlight.sdk.declaration import Declaration
 from pilotlight.sdk.decorator_metadata import METADATA_ATTRIBUTE, PilotlightWarning
 from pilotlight.sdk.options import parse_gpu, resolve_options
 from pilotlight.spec.cors import common_origins
-from pilotlight.spec.function import FunctionKind, FunctionNetwork, Resources, Scaling
+from pilotlight.spec.function import FunctionKind, FunctionNetwork, Resources
 from pilotlight.spec.identifiers import Priority
+from pilotlight.spec.instances.scaling import Scaling
 from tests.fakes.fake_platform import FakePlatform
 from tests.fakes.routes import spec_of
 from tests.functions.sdk.conftest import Write

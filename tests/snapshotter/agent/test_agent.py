@@ -186,8 +186,15 @@ async def test_an_instance_that_dies_while_waking_fails_at_once(
     assert e.value.detail["log_tail"] == ["last words"]
 
 
-# a boot gives way for 2 s
-@pytest.mark.parametrize("hook,phase,clock_s", [("boot", "boot", 6.0), ("wake", "fork", 2.0)])
+@pytest.mark.parametrize(
+    "client, hook, phase, clock_s",
+    [
+        ("namespaces", "boot", "boot", 6.0),  # a boot gives way for 2 s
+        ("namespaces", "wake", "fork", 2.0),
+        ("plain", "wake", "fork", 2.0),
+    ],
+    indirect=["client"],
+)
 @pytest.mark.slow  # a start that ends by its clock
 async def test_a_start_that_takes_too_long_names_the_phase(
     home: AgentHome, client: AgentClient, hook: str, phase: str, clock_s: float

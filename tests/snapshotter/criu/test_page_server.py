@@ -20,7 +20,7 @@ from snapshotter.criu.processes import Criu
 from snapshotter.criu.self_test import SelfTest
 from snapshotter.criu.self_test_sandbox import Sandbox
 from snapshotter.linux import proc
-from snapshotter.shim import page_server
+from snapshotter.shim.pages import page_files, page_server
 from snapshotter.slots.replies import BootFailed, SlotConnectionLost
 from tests.snapshotter.criu.test_operations import FINE, Bench, ended
 
@@ -126,8 +126,8 @@ async def test_the_working_set_is_there_before_it_is_touched(bench: Bench) -> No
     await bench.frozen(code)
     assert await outcome(bench, RECORDING) == FINE
     ranges = working_set.recorded(bench.folder / "work")
-    accesses = (bench.folder / "work" / page_server.RECORD).read_bytes()
-    recorded = [address for _, address in page_server.ACCESS.iter_unpack(accesses)]
+    accesses = (bench.folder / "work" / page_files.RECORD).read_bytes()
+    recorded = [address for _, address in page_files.ACCESS.iter_unpack(accesses)]
     assert len(recorded) * PAGE in range(MIB, 12 * MIB)
 
     async with bench.place() as place:
@@ -249,7 +249,7 @@ async def test_a_truncated_image_is_not_served(bench: Bench, name: str) -> None:
     page_server.PageServer(bench.images, {pid: [(0, 1 << 47)]})
     (path,) = images.glob(name)
     os.truncate(path, path.stat().st_size - (24 if name.endswith("map") else PAGE))
-    with pytest.raises(page_server.PagesLost, match="truncated"):
+    with pytest.raises(page_files.PagesLost, match="truncated"):
         page_server.PageServer(bench.images, {pid: [(0, 1 << 47)]})
 
 
@@ -258,7 +258,7 @@ async def test_a_working_set_that_is_not_of_this_image_costs_time_only(bench: Be
     (path,) = (bench.folder / "images").glob("pagemap-*.img")
     pid = int(path.stem.removeprefix("pagemap-"))
     wrong = [(pid, PAGE, 9 * PAGE), (pid, 1 << 46, (1 << 46) + PAGE), (pid, 3 * PAGE | 1, 5 * PAGE)]
-    ranges = b"".join(page_server.WORKING_SET_RANGE.pack(*one) for one in wrong)
+    ranges = b"".join(page_files.WORKING_SET_RANGE.pack(*one) for one in wrong)
     assert await outcome(bench, PageRequest(working_set=ranges)) == FINE
 
 
@@ -321,7 +321,7 @@ async def test_what_criu_reads_itself_are_the_pages_that_are_not_lazy(bench: Ben
     images = bench.folder / "images"
     ((file, parts),) = page_map.eager_parts(images).items()
     (path,) = images.glob("lazy-*.map")
-    _, lazy = page_server.read_map(path.read_bytes())
+    _, lazy = page_files.read_map(path.read_bytes())
     size = sum(length for _, length in parts) + sum(end - start for start, end, _ in lazy)
     assert size == Path(file).stat().st_size
     path.write_bytes(path.read_bytes()[:-8])

@@ -9,24 +9,24 @@ from pathlib import Path
 import pytest
 
 from snapshotter.criu import working_set
-from snapshotter.shim import page_server
+from snapshotter.shim.pages import page_files
 
 PAGE, PID = 4096, 7
 
 
 def accesses(*addresses: int) -> bytes:
-    return b"".join(page_server.ACCESS.pack(PID, address) for address in addresses)
+    return b"".join(page_files.ACCESS.pack(PID, address) for address in addresses)
 
 
 def ranges(data: bytes) -> list[tuple[int, ...]]:
-    return [one[1:] for one in page_server.WORKING_SET_RANGE.iter_unpack(data)]
+    return [one[1:] for one in page_files.WORKING_SET_RANGE.iter_unpack(data)]
 
 
 def test_neighbours_are_one_range_and_ranges_come_in_the_order_of_their_first_access(
     tmp_path: Path,
 ) -> None:
     far, near = 900 * PAGE, 10 * PAGE
-    (tmp_path / page_server.RECORD).write_bytes(
+    (tmp_path / page_files.RECORD).write_bytes(
         accesses(far, near + 2 * PAGE, near, near, near + PAGE)
     )
     assert ranges(working_set.recorded(tmp_path)) == [
@@ -39,7 +39,7 @@ def test_a_small_gap_is_brought_along_and_memory_that_is_not_in_the_image_is_not
     tmp_path: Path,
 ) -> None:
     empty = 1
-    (tmp_path / page_server.RECORD).write_bytes(
+    (tmp_path / page_files.RECORD).write_bytes(
         accesses(0, 3 * PAGE, 50 * PAGE | empty, 51 * PAGE | empty, 53 * PAGE | empty)
     )
     assert ranges(working_set.recorded(tmp_path)) == [
@@ -50,7 +50,7 @@ def test_a_small_gap_is_brought_along_and_memory_that_is_not_in_the_image_is_not
 
 
 def test_an_access_that_was_cut_off_does_not_count(tmp_path: Path) -> None:
-    (tmp_path / page_server.RECORD).write_bytes(accesses(PAGE, 2 * PAGE)[:-3])
+    (tmp_path / page_files.RECORD).write_bytes(accesses(PAGE, 2 * PAGE)[:-3])
     assert ranges(working_set.recorded(tmp_path)) == [(PAGE, 2 * PAGE)]
 
 
@@ -59,7 +59,7 @@ def test_without_a_record_there_is_no_working_set(tmp_path: Path) -> None:
 
 
 def test_it_comes_back_from_text() -> None:
-    data = page_server.WORKING_SET_RANGE.pack(PID, 0, PAGE) * 1000
+    data = page_files.WORKING_SET_RANGE.pack(PID, 0, PAGE) * 1000
     text = working_set.encode(data)
     assert working_set.decode(text) == data
     assert len(text) < len(data) / 10
@@ -83,6 +83,6 @@ def test_text_that_is_damaged_or_too_long_is_refused(text: str) -> None:
 
 def test_a_file_of_ranges_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ranges"
-    path.write_bytes(page_server.WORKING_SET_RANGE.pack(PID, 0, PAGE)[:-1])
-    with path.open("rb") as f, pytest.raises(page_server.PagesLost, match="not whole"):
-        page_server.read_working_set(f.fileno())
+    path.write_bytes(page_files.WORKING_SET_RANGE.pack(PID, 0, PAGE)[:-1])
+    with path.open("rb") as f, pytest.raises(page_files.PagesLost, match="not whole"):
+        page_files.read_working_set(f.fileno())

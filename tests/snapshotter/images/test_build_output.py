@@ -17,7 +17,7 @@ from pilotlight.core.rpc import SendPart, serve_rpc
 from snapshotter.agent.agent import describe
 from snapshotter.client import AgentClient
 from snapshotter.errors import ImageBuildFailed
-from snapshotter.images.build_log import BuildLog
+from snapshotter.images.build_log import KEPT_LOGS, BuildLog
 from snapshotter.images.build_output import (
     BYTES_PER_S,
     LAST_LINES,
@@ -27,7 +27,7 @@ from snapshotter.images.build_output import (
 )
 from snapshotter.images.build_sandbox import run_on_machine
 from snapshotter.images.builder import LOG_TAIL_BYTES, log_tail
-from snapshotter.images.images import KEPT_LOGS, Images
+from snapshotter.images.images import Images
 from snapshotter.images.interpreters import own_interpreter
 
 FLOOD_S = 2.0

@@ -75,7 +75,7 @@ def test_packages_of_all_apt_steps_are_found() -> None:
 @pytest.mark.skipif(
     shutil.which("apt-get") is None or os.geteuid() != 0, reason="needs Debian and root"
 )
-@pytest.mark.parametrize("argument", ["apt-", "dpkg-", "coreutil.", "coreutil?"])
+@pytest.mark.parametrize("argument", ["apt-", "coreutil.", "coreutil?"])
 async def test_apt_get_removes_nothing_and_expands_nothing(argument: str) -> None:
     command = [*APT_INSTALL[:-2], "--simulate", *APT_INSTALL[-2:], argument]
     child = await asyncio.create_subprocess_exec(

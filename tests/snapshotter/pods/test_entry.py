@@ -19,8 +19,8 @@ from snapshotter.criu.bundle import CriuBundle, make_bundle
 from snapshotter.criu.errors import CriuUnavailable
 from snapshotter.criu.operations import Restored
 from snapshotter.errors import Unsupported
-from snapshotter.pods.entry import Brought, Entry, entered, groups_of
-from snapshotter.pods.entry_processes import EntryProcesses
+from snapshotter.pods.entry.pod_entry import Brought, Entry, entered, groups_of
+from snapshotter.pods.entry.processes import EntryProcesses
 from tests.fakes.agent_home import MIB
 from tests.fakes.fake_shim import function_spec
 from tests.fakes.launched_pod import Pod, pod

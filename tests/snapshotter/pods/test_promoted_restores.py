@@ -23,7 +23,7 @@ from snapshotter.cuda.devices import Devices, Suspension
 from snapshotter.cuda.gpu_mapping import DeviceRecord, gpu_mapping, record_of
 from snapshotter.cuda.gpu_usage import CudaNode, Gpu
 from snapshotter.images.oci.container_images import ContainerImages
-from snapshotter.pods.entry_processes import EntryProcesses
+from snapshotter.pods.entry.processes import EntryProcesses
 from snapshotter.pods.restoring import PodRestores
 from snapshotter.types import CONTAINER_IMAGE_LABEL, LaunchSpec, StartKind
 from tests.fakes.agent_home import AgentHome

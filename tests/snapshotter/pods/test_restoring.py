@@ -23,7 +23,7 @@ from snapshotter.errors import Unsupported
 from snapshotter.images.code_bundles import Bundles
 from snapshotter.images.oci.container_images import ContainerImages
 from snapshotter.pods import tenant_listeners
-from snapshotter.pods.entry_processes import EntryProcesses
+from snapshotter.pods.entry.processes import EntryProcesses
 from snapshotter.pods.pod_process import require_own_namespaces
 from snapshotter.pods.restoring import PodRestores
 from snapshotter.pods.tenant_listeners import Tenants

@@ -17,7 +17,7 @@ import pytest
 
 from pilotlight.spec.record_json import to_json
 from snapshotter.agent.launch_signature import LaunchSigner
-from snapshotter.pods.entry_processes import EntryProcesses
+from snapshotter.pods.entry.processes import EntryProcesses
 from snapshotter.pods.tenant_listeners import Tenants
 from snapshotter.types import LaunchSpec, RevisionKey
 from tests.fakes.bundle import pack

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshotter.shim.missing_pages import MissingPages
+from snapshotter.shim.pages.missing_pages import MissingPages
 
 END = 40
 Span = tuple[int, int]

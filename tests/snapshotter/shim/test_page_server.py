@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from snapshotter.shim.missing_pages import MissingPages
-from snapshotter.shim.page_server import Memory, Piece
+from snapshotter.shim.pages.missing_pages import MissingPages
+from snapshotter.shim.pages.page_server import Memory, Piece
 
 PAGE = 4096
 REMAP, REMOVE, UNMAP = 0x14, 0x15, 0x16

@@ -17,8 +17,8 @@ import pytest
 
 from snapshotter.shim import seqpacket
 from snapshotter.slots.pool import SlotPool
-from snapshotter.slots.replies import BootFailed
-from snapshotter.slots.slot import Slot, SlotConnectionLost
+from snapshotter.slots.replies import BootFailed, SlotConnectionLost
+from snapshotter.slots.slot import Slot
 
 POINT: dict[str, Any] = {"threads": [], "phases_ms": {"boot": 1.0}, "joins": True, "obstacles": []}
 WRONG_POINTS = [{"listens": 5}, {"connections_inside": []}, {"threads": None}, {"obstacles": [5]}]

@@ -14,7 +14,7 @@ import pytest
 
 from snapshotter.criu.errors import CriuError
 from snapshotter.linux import proc
-from snapshotter.slots.slot import SlotConnectionLost
+from snapshotter.slots.replies import SlotConnectionLost
 from tests.fakes.agent_home import MIB
 from tests.fakes.slot_workshop import Place, Workshop
 

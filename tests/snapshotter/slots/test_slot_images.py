@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from snapshotter.slots.slot import BootFailed
+from snapshotter.slots.replies import BootFailed
 from tests.fakes.slot_workshop import Workshop
 
 pytestmark = pytest.mark.root

@@ -15,7 +15,8 @@ import pytest
 from snapshotter.criu import operations
 from snapshotter.criu.lazy import LazyPages, PageRequest
 from snapshotter.slots import slot as slots
-from snapshotter.slots.slot import BootFailed, CheckpointFailed
+from snapshotter.slots import sockets
+from snapshotter.slots.replies import BootFailed, CheckpointFailed
 from tests.fakes.agent_home import MIB
 from tests.fakes.slot_workshop import PATIENCE_S, Image, Place, Workshop
 
@@ -316,7 +317,7 @@ async def test_another_agent_adopts_a_restored_slot(shop: Workshop) -> None:
     running = await shop.start(place)
     place.slot.close()
 
-    connection = slots.connect(place.slot.directory / "shim.sock")
+    connection = sockets.connect(place.slot.directory / "shim.sock")
     adopted = slots.Slot(place.slot.id, place.slot.directory, connection, -1)
     await adopted.adopt()
     assert (adopted.worker, adopted.worker_pid) == ("resident", place.slot.worker_pid)
@@ -411,7 +412,7 @@ async def test_without_its_agent_what_stood_still_and_what_was_half_restored_goe
 
 async def adopt(place: Place) -> slots.Slot:
     slot = slots.Slot(
-        place.slot.id, place.slot.directory, slots.connect(place.slot.directory / "shim.sock"), -1
+        place.slot.id, place.slot.directory, sockets.connect(place.slot.directory / "shim.sock"), -1
     )
     await slot.adopt()
     return slot

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
-import sys
-from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 from typing import Any, Final
 
-from pilotlight.controller.batches.line_process import REQUEST_S
+from pilotlight.controller.batches import line_process
+from pilotlight.core.compute.process import ComputeProcess, ComputeProcessLost
 from pilotlight.errors import Unavailable
 
-START_S: Final = 20.0
 RETRY_S: Final = 5.0
 
 
@@ -23,7 +19,7 @@ class LineParser:
     it."""
 
     def __init__(self) -> None:
-        self._process: Process | None = None
+        self._process: ComputeProcess | None = None
 
     def __repr__(self) -> str:
         return f"<LineParser {self.pid or 'idle'}>"
@@ -47,16 +43,11 @@ class LineParser:
 
     async def _ask(self, head: bytes, data: bytes) -> bytes:
         try:
-            process = self._process or await self._start()
-            assert process.stdin is not None
-            if process.stdin.is_closing():  # uvloop raises RuntimeError for a write to it
-                raise EOFError
-            async with asyncio.timeout(REQUEST_S + 5):
-                for frame in (head, data):
-                    process.stdin.write(len(frame).to_bytes(4, "big") + frame)
-                await process.stdin.drain()
-                return await _read(process)
-        except (OSError, EOFError, TimeoutError) as e:
+            if self._process is None:
+                self._process = await ComputeProcess.start(line_process.__name__)
+            async with asyncio.timeout(line_process.REQUEST_S + 5):
+                return await self._process.ask(head, data)
+        except (OSError, TimeoutError, ComputeProcessLost) as e:
             await self.aclose()
             raise Unavailable(
                 f"the process that parses batch files has ended ({type(e).__name__})",
@@ -66,35 +57,8 @@ class LineParser:
             await self.aclose()
             raise
 
-    async def _start(self) -> Process:
-        self._process = process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "pilotlight.controller.batches.line_process",
-            stdin=PIPE,
-            stdout=PIPE,
-            env={
-                "PATH": os.environ.get("PATH", os.defpath),
-                "PYTHONPATH": os.pathsep.join(sys.path),
-            },
-        )
-        async with asyncio.timeout(START_S):
-            await _read(process)
-        return process
-
     async def aclose(self) -> None:
         """End the process."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        if process.stdin is not None:
-            process.stdin.close()
-        await process.wait()
-
-
-async def _read(process: Process) -> bytes:
-    assert process.stdout is not None
-    size = int.from_bytes(await process.stdout.readexactly(4), "big")
-    return await process.stdout.readexactly(size)
+        if process is not None:
+            await process.aclose()

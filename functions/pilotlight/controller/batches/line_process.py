@@ -1,22 +1,16 @@
 """The process that parses what is in batch files: `python -m
 pilotlight.controller.batches.line_process`.
 
-It reads requests from standard input and answers each on standard output, in frames: four bytes of
-length, then the data. A request is two frames: what to do as JSON, and the data. SIGALRM ends the
-process when a request takes more than REQUEST_S: the decoder lets no Python code run meanwhile."""
+A request (`pilotlight.core.compute.loop`) is what to do as JSON, and the data."""
 
 from __future__ import annotations
 
 import base64
-import ctypes
 import json
-import os
-import resource
-import signal
-import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
+from pilotlight.core.compute.loop import serve
 from pilotlight.errors import PilotlightError
 from pilotlight.validation.json_size import require_few_values
 
@@ -26,10 +20,6 @@ MAX_VALUES: Final = 100_000
 MAX_CUSTOM_ID: Final = 512
 MAX_MODEL: Final = 512
 REQUEST_S: Final = 20.0
-MAX_MEMORY_BYTES: Final = 2 * 1024**3
-NICENESS: Final = 10
-"""Lower CPU priority than the controller."""
-_PR_SET_DUMPABLE: Final = 4
 
 
 class _Wrong(Exception):
@@ -43,26 +33,16 @@ class _Wrong(Exception):
 
 def main() -> None:
     """Answer requests until standard input ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)
-    os.nice(NICENESS)
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
-    requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    write_frame(answers, b"ready")
-    while (head := read_frame(requests)) is not None:
-        data = read_frame(requests)
-        if data is None:
-            return
-        signal.setitimer(signal.ITIMER_REAL, REQUEST_S)
-        asked = json.loads(head)
-        if "endpoint" in asked:
-            found = list(parsed_lines(data, asked["endpoint"], is_openai=asked["is_openai"]))
-            answer = json.dumps(found).encode()
-        else:
-            answer = composed(json.loads(data))
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        write_frame(answers, answer)
+    serve(answer_of, lambda _: REQUEST_S)
+
+
+def answer_of(head: bytes, data: bytes) -> bytes:
+    """Return the parsed lines of a file as JSON, or composed lines of one."""
+    asked = json.loads(head)
+    if "endpoint" not in asked:
+        return composed(json.loads(data))
+    found = list(parsed_lines(data, asked["endpoint"], is_openai=asked["is_openai"]))
+    return json.dumps(found).encode()
 
 
 def parsed_lines(data: bytes, endpoint: str, *, is_openai: bool) -> Iterator[dict[str, Any]]:
@@ -215,22 +195,6 @@ def _loads(data: bytes) -> Any:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
-
-
-def read_frame(source: BinaryIO) -> bytes | None:
-    """Return the next frame; None where the input has ended."""
-    head = source.read(4)
-    if len(head) < 4:
-        return None
-    size = int.from_bytes(head, "big")
-    data = source.read(size)
-    return data if len(data) == size else None
-
-
-def write_frame(sink: BinaryIO, data: bytes) -> None:
-    """Write and flush one frame."""
-    sink.write(len(data).to_bytes(4, "big") + data)
-    sink.flush()
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from pilotlight.kubernetes.manifests.knative_service import revision_names
 from pilotlight.kubernetes.manifests.revisions import RevisionOf
 from pilotlight.protocol import FunctionRoute
 from pilotlight.schedules.scaling_schedules import ScheduledFloor, floor_at
-from pilotlight.spec.function import Scaling, buffer_count
+from pilotlight.spec.instances.scaling import Scaling, buffer_count
 from pilotlight.spec.observations import SHADOW_ARM, Observation
 
 log = logging.getLogger(__name__)

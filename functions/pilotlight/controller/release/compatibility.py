@@ -10,12 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pilotlight.controller.release.schema_diff import (
-    ComparisonTooLarge,
-    Incompatibility,
-    StepBudget,
-    incompatibilities,
-)
+from pilotlight.controller.release.comparison_steps import ComparisonTooLarge, StepBudget
+from pilotlight.controller.release.schema_diff import Incompatibility, incompatibilities
 from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec
 
 MAX_REPORTED = 20

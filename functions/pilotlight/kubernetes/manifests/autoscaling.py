@@ -20,7 +20,8 @@ import math
 from collections.abc import Mapping
 
 from pilotlight.kubernetes.settings import ClusterSettings
-from pilotlight.spec.function import FunctionSpec, Scaling
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.instances.scaling import Scaling
 
 KPA = "kpa.autoscaling.knative.dev"
 PILOTLIGHT = "pilotlight.dev"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from pilotlight.errors import InvalidInput, NotFound
-from pilotlight.spec.function import check_mount_path
 from pilotlight.spec.identifiers import require_name
+from pilotlight.spec.instances.volumes import check_mount_path
 
 if TYPE_CHECKING:
     from pilotlight.client.client import Client

@@ -20,7 +20,8 @@ from pilotlight.kubernetes.kinds import POD_AUTOSCALER
 from pilotlight.kubernetes.names import function_selector
 from pilotlight.kubernetes.retry_policy import RetryDelays
 from pilotlight.kubernetes.settings import ClusterSettings
-from pilotlight.spec.function import FunctionSpec, Scaling
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.instances.scaling import Scaling
 from tests.fakes.absence import away
 from tests.fakes.kubernetes.faults import Fault
 from tests.fakes.kubernetes.server import ApiServer
@@ -140,7 +141,6 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         yield Rig(server, cluster, closing)
 
 
-PA = "podautoscalers.autoscaling.internal.knative.dev/status"
 SKS = "serverlessservices.networking.internal.knative.dev"
 SCALE = "deployments.apps/scale"
 AUTO = Scaling(scaledown_window_s=3600.0, waiting_cost=10.0)

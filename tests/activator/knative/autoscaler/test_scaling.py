@@ -24,7 +24,7 @@ from activator.knative.autoscaler.podautoscalers import (
 from activator.knative.autoscaler.scaling import Decision, RevisionScale, RevisionStatus, spec_of
 from activator.knative.autoscaler.write_cache import Latest
 from pilotlight.kubernetes.kinds import POD_AUTOSCALER
-from pilotlight.spec.function import Scaling
+from pilotlight.spec.instances.scaling import Scaling
 from tests.fakes.routes import spec_of as function_spec
 
 SCALABLE = Scalable(

@@ -15,7 +15,7 @@ from activator.knative.forks import fork_loop as loop_module
 from activator.knative.forks.pod_forks import PodForks
 from activator.knative.warm.waiting_starts import Promotions
 from activator.settings import ActivatorSettings
-from pilotlight.spec.function import Scaling
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.warm_shape import WarmShape
 from tests.activator.conftest import Edge, served
 from tests.activator.test_gateway import until

@@ -12,7 +12,7 @@ from activator.knative.pod_watcher import Pod
 from activator.knative.scale_request import ScaleRequester
 from activator.knative.warm.handover_loop import HandoverLoop
 from activator.routing.route_table import CallTarget
-from pilotlight.spec.function import Scaling
+from pilotlight.spec.instances.scaling import Scaling
 from snapshotter.types import InstanceId
 from tests.activator.scaled_world import ScaledWorld
 from tests.fakes.routes import spec_of, target_of

@@ -16,7 +16,7 @@ from activator.knative.warm.unclaimed_pods import (
     is_due,
 )
 from activator.routing.route_table import CallTarget
-from pilotlight.spec.function import Scaling
+from pilotlight.spec.instances.scaling import Scaling
 from tests.activator.knative.warm.test_promotion import fleet_of, start
 from tests.fakes.clock import ManualClock
 from tests.fakes.routes import spec_of, target_of

@@ -13,7 +13,8 @@ from activator.knative.forks.pod_forks import PodForks
 from activator.knative.pod_leases import InMemoryPodLeases, PodLeaseTable
 from activator.knative.warm.waiting_starts import Promotions
 from activator.routing.route_table import CallTarget
-from pilotlight.spec.function import Resources, Scaling
+from pilotlight.spec.function import Resources
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.warm_shape import WarmShape
 from snapshotter.types import InstanceId, InstanceInfo, StartKind
 from tests.fakes.small_cluster import World

@@ -13,7 +13,8 @@ import pytest
 
 from activator.settings import ActivatorSettings
 from pilotlight.spec.engines import EngineSpec, Task, TokenLimits
-from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec, Scaling, WeightsSpec
+from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec, WeightsSpec
+from pilotlight.spec.instances.scaling import Scaling
 from tests.activator.conftest import KEY, PATIENCE_S, Edge
 from tests.fakes.engine.engine import EngineFake
 from tests.fakes.engine.served import ServedEngine

@@ -9,7 +9,7 @@ from typing import Any
 
 from activator.llm.engine_scraper import EngineScraper
 from activator.llm.engine_throttler import EngineThrottler
-from pilotlight.spec.function import Scaling
+from pilotlight.spec.instances.scaling import Scaling
 from tests.activator.conftest import PATIENCE_S
 from tests.activator.llm.openai.conftest import Shop, chat, llm
 from tests.activator.test_gateway import until

@@ -13,8 +13,8 @@ import pytest
 
 from pilotlight.protocol import CallRecord
 from pilotlight.spec.engines import TokenLimits
-from pilotlight.spec.function import Scaling
 from pilotlight.spec.identifiers import Priority
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.policies import Fallback, Variant
 from snapshotter import errors as agent_errors
 from tests.activator.llm.openai.conftest import Shop, chat, events_of, llm

@@ -13,8 +13,8 @@ import pytest
 from activator.balancing.throttler import Throttler
 from pilotlight.protocol import UsageRecord
 from pilotlight.spec.engines import TokenLimits
-from pilotlight.spec.function import Scaling
 from pilotlight.spec.identifiers import FunctionAddress, TenantId
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.pricing import Rates
 from tests.activator.conftest import KEY
 from tests.activator.llm.openai.conftest import Shop, chat, llm

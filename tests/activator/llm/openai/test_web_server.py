@@ -14,7 +14,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from pilotlight.spec.engines import MAX_TOKENS, TokenLimits
-from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec, Scaling
+from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec
+from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.web_servers import OpenAIServerSpec, WebServerSpec
 from pilotlight.worker.engine.one_request import OneRequest
 from pilotlight.worker.engine.tcp_proxy import ProxyPair

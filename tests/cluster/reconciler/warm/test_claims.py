@@ -25,9 +25,9 @@ from pilotlight.spec.function import (
     FunctionSpec,
     MethodSpec,
     Resources,
-    Scaling,
     WeightsSpec,
 )
+from pilotlight.spec.instances.scaling import Scaling
 from snapshotter.types import LaunchSpec
 from tests.cluster.reconciler.warm.conftest import H100, LARGE, NAMESPACE, PoolBench, labels_of
 from tests.fakes.fed_platform import ACME, spec

@@ -12,7 +12,8 @@ from pilotlight.controller.kubernetes.warm import resizing
 from pilotlight.controller.kubernetes.warm.status import NoWarmPod
 from pilotlight.kubernetes.manifests.pod import pod_spec
 from pilotlight.kubernetes.manifests.revisions import RevisionOf
-from pilotlight.spec.function import GIB, MIB, FunctionSpec, Resources, Scaling
+from pilotlight.spec.function import GIB, MIB, FunctionSpec, Resources
+from pilotlight.spec.instances.scaling import Scaling
 from tests.cluster.reconciler.warm.conftest import H100, LARGE, SMALL, PoolBench
 from tests.fakes.fed_platform import ACME, spec
 from tests.fakes.kubernetes.faults import Fault

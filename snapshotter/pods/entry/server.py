@@ -1,11 +1,11 @@
 """Forks the processes that enter pods: one process of the node agent that has imported what they
 need, so that entering a pod costs a fork instead of the start of an interpreter.
 
-Executed by `snapshotter.pods.entry_processes`; single-threaded, standard library only. It never
+Executed by `snapshotter.pods.entry.processes`; single-threaded, standard library only. It never
 enters anything itself: each order is one child, which serves the socket that came with it.
 
 Agent → server: `{"kind": "enter" | "show"}` [socket]. Server → agent: `{"pid": n}` [pidfd], or
-`{"error": text}`. A child of kind `enter` is `entry_init`; one of kind `show` mounts a tenant's
+`{"error": text}`. A child of kind `enter` is `entry.inside`; one of kind `show` mounts a tenant's
 directory in a promoted pod: `{"source", "over", "target"}` [pidfd of the pod] → `ok`, or the error.
 It enters the pod's mount namespace alone, so that no process of the pod sees or traces it."""
 
@@ -15,7 +15,8 @@ import contextlib
 import os
 import socket
 
-from snapshotter.pods import entry_init, mounts
+from snapshotter.pods import mounts
+from snapshotter.pods.entry import inside
 from snapshotter.shim import seqpacket
 
 
@@ -44,7 +45,7 @@ def _fork(control: socket.socket, kind: str, fds: list[int]) -> tuple[dict[str, 
         return {"error": str(e)}, []
     try:
         control.close()
-        {"enter": entry_init.main, "show": _show}[kind](fds[0])
+        {"enter": inside.main, "show": _show}[kind](fds[0])
     finally:
         os._exit(0)
 

@@ -1,5 +1,5 @@
-"""Starts processes that enter pods (`entry_server`), each with a socket to its owner, and mounts
-directories in pods by them; the agent itself never enters one."""
+"""Starts processes that enter pods (`entry.server`), each with a socket to its owner, and mounts
+directories in pods by them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ NODE_DIRECTORY = Path("/pilotlight")
 """Where pods see their directory of the node (`pilotlight.kubernetes.manifests.pod`)."""
 MOUNT_S = 10.0
 """Limit of one mount, which takes milliseconds."""
-_ROOT = str(Path(__file__).resolve().parents[2])
+_ROOT = str(Path(__file__).resolve().parents[3])
 _BOOT = (
-    "import sys; sys.path.insert(0, {root!r}); from snapshotter.pods.entry_server import main; "
+    "import sys; sys.path.insert(0, {root!r}); from snapshotter.pods.entry.server import main; "
     "main({fd})"
 )
 

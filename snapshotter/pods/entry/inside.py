@@ -2,10 +2,10 @@
 restored worker to the pod; or boots a worker in the root file system of its function's image, which
 nothing inside the pod could enter.
 
-Executed for `snapshotter.pods.entry` as a separate process; single-threaded, standard library only.
-The entering process stays outside the pod's PID namespace and waits for its child, which is inside
-and handles requests. When the child exits, a worker that was kept becomes a child of the pod's
-first process, the launcher; otherwise it is killed.
+Executed for `snapshotter.pods.entry.pod_entry` as a separate process; single-threaded, standard
+library only. The entering process stays outside the pod's PID namespace and waits for its child,
+which is inside and handles requests. When the child exits, a worker that was kept becomes a child
+of the pod's first process, the launcher; otherwise it is killed.
 
 Owner → this process: `enter` [pidfd of the pod, kdat, files, stdout and stderr of a worker to
 boot], then the requests of a sandbox (`snapshotter.criu.sandbox_init`), and revive, boot, keep.

@@ -34,25 +34,22 @@ import struct
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from snapshotter.shim.missing_pages import MissingPages
+from snapshotter.shim.pages.missing_pages import MissingPages
+from snapshotter.shim.pages.page_files import (
+    ACCESS,
+    EMPTY,
+    MAX_RECORDED,
+    RECORD,
+    PagesLost,
+    Ranges,
+    read_working_set,
+)
+from snapshotter.shim.pages.page_image import AROUND_BYTES, PageImage
 
 SOCKET = "lazy-pages.socket"
-RECORD = "touched-pages"
-"""File in the work directory with the recorded accesses: pid and address, `ACCESS` each."""
-MAP = "lazy-{pid}.map"
-"""File beside CRIU's images: number of the pages file and number of ranges, then (start, end,
-position) of each range of lazily restored memory."""
-MAP_HEAD, MAP_RANGE, ACCESS = struct.Struct("<QQ"), struct.Struct("<QQQ"), struct.Struct("<QQ")
-WORKING_SET_RANGE = struct.Struct("<QQQ")
-"""pid, start, end; the start of memory that is not in the image, because nothing was ever written
-there, is odd, as is the address of such an access."""
-_EMPTY = 1
-MAX_RECORDED = 1 << 16
-"""Accesses that are recorded: 256 MiB. More is no working set, and memory is brought in order."""
-
 _FINISHED = 0x52535446
 """CRIU's word for a complete restore, where a pid could be (LAZY_PAGES_RESTORE_FINISHED)."""
 _PID = struct.Struct("<i")
@@ -63,13 +60,10 @@ _FLAG_WRITE = 1
 _COPY = struct.Struct("<QQQQq")
 _UFFDIO_COPY, _UFFDIO_ZEROPAGE, _UFFDIO_WAKE = 0xC028AA03, 0xC020AA04, 0x8010AA02
 _RANGE, _ZEROPAGE = struct.Struct("<QQ"), struct.Struct("<QQQq")
-_POPULATE_READ = 22
 _PAGE = mmap.PAGESIZE
 _MESSAGES_AT_ONCE = 64
 _STEP_BYTES = 64 * _PAGE
 """Copied between two looks for faults: some 0.1 ms."""
-_AROUND_BYTES = 16 * _PAGE
-"""What is brought after a page that the process waits for, from around it."""
 _RETRY_S = 0.001
 """Pause before memory is tried again that CRIU has not registered yet, or that the process
 changes."""
@@ -86,10 +80,6 @@ _NO_MEMORY_TRIES = 200
 _TAMPERED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD)
 
 
-class PagesLost(Exception):
-    """Raised when memory cannot be brought: the process must not run on."""
-
-
 def fork(
     *,
     images: int,
@@ -101,9 +91,9 @@ def fork(
 ) -> int:
     """Start a page server for one restore; returns its pid. It listens when this returns.
 
-    images, work: directories, as for CRIU. working_set: file of `WORKING_SET_RANGE`s in the order
-    in which to bring them. ready: end of a pipe that is closed once these are there (-1: none).
-    enter: called first in the new process. The caller keeps the descriptors.
+    images, work: directories, as for CRIU. working_set: file of `page_files.WORKING_SET_RANGE`s in
+    the order in which to bring them. ready: end of a pipe that is closed once these are there (-1:
+    none). enter: called first in the new process. The caller keeps the descriptors.
 
     It exits with status 0 when everything was brought or the processes have exited, otherwise the
     processes must be killed. Raises OSError.
@@ -157,86 +147,6 @@ def _close_others(*kept: int) -> None:
     os.closerange(low, os.sysconf("SC_OPEN_MAX"))
 
 
-_Ranges = list[tuple[int, int]]
-
-
-def read_working_set(file: int) -> dict[int, _Ranges]:
-    """pid → ranges. Raises OSError, PagesLost if the file is not whole."""
-    data = os.pread(file, os.fstat(file).st_size, 0)
-    if len(data) % WORKING_SET_RANGE.size:
-        raise PagesLost(f"the working set has {len(data)} bytes: it is not whole")
-    found: dict[int, _Ranges] = {}
-    for pid, start, end in WORKING_SET_RANGE.iter_unpack(data):
-        found.setdefault(pid, []).append((start, end))
-    return found
-
-
-def read_map(data: bytes) -> tuple[int, list[tuple[int, int, int]]]:
-    """The number of the pages file, and (start, end, position) of each lazy range. Raises
-    ValueError if it is not whole."""
-    if len(data) < MAP_HEAD.size:
-        raise ValueError(f"it has {len(data)} bytes")
-    number, count = MAP_HEAD.unpack_from(data)
-    if len(data) != MAP_HEAD.size + count * MAP_RANGE.size:
-        raise ValueError(f"it has {len(data)} bytes")
-    return number, list(MAP_RANGE.iter_unpack(data[MAP_HEAD.size :]))
-
-
-class _Image:
-    """The pages of one process in its image, mapped at `address` for the kernel to copy from."""
-
-    def __init__(self, images: int, pid: int) -> None:
-        with open(os.open(MAP.format(pid=pid), os.O_RDONLY, dir_fd=images), "rb") as f:
-            data = f.read()
-        try:
-            number, ranges = read_map(data)
-        except ValueError as e:
-            raise PagesLost(f"the map of process {pid} is truncated: {e}") from e
-        self._fd = os.open(f"pages-{number}.img", os.O_RDONLY, dir_fd=images)
-        size = os.fstat(self._fd).st_size
-        if any(position + end - start > size for start, end, position in ranges):
-            raise PagesLost(f"pages-{number}.img is truncated: it has {size} bytes")
-        protection = mmap.PROT_READ | mmap.PROT_WRITE  # ctypes needs a writable buffer
-        self._map = mmap.mmap(self._fd, size, flags=mmap.MAP_PRIVATE, prot=protection)
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self.missing = MissingPages(ranges)
-
-    def read_ahead(self, ranges: Iterable[tuple[int, int, int]]) -> None:
-        """Have the disk read all ranges at once, unless they seem to be in the page cache."""
-        found = [(position, end - start) for start, end, position in ranges]
-        if all(self._is_cached(position) for position, _ in found[:: len(found) // 8 + 1]):
-            return
-        for position, length in found:
-            os.posix_fadvise(self._fd, position, length, os.POSIX_FADV_WILLNEED)
-
-    def _is_cached(self, position: int) -> bool:
-        try:
-            return os.preadv(self._fd, [bytearray(1)], position, os.RWF_NOWAIT) == 1
-        except OSError:  # EAGAIN, or the file system cannot tell
-            return False
-
-    def map_in_all(self, parts: Iterable[tuple[int, int]]) -> None:
-        """`map_in` (position, length) of these; neighbours by one call, because a call costs as
-        much as mapping some 16 pages."""
-        at = until = 0
-        for position, length in sorted(parts):
-            if position > until + _AROUND_BYTES:
-                self.map_in(at, until - at)
-                at = position
-            until = max(until, position + length)
-        self.map_in(at, until - at)
-
-    def map_in(self, position: int, length: int) -> None:
-        """Have these bytes in this process. Raises PagesLost if they cannot be read."""
-        if not length:
-            return
-        try:
-            self._map.madvise(_POPULATE_READ, position, length)
-        except OSError as e:
-            if e.errno != errno.EINVAL:  # before Linux 5.14 the copy maps them in, page by page
-                raise PagesLost(f"the image cannot be read at {position}: {e.strerror}") from e
-
-
 @dataclass(slots=True)
 class Piece:
     """A part of the working set, and the argument of the call that brings it."""
@@ -254,7 +164,7 @@ class Memory:
 
     pid: int
     uffd: int
-    image: _Image
+    image: PageImage
     missing: MissingPages
     wanted: deque[Piece] = field(default_factory=deque)
     brought: list[Piece] = field(default_factory=list)
@@ -284,7 +194,7 @@ class PageServer:
     def __init__(
         self,
         images: int,
-        working_set: Mapping[int, _Ranges],
+        working_set: Mapping[int, Ranges],
         *,
         record: int = -1,
         ready: int = -1,
@@ -321,23 +231,23 @@ class PageServer:
                     self._on_criu(connection)
             timeout_s = 0.0 if events else self._work()
 
-    def _prepare(self, pid: int, ranges: _Ranges) -> tuple[_Image, deque[Piece]]:
+    def _prepare(self, pid: int, ranges: Ranges) -> tuple[PageImage, deque[Piece]]:
         """The image of a process, and the pieces of its working set, mapped in."""
-        image = _Image(self._images, pid)
+        image = PageImage(self._images, pid)
         pieces: deque[Piece] = deque()
         places = [
-            [(start - _EMPTY, end, 0)] if start & _EMPTY else list(image.missing.within(start, end))
+            [(start - EMPTY, end, 0)] if start & EMPTY else list(image.missing.within(start, end))
             for start, end in ranges
         ]
         in_image = [
             one
             for (start, _), found in zip(ranges, places, strict=True)
-            if not start & _EMPTY
+            if not start & EMPTY
             for one in found
         ]
         image.read_ahead(in_image)
         for (start, _), found in zip(ranges, places, strict=True):
-            source = self._zeros_address if start & _EMPTY else image.address
+            source = self._zeros_address if start & EMPTY else image.address
             for at, until, position in found:
                 for here in range(at, until, _STEP_BYTES):
                     length = min(_STEP_BYTES, until - here)
@@ -362,7 +272,7 @@ class PageServer:
             self._background_at = time.monotonic() + _BACKGROUND_S
         elif pid > 0:  # a zombie's is negative: it has no memory
             _, (uffd,), _, _ = socket.recv_fds(connection, 1, 1)
-            image, wanted = self._prepared.get(pid) or (_Image(self._images, pid), deque())
+            image, wanted = self._prepared.get(pid) or (PageImage(self._images, pid), deque())
             self._add(Memory(pid=pid, uffd=uffd, image=image, missing=image.missing, wanted=wanted))
 
     def _add(self, memory: Memory) -> None:
@@ -406,7 +316,7 @@ class PageServer:
         found = memory.missing.first_within(address, address + _PAGE)
         if is_recording:
             os.write(
-                self._record, ACCESS.pack(memory.pid, address | (_EMPTY if found is None else 0))
+                self._record, ACCESS.pack(memory.pid, address | (EMPTY if found is None else 0))
             )
         if found is None:
             is_write = bool(flags & _FLAG_WRITE)
@@ -417,7 +327,7 @@ class PageServer:
             if memory.uffd in self._memories:
                 self._wake(memory, address)
         elif not is_recording:
-            self._around.append((memory, address & ~(_AROUND_BYTES - 1)))
+            self._around.append((memory, address & ~(AROUND_BYTES - 1)))
 
     def _zero_ahead(self, memory: Memory, address: int) -> bool:
         """Fill this page and those that follow, if the process has reached it through the last
@@ -471,7 +381,7 @@ class PageServer:
             return None
         if self._around:
             memory, start = self._around.popleft()
-            for one in list(memory.missing.within(start, start + _AROUND_BYTES)):
+            for one in list(memory.missing.within(start, start + AROUND_BYTES)):
                 is_gone = self._memories.get(memory.uffd) is not memory
                 if is_gone or not self._copy(memory, *one):
                     break  # it comes with its first access, or later
@@ -601,23 +511,3 @@ def _uffd_copy(uffd: int, target: int, source: int, length: int) -> None:
         failed = _CopyFailed(e.errno, os.strerror(e.errno or 0))
         failed.copied = max(0, _COPY.unpack(argument)[4])
         raise failed from e
-
-
-def ranges_of(accesses: bytes, *, gap_bytes: int = 4 * _PAGE) -> Iterator[tuple[int, int, int]]:
-    """(pid, start, end) of the working set of recorded accesses, in the order of first accesses;
-    neighbours are one range, also over small gaps in the image, which cost less than a range
-    more."""
-    firsts: dict[tuple[int, int], int] = {}
-    for number, access in enumerate(ACCESS.iter_unpack(accesses)):
-        firsts.setdefault(access, number)
-    found: list[list[int]] = []
-    for (pid, address), number in sorted(firsts.items()):
-        gap = 0 if address & _EMPTY else gap_bytes
-        last = found[-1] if found else [-1, 0, 0, 0]
-        is_alike = last[0] == pid and not (last[1] ^ address) & _EMPTY
-        if is_alike and address <= last[2] + _EMPTY + gap:
-            last[2], last[3] = (address & ~_EMPTY) + _PAGE, min(last[3], number)
-        else:
-            found.append([pid, address, (address & ~_EMPTY) + _PAGE, number])
-    for pid, start, end, _ in sorted(found, key=lambda one: one[3]):
-        yield pid, start, end

@@ -22,7 +22,7 @@ from snapshotter.criu.errors import CriuUnavailable
 from snapshotter.criu.self_test_sandbox import Sandbox, SandboxProcess, started
 from snapshotter.errors import Unsupported
 from snapshotter.linux.proc import host_pid
-from snapshotter.pods.entry_processes import EntryProcesses
+from snapshotter.pods.entry.processes import EntryProcesses
 from snapshotter.shim import child, seqpacket
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -37,7 +37,7 @@ class Brought:
         uid: the worker's.
         writable_bytes: size of its temporary file systems.
         python: its interpreter in the tree.
-        files: the snapshot's archive of files.
+        files: the snapshot's archive of files; /dev/null: none.
         kdat: CRIU's cache of kernel features; None: it tests the kernel again.
         address: of the worker's slot, which the pod gets on its loopback interface; "": none.
         restores: a worker is restored: it gets a mount namespace of its own, in which it finds the
@@ -54,8 +54,8 @@ class Brought:
     uid: int
     writable_bytes: int
     python: str
-    files: Path
-    kdat: Path | None
+    files: Path = Path(os.devnull)
+    kdat: Path | None = None
     address: str = ""
     restores: bool = True
     rootfs: Path | None = None
