@@ -3,6 +3,10 @@
 pilotlight deploy examples/predictions.py
 pilotlight call churn/score --arg customer='{"email": "ada@example.com", "visits": 3}'
 pilotlight log query churn/score "select version, avg(latency_ms) from predictions group by 1"
+
+Would another revision answer as this one did? `email` is scrubbed in the log, and not used here:
+
+pilotlight replay churn/score --on v2 --scrubbed
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from activator.quotas.unauthenticated_limit import UnauthenticatedRateLimiter
 from activator.routing.api_keys import ANONYMOUS, Principal
 from activator.routing.route_table import FunctionRouter, RouteTable
 from pilotlight import errors
+from pilotlight.protocol import HEADER_REPLAY, HEADER_TAG
 from pilotlight.spec.identifiers import (
     DEFAULT_ENVIRONMENT,
     FunctionAddress,
@@ -30,7 +31,8 @@ from pilotlight.spec.identifiers import (
 
 RAW = "/fn/"
 FUNCTIONS = "/v1/functions/"
-TAG = b"pilotlight-tag"
+TAG = HEADER_TAG.encode()
+REPLAY = HEADER_REPLAY.encode()
 NO_TENANT = "-"
 """Placeholder for the id of a tenant that does not exist."""
 
@@ -173,7 +175,7 @@ class RequestResolver:
         unasked: str = "",
     ) -> AccessGrant:
         """Return the access grant, and set it on the request so that every response has quota
-        headers. Raises Forbidden, NotFound.
+        headers. Raises Forbidden, NotFound; InvalidInput for a replay that names no revision.
 
         `unasked`: the revision for a caller of the function's own tenant that names none; "" = by
         the traffic split."""
@@ -181,7 +183,11 @@ class RequestResolver:
             tag = asked.decode("latin-1")
         if not tag and not is_raw:
             tag = tag_in_query(request)
-        choice = routed.choose(caller, request.headers, tag or unasked)
+        choice = (
+            routed.choose_for_replay(caller, tag)
+            if REPLAY in request.headers
+            else routed.choose(caller, request.headers, tag or unasked)
+        )
         if choice is not routed.only or not routed.is_plain:
             request.choice = choice
         entry = self.access.entry(caller, choice.target, request.address)

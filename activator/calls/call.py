@@ -27,6 +27,7 @@ from pilotlight.core.tracing.trace_context import (
     trace_id_for_call,
 )
 from pilotlight.spec.identifiers import Priority
+from pilotlight.spec.observations import REPLAY_ARM
 from pilotlight.spec.pricing import CACHED
 from pilotlight.spec.sandboxes import QUEUE_S
 from snapshotter.types import StartKind
@@ -177,6 +178,11 @@ class Call:
         if self.deadline_s is None:
             return clock_s
         return min(clock_s, self.deadline_s - (time.monotonic_ns() - self.received_ns) / 1e9)
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether it repeats a logged call (`pilotlight replay`): its revision alone answers it."""
+        return self.choice is not None and self.choice.arm == REPLAY_ARM
 
     @property
     def blame(self) -> Outcome:

@@ -276,13 +276,13 @@ class CallRunner:
 
     async def _run_fallback(self, call: Call, failure: errors.PilotlightError) -> AnsweredCall:
         spec = call.target.spec
-        if self.fallbacks is None or not (spec.fallback or spec.variants):
+        if self.fallbacks is None or call.is_replay or not (spec.fallback or spec.variants):
             raise failure
         return await self.fallbacks.run_fallbacks(call, failure, self._begin)
 
     def remember(self, call: Call, answer: WorkerResponse) -> None:
         """Store the response of a function with fallbacks, where one is cached."""
-        if self.fallbacks is not None:
+        if self.fallbacks is not None and not call.is_replay:
             self.fallbacks.remember(call, answer)
 
     async def _begin(self, call: Call, held: Reservation | None = None) -> Attempt:
@@ -321,7 +321,7 @@ class CallRunner:
         where there is none."""
         found = (
             self.fallbacks.try_reserve_variant(call)
-            if self.fallbacks is not None and not call.degraded
+            if self.fallbacks is not None and not call.degraded and not call.is_replay
             else None
         )
         if found is None:

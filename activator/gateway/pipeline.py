@@ -77,7 +77,7 @@ class CallPipeline:
 
     def _begin(self, request: Request, call: Call) -> Coroutine[Any, Any, AnsweredCall]:
         terms = call.target.cache
-        if terms is None:
+        if terms is None or call.is_replay:
             return self.runner.begin(call)
         return self._cached.begin(call, terms, request.headers)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from activator.access.grants import AccessGrant
-from activator.access.resolver import FUNCTIONS, TAG, RequestResolver
+from activator.access.resolver import FUNCTIONS, REPLAY, TAG, RequestResolver
 from activator.calls.call import Call, priority_lines
 from activator.calls.caller import Caller
 from activator.calls.response import forwarded_lines
@@ -253,7 +253,7 @@ class RouteCache:
             headers.get(b"pilotlight-environment", b""),
         )
         resolved = self._known.get(asked)
-        if resolved is None or TAG in headers:
+        if resolved is None or TAG in headers or REPLAY in headers:
             return None
         fast_route = resolved.fast_route or self._chosen_fast_route(resolved, headers)
         if fast_route is None or not is_simple(headers, max_body_bytes=fast_route.entry.body_bytes):

@@ -13,12 +13,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import random
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from activator.arguments.validator import CheckTooExpensive
 from activator.balancing.instance import Reservation
@@ -34,6 +33,7 @@ from activator.tracing.tracer import Tracer
 from activator.worker_client.connection import WorkerConnectionLost
 from pilotlight import errors
 from pilotlight.spec.observations import SHADOW_ARM
+from pilotlight.validation.json_compare import differences
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +46,6 @@ MAX_COPIED_BYTES: Final = 1024**2
 MAX_COMPARED_BYTES: Final = 256 * 1024
 """Limit of each of two responses that are compared as values: parsing them blocks the event loop
 for some milliseconds. Larger ones are compared as bytes."""
-TOLERANCE: Final = 1e-6
-"""Relative tolerance within which numbers are equal."""
 
 
 class _NotRun(Exception):
@@ -342,28 +340,10 @@ def _compared(copy: _Copy, status: int, body: bytes | None) -> bool | None:
 
 def is_same(one: bytes, other: bytes) -> bool:
     """Return whether two responses are equal: byte for byte, or as JSON values with numbers within
-    TOLERANCE."""
+    `json_compare.TOLERANCE`."""
     if one == other:
         return True
     try:
-        return _is_alike(json.loads(one), json.loads(other))
+        return next(differences(json.loads(one), json.loads(other)), None) is None
     except (ValueError, RecursionError):
         return False
-
-
-def _is_alike(one: Any, other: Any) -> bool:
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    if isinstance(one, int | float) and isinstance(other, int | float):
-        return (
-            one == other
-            or math.isclose(one, other, rel_tol=TOLERANCE)
-            or (math.isnan(one) and math.isnan(other))
-        )
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(
-            _is_alike(value, other[key]) for key, value in one.items()
-        )
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_is_alike, one, other))
-    return bool(one == other)

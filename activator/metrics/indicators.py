@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from activator.metrics.call_counters import FUNCTION, OTHER, LabelLimiter
 from activator.routing.call_target import CallTarget
-from pilotlight.spec.observations import SHADOW_ARM, Observation
+from pilotlight.spec.observations import UNCOUNTED_ARMS, Observation
 from pilotlight.spec.policies import DEFAULT_OBJECTIVES
 from pilotlight.spec.slis import MEASURED, BudgetSpend, Sli, compute_budget_spend
 
@@ -35,7 +35,7 @@ class Indicators(Collector):
         """Add an observation of a revision. Functions without a series of their own are left
         out."""
         labels = self._functions.of(target.tenant, target.app, target.function)
-        if labels[0] == OTHER or observation.arm == SHADOW_ARM:
+        if labels[0] == OTHER or observation.arm in UNCOUNTED_ARMS:
             return
         declared = target.spec.objectives
         for sli in Sli if declared is not None else MEASURED:

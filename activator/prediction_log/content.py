@@ -6,15 +6,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
-from pilotlight.spec.prediction_log import Content
-from pilotlight.validation.json_paths import Segment, parse_path
+from pilotlight.spec.prediction_log import REST, SCRUBBED, Content
+from pilotlight.validation.json_documents import parse_document, replace_values
+from pilotlight.validation.json_paths import parse_path
 
-SCRUBBED: Final = "[scrubbed]"
-REST: Final = "*"
 HASH_BYTES: Final = 16
 MAX_MEMBERS: Final = 64
 """Members of the object at the top that a summary describes."""
@@ -55,10 +54,7 @@ def output_columns(body: bytes, *, content: Content, scrub: Sequence[str]) -> di
 
 def scrub_document(document: Any, paths: Sequence[str]) -> Any:
     """Return the document with the values at these JSON paths replaced. May change it in place."""
-    holder = [document]
-    for path in paths:
-        _replace(holder, (Segment(0), *_paths(path)))
-    return holder[0]
+    return replace_values(document, map(_paths, paths), SCRUBBED)
 
 
 def summarize(document: Any) -> dict[str, Any]:
@@ -76,7 +72,7 @@ def summarize(document: Any) -> dict[str, Any]:
 def parse_body(body: bytes, scrub: Sequence[str], parameters: Sequence[str]) -> tuple[bool, Any]:
     """Return whether the body is JSON, and its scrubbed value. Arguments by position are named."""
     try:
-        document = json.loads(body, parse_constant=lambda _: None, parse_float=_finite)
+        document = parse_document(body)
         if parameters and isinstance(document, list):
             document = _named(scrub_document(document, scrub), parameters)
         return True, scrub_document(document, scrub)
@@ -102,49 +98,6 @@ def _text(value: Any, *, sort_keys: bool = False) -> str:
     """Encode a value. Half of a surrogate pair, which JSON escapes can express, becomes "?"."""
     text = json.dumps(value, ensure_ascii=False, sort_keys=sort_keys, separators=(",", ":"))
     return text.encode("utf-8", "replace").decode()
-
-
-def _finite(text: str) -> float | None:
-    """Parse a number; one that is too large for a float is null."""
-    value = float(text)
-    return value if math.isfinite(value) else None
-
-
-def _replace(holder: Any, segments: Sequence[Segment]) -> None:
-    """Replace what the segments lead to, below `holder`. Visits each value at most once for each
-    segment."""
-    level = [holder]
-    for segment in segments[:-1]:
-        found = (parent[key] for parent, key in _locations(level, segment))
-        level = list(
-            {id(value): value for value in found if isinstance(value, dict | list)}.values()
-        )
-    for parent, key in list(_locations(level, segments[-1])):
-        parent[key] = SCRUBBED
-
-
-def _locations(values: list[Any], segment: Segment) -> Iterator[tuple[Any, Any]]:
-    """Yield (parent, key) of what a segment leads to from objects and lists."""
-    for value in _descendants(values) if segment.is_deep else values:
-        if isinstance(value, dict):
-            keys = list(value) if segment.key is None else [segment.key]
-            yield from ((value, key) for key in keys if key in value)
-        elif segment.key is None:
-            yield from ((value, index) for index in range(len(value)))
-        elif isinstance(segment.key, int) and segment.key < len(value):
-            yield value, segment.key
-
-
-def _descendants(values: list[Any]) -> Iterator[Any]:
-    """Yield these objects and lists and all in them, each once."""
-    ahead, seen = list(values), set[int]()
-    while ahead:
-        value = ahead.pop()
-        if id(value) not in seen:
-            seen.add(id(value))
-            yield value
-            inner = value.values() if isinstance(value, dict) else value
-            ahead += [each for each in inner if isinstance(each, dict | list)]
 
 
 def _describe(value: Any) -> dict[str, Any]:

@@ -53,11 +53,11 @@ class PredictionQueue:
         return self._count
 
     def add(self, attempt: AnsweredCall, status: int, body: bytes | None) -> None:
-        """Log an answered call of a function with a log, if it is drawn. `body`: the response; None
-        = it was streamed."""
+        """Log an answered call of a function with a log, if it is drawn and no replay. `body`: the
+        response; None = it was streamed."""
         call = attempt.call
         terms = call.target.log
-        if terms is None or self._draw() >= terms.sample:
+        if terms is None or call.is_replay or self._draw() >= terms.sample:
             return
         request_body = call.body if len(call.body) <= MAX_BODY_BYTES else b""
         response_body = b""

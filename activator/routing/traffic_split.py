@@ -18,9 +18,10 @@ from typing import Final, Protocol
 from activator.routing.api_keys import Principal
 from activator.routing.call_target import CallTarget
 from pilotlight import errors
-from pilotlight.protocol import HEADER_ARM, FunctionRoute
+from pilotlight.protocol import HEADER_ARM, HEADER_REPLAY, HEADER_TAG, FunctionRoute
 from pilotlight.spec import traffic
-from pilotlight.spec.identifiers import MAX_NAME_LENGTH
+from pilotlight.spec.identifiers import MAX_NAME_LENGTH, Scope
+from pilotlight.spec.observations import REPLAY_ARM
 from pilotlight.spec.pricing import Rates
 from pilotlight.spec.traffic import (
     BY_HEADER,
@@ -67,7 +68,8 @@ class RoutingDecision:
     """The routing decision for a call, or for all calls of a unit. Immutable; compared by identity.
 
     Attributes:
-        experiment, arm: where it is in one, else "".
+        experiment, arm: where it is in one, else ""; the arm of copies and replays is one of
+            `pilotlight.spec.observations.UNCOUNTED_ARMS`.
         unit: 16 hex digits that identify the unit in the experiment; "" without a unit.
         is_override: the caller, or a pin, named the revision.
         shadow: target of a copy of the call; None = no copy.
@@ -226,6 +228,22 @@ class FunctionRouter:
             return self.only
         choice = self._default(caller, headers)
         return choice if self.handover is None else self.handover.decide(choice, caller, headers)
+
+    def choose_for_replay(self, caller: Principal, asked: str) -> RoutingDecision:
+        """Return the decision for a call that repeats a logged one. Raises InvalidInput where it
+        names no revision, Forbidden for a caller that could not delete the log, which the call
+        would otherwise be in; NotFound."""
+        if not asked:
+            raise errors.InvalidInput(
+                f"header {HEADER_REPLAY}: name the revision, with {HEADER_TAG} for example",
+                parameter=HEADER_REPLAY,
+            )
+        if not caller.scope.reaches(Scope.DEPLOY):
+            raise errors.Forbidden(
+                f"this API key has scope {caller.scope.value!r}: header {HEADER_REPLAY} needs "
+                f"'deploy'"
+            )
+        return RoutingDecision(self._named(caller, asked).target, arm=REPLAY_ARM, is_override=True)
 
     def _default(self, caller: Principal, headers: Mapping[bytes, bytes]) -> RoutingDecision:
         if self._pins and (pinned := self._pins.get(caller.tenant_name)) is not None:

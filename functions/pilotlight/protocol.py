@@ -38,8 +38,12 @@ HEADER_RATE_LIMIT_POLICY = "ratelimit-policy"
 HEADER_TAG = "pilotlight-tag"
 """Set by a caller of the function's own tenant: selects the revision with this tag (or this name),
 independent of weights."""
+HEADER_REPLAY = "pilotlight-replay"
+"""Set by a caller with scope `deploy` that names a revision: the call repeats a logged one. It has
+the arm REPLAY_ARM, is not logged as a prediction, and counts in no rollout and no objective;
+neither the response cache nor fallbacks answer it."""
 HEADER_ARM = "pilotlight-arm"
-"""On responses and on requests to the worker: the caller's arm of the experiment."""
+"""On responses and on requests to the worker: the caller's arm of the experiment, or REPLAY_ARM."""
 HEADER_CACHE = "pilotlight-cache"
 """On a response of a function with a response cache: `hit`, `miss`, or `bypass` (it was not
 looked for)."""

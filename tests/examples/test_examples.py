@@ -199,7 +199,9 @@ def test_canary_plays_a_good_release_and_a_bad_one(tmp_path: Path) -> None:
     assert "rolled_back" in picture.read_text()
 
 
-def test_predictions_are_logged_without_who_they_are_about(platform: PlatformUnderTest) -> None:
+def test_predictions_are_logged_without_who_they_are_about_and_replayed(
+    platform: PlatformUnderTest, tmp_path: Path
+) -> None:
     deploy(platform, "predictions.py")
     calls = {"ada@example.com": 3, "bob@example.com": 9}
     for email, visits in calls.items():
@@ -220,6 +222,32 @@ def test_predictions_are_logged_without_who_they_are_about(platform: PlatformUnd
     assert float(first["cost"]) > 0
     entries = json.loads(platform.cli("audit", "--action", "predictions.read", "--json").stdout)
     assert (entries[0]["subject"], entries[0]["after"]["rows"]) == ("main/churn/score", 2)
+    replay_on_another_revision(platform, tmp_path)
+
+
+def replay_on_another_revision(platform: PlatformUnderTest, directory: Path) -> None:
+    """Replay both calls of the log on the revision that answered, and on one that answers
+    otherwise and can be called by its name only."""
+    skipped = platform.cli("replay", "churn/score", "--on", "stable", "--json", check=False)
+    assert (skipped.returncode, json.loads(skipped.stdout)["skipped"]) == (1, 2)
+    same = platform.cli("replay", "churn/score", "--on", "stable", "--scrubbed", "--json")
+    assert json.loads(same.stdout)["equal"] == 2
+    other = directory / "predictions.py"
+    source = (EXAMPLES / "predictions.py").read_text()
+    other.write_text(source.replace("1 / (1 + customer", "1 / (2 + customer"))
+    platform.cli("deploy", str(other), "--no-traffic", "--no-wait")
+    words = ("replay", "churn/score", "--on", "v2", "--scrubbed", "--fail-over", "0.5")
+    done = platform.cli(*words, "--out", str(directory / "rows.jsonl"), "--json", check=False)
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["compared"], found["different"]) == (2, 2)
+    counted = {one["path"]: one["rows"] for one in found["paths"]}
+    assert counted == {"$.probability": 2, "$.write": 1}
+    assert found["ms"]["exec"]["new"]["p50"] > 0
+    rows = [json.loads(line) for line in (directory / "rows.jsonl").read_text().splitlines()]
+    assert {row["result"] for row in rows} == {"different"}
+    with platform.client() as client:
+        assert client.traffic("churn", "score")["tags"] == {}
 
 
 def test_reviews_are_rated_from_a_file(platform: PlatformUnderTest, tmp_path: Path) -> None:

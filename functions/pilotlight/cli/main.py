@@ -53,6 +53,7 @@ _PANELS: dict[str, dict[str, str]] = {
         "batch": "calls.batch",
         "log": "calls.log",
         "drift": "calls.drift",
+        "replay": "calls.replay",
         "loadtest": "calls.loadtest",
         "engine": "apps.engine",
         "instance": "operations.instance",

@@ -49,7 +49,8 @@ class Result:
         return not self.error and 200 <= self.status < 300
 
 
-def _nearest(ordered: Sequence[float], share: float) -> float:
+def nearest_rank(ordered: Sequence[float], share: float) -> float:
+    """The quantile of sorted values, by the nearest rank."""
     return ordered[min(len(ordered) - 1, max(0, math.ceil(share * len(ordered)) - 1))]
 
 
@@ -58,7 +59,7 @@ def summary(values: Sequence[float]) -> dict[str, float | int] | None:
     if not values:
         return None
     ordered = sorted(values)
-    found = {f"p{share * 100:g}": _nearest(ordered, share) for share in QUANTILES}
+    found = {f"p{share * 100:g}": nearest_rank(ordered, share) for share in QUANTILES}
     return {"n": len(ordered), "mean": sum(ordered) / len(ordered), **found, "max": ordered[-1]}
 
 

@@ -13,6 +13,10 @@ from typing import Any, Self
 
 SHADOW_ARM = "~shadow"
 """The arm of copies answered by a shadow."""
+REPLAY_ARM = "~replay"
+"""The arm of calls that repeat logged ones (`pilotlight replay`)."""
+UNCOUNTED_ARMS = (SHADOW_ARM, REPLAY_ARM)
+"""Arms whose calls no user waits for: they count in no rollout and no objective."""
 GROWTH = 1.1
 """Latency buckets grow by a tenth: bucket b covers up to GROWTH**b milliseconds."""
 CLOCKS = (
@@ -41,7 +45,7 @@ class Observation:
 
     Attributes:
         minute: minutes since the epoch, of the end of the call.
-        arm: arm of an experiment; "" for none, SHADOW_ARM for copies.
+        arm: arm of an experiment; "" for none, else one of UNCOUNTED_ARMS.
         answered: successes, including degraded answers.
         failed: failures of the platform or the function: status 500 and above.
         refused: intentional rejections: status 400 to 498, and answers of the function with 501 or

@@ -19,6 +19,10 @@ SUMMARY_KEEP_S: Final = 90 * DAY_S
 """Retention window `summaries`: default of a log with summaries or hashes only."""
 MAX_KEEP_S: Final = 400 * DAY_S
 MAX_PATHS: Final = 32
+SCRUBBED: Final = "[scrubbed]"
+"""In place of what `scrub` names."""
+REST: Final = "*"
+"""Name of the arguments by position beyond the named parameters."""
 _UNITS: Final = {"h": HOUR_S, "d": DAY_S}
 _WINDOW: Final = re.compile(r"([1-9][0-9]{0,4})([hd])")
 

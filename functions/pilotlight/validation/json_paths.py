@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from pilotlight.errors import InvalidInput
@@ -20,12 +21,29 @@ _SEGMENT: Final = re.compile(
 )
 
 
+_PLAIN: Final = re.compile(_NAME)
+
+
 class Segment(NamedTuple):
     """One step of a path: to the member or item `key` (None: to all of them), or to the members of
     this name at any depth."""
 
     key: str | int | None
     is_deep: bool = False
+
+
+def format_path(keys: Iterable[str | int], *, is_general: bool = False) -> str:
+    """Write a path as `parse_path` reads it. `is_general`: with `[*]` for all indexes."""
+    return "$" + "".join(_format_key(key, is_general=is_general) for key in keys)
+
+
+def _format_key(key: str | int, *, is_general: bool) -> str:
+    if isinstance(key, int):
+        return "[*]" if is_general else f"[{key}]"
+    if _PLAIN.fullmatch(key):
+        return f".{key}"
+    quote = '"' if "'" in key else "'"
+    return f"[{quote}{key}{quote}]"
 
 
 def parse_path(

@@ -437,6 +437,7 @@ def test_a_clock_that_jumps_back_loses_nothing_of_the_share() -> None:
         (b'{"a": 1}', b'{"b": 1}', False),
         (b'"1"', b"1", False),
         (b"null", b"", False),
+        (b"1" + b"0" * 400, b"1.5", False),
         (b"[" * 100_000, b"[" * 100_001, False),
     ],
 )

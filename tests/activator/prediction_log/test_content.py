@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from activator.prediction_log.content import (
-    SCRUBBED,
     input_columns,
     output_columns,
     scrub_document,
     summarize,
 )
-from pilotlight.spec.prediction_log import Content
+from pilotlight.spec.prediction_log import SCRUBBED, Content
 
 KEY = b"k" * 32
 JSON = st.recursive(

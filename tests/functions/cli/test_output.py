@@ -15,9 +15,11 @@ from pilotlight.cli.core.formatting import (
     format_table,
     parse_duration_s,
     parse_pairs,
+    parse_time,
+)
+from pilotlight.client.server_timing import (
     parse_server_timing,
     parse_server_timing_descriptions,
-    parse_time,
 )
 from pilotlight.errors import InvalidInput
 

@@ -32,7 +32,7 @@ from pilotlight.controller.slo.burn_rate import (
     exceeds_burn_rate,
 )
 from pilotlight.errors import ReleaseFrozen
-from pilotlight.spec.observations import SHADOW_ARM, Observation, latency_bucket
+from pilotlight.spec.observations import UNCOUNTED_ARMS, Observation, latency_bucket
 from pilotlight.spec.policies import Objectives
 from pilotlight.spec.record_json import to_json
 from tests.functions.controller.conftest import Controller
@@ -267,9 +267,10 @@ async def test_a_slow_leak_is_a_ticket(world: World) -> None:
     assert world.open() == [("availability", "ticket")]
 
 
-async def test_intentional_refusals_and_shadows_spend_nothing(world: World) -> None:
+async def test_intentional_refusals_shadows_and_replays_spend_nothing(world: World) -> None:
     world.see(refused=500, cancelled=500, answered=10)
-    world.see(arm=SHADOW_ARM, failed=500)
+    for arm in UNCOUNTED_ARMS:
+        world.see(arm=arm, failed=500)
     assert world.judge() == []
 
 

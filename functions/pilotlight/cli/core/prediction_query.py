@@ -5,11 +5,15 @@ were written by others' calls, and statements are copied from elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pilotlight.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
 MEMORY: Final = "2GB"
 
@@ -27,6 +31,17 @@ def query_predictions(
 ) -> QueryResult:
     """Run a statement on the files, which are below `directory`. Raises InvalidInput: duckdb is not
     installed, or it does not accept the statement."""
+    with open_predictions(files, directory) as database:
+        result = database.execute(sql)
+        columns = [column[0] for column in result.description or ()]
+        rows = result.fetchmany(limit + 1) if columns else []
+    return QueryResult(columns, rows[:limit], len(rows) > limit)
+
+
+@contextmanager
+def open_predictions(files: Sequence[Path], directory: Path) -> Iterator[DuckDBPyConnection]:
+    """A database with the view `predictions` of the files, which are below `directory`. Raises
+    InvalidInput: duckdb is not installed, or fails in the context."""
     try:
         import duckdb
     except ImportError as e:
@@ -44,12 +59,9 @@ def query_predictions(
         source = f"read_parquet([{names}], union_by_name = true)"
         try:
             database.execute(f"CREATE VIEW predictions AS SELECT * FROM {source}")
-            result = database.execute(sql)
-            columns = [column[0] for column in result.description or ()]
-            rows = result.fetchmany(limit + 1) if columns else []
+            yield database
         except duckdb.Error as e:
             raise InvalidInput(f"the query failed: {e}", parameter="sql") from e
-    return QueryResult(columns, rows[:limit], len(rows) > limit)
 
 
 def _quoted(text: str) -> str:

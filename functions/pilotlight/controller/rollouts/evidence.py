@@ -20,7 +20,7 @@ from pilotlight.controller.rollouts.repository import Rollout
 from pilotlight.controller.slo import observations
 from pilotlight.controller.statistics.sequential_tests import Sample
 from pilotlight.spec.monitor import PREDICTION
-from pilotlight.spec.observations import COUNTS, SHADOW_ARM, Observation, sum_observations
+from pilotlight.spec.observations import COUNTS, UNCOUNTED_ARMS, Observation, sum_observations
 from pilotlight.spec.pricing import Footprint, Rates, dearest_gpu, rate_per_s
 from pilotlight.spec.sketches import Sketch
 from pilotlight.spec.traffic import WHOLE
@@ -101,13 +101,15 @@ def of_revisions(
     since_s: float,
     now: float,
 ) -> dict[str, Observation]:
-    """Sums over whole minutes, starting with the minute of `since_s`, over all arms but shadow
-    copies. A revision without observations has an empty Observation."""
+    """Sums over whole minutes, starting with the minute of `since_s`, over all arms but
+    UNCOUNTED_ARMS. A revision without observations has an empty Observation."""
     first_s = since_s // MINUTE_S * MINUTE_S
     found = observations.window(sql, function_id=function_id, since_s=first_s, until_s=now + 1)
     return {
         revision: sum_observations(
-            seen for (name, arm), seen in found.items() if name == revision and arm != SHADOW_ARM
+            seen
+            for (name, arm), seen in found.items()
+            if name == revision and arm not in UNCOUNTED_ARMS
         )
         or Observation(
             tenant=tenant,
@@ -144,7 +146,7 @@ def _counts(
         table.c.function_id == rollout.function_id,
         table.c.minute >= first,
         table.c.minute < end,
-        table.c.arm != SHADOW_ARM,
+        table.c.arm.not_in(UNCOUNTED_ARMS),
     )
     sums = [sa.func.sum(table.c[name]).label(name) for name in COUNTS]
     query = (

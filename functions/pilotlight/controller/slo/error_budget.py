@@ -20,7 +20,7 @@ from pilotlight.controller.slo.burn_rate import (
     compute_budget_spend,
 )
 from pilotlight.errors import NotFound
-from pilotlight.spec.observations import SHADOW_ARM, Observation, sum_observations
+from pilotlight.spec.observations import UNCOUNTED_ARMS, Observation, sum_observations
 from pilotlight.spec.policies import DEFAULT_OBJECTIVES, Objectives
 from pilotlight.spec.record_json import from_json
 
@@ -71,8 +71,8 @@ def slo_target(sql: sa.Connection, function_id: str) -> SloTarget:
 
 
 def total_observation(found: Mapping[tuple[str, str], Observation]) -> Observation | None:
-    """Add up all revisions and arms, except shadow calls."""
-    return sum_observations(one for (_, arm), one in found.items() if arm != SHADOW_ARM)
+    """Add up all revisions and arms, except UNCOUNTED_ARMS."""
+    return sum_observations(one for (_, arm), one in found.items() if arm not in UNCOUNTED_ARMS)
 
 
 def observations_by_window(

@@ -20,7 +20,7 @@ from pilotlight.errors import InvalidInput
 from pilotlight.spec.observations import (
     CLOCKS,
     COUNTS,
-    SHADOW_ARM,
+    UNCOUNTED_ARMS,
     Observation,
     add_observation,
     latency_bucket,
@@ -280,8 +280,8 @@ def _put(one: Observation, clock: str, bucket: int, calls: int) -> None:
 def units(
     sql: sa.Connection, *, function_id: str, since_s: float, until_s: float, minutes: int
 ) -> list[Observation]:
-    """Return sums per `minutes` over all revisions and arms except shadows, oldest first, with the
-    latencies of whole calls, for charts."""
+    """Return sums per `minutes` over all revisions and arms but UNCOUNTED_ARMS, oldest first, with
+    the latencies of whole calls, for charts."""
     table, histograms = tables.observation_minutes, tables.observation_minute_buckets
     first, end = -int(-since_s // 60), -int(-until_s // 60)
 
@@ -290,7 +290,7 @@ def units(
             c.function_id == function_id,
             c.minute >= first,
             c.minute < end,
-            c.arm != SHADOW_ARM,
+            c.arm.not_in(UNCOUNTED_ARMS),
         ]
 
     c = table.c

@@ -20,11 +20,13 @@ from pilotlight.cli.core.formatting import (
     format_money,
     parse_json_or_text,
     parse_pairs,
-    parse_server_timing,
-    parse_server_timing_descriptions,
 )
 from pilotlight.cli.core.session import Session
 from pilotlight.cli.core.signature_flags import fit_to_schema
+from pilotlight.client.server_timing import (
+    parse_server_timing,
+    parse_server_timing_descriptions,
+)
 from pilotlight.core.logging_config import dump_json
 from pilotlight.core.terminal import ForeignOutput
 from pilotlight.errors import Forbidden, InvalidInput, NotFound

@@ -4,10 +4,9 @@ latencies as a table, JSON or a chart."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,13 +20,13 @@ from pilotlight.cli.core.formatting import (
     format_table,
     parse_duration_s,
 )
+from pilotlight.cli.core.progress import progress_bar
 from pilotlight.cli.core.session import Session
 from pilotlight.errors import InvalidInput, NotFound
 from pilotlight.spec.engines import is_language_model
 
 if TYPE_CHECKING:
     from pilotlight.loadtest.requests import RequestFactory
-    from pilotlight.loadtest.runner import ProgressCallback
 
 Target = Annotated[
     str,
@@ -198,7 +197,7 @@ def _measure(
     from pilotlight.loadtest import runner
     from pilotlight.loadtest.results import report
 
-    with _progress(session, len(due)) as on_progress:
+    with progress_bar(session, "loadtest", total=len(due)) as show:
         results, elapsed_s = asyncio.run(
             runner.run(
                 session.profile(),
@@ -206,7 +205,9 @@ def _measure(
                 due,
                 timeout_s=timeout_s,
                 seed=plan["seed"],
-                on_progress=on_progress,
+                on_progress=lambda sent, answered, failed: show(
+                    answered, _in_flight(sent, answered, failed)
+                ),
             )
         )
     return {
@@ -327,26 +328,8 @@ def _arguments(data: list[str] | None, spec: dict[str, Any], method: str) -> lis
     return found
 
 
-@contextlib.contextmanager
-def _progress(session: Session, total: int) -> Iterator[ProgressCallback | None]:
-    """Show a progress bar on stderr if it is a terminal."""
-    if session.is_json or not session.notes().is_terminal:
-        yield None
-        return
-    from rich.progress import Progress
-
-    with Progress(console=session.notes(), transient=True) as bar:
-        task = bar.add_task("loadtest", total=total)
-
-        def on_progress(sent: int, answered: int, failed: int) -> None:
-            under_way = sent - answered
-            bar.update(
-                task,
-                completed=answered,
-                description=f"{under_way} in flight{f', {failed} failed' if failed else ''}",
-            )
-
-        yield on_progress
+def _in_flight(sent: int, answered: int, failed: int) -> str:
+    return f"{sent - answered} in flight{f', {failed} failed' if failed else ''}"
 
 
 def _rendered(found: dict[str, Any]) -> Any:

@@ -58,7 +58,7 @@ def query(
     the view `predictions` in this process. Each read is in the audit log.
     """
     with tempfile.TemporaryDirectory(prefix="pilotlight-log-") as directory:
-        found = _download(session, target, Path(directory), since, until)
+        found = download_files(session, target, Path(directory), since, until)
         result = query_predictions(found, Path(directory), sql, limit=limit)
     rows = [dict(zip(result.columns, row, strict=True)) for row in result.rows]
     session.show({"rows": rows, "more": result.is_cut}, lambda: _table(result))
@@ -75,7 +75,7 @@ def download(
     until: _Until = None,
 ) -> None:
     """Download the Parquet files of a prediction log, by hour, for other tools."""
-    found = _download(session, target, directory, since, until)
+    found = download_files(session, target, directory, since, until)
     session.show(
         {"files": [str(path) for path in found]},
         lambda: f"{count_files(len(found))} in {directory}",
@@ -96,17 +96,19 @@ def delete(
 
     Rows of the last minute, which are still with the activators, arrive later.
     """
-    app, function = _parts(target)
+    app, function = parse_target(target)
     end = None if until is None else parse_time(until, now=time.time())
     session.confirm(f"Delete the prediction log of {target}?", yes=yes)
     gone = session.request(lambda client: client.delete_predictions(app, function, until=end))
     session.show(gone, lambda: f"{gone['rows']} rows in {gone['files']} files deleted")
 
 
-def _download(
+def download_files(
     session: Session, target: str, directory: Path, since: str, until: str | None
 ) -> list[Path]:
-    app, function = _parts(target)
+    """Download the files of a log for the hours that the times touch. Raises NotFound without
+    any."""
+    app, function = parse_target(target)
     now = time.time()
     begin = parse_time(since, now=now)
     end = None if until is None else parse_time(until, now=now)
@@ -122,7 +124,8 @@ def _download(
     return found
 
 
-def _parts(target: str) -> tuple[str, str]:
+def parse_target(target: str) -> tuple[str, str]:
+    """Split APP/FUNCTION. Raises InvalidInput."""
     app, slash, function = target.partition("/")
     if not (app and slash and function) or "/" in function:
         raise InvalidInput(f"{target!r} is not APP/FUNCTION", parameter="target")
