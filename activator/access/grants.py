@@ -35,8 +35,8 @@ from activator.routing.route_table import RouteTable
 from activator.routing.tenants import priority_of
 from activator.settings import ActivatorSettings
 from pilotlight import errors
-from pilotlight.protocol import HEADER_PRIORITY, TENANT_PATH
-from pilotlight.spec.identifiers import Priority
+from pilotlight.protocol import HEADER_CUSTOMER, HEADER_PRIORITY, TENANT_PATH
+from pilotlight.spec.identifiers import Priority, require_customer
 from pilotlight.spec.quotas import MAX_RATE, Quotas
 
 MAX_ENTRIES = 16_384
@@ -96,6 +96,8 @@ class AccessGrant:
                 tenant=self.calling_tenant,
                 rank=rank,
                 accepts_pickle=self.accepts_pickle,
+                # ids of customers are the owner's, which a caller of another tenant cannot name
+                customer="" if self.calling_tenant else caller.customer,
             )
             for asked, rank in ranks.items()
         }
@@ -121,7 +123,8 @@ class AccessGrant:
 
     def caller_of(self, headers: dict[bytes, bytes], origin: CallOrigin | None = None) -> Caller:
         """Return the caller of a call, which the call of a function makes where `origin` is given.
-        Raises InvalidInput for an unknown priority."""
+        Raises InvalidInput for an unknown priority or an invalid customer, Forbidden for a customer
+        that the caller may not name."""
         asked = headers.get(_PRIORITY)
         caller = self.callers.get(asked.lower() if asked is not None else None)
         if caller is None:
@@ -129,9 +132,26 @@ class AccessGrant:
                 f"header {HEADER_PRIORITY}: must be one of {', '.join(Priority)}",
                 parameter=HEADER_PRIORITY,
             )
+        if CUSTOMER in headers:
+            caller = self.for_customer(caller, headers[CUSTOMER])
         return caller if origin is None else replace(caller, origin=origin)
 
+    def for_customer(self, caller: Caller, named: bytes) -> Caller:
+        """Return the caller of a call that names a customer. Raises InvalidInput, Forbidden."""
+        if self.caller.is_anonymous or self.calling_tenant:
+            raise errors.Forbidden(
+                f"header {HEADER_CUSTOMER}: customers are those of the function's tenant, and only "
+                f"its own keys may name them: omit the header"
+            )
+        customer = require_customer(named.decode("latin-1"), parameter=HEADER_CUSTOMER)
+        if caller.customer not in ("", customer):
+            raise errors.Forbidden(
+                f"header {HEADER_CUSTOMER}: this API key is for customer {caller.customer!r} only"
+            )
+        return replace(caller, customer=customer)
 
+
+CUSTOMER = HEADER_CUSTOMER.encode()
 _PRIORITY = HEADER_PRIORITY.encode()
 
 

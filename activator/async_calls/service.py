@@ -440,6 +440,7 @@ class AsyncCalls:
                 rank=entry.callers[kept["priority"].encode() if "priority" in kept else None].rank,
                 accepts_pickle=accepts_pickle,
                 origin=CallOrigin.from_json(kept["origin"]) if "origin" in kept else None,
+                customer=kept.get("customer", ""),
             ),
             choice=_choice_of(record, target),
             deadline_s=None if deadline_at is None else max(0.001, deadline_at - time.time()),

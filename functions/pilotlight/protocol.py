@@ -35,6 +35,8 @@ HEADER_PRIORITY = "pilotlight-priority"
 HEADER_RATE_LIMIT = "ratelimit"
 HEADER_RATE_LIMIT_POLICY = "ratelimit-policy"
 """The applicable quotas and their remaining amounts (draft-ietf-httpapi-ratelimit-headers)."""
+HEADER_CUSTOMER = "pilotlight-customer"
+"""Customer of the function's tenant for which the call is made (`identifiers.require_customer`)."""
 HEADER_TAG = "pilotlight-tag"
 """Set by a caller of the function's own tenant: selects the revision with this tag (or this name),
 independent of weights."""
@@ -220,6 +222,7 @@ class KeyRecord:
         environment, app, function: the only one that it may access; None = all. A function requires
             its app.
         quotas: of this key alone (`pilotlight.spec.quotas.Quotas` as JSON).
+        customer: the customer for which all of its calls are made; None = callers may name any.
     """
 
     id: str
@@ -231,6 +234,7 @@ class KeyRecord:
     app: str | None = None
     function: str | None = None
     quotas: Mapping[str, Any] = field(default_factory=dict)
+    customer: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,6 +363,8 @@ class UsageRecord(JsonRecord):
         parent: of a call that a function made, the id of the record of the attempt that made it; ""
             for others. `key` then names the function,
             `function:<tenant>/<environment>/<app>/<name>`.
+        customer: of a call: the customer of the tenant for which it was made (HEADER_CUSTOMER); ""
+            = none was named.
     """
 
     id: str
@@ -405,6 +411,7 @@ class UsageRecord(JsonRecord):
     finish: str = ""
     first_token_ms: int = 0
     parent: str = ""
+    customer: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

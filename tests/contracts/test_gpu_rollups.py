@@ -102,7 +102,10 @@ def _as_before(sql: sa.Connection, after: dict[sa.Table, list[tuple[object, ...]
             sa.text(f"INSERT INTO {table.name} ({quoted}) VALUES ({places})"),
             [dict(zip(names, value, strict=True)) for value in values],
         )
-    # of versions 0019 to 0027
+    # of versions 0019 to 0028
+    sql.execute(sa.text("DROP INDEX ix_usage_tenant_customer"))
+    for name in ("usage", "api_keys"):
+        sql.execute(sa.text(f"ALTER TABLE {name} DROP COLUMN customer"))
     sql.execute(sa.text("DROP INDEX ix_due_calls_cancel"))
     sql.execute(sa.text("ALTER TABLE due_calls DROP COLUMN cancel_at"))
     for name in ("stored_bytes", "collection_bytes"):
@@ -116,6 +119,8 @@ def _as_before(sql: sa.Connection, after: dict[sa.Table, list[tuple[object, ...]
         "volume_entries",
         "volume_chunks",
         "volumes",
+        "customer_hours",
+        "customer_days",
     )
     for name in (*later, "collection_operations", "collection_values", "collections"):
         sql.execute(sa.text(f"DROP TABLE {name}"))

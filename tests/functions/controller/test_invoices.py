@@ -55,6 +55,29 @@ def table_of(answer: httpx.Response) -> list[dict[str, str]]:
 
 
 # -- invoices --------------------------------------------------------------------------------------
+async def test_a_tenant_reads_what_is_of_one_customer_or_key(controller: Controller) -> None:
+    tenant = await controller.tenant()
+    for customer, key, cost in (("ana", "k-1", "1"), ("bob", "k-2", "2")):
+        one = usage(f"{key}/1", tenant=tenant, customer=customer, key=key, cost=cost)
+        await use(controller, one)
+
+    async def get(path: str, **asked: str) -> Any:
+        answer = await controller.http.get(f"/v1/billing/{path}", params=asked)
+        assert answer.status_code == 200, answer.text
+        return answer
+
+    by = (await get("report", by="customer")).json()["rows"]
+    assert [(row["name"], row["cost"]) for row in by] == [("ana", "1"), ("bob", "2")]
+    for part in ({"customer": "bob"}, {"key": "k-2"}):
+        assert (await get("report", **part)).json()["totals"] == {"USD": "2"}
+        statement = (await get("invoices/2027-01", **part)).json()
+        assert (statement["status"], statement["total"]) == ("statement", "2.000000000000")
+        table = table_of(await get("invoices/2027-01", format="csv", **part))
+        assert [row["cost"] for row in table] == ["2.000000000000"]
+    lines = (await get("records", customer="bob")).text.splitlines()
+    assert [json.loads(line)["customer"] for line in lines] == ["bob"]
+
+
 async def test_an_invoice_comes_as_json_and_as_a_table_that_adds_up(controller: Controller) -> None:
     tenant = await controller.tenant()
     await use(

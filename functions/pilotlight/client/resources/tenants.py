@@ -71,11 +71,13 @@ class TenantResources(CollectionResources):
         quotas: Mapping[str, Any] | None = None,
         ttl_s: float | None = None,
         tenant: str | None = None,
+        customer: str | None = None,
     ) -> Json:
         """Create an API key. `secret` in the response is the key, shown only once.
 
         `ttl_s` None means no expiry. `environment`, `app` and `function` restrict the key to one of
-        them; `quotas` limit calls made with it. `tenant`: create it for another tenant, which lost
+        them; `quotas` limit calls made with it. All calls of a key with a `customer` are made for
+        this one; None: its holder may name any. `tenant`: create it for another tenant, which lost
         its last key; for platform administrators."""
         path = "/v1/keys" if tenant is None else f"/v1/tenants/{path_segment(tenant)}/keys"
         reach = {
@@ -84,6 +86,7 @@ class TenantResources(CollectionResources):
             "function": function,
             "expires_in_s": ttl_s,
             "quotas": quotas or None,
+            "customer": customer,
         }
         return self._change("POST", path, {"scope": scope, "name": name, **without_none(reach)})
 

@@ -59,6 +59,10 @@ _numbers = itemgetter(
         )
     )
 )
+_customer_group_of = itemgetter(
+    AT["tenant"], AT["customer"], *(AT[name] for name in tables.ROLLUP_GROUPS)
+)
+_customer = itemgetter(AT["customer"])
 _STARTED_AT = AT["started_at"]
 _BILLED = MEASURES.index("billed_ns")
 _KIND, _START_KIND, _FUNCTION_ID = (
@@ -121,14 +125,17 @@ class LatencyKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UsageAggregate:
-    """What some records add to the rollups. `latencies` counts calls by clock and bucket."""
+    """What some records add to the rollups. `latencies` counts calls by clock and bucket;
+    `customer_hours`: of the records that name a customer, by (hour, tenant, customer,
+    *ROLLUP_GROUPS)."""
 
     hours: dict[GroupKey, BatchSums]
     days: dict[GroupKey, BatchSums]
     latencies: dict[LatencyKey, dict[tuple[str, int], int]]
+    customer_hours: dict[GroupKey, BatchSums]
 
 
-def aggregate(rows: Iterable[Sequence[Any]]) -> UsageAggregate:
+def aggregate(rows: Sequence[Sequence[Any]]) -> UsageAggregate:
     """Sum records by hour and by day."""
     grouped: defaultdict[GroupKey, list[Sequence[Any]]] = defaultdict(list)
     for row in rows:
@@ -143,8 +150,20 @@ def aggregate(rows: Iterable[Sequence[Any]]) -> UsageAggregate:
                 numbers
             )
     return UsageAggregate(
-        hours, by_day(hours), {key: _histograms(numbers) for key, numbers in spans.items()}
+        hours,
+        by_day(hours),
+        {key: _histograms(numbers) for key, numbers in spans.items()},
+        by_customer(rows) if any(map(_customer, rows)) else {},
     )
+
+
+def by_customer(rows: Iterable[Sequence[Any]]) -> dict[GroupKey, BatchSums]:
+    """Sum the records that name a customer by hour."""
+    grouped: defaultdict[GroupKey, list[Sequence[Any]]] = defaultdict(list)
+    for row in filter(_customer, rows):
+        group = (part or "" for part in _customer_group_of(row))  # only a GPU may be None
+        grouped[(int(row[_STARTED_AT]) // HOUR_S, *group)].append(_numbers(row))
+    return {key: _sums(numbers) for key, numbers in grouped.items()}
 
 
 def by_day(hours: dict[GroupKey, BatchSums]) -> dict[GroupKey, BatchSums]:

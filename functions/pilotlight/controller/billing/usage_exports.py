@@ -11,6 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from pilotlight.controller.billing.ledger_totals import names_customer
 from pilotlight.controller.billing.usage_aggregation import AT, COLUMNS
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Store
@@ -25,13 +26,15 @@ assert set(FIELDS) <= AT.keys()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportQuery:
-    """A filter for records: since <= started_at < until, on the invoice of `month`; None = all."""
+    """A filter for records: since <= started_at < until, on the invoice of `month`, of `customer`;
+    None = all."""
 
     tenant: str
     since: float | None = None
     until: float | None = None
     environment: str | None = None
     month: str | None = None
+    customer: str | None = None
 
 
 def position(sql: sa.Connection, *, tenant: str, cursor: str) -> tuple[float, str]:
@@ -75,9 +78,11 @@ def _page(
         within.append(c.started_at < wanted.until)
     within += [
         c[name] == value
-        for name in ("environment", "month")
+        for name in ("environment", "month", "customer")
         if (value := getattr(wanted, name)) is not None
     ]
+    if wanted.customer is not None:
+        within.append(names_customer(tables.usage))
     query = (
         sa.select(*(c[name] for name in FIELDS))
         .where(*within)

@@ -181,6 +181,7 @@ api_keys = sa.Table(
     text("function", null=True),
     sa.Column("quotas", sa.Text, nullable=False, server_default="{}"),
     text("replaces", null=True),
+    text("customer", null=True),
 )
 
 function_quotas = sa.Table(
