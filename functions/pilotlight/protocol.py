@@ -161,6 +161,10 @@ that cover a record of this batch."""
 BUDGETS_PATH = "/internal/budgets"
 """`GET` → `{"budgets": {budget id: BudgetState as JSON}}`: the ledger's state of every budget's
 current period."""
+CUSTOMER_BUDGETS_PATH = "/internal/budgets/customers"
+"""`POST {"tenant", "customer"}` → `{"budgets": n}`: makes the budgets that the customer gets from
+those for `identifiers.ANY_CUSTOMER`, and which it does not have; n of them are new. 429 when the
+tenant has too many."""
 CALLS_PATH = "/internal/calls"
 """`POST {"calls": [CallRecord…]}` → `{"accepted": n}`: states and results of submitted calls; the
 newest `sequence` wins."""
@@ -257,12 +261,15 @@ class TenantRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetRecord(JsonRecord):
-    """A budget, for activators. "" in `environment`, `app` and `function` covers all of them.
+    """A budget, for activators. "" in `environment`, `app`, `function` and `customer` covers all.
 
     Attributes:
         period: `day` or `month`, by the calendar in UTC.
         amount: limit per period, a decimal as text.
         hard: whether calls are refused when it is exhausted; otherwise it only warns.
+        customer: whose calls it covers; `identifiers.ANY_CUSTOMER` = it covers none, and is the
+            budget that each customer without an own one of the same reach and period gets with its
+            first call.
     """
 
     id: str
@@ -274,6 +281,7 @@ class BudgetRecord(JsonRecord):
     amount: str
     currency: str
     hard: bool = True
+    customer: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from pilotlight.controller.billing import ledger, rollups
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Store
 from pilotlight.protocol import UsageRecord
+from tests.fakes.databases import without_customers
 from tests.functions.controller.parts import ManualClock, usage
 
 SECOND = 10**9
@@ -103,9 +104,7 @@ def _as_before(sql: sa.Connection, after: dict[sa.Table, list[tuple[object, ...]
             [dict(zip(names, value, strict=True)) for value in values],
         )
     # of versions 0019 to 0028
-    sql.execute(sa.text("DROP INDEX ix_usage_tenant_customer"))
-    for name in ("usage", "api_keys"):
-        sql.execute(sa.text(f"ALTER TABLE {name} DROP COLUMN customer"))
+    without_customers(sql)
     sql.execute(sa.text("DROP INDEX ix_due_calls_cancel"))
     sql.execute(sa.text("ALTER TABLE due_calls DROP COLUMN cancel_at"))
     for name in ("stored_bytes", "collection_bytes"):
@@ -119,8 +118,6 @@ def _as_before(sql: sa.Connection, after: dict[sa.Table, list[tuple[object, ...]
         "volume_entries",
         "volume_chunks",
         "volumes",
-        "customer_hours",
-        "customer_days",
     )
     for name in (*later, "collection_operations", "collection_values", "collections"):
         sql.execute(sa.text(f"DROP TABLE {name}"))

@@ -24,6 +24,8 @@ RUN_SUFFIX_LENGTH = 6
 _RUN_MARK = "-run-"
 _RUN_NAME = re.compile(rf"{_RUN_MARK}[0-9a-f]{{{RUN_SUFFIX_LENGTH}}}\Z")
 MAX_CUSTOMER_LENGTH = 64
+ANY_CUSTOMER = "*"
+"""In place of an id: each customer that has nothing of its own."""
 _CUSTOMER = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:@-]{{0,{MAX_CUSTOMER_LENGTH - 1}}}\Z")
 
 _NAME = re.compile(r"[A-Za-z]([A-Za-z0-9_-]*[A-Za-z0-9])?\Z")

@@ -77,7 +77,8 @@ GroupKey = tuple[Any, ...]
 
 class SpendKey(NamedTuple):
     """The key under which costs are summed for budgets: `day` is whole days since the epoch,
-    `month` is that of `started_at`, both in UTC."""
+    `month` is that of `started_at`, both in UTC. `customer`: of the records that name this one;
+    "" = of all records."""
 
     tenant: str
     environment: str
@@ -86,6 +87,7 @@ class SpendKey(NamedTuple):
     day: int
     month: str
     currency: str
+    customer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,16 +177,20 @@ def by_day(hours: dict[GroupKey, BatchSums]) -> dict[GroupKey, BatchSums]:
     return days
 
 
-def spend_by_key(days: dict[GroupKey, BatchSums]) -> dict[SpendKey, int]:
-    """Return the cost in picounits by the key that budgets use."""
+def spend_by_key(sums: UsageAggregate) -> dict[SpendKey, int]:
+    """Return the cost in picounits by the keys that budgets use."""
     out: defaultdict[SpendKey, int] = defaultdict(int)
-    for (day, tenant, environment, app, function, *rest), sums in days.items():
-        out[
-            SpendKey(
-                tenant, environment, app, function, day, month_of_day(day), rest[_CURRENCY - 5]
-            )
-        ] += sums.picos
+    for key, one in sums.days.items():
+        out[_spend_key(key)] += one.picos
+    for (hour, tenant, customer, *group), one in sums.customer_hours.items():
+        out[_spend_key((hour // HOURS_PER_DAY, tenant, *group), customer)] += one.picos
     return dict(out)
+
+
+def _spend_key(key: GroupKey, customer: str = "") -> SpendKey:
+    day, tenant, environment, app, function, *_ = key
+    month = month_of_day(day)
+    return SpendKey(tenant, environment, app, function, day, month, key[_CURRENCY], customer)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -281,7 +281,7 @@ def _insert(write: Write, new_key: NewKey, *, actor: str) -> None:
     write.sql.execute(
         sa.insert(_TABLE).values(**row, created_at=write.now, replaces=new_key.replaces)
     )
-    feed.append(write, feed.KEY, new_key.record.id, to_json(new_key.record))
+    feed.append(write, feed.KEY, new_key.record.id, _fed(new_key.record))
 
 
 def _require_room(write: Write, *, tenant: str) -> None:
@@ -322,7 +322,14 @@ def _end(write: Write, row: sa.Row[Any], *, grace_s: float) -> None:
 
 
 def _publish(write: Write, row: sa.Row[Any]) -> None:
-    feed.append(write, feed.KEY, row.id, to_json(KeyRecord(**_record(row))))
+    feed.append(write, feed.KEY, row.id, _fed(KeyRecord(**_record(row))))
+
+
+def _fed(record: KeyRecord) -> dict[str, Any]:
+    value: dict[str, Any] = to_json(record)
+    if record.customer is None:
+        del value["customer"]  # activators before version 0028 do not know it
+    return value
 
 
 def _record(row: sa.Row[Any]) -> dict[str, Any]:

@@ -18,8 +18,16 @@ budgets = sa.Table(
     text("sealed_secret", null=True),
     time("created_at"),
     time("updated_at"),
-    sa.UniqueConstraint("tenant", "environment", "app", "function", "period", "currency"),
+    sa.Column("customer", sa.Text, nullable=False, server_default=""),
+    text("parent", null=True),
+    sa.Index(
+        "ix_budgets_reach",
+        *("tenant", "customer", "environment", "app", "function", "period", "currency"),
+        unique=True,
+    ),
+    sa.Index("ix_budgets_parent", "parent"),
 )
+"""`parent`: the budget for each customer from which this customer has it; null for others."""
 
 budget_alerts = sa.Table(
     "budget_alerts",
