@@ -338,7 +338,8 @@ class AsyncCalls:
     def _admission(self, call: Call) -> Admission:
         """Return the admission of a call that was counted at submission. Raises Forbidden."""
         caller = self._caller(call.caller.key_id, call.caller.tenant or call.target.tenant)
-        quota_check = self._access.entry(caller, call.target).quota_check
+        customer = call.caller.customer
+        quota_check = self._access.entry(caller, call.target, customer=customer).quota_check
         return UNCOUNTED if quota_check is None else Admission(quota_check, requests=0, holds=0)
 
     async def _admit_line(self, call: Call) -> None:
@@ -349,7 +350,8 @@ class AsyncCalls:
             await call.admission.count_retry()
             return
         caller = self._caller(call.caller.key_id, call.caller.tenant or call.target.tenant)
-        await self.admit_line(self._access.entry(caller, call.target), call)
+        entry = self._access.entry(caller, call.target, customer=call.caller.customer)
+        await self.admit_line(entry, call)
 
     def _caller(self, key_id: str, tenant: str) -> Principal:
         """Return the caller of an accepted call. Where its key was revoked since, the call keeps

@@ -268,9 +268,11 @@ class RouteCache:
             return None  # refused with the reason
         if CUSTOMER in headers:
             try:
-                caller = fast_route.entry.for_customer(caller, headers[CUSTOMER])
+                caller = fast_route.entry.caller_of(headers)
             except errors.PilotlightError:
                 return None
+        if caller.customer and self._access.has_quotas(fast_route.target, caller.customer):
+            return None  # they are counted in a task
         return WarmHead(
             fast_route,
             headers,

@@ -204,8 +204,8 @@ class FeedChange:
     Attributes:
         seq: position; strictly increasing.
         kind: `function`, `key`, `tenant`, `secret`, `quota` or `budget`.
-        key: `<tenant>/<environment>/<app>/<function>` (function, quota), a key id, a tenant id,
-            `<tenant>/<environment>/<secret name>`, or a budget id.
+        key: `<tenant>/<environment>/<app>/<function>` (function, quota), `<tenant>/<customer>`
+            (quota), a key id, a tenant id, `<tenant>/<environment>/<secret name>`, or a budget id.
         value: the document (`FunctionRoute`, `KeyRecord`, `TenantRecord`,
             `pilotlight.spec.quotas.Quotas`, `BudgetRecord` as JSON; a secret's sealed text); None =
             removed.

@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import generate_latest
 from websockets.asyncio.client import connect
 
+from activator.access import grants
 from activator.gateway import route_cache
 from pilotlight.controller.scheduling.dispatch_queue import payload
 from pilotlight.protocol import CallRecord
@@ -186,3 +187,66 @@ async def test_a_customer_for_each_call_takes_bounded_memory(
         heads.append(repr(shop.functions.routes))
     assert set(heads) == {f"<RouteCache 1 routes, {n} heads>" for n in range(1, 9)}
     assert b"c-29" not in generate_latest(shop.metrics.registry)
+
+
+# -- quotas ----------------------------------------------------------------------------------------
+def bound(edge: Edge, customer: str, **quotas: float) -> None:
+    edge.tell("quota", f"{TENANT}/{customer}", quotas or None)
+
+
+async def statuses(edge: Edge, customer: str | None, count: int, **more: str) -> list[int]:
+    return [(await call(edge, customer, **more)).status_code for _ in range(count)]
+
+
+async def test_a_customers_calls_share_its_quotas_and_others_have_their_own(shop: Edge) -> None:
+    shop.add_key("pl_ana", scope="invoke", customer="ana")
+    assert await statuses(shop, None, 3) == [200] * 3
+    bound(shop, "*", requests_per_s=0.01, burst=2)
+    bound(shop, "ben", requests_per_s=0.01, burst=3)
+    assert await statuses(shop, "ana", 1) == [200]
+    assert await statuses(shop, None, 2, key="pl_ana") == [200, 429]
+    assert await statuses(shop, "ben", 4) == [200, 200, 200, 429]
+    assert await statuses(shop, "eve", 1) == [200]
+    assert await statuses(shop, None, 3) == [200] * 3
+    answer = await call(shop, "ana")
+    problem = answer.json()
+    assert (problem["quota"], problem["of"]) == ("requests_per_s", "customer")
+    assert problem["customer"] == "ana"
+    assert int(answer.headers["retry-after"]) >= 1
+    assert '"customer";q=2' in answer.headers["ratelimit-policy"]
+    for customer in ("*", "ben"):
+        bound(shop, customer)
+    assert await statuses(shop, "ana", 3) == [200] * 3
+
+
+@pytest.mark.parametrize("name", [one for one in NAMING if one != "fast path"])
+async def test_by_any_entrance_a_customer_has_its_quotas(
+    name: str, edge: Edge, behaviour: Worker
+) -> None:
+    entrance = NAMING[name]
+    entrance.prepare(edge, behaviour)
+    for route in entrance.routes(Clocks()):
+        edge.add(route)
+    assert (await entrance.call(edge)).status_code == 200
+    bound(edge, "ana", requests_per_s=0.01, burst=1)
+    url, body = f"{edge.url}{entrance.path}", entrance.body
+    headers = {**HEADERS, "content-type": "application/json", **dict(entrance.headers)}
+    found = []
+    for customer in ("ana", "ana", "ben"):
+        named = {**headers, HEADER: customer}
+        found.append((await edge.client.post(url, headers=named, content=body)).status_code)
+    assert [status // 100 for status in found] == [2, 4, 2]
+    assert found[1] == 429
+
+
+async def test_quotas_of_a_new_customer_with_each_call_take_bounded_memory(
+    shop: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grants, "MAX_ENTRIES", 8)
+    await call(shop)
+    bound(shop, "*", requests_per_s=100, burst=100)
+    entries = set()
+    for n in range(30):
+        assert (await call(shop, f"c-{n}")).status_code == 200
+        entries.add(int(repr(shop.entrance).split()[1]))
+    assert max(entries) <= 8

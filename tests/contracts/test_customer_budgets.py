@@ -14,12 +14,13 @@ from alembic.config import Config
 from pilotlight.controller.billing import budget_alerts, budgets, usage_ingestion
 from pilotlight.controller.billing.budget_definition import BudgetDefinition
 from pilotlight.controller.customers import budgets as customer_budgets
+from pilotlight.controller.customers import quotas
 from pilotlight.controller.database import store as stores
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.identity import tenants
 from pilotlight.core.crypto import PlatformKey
-from pilotlight.errors import Conflict, TooManyRequests
+from pilotlight.errors import Conflict, InvalidInput, TooManyRequests
 from pilotlight.protocol import BudgetState
 from pilotlight.spec.identifiers import ANY_CUSTOMER
 from tests.functions.controller.parts import ManualClock, usage
@@ -159,6 +160,38 @@ def test_own_budgets_and_those_of_customers_are_counted_apart(
     put(store, tenant, "c-1")
     with pytest.raises(Conflict, match="has 2 budgets"):
         put(store, tenant, "c-2")
+
+
+def test_quotas_of_customers_are_set_by_their_tenant_alone_and_bounded(
+    store: Store, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def put_quotas(customer: str, **body: Any) -> dict[str, Any]:
+        with store.write() as write:
+            return quotas.put(write, tenant=tenant, customer=customer, body=body, actor="k")
+
+    monkeypatch.setattr(quotas, "MAX_CUSTOMERS", 2)
+    assert put_quotas(ANY_CUSTOMER, requests_per_s=5) == {"requests_per_s": 5}
+    put_quotas("ana", concurrent=2)
+    with pytest.raises(Conflict, match="clear some first"):
+        put_quotas("ben", concurrent=2)
+    for customer, body in (
+        ("a b", {"concurrent": 2}),
+        ("ana", {"instances": 1}),
+        ("ana", {"x": 1}),
+    ):
+        with pytest.raises(InvalidInput):
+            put_quotas(customer, **body)
+    put_quotas("ana")
+    with store.read() as sql:
+        assert quotas.listing(sql, tenant) == [(ANY_CUSTOMER, {"requests_per_s": 5})]
+        assert quotas.listing(sql, "t-2") == []
+        rows = sql.execute(
+            sa.select(tables.feed.c.key, tables.feed.c.value)
+            .where(tables.feed.c.kind == "quota")
+            .order_by(tables.feed.c.seq)
+        ).all()
+    fed = {row.key: row.value for row in rows}
+    assert fed == {f"{tenant}/*": '{"requests_per_s":5}', f"{tenant}/ana": None}
 
 
 def test_an_upgrade_keeps_budgets_and_their_alerts(url: str, clock: ManualClock) -> None:

@@ -100,7 +100,7 @@ def without_customers(sql: sa.Connection) -> None:
     changes += [
         f"ALTER TABLE {name} DROP COLUMN customer" for name in ("usage", "api_keys", "budgets")
     ]
-    changes += ["DROP TABLE customer_hours", "DROP TABLE customer_days"]
+    changes += [f"DROP TABLE customer_{name}" for name in ("hours", "days", "quotas")]
     if sql.dialect.name == "postgresql":
         reach = "tenant, environment, app, function, period, currency"
         changes.append(f"ALTER TABLE budgets ADD UNIQUE ({reach})")

@@ -174,8 +174,9 @@ class TenantResources(CollectionResources):
 
     # -- quotas ------------------------------------------------------------------------------------
     def quotas(self) -> Json:
-        """Return the quotas of this tenant, and those that it sets on its functions and keys:
-        `{"tenant": Quotas, "plan": name, "functions": […], "keys": […]}`."""
+        """Return the quotas of this tenant, and those that it sets on its functions, keys and
+        customers: `{"tenant": Quotas, "plan": name, "functions": […], "keys": […], "customers":
+        […]}`."""
         return self._get("/v1/quotas")
 
     def function_quotas(self, app: str, function: str) -> Json:
@@ -185,6 +186,15 @@ class TenantResources(CollectionResources):
     def set_function_quotas(self, app: str, function: str, quotas: Mapping[str, Any]) -> Json:
         """Replace the quotas of a function; {} removes them."""
         return self._change("PUT", _function_path(app, function), dict(quotas))
+
+    def customer_quotas(self, customer: str) -> Json:
+        """Return the quotas of a customer; with "*" those of each without own ones."""
+        return dict(self._get(f"/v1/quotas/customers/{path_segment(customer)}")["quotas"])
+
+    def set_customer_quotas(self, customer: str, quotas: Mapping[str, Any]) -> Json:
+        """Replace the quotas of a customer, or with "*" of each without own ones; {} removes
+        them."""
+        return self._change("PUT", f"/v1/quotas/customers/{path_segment(customer)}", dict(quotas))
 
     # -- audit log ---------------------------------------------------------------------------------
     def audit(self, *, limit: int | None = None, **filters: str | float | None) -> Iterator[Json]:

@@ -195,6 +195,15 @@ function_quotas = sa.Table(
     ),
 )
 
+customer_quotas = sa.Table(
+    "customer_quotas",
+    metadata,
+    sa.Column("tenant", sa.Text, sa.ForeignKey("tenants.id"), primary_key=True),
+    text("customer", key=True),
+    text("quotas"),
+    time("updated_at"),
+)
+
 secrets = sa.Table(
     "secrets",
     metadata,

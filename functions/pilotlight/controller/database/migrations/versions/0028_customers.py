@@ -1,4 +1,4 @@
-"""Customers of tenants: on records, in sums of their own, of keys, batches and budgets."""
+"""Customers of tenants: on records, in sums of their own, of keys, batches, budgets and quotas."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -46,6 +46,13 @@ def upgrade() -> None:
             sa.PrimaryKeyConstraint("tenant", "customer", unit, *GROUPS, name=f"pk_{table}"),
         )
         op.create_index(f"ix_{table}_tenant", table, ["tenant", unit])
+    op.create_table(
+        "customer_quotas",
+        sa.Column("tenant", sa.Text(), sa.ForeignKey("tenants.id"), primary_key=True),
+        sa.Column("customer", sa.Text(), primary_key=True),
+        sa.Column("quotas", sa.Text(), nullable=False),
+        sa.Column("updated_at", sa.Double(), nullable=False),
+    )
     if op.get_bind().dialect.name == "postgresql":
         op.add_column(
             "budgets", sa.Column("customer", sa.Text(), nullable=False, server_default="")
