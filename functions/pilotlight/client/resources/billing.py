@@ -94,8 +94,9 @@ class BillingResources(NodeResources):
         tenant: str | None = None,
         customer: str | None = None,
     ) -> Iterator[bytes]:
-        """Yield usage records in order of time, as pieces of a file. `cursor` is the id of the last
-        record already exported; `customer`: only those of this one."""
+        """Yield usage records in order of time, as pieces of a file in format `ndjson`, `csv` or
+        `cloudevents`. `cursor` is the id of the last record already exported; `customer`: only
+        those of this one."""
         asked = {
             "since": since,
             "until": until,

@@ -1,11 +1,13 @@
-"""Export of the ledger's records, without holding a transaction while they are sent.
+"""Export of the ledger's records, without holding a transaction while they are sent: as they are,
+or each as a CloudEvent (https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/spec.md).
 
 Records are ordered by (started_at, id). A client resumes an interrupted export with the id of the
 last record that it received as the cursor."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import datetime as dt
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +18,12 @@ from pilotlight.controller.billing.usage_aggregation import AT, COLUMNS
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Store
 from pilotlight.errors import NotFound
+from pilotlight.protocol import CONTENT_JSON
 
 FIELDS = tuple(name for name in COLUMNS if name not in ("cost_picos", "day"))
 """Fields of an exported record: those of `UsageRecord`, `received_at`, and `month`, the month of
 the invoice that includes the record."""
+EVENT_TYPE = "dev.pilotlight.usage.recorded"
 PAGE = 1000
 assert set(FIELDS) <= AT.keys()
 
@@ -35,6 +39,23 @@ class ExportQuery:
     environment: str | None = None
     month: str | None = None
     customer: str | None = None
+
+
+def cloud_event(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record as a CloudEvent in the JSON format. Source and id are the same whenever it is
+    sent, so that a receiver may get it again."""
+    started_at = dt.datetime.fromtimestamp(record["started_at"], tz=dt.UTC)
+    customer = record["customer"]
+    return {
+        "specversion": "1.0",
+        "type": EVENT_TYPE,
+        "source": f"/tenants/{record['tenant']}",
+        "id": record["id"],
+        "time": started_at.isoformat(timespec="microseconds").replace("+00:00", "Z"),
+        **({"subject": customer} if customer else {}),
+        "datacontenttype": CONTENT_JSON,
+        "data": dict(record),
+    }
 
 
 def position(sql: sa.Connection, *, tenant: str, cursor: str) -> tuple[float, str]:

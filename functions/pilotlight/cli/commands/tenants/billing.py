@@ -81,6 +81,7 @@ class RecordFormat(enum.StrEnum):
 
     NDJSON = "ndjson"
     CSV = "csv"
+    CLOUDEVENTS = "cloudevents"
 
 
 def register(root: typer.Typer) -> None:
@@ -259,7 +260,11 @@ def export(
         str | None, typer.Option(help="Only records of this month's invoice, such as 2026-11.")
     ] = None,
     format: Annotated[
-        RecordFormat, typer.Option(help="File format; ndjson is one JSON object per line.")
+        RecordFormat,
+        typer.Option(
+            help="File format: ndjson is one JSON object per line; cloudevents the same, each "
+            "record as a CloudEvent 1.0."
+        ),
     ] = RecordFormat.NDJSON,
     to: Annotated[
         Path | None, typer.Option("--to", "-o", help="File to write. Default: print to stdout.")

@@ -195,7 +195,10 @@ def export(
     environment: str | None = None,
     tenant: Tenant = None,
     customer: Customer = None,
-    format: Literal["ndjson", "csv"] = "ndjson",
+    format: Annotated[
+        Literal["ndjson", "csv", "cloudevents"],
+        Query(description="cloudevents: each record as a CloudEvent 1.0, one JSON object a line"),
+    ] = "ndjson",
     cursor: Annotated[
         str | None, Query(description="id of the last record received: continue after it")
     ] = None,
@@ -221,10 +224,9 @@ def export(
             after = usage_exports.position(sql, tenant=owner, cursor=cursor)
     body = _records(context, filters, after=after, limit=limit, format=format)
     kind = csv_format.CONTENT_CSV if format == "csv" else CONTENT_NDJSON
+    name = "records.csv" if format == "csv" else "records.ndjson"
     return StreamingResponse(
-        body,
-        media_type=kind,
-        headers={"content-disposition": f'attachment; filename="records.{format}"'},
+        body, media_type=kind, headers={"content-disposition": f'attachment; filename="{name}"'}
     )
 
 
@@ -321,4 +323,6 @@ def _records(
         if format == "csv":
             yield "".join(csv_format.csv_lines(usage_exports.FIELDS, page, with_head=False))
         else:
-            yield "".join(f"{json.dumps(record, ensure_ascii=False)}\n" for record in page)
+            events = format == "cloudevents"
+            found = map(usage_exports.cloud_event, page) if events else page
+            yield "".join(f"{json.dumps(one, ensure_ascii=False)}\n" for one in found)
