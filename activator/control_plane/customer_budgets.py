@@ -23,7 +23,7 @@ from pilotlight.spec.quotas import Quotas
 PER_S, BURST = 10.0, 200
 """New customers of one tenant at one activator."""
 MAX_TENANTS = 1000
-"""Tenants whose rates are known; of those that are idle nothing has to be."""
+"""Tenants whose rates are kept, beyond which idle ones are dropped."""
 
 
 class ControllerRegistrar:
@@ -56,8 +56,13 @@ class ControllerRegistrar:
             task = self._pending[asked] = asyncio.create_task(
                 self._ask(tenant, customer), name="customer budgets"
             )
-            task.add_done_callback(lambda _: self._pending.pop(asked, None))
+            task.add_done_callback(lambda done: self._on_done(asked, done))
         await asyncio.shield(task)
+
+    def _on_done(self, asked: tuple[str, str], done: asyncio.Task[None]) -> None:
+        del self._pending[asked]
+        if not done.cancelled():
+            done.exception()  # the callers that still wait raise it; there may be none
 
     def _count(self, tenant: str, customer: str) -> None:
         now = self._clock()

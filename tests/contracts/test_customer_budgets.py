@@ -145,6 +145,7 @@ def test_a_flood_of_customers_displaces_those_that_used_nothing_and_no_others(
     with pytest.raises(TooManyRequests) as refused:
         derive(store, tenant, "new")
     assert refused.value.retry_after_s
+    assert refused.value.detail["customer"] == "new"
     clock.now += customer_budgets.LEAST_AGE_S + 1.0
     assert derive(store, tenant, "new") == 1
     assert [len(of(store, tenant, name)) for name in ("ana", "ben", "eve", "new")] == [1, 1, 0, 1]

@@ -38,7 +38,7 @@ def derive(write: Write, *, tenant: str, customer: str) -> int:
     known = {_reach_of(budget) for budget in own}
     missing = [one for one in defaults if _reach_of(one) not in known]
     if missing:
-        _require_room(write, tenant, len(missing))
+        _require_room(write, tenant, customer, len(missing))
     for one in missing:
         budgets.insert(
             write,
@@ -58,7 +58,7 @@ def _reach_of(budget: Budget) -> tuple[str, ...]:
     return tuple(getattr(budget.terms, name) for name in REACH if name != "customer")
 
 
-def _require_room(write: Write, tenant: str, wanted: int) -> None:
+def _require_room(write: Write, tenant: str, customer: str, wanted: int) -> None:
     derived = (_C.tenant == tenant) & _C.parent.is_not(None)
     count = sa.select(sa.func.count()).select_from(tables.budgets).where(derived)
     if int(write.sql.execute(count).scalar_one()) + wanted <= MAX_DERIVED:
@@ -75,5 +75,6 @@ def _require_room(write: Write, tenant: str, wanted: int) -> None:
             f"this tenant has budgets of {MAX_DERIVED} customers that used something this month, "
             f"which is the maximum: others are not admitted",
             retry_after_s=RETRY_S,
+            customer=customer,
         )
     budgets.remove(write, found)
