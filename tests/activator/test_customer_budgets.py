@@ -4,7 +4,9 @@ what a customer that is new costs."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ import httpx
 import pytest
 
 from activator.billing.budget_balance import RecordCosts
+from activator.billing.budget_leases import BudgetLeaser
 from activator.billing.budget_sync import BudgetStates
-from activator.billing.budgets import Budgets, CustomerUnknown, Subject
+from activator.billing.budgets import Budgets, CustomerUnknown, Subject, borrow_and_retry
 from activator.billing.journal import Journal
 from activator.billing.shipping import Shipper
 from activator.billing.usage_pricing import encode_optional_fields
@@ -24,7 +27,9 @@ from pilotlight.protocol import BudgetState
 from pilotlight.spec.identifiers import ANY_CUSTOMER
 from tests.activator.billing_world import SECOND, Wall, account, budget, records_on_disk
 from tests.activator.conftest import Edge
+from tests.fakes.clock import ManualClock
 from tests.fakes.ledger import FakeLedger
+from tests.fakes.money_board import BoardMoney, MoneyBoard
 from tests.fakes.routes import TENANT, route_of, spec_of
 
 NOON = (1_795_219_200 + 12 * 3600) * SECOND
@@ -36,9 +41,16 @@ HERE = Subject("t-1", "main", "search", "Embedder", "USD")
 class Life:
     """One life of an activator over a directory that outlives it."""
 
-    def __init__(self, directory: Path, ledger: FakeLedger, wall: Wall) -> None:
+    def __init__(
+        self, directory: Path, ledger: FakeLedger, wall: Wall, *, board: MoneyBoard | None = None
+    ) -> None:
+        """`board`: what it shares with other activators; None = it is alone."""
         self.wall = wall
-        self.budgets = Budgets(wall_ns=wall)
+        self.budgets = Budgets(is_shared=board is not None, wall_ns=wall)
+        if board is not None:
+            store = BoardMoney(board, member=directory.name)
+            leaser = BudgetLeaser(store, budgets=self.budgets, is_open=False, wall_ns=wall)
+            self.budgets.lender = leaser
         self.journal = Journal.open(directory, activator="a-1", sync_s=0.0, wall_ns=wall)[0]
         self.shipper = Shipper(
             self.journal,
@@ -140,6 +152,27 @@ async def test_what_a_customer_spent_is_known_after_a_kill(
     lost_picos = int(float(lost["cost"]) * 10**12)
     assert (balance.ledger, balance.own, balance.reserved) == (shipped, kept + lost_picos, 0)
     again.journal.abandon()
+
+
+async def test_activators_together_admit_no_more_than_a_customer_has(
+    tmp_path: Path, ledger: FakeLedger, wall: Wall
+) -> None:
+    one = budget(amount="0.5", customer="ana")  # 12 calls at most 0.040201 each
+    ledger.known = {one.id: one}
+    board = MoneyBoard(ManualClock(), grace_s=0.0)
+    lives = [Life(tmp_path / name, ledger, wall, board=board) for name in ("a-0", "a-1")]
+    admitted = dict.fromkeys(("ana", "ben"), 0)
+    for life in lives:
+        life.budgets.apply(one.id, one)
+        await life.states.load()
+    for n in range(40):
+        for customer in admitted:
+            with contextlib.suppress(errors.BudgetReserved, errors.OverBudget):
+                await borrow_and_retry(partial(lives[n % 2].open, customer))
+                admitted[customer] += 1
+    assert admitted == {"ana": 12, "ben": 40}
+    for life in lives:
+        life.journal.abandon()
 
 
 def test_a_budget_that_comes_while_a_call_runs_is_charged_at_its_end(
