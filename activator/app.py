@@ -34,6 +34,7 @@ from activator.calls.runner import CallRunner
 from activator.cluster_app import ClusterApp
 from activator.context import ActivatorContext
 from activator.control_plane.bindings import BindingsApi
+from activator.control_plane.customer_budgets import ControllerRegistrar
 from activator.control_plane.function_storage import FunctionStorage
 from activator.control_plane.proxy import ControlPlaneProxy, ProxyLimits
 from activator.coordination.peers import ActivatorPeers, peer_addresses
@@ -356,6 +357,7 @@ class ActivatorApp:
                 stranger_connections=self.settings.stranger_connections,
             ),
         )
+        self.billing.budgets.registrar = ControllerRegistrar(self.control, token=context.key.token)
         self.calls = AsyncCalls(
             billing=self.billing,
             runner=self.runner,

@@ -35,8 +35,8 @@ from activator.routing.route_table import RouteTable
 from activator.routing.tenants import priority_of
 from activator.settings import ActivatorSettings
 from pilotlight import errors
-from pilotlight.protocol import HEADER_PRIORITY, TENANT_PATH
-from pilotlight.spec.identifiers import Priority
+from pilotlight.protocol import HEADER_CUSTOMER, HEADER_PRIORITY, TENANT_PATH
+from pilotlight.spec.identifiers import Priority, require_customer
 from pilotlight.spec.quotas import MAX_RATE, Quotas
 
 MAX_ENTRIES = 16_384
@@ -96,6 +96,8 @@ class AccessGrant:
                 tenant=self.calling_tenant,
                 rank=rank,
                 accepts_pickle=self.accepts_pickle,
+                # ids of customers are the owner's, which a caller of another tenant cannot name
+                customer="" if self.calling_tenant else caller.customer,
             )
             for asked, rank in ranks.items()
         }
@@ -121,7 +123,8 @@ class AccessGrant:
 
     def caller_of(self, headers: dict[bytes, bytes], origin: CallOrigin | None = None) -> Caller:
         """Return the caller of a call, which the call of a function makes where `origin` is given.
-        Raises InvalidInput for an unknown priority."""
+        Raises InvalidInput for an unknown priority or an invalid customer, Forbidden for a customer
+        that the caller may not name."""
         asked = headers.get(_PRIORITY)
         caller = self.callers.get(asked.lower() if asked is not None else None)
         if caller is None:
@@ -129,9 +132,31 @@ class AccessGrant:
                 f"header {HEADER_PRIORITY}: must be one of {', '.join(Priority)}",
                 parameter=HEADER_PRIORITY,
             )
+        if CUSTOMER in headers:
+            caller = replace(caller, customer=self.customer_of(headers))
         return caller if origin is None else replace(caller, origin=origin)
 
+    def customer_of(self, headers: dict[bytes, bytes]) -> str:
+        """Return the customer of a call: the one that it names, else its key's; "" = neither.
+        Raises InvalidInput, Forbidden."""
+        own = self.callers[None].customer
+        named = headers.get(CUSTOMER)
+        if named is None:
+            return own
+        if self.caller.is_anonymous or self.calling_tenant:
+            raise errors.Forbidden(
+                f"header {HEADER_CUSTOMER}: customers are those of the function's tenant, and only "
+                f"its own keys may name them: omit the header"
+            )
+        customer = require_customer(named.decode("latin-1"), parameter=HEADER_CUSTOMER)
+        if own not in ("", customer):
+            raise errors.Forbidden(
+                f"header {HEADER_CUSTOMER}: this API key is for customer {own!r} only"
+            )
+        return customer
 
+
+CUSTOMER = HEADER_CUSTOMER.encode()
 _PRIORITY = HEADER_PRIORITY.encode()
 
 
@@ -145,7 +170,7 @@ class AccessCache:
         self._table = table
         self.store = store
         self._settings = settings
-        self._entries: dict[tuple[str, CallTarget], AccessGrant] = {}
+        self._entries: dict[tuple[str, CallTarget, str], AccessGrant] = {}
         self._quota_checks: dict[str, tuple[QuotaCheck | None, int]] = {}
         self._operation_checks: dict[str, QuotaCheck | None] = {}
         self._made_at = -1
@@ -153,16 +178,24 @@ class AccessCache:
     def __repr__(self) -> str:
         return f"<AccessCache {len(self._entries)} entries, {self.store!r}>"
 
-    def entry(self, caller: Principal, target: CallTarget, address: str = "") -> AccessGrant:
-        """Return the grant of this caller, at `address`, for this revision. Raises Forbidden when
-        either tenant is suspended, or by scope."""
+    def entry(
+        self, caller: Principal, target: CallTarget, address: str = "", customer: str = ""
+    ) -> AccessGrant:
+        """Return the grant of this caller, at `address`, for this revision, and for a customer of
+        its tenant. Raises Forbidden when either tenant is suspended, or by scope."""
         self._evict_outdated()
-        entry = self._entries.get((caller.key_id, target))
+        if customer and not self.has_quotas(target, customer):
+            customer = ""
+        entry = self._entries.get((caller.key_id, target, customer))
         if entry is None:
-            entry = self._make(caller, target, address)
+            entry = self._make(caller, target, address, customer)
             if not caller.is_anonymous:  # anonymous callers have a grant per address
-                self._entries[caller.key_id, target] = entry
+                self._entries[caller.key_id, target, customer] = entry
         return entry
+
+    def has_quotas(self, target: CallTarget, customer: str) -> bool:
+        """Whether calls for this customer of the function's tenant have quotas of their own."""
+        return not self._table.customer_quotas(target.tenant, customer).is_empty
 
     def before(self, caller: Principal, address: str) -> tuple[QuotaCheck | None, int]:
         """Return the quotas and the body limit of a request whose function is not known yet, by its
@@ -229,10 +262,20 @@ class AccessCache:
             self._operation_checks.clear()
             self._made_at = self._table.generation
 
-    def _make(self, caller: Principal, target: CallTarget, address: str) -> AccessGrant:
+    def _make(
+        self, caller: Principal, target: CallTarget, address: str, customer: str
+    ) -> AccessGrant:
         caller.check_may_call()
         self.check_not_suspended(caller.tenant, target.tenant)
         rules = self._rules(caller, target, address)
+        if customer:
+            own = Rule(
+                of="customer",
+                subject=f"{target.tenant}/{customer}",
+                quotas=self._table.customer_quotas(target.tenant, customer),
+                tenant=target.tenant,
+            )
+            rules = (*rules, own)
         return AccessGrant(
             caller,
             target,

@@ -175,7 +175,8 @@ class RequestResolver:
         unasked: str = "",
     ) -> AccessGrant:
         """Return the access grant, and set it on the request so that every response has quota
-        headers. Raises Forbidden, NotFound; InvalidInput for a replay that names no revision.
+        headers. Raises Forbidden, NotFound; InvalidInput for an invalid customer, and for a replay
+        that names no revision.
 
         `unasked`: the revision for a caller of the function's own tenant that names none; "" = by
         the traffic split."""
@@ -191,6 +192,8 @@ class RequestResolver:
         if choice is not routed.only or not routed.is_plain:
             request.choice = choice
         entry = self.access.entry(caller, choice.target, request.address)
+        if customer := entry.customer_of(request.headers):
+            entry = self.access.entry(caller, choice.target, customer=customer)
         request.rate_limits = entry.quota_check
         request.tenant = caller.tenant or entry.target.tenant
         request.target = entry.target

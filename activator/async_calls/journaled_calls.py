@@ -78,6 +78,7 @@ class JournaledCalls:
                 rank=entry.callers[kept["priority"].encode() if "priority" in kept else None].rank,
                 accepts_pickle=accepts_pickle,
                 origin=CallOrigin.from_json(kept["origin"]) if "origin" in kept else None,
+                customer=kept.get("customer", ""),
             ),
             choice=_choice_of(record, target),
             deadline_s=None if deadline_at is None else max(0.001, deadline_at - time.time()),
@@ -89,7 +90,7 @@ class JournaledCalls:
     def grant(self, call: Call) -> AccessGrant:
         """Return what the call's caller may do with its function now. Raises Forbidden."""
         caller = self._caller(call.caller.key_id, call.caller.tenant or call.target.tenant)
-        return self._access.entry(caller, call.target)
+        return self._access.entry(caller, call.target, customer=call.caller.customer)
 
     def admission(self, call: Call) -> Admission:
         """Return the admission of a call that was counted at submission. Raises Forbidden."""

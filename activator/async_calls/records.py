@@ -137,6 +137,7 @@ def payload(record: CallRecord, call: Call) -> dict[str, Any]:
         "owner": call.target.tenant,
         "key": call.caller.key_id,
         **({"origin": call.caller.origin.to_json()} if call.caller.origin is not None else {}),
+        **({"customer": call.caller.customer} if call.caller.customer else {}),
         "content_type": call.content_type.decode("latin-1"),
         "accept": call.accept.decode("latin-1"),
         "body": base64.b64encode(call.body).decode(),

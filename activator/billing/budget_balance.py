@@ -13,13 +13,22 @@ changes nothing."""
 
 from __future__ import annotations
 
+import json
+import re
+import time
+from collections.abc import Iterable
 from dataclasses import replace
 from json.encoder import encode_basestring_ascii as quoted
+from typing import Any
 
-from activator.billing.periods import Period, period_at
+from activator.billing.periods import Period, period_at, utc_text
 from activator.billing.segments import Cursor
 from activator.billing.usage_pricing import cost_text, to_picos
+from pilotlight import errors
 from pilotlight.protocol import BudgetRecord, BudgetState
+
+_SUBJECT = ("tenant", "environment", "app", "function", "currency", "customer")
+"""The fields of a usage record that select budgets."""
 
 
 class BudgetBalance:
@@ -30,7 +39,8 @@ class BudgetBalance:
             belong to the previous period.
         is_shared: other activators spend from the same budget.
         is_stale: the ledger has not reported yet what was spent before this budget was added.
-        tenant_mark: text that occurs in every record of its tenant.
+        record_mark: text that occurs in every record that it covers: of its tenant, or of its
+            customer.
         mark: records before this journal position are not in `own` yet, later ones are; None = all
             are."""
 
@@ -45,8 +55,8 @@ class BudgetBalance:
         "own",
         "period",
         "record",
+        "record_mark",
         "since",
-        "tenant_mark",
     )
 
     def __init__(
@@ -58,7 +68,8 @@ class BudgetBalance:
         self.is_shared = is_shared
         self.is_stale = True
         self.mark = mark
-        self.tenant_mark = b'"tenant":%b' % quoted(record.tenant).encode()
+        name = "customer" if record.customer else "tenant"
+        self.record_mark = f'"{name}":{quoted(getattr(record, name))}'.encode()
         self.begin(period_at(record.period, at_ns), turn)
 
     def __repr__(self) -> str:
@@ -96,7 +107,14 @@ class BudgetBalance:
         self.amount, self.record = amount, record
 
     def covers(
-        self, *, tenant: str, environment: str, app: str, function: str, currency: str
+        self,
+        *,
+        tenant: str,
+        environment: str,
+        app: str,
+        function: str,
+        currency: str,
+        customer: str,
     ) -> bool:
         """Whether records of this function are charged to this budget."""
         mine = self.record
@@ -105,6 +123,7 @@ class BudgetBalance:
             and mine.environment in ("", environment)
             and mine.app in ("", app)
             and mine.function in ("", function)
+            and mine.customer in ("", customer)
         )
 
     def charge(self, picos: int) -> None:
@@ -149,6 +168,54 @@ class BudgetBalance:
             self.grant(-self.left)
 
 
+class RecordCosts:
+    """Sums of what usage records (as JSON) cost to each of these budgets. A customer's are looked
+    up by the customer of a record, because there may be thousands of them.
+
+    Attributes:
+        picos: by the id of the budget."""
+
+    def __init__(self, balances: Iterable[BudgetBalance]) -> None:
+        self.picos: dict[str, int] = {}
+        self._plain: list[BudgetBalance] = []
+        self._named: dict[bytes, list[BudgetBalance]] = {}
+        for balance in balances:
+            self.picos[balance.record.id] = 0
+            if balance.record.customer:
+                self._named.setdefault(balance.record.customer.encode(), []).append(balance)
+            else:
+                self._plain.append(balance)
+
+    def __repr__(self) -> str:
+        return f"<RecordCosts of {len(self.picos)} budgets>"
+
+    def add(self, record: bytes) -> None:
+        """Add a record."""
+        found = _CUSTOMER.search(record) if self._named else None
+        theirs = self._named.get(found[1], ()) if found is not None else ()
+        for balance in (*self._plain, *theirs):
+            self.picos[balance.record.id] += picos_under(balance, record)
+
+
+_CUSTOMER = re.compile(rb'"customer":"([^"]+)"')
+
+
+def picos_under(balance: BudgetBalance, record: bytes) -> int:
+    """Cost of a usage record (as JSON) to this budget in its period; 0 when the budget does not
+    apply to it."""
+    if balance.record_mark not in record:
+        return 0  # unparsed: most records are other tenants'
+    body = json.loads(record)
+    if not balance.covers(**{name: str(body.get(name, "")) for name in _SUBJECT}):
+        return 0
+    started_ns = int(float(body["started_at"]) * 1e9)
+    return (
+        to_picos(str(body["cost"]))
+        if balance.period.starts_ns <= started_ns < balance.period.ends_ns
+        else 0
+    )
+
+
 def spent_of(state: BudgetState) -> tuple[int, int]:
     """`spent` and `batch` in picounits. Raises ValueError for invalid amounts."""
     return to_picos(state.spent), to_picos(state.batch)
@@ -165,3 +232,43 @@ def _amount(record: BudgetRecord) -> int:
     if picos < 0:
         raise ValueError(f"amount = {record.amount!r}: must be 0 or more")
     return picos
+
+
+def over_budget(balance: BudgetBalance, worst: int, *, spent: int) -> errors.OverBudget:
+    """The error when waiting within the period does not help."""
+    why = (
+        "is spent"
+        if spent >= balance.amount
+        else f"has {cost_text(balance.amount - spent)} left, and this call may cost "
+        f"{cost_text(worst)}"
+    )
+    return errors.OverBudget(
+        f"{budget_name(balance)} {why}: the next period begins at "
+        f"{utc_text(balance.period.ends_ns)}; raise the budget (`pilotlight budget set`), or give "
+        f"the call less time (header pilotlight-timeout)",
+        retry_after_s=max(1.0, (balance.period.ends_ns - time.time_ns()) / 1e9),
+        needed=cost_text(worst),
+        **budget_detail(balance, spent),
+    )
+
+
+def budget_name(balance: BudgetBalance) -> str:
+    """The budget in a message."""
+    mine = balance.record
+    of = "/".join(part for part in (mine.app, mine.function) if part)
+    if mine.customer:
+        of = f"customer {mine.customer!r}{f' for {of}' if of else ''}"
+    return f"the budget of {mine.amount} {mine.currency} a {mine.period} of {of or 'the tenant'}"
+
+
+def budget_detail(balance: BudgetBalance, spent: int) -> dict[str, Any]:
+    """What errors say of a budget."""
+    customer = balance.record.customer
+    return {
+        "budget": balance.record.id,
+        **({"customer": customer} if customer else {}),
+        "period": balance.period.name,
+        "amount": balance.record.amount,
+        "spent": cost_text(spent),
+        "until": utc_text(balance.period.ends_ns),
+    }

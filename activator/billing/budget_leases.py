@@ -30,8 +30,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from activator.billing.budget_balance import BudgetBalance
-from activator.billing.budgets import ApplicableBudgets, Budgets, over_budget
+from activator.billing.budget_balance import BudgetBalance, over_budget
+from activator.billing.budgets import ApplicableBudgets, Budgets
 from activator.coordination.state import SharedStateUnreachable
 from pilotlight import errors
 

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from activator.billing.budgets import Budgets, picos_under
+from activator.billing.budget_balance import RecordCosts
+from activator.billing.budgets import Budgets
 from activator.billing.errors import LedgerUnavailable
 from activator.billing.journal import Journal
 from activator.billing.shipping import unshipped_records
@@ -114,14 +115,11 @@ class BudgetStates:
             }
         ):
             new = [balance for balance in self._budgets.balances.values() if balance.mark == end]
-            owed = [0] * len(new)
+            owed = RecordCosts(new)
             async for record in unshipped_records(self._journal, end):
-                owed = [
-                    picos + picos_under(balance, record)
-                    for picos, balance in zip(owed, new, strict=True)
-                ]
-            for balance, picos in zip(new, owed, strict=True):
-                balance.charge(picos)
+                owed.add(record)
+            for balance in new:
+                balance.charge(owed.picos[balance.record.id])
                 balance.mark = None
 
     async def accepted(self, states: Mapping[str, BudgetState], records: Sequence[bytes]) -> None:

@@ -36,22 +36,31 @@ synchronous, so no lock is needed."""
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from itertools import islice
-from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import NamedTuple, NoReturn, Protocol, TypeVar
 
-from activator.billing.budget_balance import BudgetBalance, is_same_money, spent_of
-from activator.billing.periods import period_at, utc_text
+from activator.billing.budget_balance import (
+    BudgetBalance,
+    RecordCosts,
+    budget_detail,
+    budget_name,
+    is_same_money,
+    over_budget,
+    spent_of,
+)
+from activator.billing.periods import period_at
 from activator.billing.segments import Cursor
 from activator.billing.usage_pricing import cost_text, to_picos
+from activator.customers.scopes import CustomerScopes
 from activator.quotas.token_reservation import TokenReservation
 from pilotlight import errors
 from pilotlight.errors import PilotlightError
 from pilotlight.protocol import BudgetRecord, BudgetState
+from pilotlight.spec.identifiers import ANY_CUSTOMER
 from pilotlight.spec.pricing import Footprint, Rates, billable_ns, price_duration, rate_per_s
 
 log = logging.getLogger(__name__)
@@ -69,6 +78,8 @@ MAX_KNOWN_WORST = 64
 """Worst cases cached per function: one for each revision and caller deadline."""
 
 
+MAX_COVERS = 20_000
+"""Functions, and customers with budgets of their own, whose applicable budgets are kept."""
 MAX_BORROWINGS = 8
 """Most attempts to borrow: a function has a few budgets above it, each may need to be borrowed
 from, and other calls may use the borrowed amount first."""
@@ -86,6 +97,26 @@ class AllowanceNeeded(PilotlightError):
         self.cover = cover
         self.worst = worst
 
+    async def obtain(self) -> None:
+        """Borrow. Raises what `ApplicableBudgets.borrow` raises."""
+        await self.cover.borrow(self.worst)
+
+
+class CustomerUnknown(AllowanceNeeded):
+    """Raised when a call must wait until its customer has the budgets that each customer gets.
+    Internal to the activator."""
+
+    def __init__(
+        self, cover: ApplicableBudgets, registrar: CustomerRegistrar, customer: str
+    ) -> None:
+        super().__init__(cover, 0)
+        self._registrar = registrar
+        self._customer = customer
+
+    async def obtain(self) -> None:
+        """Have the budgets made. Raises Unavailable, TooManyRequests."""
+        await self._registrar.register(self.cover.subject.tenant, self._customer)
+
 
 async def borrow_and_retry(reserve: Callable[[], T]) -> T:
     """Call `reserve`, which reserves money, again after each borrowing that it needs. Raises what
@@ -93,19 +124,20 @@ async def borrow_and_retry(reserve: Callable[[], T]) -> T:
     for _ in range(MAX_BORROWINGS):
         try:
             return reserve()
-        except AllowanceNeeded as e:  # of a budget that all activators share
-            await e.cover.borrow(e.worst)
+        except AllowanceNeeded as e:
+            await e.obtain()
     return reserve()
 
 
 class Subject(NamedTuple):
-    """Whose costs these are: the fields that select budgets."""
+    """Whose costs these are: the fields that select budgets. `customer`: "" = none is named."""
 
     tenant: str
     environment: str
     app: str
     function: str
     currency: str
+    customer: str = ""
 
 
 class PricedCall(Protocol):
@@ -128,9 +160,17 @@ class BudgetLeaseSource(Protocol):
         Unavailable."""
 
 
+class CustomerRegistrar(Protocol):
+    """Makes the budgets that each customer gets."""
+
+    async def register(self, tenant: str, customer: str) -> None:
+        """Have those of this customer made, and applied here. Raises Unavailable,
+        TooManyRequests."""
+
+
 class ApplicableBudgets:
-    """The budgets that apply to one function, as of one `generation`. `open`: its running calls,
-    and the wall time at which each must end."""
+    """The budgets that apply to one function, or to its calls for one customer, as of one
+    `generation`. `open`: its running calls, and the wall time at which each must end."""
 
     __slots__ = ("_budgets", "_worst", "balances", "generation", "open", "subject")
 
@@ -174,16 +214,18 @@ class ApplicableBudgets:
         self.open[name] = ends_ns
         return self._budgets.turn
 
-    def settle(self, name: str, worst: int, actual: int, *, turn: int, at_ns: int) -> None:
-        """Release the reservation of a call that began at `at_ns` and charge its `actual` cost,
-        whose record was written."""
+    def settle(
+        self, name: str, worst: int, actual: int, *, turn: int, at_ns: int, customer: str = ""
+    ) -> None:
+        """Release the reservation of a call for `customer` that began at `at_ns` and charge its
+        `actual` cost, whose record was written."""
         self.open.pop(name, None)
         for balance in self.balances:
             if turn >= balance.since:
                 balance.left += worst - actual
                 balance.own += actual
         if self.generation != self._budgets.generation:
-            self._budgets.charge_later_budgets(self, actual, at_ns)
+            self._budgets.charge_later_budgets(self, actual, at_ns, customer)
 
     def release(self, name: str, worst: int, *, turn: int) -> None:
         """Release the reservation of a call that did not run and has no record."""
@@ -232,12 +274,12 @@ class ApplicableBudgets:
         """The error while running calls may use up what is left."""
         retry_s = self._budgets.earliest_end_s(balance, at_ns)
         return errors.BudgetReserved(
-            f"what is left of {_name(balance)} is reserved for running calls; try again "
+            f"what is left of {budget_name(balance)} is reserved for running calls; try again "
             f"when one has ended",
             retry_after_s=retry_s,
             reserved=cost_text(balance.reserved),
             needed=cost_text(worst),
-            **_detail(balance, balance.spent),
+            **budget_detail(balance, balance.spent),
         )
 
 
@@ -253,7 +295,9 @@ class Budgets:
         self._is_shared = is_shared
         self._wall_ns = wall_ns
         self._balances: dict[str, BudgetBalance] = {}
-        self._of_tenant: dict[str, dict[str, BudgetBalance]] = {}
+        self._of: dict[tuple[str, str], dict[str, BudgetBalance]] = {}
+        """By tenant and customer."""
+        self._customers = CustomerScopes()
         self._retired: dict[str, BudgetBalance] = {}
         self._retired_at: tuple[Cursor, int] | None = None
         self._answers = 0
@@ -261,6 +305,7 @@ class Budgets:
         self.generation = 0
         self.turn = 0
         self.lender: BudgetLeaseSource | None = None
+        self.registrar: CustomerRegistrar | None = None
         self.end_of_journal: Callable[[], Cursor] = Cursor
         self.on_news: Callable[[], None] = _ignore
 
@@ -272,7 +317,8 @@ class Budgets:
         """Add, change or (None) remove a budget. Soft budgets are ignored: they stop nothing.
         Raises ValueError for an invalid budget."""
         self.generation += 1
-        if record is None or not record.hard:
+        self._customers.apply(id, record)
+        if record is None or not record.hard or record.customer == ANY_CUSTOMER:
             self._retire(id)
             return
         known = self._balances.get(id) or self._restore_retired(id)
@@ -294,7 +340,9 @@ class Budgets:
         self.on_news()
 
     def _store(self, id: str, balance: BudgetBalance) -> None:
-        self._balances[id] = self._of_tenant.setdefault(balance.record.tenant, {})[id] = balance
+        record = balance.record
+        self._balances[id] = balance
+        self._of.setdefault((record.tenant, record.customer), {})[id] = balance
 
     def _retire(self, id: str) -> None:
         if self._retired_at != self._moment():
@@ -302,7 +350,10 @@ class Budgets:
             self._retired_at = self._moment()
         if (gone := self._balances.pop(id, None)) is not None:
             self._retired[id] = gone
-            del self._of_tenant[gone.record.tenant][id]
+            of = gone.record.tenant, gone.record.customer
+            del self._of[of][id]
+            if not self._of[of]:
+                del self._of[of]
 
     def _restore_retired(self, id: str) -> BudgetBalance | None:
         """Restore a budget that was removed because the feed restarts. Nothing was written or
@@ -314,17 +365,36 @@ class Budgets:
 
     # -- calls -------------------------------------------------------------------------------------
     def cover(self, subject: Subject) -> ApplicableBudgets:
-        """The budgets that apply to a function."""
+        """The budgets that apply to a function, or to its calls for a customer."""
         known = self._covers.get(subject)
         if known is None or known.generation != self.generation:
-            by_id = self._of_tenant.get(subject.tenant, {})
-            balances = tuple(
-                balance for balance in by_id.values() if balance.covers(**subject._asdict())
-            )
+            if known is None and len(self._covers) >= MAX_COVERS:
+                self._covers = {one: c for one, c in self._covers.items() if c.open}
             known = self._covers[subject] = ApplicableBudgets(
-                self, subject, balances, known.open if known is not None else {}
+                self, subject, self._applicable(subject), known.open if known is not None else {}
             )
         return known
+
+    def _applicable(self, subject: Subject) -> tuple[BudgetBalance, ...]:
+        of = {(subject.tenant, ""), (subject.tenant, subject.customer)}
+        return tuple(
+            balance
+            for one in sorted(of)
+            for balance in self._of.get(one, {}).values()
+            if balance.covers(**subject._asdict())
+        )
+
+    def cover_customer(self, cover: ApplicableBudgets, customer: str) -> ApplicableBudgets:
+        """The budgets that apply to a call for this customer of a function with this cover. Raises
+        CustomerUnknown for a customer that gets some with its first call."""
+        subject = cover.subject
+        if not self._customers.has(subject.tenant):
+            return cover
+        if self.registrar is not None and self._customers.lacks(subject, customer):
+            raise CustomerUnknown(cover, self.registrar, customer)
+        if (subject.tenant, customer) not in self._of:
+            return cover  # nothing is kept for it
+        return self.cover(subject._replace(customer=customer))
 
     def is_spent(
         self, subject: Subject, target: PricedCall, rates: Rates, *, limit_ns: int
@@ -346,12 +416,15 @@ class Budgets:
         *,
         limit_ns: int,
         tokens: TokenReservation | None = None,
+        customer: str = "",
     ) -> None:
         """Refuse a call before it waits for a slot or has an instance started. Raises OverBudget,
         BudgetReserved."""
         cover = self.cover(subject)
-        if cover.balances:
-            with contextlib.suppress(AllowanceNeeded):  # borrowed when there is a slot
+        with contextlib.suppress(AllowanceNeeded):  # obtained when there is a slot
+            if customer:
+                cover = self.cover_customer(cover, customer)
+            if cover.balances:
                 worst = cover.worst_picos(target, rates, limit_ns)
                 if tokens is not None:
                     worst += token_picos(rates, tokens.estimated_in, tokens.max_out)
@@ -362,9 +435,11 @@ class Budgets:
         self.turn += 1
         balance.begin(period_at(balance.record.period, at_ns), self.turn)
 
-    def charge_later_budgets(self, older: ApplicableBudgets, picos: int, at_ns: int) -> None:
-        """Charge an ended call to the budgets that were added while it ran."""
-        for balance in self.cover(older.subject).balances:
+    def charge_later_budgets(
+        self, older: ApplicableBudgets, picos: int, at_ns: int, customer: str = ""
+    ) -> None:
+        """Charge an ended call for `customer` to the budgets that were added while it ran."""
+        for balance in self._applicable(older.subject._replace(customer=customer)):
             if balance not in older.balances and at_ns >= balance.period.starts_ns:
                 balance.charge(picos)
 
@@ -386,6 +461,7 @@ class Budgets:
     def apply_answer(self, states: Mapping[str, BudgetState], records: Sequence[bytes]) -> None:
         """Apply the budget states that the ledger returned when it accepted `records`."""
         self._answers += 1
+        unstated = []
         for budget, balance in self._balances.items():
             state = states.get(budget)
             self._roll_period_if_due(balance)
@@ -399,7 +475,12 @@ class Budgets:
                     continue
             # only one of the clocks is past midnight: our part is what we sent
             if state is not None or balance.own:
-                balance.record_shipped(sum(picos_under(balance, record) for record in records))
+                unstated.append(balance)
+        sent = RecordCosts(unstated)
+        for record in records if unstated else ():
+            sent.add(record)
+        for balance in unstated:
+            balance.record_shipped(sent.picos[balance.record.id])
 
     def apply_states(self, states: Mapping[str, BudgetState]) -> None:
         """Apply the states of all budgets, read while no records were being sent."""
@@ -428,55 +509,6 @@ def token_picos(rates: Rates, tokens_in: int, tokens_out: int) -> int:
             price_duration(0, Decimal(0), tokens_in * rates.token_in + tokens_out * rates.token_out)
         )
     )
-
-
-def picos_under(balance: BudgetBalance, record: bytes) -> int:
-    """Cost of a usage record (as JSON) to this budget in its period; 0 when the budget does not
-    apply to it."""
-    if balance.tenant_mark not in record:
-        return 0  # unparsed: most records are other tenants'
-    body = json.loads(record)
-    if not balance.covers(**{name: str(body.get(name)) for name in Subject._fields}):
-        return 0
-    started_ns = int(float(body["started_at"]) * 1e9)
-    return (
-        to_picos(str(body["cost"]))
-        if balance.period.starts_ns <= started_ns < balance.period.ends_ns
-        else 0
-    )
-
-
-def over_budget(balance: BudgetBalance, worst: int, *, spent: int) -> errors.OverBudget:
-    """The error when waiting within the period does not help."""
-    why = (
-        "is spent"
-        if spent >= balance.amount
-        else f"has {cost_text(balance.amount - spent)} left, and this call may cost "
-        f"{cost_text(worst)}"
-    )
-    return errors.OverBudget(
-        f"{_name(balance)} {why}: the next period begins at {utc_text(balance.period.ends_ns)}; raise "
-        f"the budget "
-        f"(`pilotlight budget set`), or give the call less time (header pilotlight-timeout)",
-        needed=cost_text(worst),
-        **_detail(balance, spent),
-    )
-
-
-def _name(balance: BudgetBalance) -> str:
-    mine = balance.record
-    of = "/".join(part for part in (mine.app, mine.function) if part) or "the tenant"
-    return f"the budget of {mine.amount} {mine.currency} a {mine.period} of {of}"
-
-
-def _detail(balance: BudgetBalance, spent: int) -> dict[str, Any]:
-    return {
-        "budget": balance.record.id,
-        "period": balance.period.name,
-        "amount": balance.record.amount,
-        "spent": cost_text(spent),
-        "until": utc_text(balance.period.ends_ns),
-    }
 
 
 def _ignore() -> None:

@@ -52,8 +52,8 @@ was recorded, and GPU seconds (time of each of them)."""
 class OpenRecord:
     """An attempt that is being billed. Opaque to the caller, which passes it to `close`.
 
-    `worst` picounits are reserved in the budgets of `cover` since `turn`. `is_billed`: it is
-    recorded in the journal. `tokens`: token usage of a language model's call, counted until it is
+    `worst` picounits are reserved in the budgets of `cover` since `turn`. `customer`: "" = none
+    was named. `is_billed`: it is recorded in the journal. `tokens`: token usage of a language model's call, counted until it is
     closed."""
 
     id: str
@@ -69,6 +69,7 @@ class OpenRecord:
     turn: int
     mark: str = ""
     is_shadow: bool = False
+    customer: str = ""
     is_billed: bool = True
     tokens: TokenReservation | None = None
 
@@ -202,13 +203,15 @@ class InstanceAccount:
         limit_ns: int | None = None,
         mark: str = "",
         is_shadow: bool = False,
+        customer: str = "",
         tokens: TokenReservation | None = None,
     ) -> OpenRecord:
         """Reserve the worst case, write the attempt to the journal and start metering it.
         `limit_ns`: a limit below the execution clock, where known.
 
         `mark`: rarely used fields (`usage_pricing.encode_optional_fields`). `is_shadow`: a mirrored
-        call, which costs nothing and needs no budget. `tokens`: the token limits of a language
+        call, which costs nothing and needs no budget. `customer`: it falls under the budgets of
+        this one, too. `tokens`: the token limits of a language
         model's call, which are part of its worst case.
 
         Raises JournalFull, Conflict, OverBudget, BudgetReserved, AllowanceNeeded; the attempt must
@@ -222,6 +225,8 @@ class InstanceAccount:
         cover = self._cover
         if cover.generation != self._budgets.generation:
             cover = self._cover = self._budgets.cover(cover.subject)
+        if customer:
+            cover = self._budgets.cover_customer(cover, customer)
         worst, turn = 0, self._budgets.turn
         if cover.balances and not is_shadow:
             ends_ns = self._limit_ns if limit_ns is None else min(limit_ns, self._limit_ns)
@@ -241,6 +246,7 @@ class InstanceAccount:
             turn,
             mark,
             is_shadow,
+            customer,
         )
         if tokens is not None:
             tokens.begin(self._revision)
@@ -334,7 +340,14 @@ class InstanceAccount:
         if (
             cover.balances or cover.generation != self._budgets.generation
         ) and not ticket.is_shadow:
-            cover.settle(ticket.id, ticket.worst, picos, turn=ticket.turn, at_ns=ticket.at_ns)
+            cover.settle(
+                ticket.id,
+                ticket.worst,
+                picos,
+                turn=ticket.turn,
+                at_ns=ticket.at_ns,
+                customer=ticket.customer,
+            )
         self._journal.close_call(
             ticket.id, record, at_ns=at_ns, virtual_ns=meter.virtual_at_last_ns
         )

@@ -249,7 +249,11 @@ class BillingService:
         )
 
     def check(
-        self, target: CallTarget, limit_s: float, tokens: TokenReservation | None = None
+        self,
+        target: CallTarget,
+        limit_s: float,
+        tokens: TokenReservation | None = None,
+        customer: str = "",
     ) -> None:
         """Refuse a call that may take `limit_s` and these tokens, before it waits for an instance
         or has one started.
@@ -257,7 +261,12 @@ class BillingService:
         Raises OverBudget, BudgetReserved."""
         rates = target.rates
         self.budgets.check(
-            _subject(target, rates), target, rates, limit_ns=_ns(limit_s), tokens=tokens
+            _subject(target, rates),
+            target,
+            rates,
+            limit_ns=_ns(limit_s),
+            tokens=tokens,
+            customer=customer,
         )
 
     async def load_budgets(self) -> None:

@@ -151,6 +151,7 @@ class Attempt(AnsweredCall):
             mark=call.mark,
             tokens=call.tokens,
             is_shadow=self.is_shadow,
+            customer=call.caller.customer,
         )
 
     def open_warm(self, connection: WorkerConnection, mark: str) -> None:
@@ -175,6 +176,7 @@ class Attempt(AnsweredCall):
                 at_ns=call.at_ns,
                 caller=call.caller.tenant,
                 mark=mark,
+                customer=call.caller.customer,
             )
         except BaseException:
             instance.connections.release(connection, now_ns / 1e9)

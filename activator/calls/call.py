@@ -141,12 +141,14 @@ class Call:
     @property
     def mark(self) -> str:
         """Optional marks of its usage records (`usage_pricing.encode_optional_fields`): its arm,
-        the variant or fallback that answered, and the attempt that made it."""
+        the variant or fallback that answered, the attempt that made it, and its customer."""
         mark = self.choice.mark if self.choice is not None else ""
         if self.degraded or self.tokens is not None:
             mark += encode_optional_fields(degraded=self.degradation)
         if self.caller.origin is not None:
             mark += encode_optional_fields(parent=self.caller.origin.record)
+        if self.caller.customer:
+            mark += encode_optional_fields(customer=self.caller.customer)
         return mark
 
     @property

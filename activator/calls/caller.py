@@ -20,6 +20,7 @@ class Caller:
         accepts_pickle: whether the function accepts pickles of it; a worker refuses a pickle
             without this.
         origin: the call of a function that makes the call; None = a caller outside does.
+        customer: of the function's tenant, for which the call is made; "" = none was named.
     """
 
     key_id: str
@@ -27,3 +28,4 @@ class Caller:
     rank: QueuePriority = DEFAULT_RANK
     accepts_pickle: bool = False
     origin: CallOrigin | None = None
+    customer: str = ""

@@ -135,11 +135,24 @@ BUSY_PATIENCE_S = 2.0
 """A worker that is still busy with an abandoned call after this long is replaced."""
 
 
-MayPay = Callable[[CallTarget, float, TokenReservation | None], None]
-"""Raises when the budgets do not allow a call of so many seconds and tokens."""
+class MayPay(Protocol):
+    """Raises when the budgets do not allow a call of so many seconds and tokens, for a customer."""
+
+    def __call__(
+        self,
+        target: CallTarget,
+        limit_s: float,
+        tokens: TokenReservation | None = None,
+        customer: str = "",
+    ) -> None: ...
 
 
-def _free(target: CallTarget, limit_s: float, tokens: TokenReservation | None) -> None:
+def _free(
+    target: CallTarget,
+    limit_s: float,
+    tokens: TokenReservation | None = None,
+    customer: str = "",
+) -> None:
     """Accept all calls: no budgets apply."""
 
 
@@ -206,13 +219,16 @@ class CallRunner:
         """Check the budgets of a call before it waits or starts an instance. Raises OverBudget,
         BudgetReserved."""
         self._may_pay(
-            call.target, call.remaining_s(call.target.spec.clocks.execution_s), call.tokens
+            call.target,
+            call.remaining_s(call.target.spec.clocks.execution_s),
+            call.tokens,
+            call.caller.customer,
         )
 
     def check_start(self, target: CallTarget) -> None:
         """Check the budgets before a start without a call: they must allow one call. Raises
         OverBudget, BudgetReserved."""
-        self._may_pay(target, target.spec.clocks.execution_s, None)
+        self._may_pay(target, target.spec.clocks.execution_s)
 
     async def begin(
         self, call: Call, *, is_patient: bool = True, has_fallback: bool = True

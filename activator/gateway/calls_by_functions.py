@@ -27,6 +27,7 @@ from activator.routing.call_origin import CallingFunction, CallOrigin
 from activator.routing.call_target import CallTarget
 from pilotlight import errors
 from pilotlight.protocol import (
+    HEADER_CUSTOMER,
     HEADER_ENVIRONMENT,
     HEADER_PARENT,
     HEADER_PRIORITY,
@@ -46,12 +47,13 @@ _CALL = re.compile(r"/v1/functions/[^/]+/([^/]+):(invoke|submit)")
 _READ = re.compile(r"/v1/calls/[^/:]+(/stream)?")
 _BIND = re.compile(r"/v1/functions/[^/]+/[^/]+:bind")
 _CANCEL = re.compile(r"/v1/calls/[^/:]+:cancel")
+_CUSTOMER = HEADER_CUSTOMER.encode()
 _ENVIRONMENT = HEADER_ENVIRONMENT.encode()
 _PARENT = HEADER_PARENT.encode()
 _PRIORITY = HEADER_PRIORITY.encode()
 _TIMEOUT = HEADER_TIMEOUT.encode()
 _OURS = b"pilotlight-"
-_CHOSEN = frozenset({_PRIORITY, HEADER_TAG.encode(), HEADER_WEBHOOK.encode()})
+_CHOSEN = frozenset({_CUSTOMER, _PRIORITY, HEADER_TAG.encode(), HEADER_WEBHOOK.encode()})
 """Headers of ours that a function may choose."""
 _DROPPED = frozenset({b"authorization", b"cookie", b"traceparent", b"tracestate"})
 
@@ -150,6 +152,8 @@ class CallsByFunctions:
         }
         if _PRIORITY not in headers:
             inherited[_PRIORITY] = attempt.call.caller.rank.priority.value.encode()
+        if _CUSTOMER not in headers and attempt.call.caller.customer:
+            inherited[_CUSTOMER] = attempt.call.caller.customer.encode()
         if verb == "invoke":
             inherited[_TIMEOUT] = b"%.3f" % limited_s(request.deadline_s(), attempt.remaining_s())
         elif _TIMEOUT in headers:  # a submitted call goes on without the one that made it

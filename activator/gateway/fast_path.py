@@ -207,7 +207,7 @@ class FastPath:
             return False
         attempt = FastPathCall(self, route, call, client=connection, reservation=reservation)
         try:
-            attempt.open_warm(worker, route.mark)
+            attempt.open_warm(worker, warm.mark)
         except errors.PilotlightError:
             return False
         if route.retry_budget is None:

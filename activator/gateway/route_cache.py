@@ -10,8 +10,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from activator.access.grants import AccessGrant
+from activator.access.grants import CUSTOMER, AccessGrant
 from activator.access.resolver import FUNCTIONS, REPLAY, TAG, RequestResolver
+from activator.billing.usage_pricing import encode_optional_fields
 from activator.calls.call import Call, priority_lines
 from activator.calls.caller import Caller
 from activator.calls.response import forwarded_lines
@@ -113,6 +114,7 @@ class WarmHead:
         is_traced: whether it has a `traceparent`.
         is_lasting: whether the same bytes have the same route, until the route table changes, and
             may come again.
+        mark: `Call.mark`.
         request_head: the request to the worker up to the call's id: that of `Call.request_head`.
     """
 
@@ -123,6 +125,7 @@ class WarmHead:
         "headers",
         "is_lasting",
         "is_traced",
+        "mark",
         "request_head",
         "route",
     )
@@ -143,6 +146,7 @@ class WarmHead:
         self.accept = headers.get(b"accept", b"")
         self.is_traced = b"traceparent" in headers
         self.is_lasting = is_lasting and not self.is_traced
+        self.mark = route.mark + encode_optional_fields(customer=caller.customer)
         self.request_head = b"".join(
             (
                 route.request_line,
@@ -229,7 +233,7 @@ class RouteCache:
         self._known_at = -1
 
     def __repr__(self) -> str:
-        return f"<RouteCache {len(self._known)} routes>"
+        return f"<RouteCache {len(self._known)} routes, {len(self._heads)} heads>"
 
     def find_known(self, head: bytes) -> KnownHead | None:
         """Return what is known of a request head, byte by byte, as long as routes are the same."""
@@ -262,6 +266,13 @@ class RouteCache:
         content_type = payload_type(headers.get(CONTENT_TYPE))
         if caller is None or (content_type is PICKLE and not caller.accepts_pickle):
             return None  # refused with the reason
+        if CUSTOMER in headers:
+            try:
+                caller = fast_route.entry.caller_of(headers)
+            except errors.PilotlightError:
+                return None
+        if caller.customer and self._access.has_quotas(fast_route.target, caller.customer):
+            return None  # they are counted in a task
         return WarmHead(
             fast_route,
             headers,

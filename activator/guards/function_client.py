@@ -96,7 +96,7 @@ class GuardFunctionClient:
                 target=target,
                 method=method,
                 payload=Payload(body, JSON, JSON),
-                caller=replace(caller, origin=origin, rank=rank),
+                caller=replace(caller, origin=origin, rank=rank, customer=call.caller.customer),
                 admission=admission,
                 deadline_s=min(self._deadline_s, call.remaining_s(self._deadline_s)),
             )

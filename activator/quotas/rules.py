@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from pilotlight.spec.quotas import MAX_COUNT, MAX_RATE, Quotas
 
-Of = Literal["tenant", "owner", "function", "key", "address", "streams", "operations"]
+Of = Literal["tenant", "owner", "function", "key", "customer", "address", "streams", "operations"]
 """Whose quotas. `streams`: the concurrent calls of one tenant to a language model
 (`TokenLimits.max_streams_per_tenant`). `operations`: requests of a tenant or key about what runs
 already (`operations_of`)."""
@@ -39,8 +39,8 @@ class Rule:
 
     Attributes:
         of: whose quotas these are, as seen by the caller.
-        subject: id of the tenant or key, `<tenant>/<environment>/<app>/<function>`, or a network
-            address.
+        subject: id of the tenant or key, `<tenant>/<environment>/<app>/<function>`,
+            `<tenant>/<customer>`, or a network address.
         quotas: the limits.
         tenant: id of the tenant for which refusals are counted; "" = none.
         is_shown: whether response headers may show the limits to the caller."""

@@ -69,6 +69,7 @@ class Refusal:
             quota=self.quota,
             of=rule.of,
             limit=self.limit,
+            **({"customer": rule.subject.partition("/")[2]} if rule.of == "customer" else {}),
         )
 
 

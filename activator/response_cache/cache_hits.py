@@ -42,6 +42,7 @@ class CacheHit:
     bytes_in: int
     bytes_out: int
     mark: str = ""
+    customer: str = ""
 
 
 class CacheHitAccount:
@@ -77,6 +78,8 @@ class CacheHitAccount:
                 target.rates.currency,
             )
         )
+        if hit.customer:
+            cover = budgets.cover_customer(cover, hit.customer)
         name = f"{hit.call}/{hit.attempt}"
         turn = cover.reserve(name, picos, at_ns=hit.at_ns, ends_ns=hit.at_ns)
         try:
@@ -87,7 +90,7 @@ class CacheHitAccount:
                 raise
             self._on_unbilled()
             return Charge(0, 0, "0", 0)
-        cover.settle(name, picos, picos, turn=turn, at_ns=hit.at_ns)
+        cover.settle(name, picos, picos, turn=turn, at_ns=hit.at_ns, customer=hit.customer)
         return Charge(0, 0, cost_text(picos), picos)
 
     def _template(self, target: CallTarget, hit: CacheHit) -> UsageTemplate:

@@ -203,6 +203,7 @@ class CachedCalls:
             bytes_in=len(call.body),
             bytes_out=len(answer.body or b""),
             mark=call.mark,
+            customer=call.caller.customer,
         )
         return await borrow_and_retry(lambda: self._account.charge(call.target, hit))
 

@@ -26,10 +26,12 @@ class Principal:
         key_id, tenant, tenant_name: "" for a caller without a key.
         environment, app, function: the only one that the key may access; None = all.
         quotas: quotas of this key.
+        customer: the customer for which all of its calls are made; "" = its holder may name any.
     """
 
     __slots__ = (
         "app",
+        "customer",
         "environment",
         "expires_at",
         "function",
@@ -51,6 +53,7 @@ class Principal:
         self.function = record.function
         self.expires_at = record.expires_at
         self.quotas: Quotas = parse_quotas(record.quotas)
+        self.customer = record.customer or ""
 
     def __repr__(self) -> str:
         return f"<Principal {self.key_id or 'anonymous'} {self.scope}>"

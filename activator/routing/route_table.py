@@ -29,7 +29,7 @@ from pilotlight.core.crypto import Sealer
 from pilotlight.protocol import BudgetRecord, FeedChange, FunctionRoute
 from pilotlight.spec.cors import common_origins
 from pilotlight.spec.function import PUBLIC
-from pilotlight.spec.identifiers import DEFAULT_ENVIRONMENT, FunctionAddress
+from pilotlight.spec.identifiers import ANY_CUSTOMER, DEFAULT_ENVIRONMENT, FunctionAddress
 from pilotlight.spec.pricing import Rates
 from pilotlight.spec.quotas import Plan, Quotas, parse_quotas
 
@@ -291,6 +291,11 @@ class RouteTable:
     def quotas_of(self, name: str) -> Quotas:
         """Return a function's own quotas, by `<tenant>/<environment>/<app>/<function>`."""
         return self._quotas.get(name, _NO_QUOTAS)
+
+    def customer_quotas(self, tenant: str, customer: str) -> Quotas:
+        """Return a customer's own quotas, else those that its tenant set for each customer."""
+        own = self._quotas.get(f"{tenant}/{customer}")
+        return own or self.quotas_of(f"{tenant}/{ANY_CUSTOMER}")
 
     def reserved(self) -> Mapping[str, int]:
         """Return the bytes of a node's instance memory that are reserved, by tenant."""

@@ -35,6 +35,8 @@ HEADER_PRIORITY = "pilotlight-priority"
 HEADER_RATE_LIMIT = "ratelimit"
 HEADER_RATE_LIMIT_POLICY = "ratelimit-policy"
 """The applicable quotas and their remaining amounts (draft-ietf-httpapi-ratelimit-headers)."""
+HEADER_CUSTOMER = "pilotlight-customer"
+"""Customer of the function's tenant for which the call is made (`identifiers.require_customer`)."""
 HEADER_TAG = "pilotlight-tag"
 """Set by a caller of the function's own tenant: selects the revision with this tag (or this name),
 independent of weights."""
@@ -163,6 +165,10 @@ that cover a record of this batch."""
 BUDGETS_PATH = "/internal/budgets"
 """`GET` → `{"budgets": {budget id: BudgetState as JSON}}`: the ledger's state of every budget's
 current period."""
+CUSTOMER_BUDGETS_PATH = "/internal/budgets/customers"
+"""`POST {"tenant", "customer"}` → `{"budgets": n}`: makes the budgets that the customer gets from
+those for `identifiers.ANY_CUSTOMER`, and which it does not have; n of them are new. 429 when the
+tenant has too many."""
 CALLS_PATH = "/internal/calls"
 """`POST {"calls": [CallRecord…]}` → `{"accepted": n}`: states and results of submitted calls; the
 newest `sequence` wins."""
@@ -202,8 +208,8 @@ class FeedChange:
     Attributes:
         seq: position; strictly increasing.
         kind: `function`, `key`, `tenant`, `secret`, `quota` or `budget`.
-        key: `<tenant>/<environment>/<app>/<function>` (function, quota), a key id, a tenant id,
-            `<tenant>/<environment>/<secret name>`, or a budget id.
+        key: `<tenant>/<environment>/<app>/<function>` (function, quota), `<tenant>/<customer>`
+            (quota), a key id, a tenant id, `<tenant>/<environment>/<secret name>`, or a budget id.
         value: the document (`FunctionRoute`, `KeyRecord`, `TenantRecord`,
             `pilotlight.spec.quotas.Quotas`, `BudgetRecord` as JSON; a secret's sealed text); None =
             removed.
@@ -224,6 +230,7 @@ class KeyRecord:
         environment, app, function: the only one that it may access; None = all. A function requires
             its app.
         quotas: of this key alone (`pilotlight.spec.quotas.Quotas` as JSON).
+        customer: the customer for which all of its calls are made; None = callers may name any.
     """
 
     id: str
@@ -235,6 +242,7 @@ class KeyRecord:
     app: str | None = None
     function: str | None = None
     quotas: Mapping[str, Any] = field(default_factory=dict)
+    customer: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,12 +265,15 @@ class TenantRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetRecord(JsonRecord):
-    """A budget, for activators. "" in `environment`, `app` and `function` covers all of them.
+    """A budget, for activators. "" in `environment`, `app`, `function` and `customer` covers all.
 
     Attributes:
         period: `day` or `month`, by the calendar in UTC.
         amount: limit per period, a decimal as text.
         hard: whether calls are refused when it is exhausted; otherwise it only warns.
+        customer: whose calls it covers; `identifiers.ANY_CUSTOMER` = it covers none, and is the
+            budget that each customer without an own one of the same reach and period gets with its
+            first call.
     """
 
     id: str
@@ -274,6 +285,7 @@ class BudgetRecord(JsonRecord):
     amount: str
     currency: str
     hard: bool = True
+    customer: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,6 +375,8 @@ class UsageRecord(JsonRecord):
         parent: of a call that a function made, the id of the record of the attempt that made it; ""
             for others. `key` then names the function,
             `function:<tenant>/<environment>/<app>/<name>`.
+        customer: of a call: the customer of the tenant for which it was made (HEADER_CUSTOMER); ""
+            = none was named.
     """
 
     id: str
@@ -409,6 +423,7 @@ class UsageRecord(JsonRecord):
     finish: str = ""
     first_token_ms: int = 0
     parent: str = ""
+    customer: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from pilotlight.controller.billing import ledger, rollups
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Store
 from pilotlight.protocol import UsageRecord
+from tests.fakes.databases import without_customers
 from tests.functions.controller.parts import ManualClock, usage
 
 SECOND = 10**9
@@ -102,7 +103,8 @@ def _as_before(sql: sa.Connection, after: dict[sa.Table, list[tuple[object, ...]
             sa.text(f"INSERT INTO {table.name} ({quoted}) VALUES ({places})"),
             [dict(zip(names, value, strict=True)) for value in values],
         )
-    # of versions 0019 to 0027
+    # of versions 0019 to 0028
+    without_customers(sql)
     sql.execute(sa.text("DROP INDEX ix_due_calls_cancel"))
     sql.execute(sa.text("ALTER TABLE due_calls DROP COLUMN cancel_at"))
     for name in ("stored_bytes", "collection_bytes"):

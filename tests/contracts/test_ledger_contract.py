@@ -116,6 +116,7 @@ def record(draw: st.DrawFn) -> UsageRecord:
         function=draw(st.sampled_from(["embed", "rank"])),
         key=draw(st.sampled_from(["k-1", "k-2"])),
         caller=draw(st.sampled_from(["", "t-other"])),
+        customer=draw(st.sampled_from(["", "ana", "bob"])),
         currency=draw(st.sampled_from(["USD", "USD", "EUR"])),
         status=draw(st.sampled_from([200, 500])),
         exec_ms=draw(st.integers(0, 10**6)),
@@ -169,6 +170,13 @@ def test_a_bill_is_the_sum_of_its_records_to_the_last_digit(
             assert sum(line.sums["billed_ns"] for line in lines) == sum(
                 one.billed_ns for one in within
             )
+        for name in ("customer", "key"):
+            chosen = "ana" if name == "customer" else "k-1"
+            lines = report(store, owner, name, since=begin, until=end, where={name: chosen})
+            theirs = [one for one in within if getattr(one, name) == chosen]
+            assert sum(line.records for line in lines) == len(theirs)
+            assert sum(line.cost for line in lines) == sum(Decimal(one.cost) for one in theirs)
+            assert {line.group[name] for line in lines} <= {chosen}
     assert sum(one.new for one in added) == len(kept)
     assert sum(sum(one.spent.values()) for one in added) == sum(
         Decimal(one.cost).scaleb(12) for one in kept
@@ -217,7 +225,10 @@ def test_rollups_are_what_a_rebuild_makes_of_the_records_in_whatever_order_they_
                 for one in shuffled[: at + 1]
             ),
         )
-    for table in (tables.usage_hours, tables.usage_days, tables.latency_hours):
+    for table in (
+        *(tables.usage_hours, tables.usage_days, tables.latency_hours),
+        *(tables.customer_hours, tables.customer_days),
+    ):
         kept = rows_of(store, table, owners[1])
         assert [row[1:] for row in rows_of(store, table, owners[0])] == [row[1:] for row in kept]
         with store.write() as write:
@@ -226,17 +237,16 @@ def test_rollups_are_what_a_rebuild_makes_of_the_records_in_whatever_order_they_
     assert differences(store, owners[1]) == []
 
 
-def test_a_rollup_that_is_off_by_a_picounit_is_told(store: Store) -> None:
-    add(store, usage("req-1/1"), usage("req-2/1", tenant="t-2"))
+@pytest.mark.parametrize("table", [tables.usage_days, tables.customer_hours], ids=str)
+def test_a_rollup_that_is_off_by_a_picounit_is_told(store: Store, table: sa.Table) -> None:
+    add(store, usage("req-1/1", customer="ana"), usage("req-2/1", tenant="t-2"))
     with store.write() as write:
         write.sql.execute(
-            sa.update(tables.usage_days)
-            .where(tables.usage_days.c.tenant == "t-1")
-            .values(low=tables.usage_days.c.low + 1)
+            sa.update(table).where(table.c.tenant == "t-1").values(low=table.c.low + 1)
         )
     (found,) = differences(store)
     assert (found.table, found.tenant, found.found[1] - found.expected[1]) == (
-        "usage_days",
+        table.name,
         "t-1",
         1,
     )

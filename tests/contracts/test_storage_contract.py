@@ -37,7 +37,7 @@ from pilotlight.spec.function import FunctionSpec, ImageSpec
 from pilotlight.spec.identifiers import Scope
 from pilotlight.spec.quotas import Plan
 from pilotlight.spec.record_json import from_json
-from tests.fakes.databases import empty_sqlite
+from tests.fakes.databases import empty_sqlite, without_customers
 from tests.fakes.killed_sweep import AFTER, BEFORE, NEVER
 from tests.fakes.stored_bytes import checked_usage
 from tests.functions.controller.parts import ManualClock, spec
@@ -330,6 +330,7 @@ def test_an_upgrade_counts_what_is_stored(platform: Platform, store: Store) -> N
             "UPDATE alembic_version SET version_num = '0021'",
         ):
             write.sql.execute(sa.text(change))
+        without_customers(write.sql)
     store.migrate()
     with store.write() as write:
         usage = checked_usage(write.sql, one)

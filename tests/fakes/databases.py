@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
+import sqlalchemy as sa
 
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.server import bootstrap
@@ -89,3 +90,19 @@ def _url(server: str, name: str) -> str:
     return server.replace("postgresql://", "postgresql+psycopg://").replace(
         "/postgres?", f"/{name}?"
     )
+
+
+def without_customers(sql: sa.Connection) -> None:
+    """Undo what version 0028 added to tables that were there, for tests of upgrades to earlier
+    versions."""
+    changes = [f"DROP INDEX ix_{name}" for name in ("usage_tenant_customer", "budgets_reach")]
+    changes += ["DROP INDEX ix_budgets_parent", "ALTER TABLE budgets DROP COLUMN parent"]
+    changes += [
+        f"ALTER TABLE {name} DROP COLUMN customer" for name in ("usage", "api_keys", "budgets")
+    ]
+    changes += [f"DROP TABLE customer_{name}" for name in ("hours", "days", "quotas")]
+    if sql.dialect.name == "postgresql":
+        reach = "tenant, environment, app, function, period, currency"
+        changes.append(f"ALTER TABLE budgets ADD UNIQUE ({reach})")
+    for change in changes:
+        sql.execute(sa.text(change))

@@ -7,8 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from activator.billing.budget_balance import BudgetBalance
-from activator.billing.budgets import picos_under
+from activator.billing.budget_balance import BudgetBalance, picos_under
 from activator.billing.errors import LedgerRefused, LedgerUnavailable
 from activator.billing.periods import period_at
 from activator.billing.usage_pricing import cost_text

@@ -147,12 +147,15 @@ class Client(
                 yield from reader.feed(data)
             reader.close()
 
-    def invoke_lines(self, app: str, function: str, arguments: Any) -> Iterator[Any]:
-        """Call a generator with JSON arguments and yield its items as JSON values."""
-        headers = {"content-type": CONTENT_JSON, "accept": CONTENT_NDJSON}
+    def invoke_lines(
+        self, app: str, function: str, arguments: Any, *, headers: Mapping[str, str] | None = None
+    ) -> Iterator[Any]:
+        """Call a generator with JSON arguments and yield its items as JSON values. `headers` are
+        added to the content headers."""
+        sent = {"content-type": CONTENT_JSON, "accept": CONTENT_NDJSON, **(headers or {})}
         path = function_path(app, function, "invoke")
         with self._transport.stream(
-            "POST", path, content=json.dumps(arguments).encode(), headers=headers
+            "POST", path, content=json.dumps(arguments).encode(), headers=sent
         ) as response:
             yield from iter_json_lines(response)
 

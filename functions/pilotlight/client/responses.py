@@ -31,6 +31,7 @@ from pilotlight.protocol import (
     CONTENT_PICKLE_STREAM,
     CONTENT_PROBLEM,
     CONTENT_SSE,
+    HEADER_CUSTOMER,
     HEADER_IDEMPOTENCY_KEY,
     HEADER_OUTCOME,
     HEADER_PRIORITY,
@@ -97,6 +98,7 @@ def call_headers(
     priority: str = "",
     webhook: str = "",
     idempotency_key: str = "",
+    customer: str = "",
 ) -> dict[str, str]:
     """Return the headers of an SDK call, with pickled arguments and a pickle, or a stream of
     pickles, as response.
@@ -106,7 +108,8 @@ def call_headers(
             as response.
         priority: "" = that of the function.
         webhook: name of the webhook to notify when a background call ends.
-        idempotency_key: requests with the same key are the same call."""
+        idempotency_key: requests with the same key are the same call.
+        customer: for which the call is made; "" = none is named."""
     if pickles:
         accept = CONTENT_PICKLE_STREAM if streams else CONTENT_PICKLE
         headers = {"content-type": CONTENT_PICKLE, "accept": f"{accept}, {CONTENT_JSON};q=0.5"}
@@ -121,6 +124,8 @@ def call_headers(
         headers[HEADER_WEBHOOK] = webhook
     if idempotency_key:
         headers[HEADER_IDEMPOTENCY_KEY] = idempotency_key
+    if customer:
+        headers[HEADER_CUSTOMER] = customer
     return headers
 
 

@@ -30,7 +30,7 @@ from pilotlight.sdk.schema import parameter_names
 from pilotlight.sdk.sync_async import SyncAsyncMethod, with_short_errors
 from pilotlight.sdk.unsupported import not_supported, refuse_attributes
 from pilotlight.spec.function import FunctionKind
-from pilotlight.spec.identifiers import Priority, require_name
+from pilotlight.spec.identifiers import Priority, require_customer, require_name
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,6 +44,7 @@ class CallOptions:
     priority: Priority | None = None
     webhook: str = ""
     idempotency_key: str = ""
+    customer: str = ""
 
 
 NO_OPTIONS = CallOptions()
@@ -101,7 +102,11 @@ class Function(Generic[P, R]):
             self._name,
             self._method,
             self._tenant,
-            (self._options.priority and self._options.priority.value, self._binding),
+            (
+                self._options.priority and self._options.priority.value,
+                self._binding,
+                self._options.customer,
+            ),
         )
 
     @classmethod
@@ -130,6 +135,7 @@ class Function(Generic[P, R]):
         priority: str | None = None,
         webhook: str | None = None,
         idempotency_key: str | None = None,
+        customer: str | None = None,
         **options: Any,
     ) -> Function[P, R]:
         """Return a handle of the same function with other options. Options not given keep their
@@ -142,6 +148,8 @@ class Function(Generic[P, R]):
             idempotency_key: key that identifies one call. `.remote()` and `.spawn()` with the same
                 key and arguments are the same call and return the same result, so they can be
                 retried after a lost connection. Use a new key for each further call.
+            customer: your customer for whom the calls are made, as bills show it. Calls of a
+                function are made for the customer of its own call where they name no other.
             options: as for `Cls.with_options`: the calls of the handle go to instances of their
                 own."""
         given = without_none(
@@ -149,6 +157,7 @@ class Function(Generic[P, R]):
                 "priority": parse_priority(priority),
                 "webhook": None if webhook is None else require_name("webhook", webhook),
                 "idempotency_key": idempotency_key,
+                "customer": None if customer is None else require_customer(customer),
             }
         )
         before = self._binding or Binding({}, {})
@@ -320,6 +329,7 @@ class Function(Generic[P, R]):
             priority=self._options.priority or "",
             webhook=self._options.webhook,
             idempotency_key=self._options.idempotency_key,
+            customer=self._options.customer,
         )
         return {"tenant": self._tenant, "headers": headers}
 
@@ -522,10 +532,10 @@ def _by_name(
     name: str,
     method: str,
     tenant: str = "",
-    ways: tuple[str | None, Binding | None] = (None, None),
+    ways: tuple[str | None, Binding | None] | tuple[str | None, Binding | None, str] = (None, None),
 ) -> Function[..., Any]:
-    priority, binding = ways
-    options = CallOptions(priority=parse_priority(priority))
+    priority, binding, *more = ways  # a handle of an earlier version has no customer
+    options = CallOptions(priority=parse_priority(priority), customer=more[0] if more else "")
     return Function(
         app=app, name=name, method=method, tenant=tenant, options=options, binding=binding
     )

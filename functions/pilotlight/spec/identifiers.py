@@ -23,6 +23,10 @@ Kubernetes objects."""
 RUN_SUFFIX_LENGTH = 6
 _RUN_MARK = "-run-"
 _RUN_NAME = re.compile(rf"{_RUN_MARK}[0-9a-f]{{{RUN_SUFFIX_LENGTH}}}\Z")
+MAX_CUSTOMER_LENGTH = 64
+ANY_CUSTOMER = "*"
+"""In place of an id: each customer that has nothing of its own."""
+_CUSTOMER = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:@-]{{0,{MAX_CUSTOMER_LENGTH - 1}}}\Z")
 
 _NAME = re.compile(r"[A-Za-z]([A-Za-z0-9_-]*[A-Za-z0-9])?\Z")
 
@@ -47,6 +51,18 @@ def require_name(kind: str, name: str, *, parameter: str | None = None) -> str:
         return check_name(kind, name)
     except ValueError as e:
         raise InvalidInput(str(e), parameter=parameter or kind) from e
+
+
+def require_customer(text: str, *, parameter: str = "customer") -> str:
+    """Return `text` if it is valid as the id of a tenant's customer: a letter or digit, then up to
+    63 letters, digits or `.`, `_`, `-`, `:`, `@`. Raises InvalidInput."""
+    if not _CUSTOMER.match(text):
+        raise InvalidInput(
+            f"{parameter} = {text[:80]!r}: use 1 to {MAX_CUSTOMER_LENGTH} letters, digits, '.', "
+            f"'_', '-', ':' or '@', beginning with a letter or digit",
+            parameter=parameter,
+        )
+    return text
 
 
 class Scope(enum.StrEnum):

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from activator.billing.budget_balance import BudgetBalance
+from activator.billing.budget_balance import BudgetBalance, picos_under
 from activator.billing.budget_sync import STATES_NAME, BudgetStates, load_states, parse_states
-from activator.billing.budgets import Budgets, picos_under
+from activator.billing.budgets import Budgets
 from activator.billing.errors import LedgerUnavailable
 from activator.billing.instance_account import InstanceAccount
 from activator.billing.journal import Journal

@@ -98,6 +98,7 @@ def test_a_call_becomes_one_complete_record(tmp_path: Path) -> None:
         "finish",
         "first_token_ms",
         "parent",
+        "customer",
     }
     assert set(body) | unset == set(UsageRecord.__dataclass_fields__), (
         "nothing else is left to a default"

@@ -169,10 +169,10 @@ def test_quotas_of_a_key_and_of_a_tenant(shell: Shell) -> None:
 @pytest.mark.parametrize(
     "words, said",
     [
-        (("set", "concurrent=1"), "no tenant, function or key was named"),
+        (("set", "concurrent=1"), "no tenant, function, key or customer was named"),
         (
             ("set", "concurrent=1", "--key", "k-1", "--tenant", "a"),
-            "only one of tenant, function and key",
+            "only one tenant, function, key or customer",
         ),
         (("set", "concurrent", "--function", "a/f"), "quota 'concurrent' is not key=value"),
         (("set", "concurrent=1", "--function", "embed"), "use app/function"),

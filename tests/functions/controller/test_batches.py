@@ -27,7 +27,7 @@ from pilotlight.controller.scheduling import batch_lines, dispatch_queue
 from pilotlight.core.object_store import DirectoryStore, ObjectStore
 from pilotlight.core.object_store.errors import ObjectStoreError, ObjectStoreUnavailable
 from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
-from pilotlight.protocol import CALLS_PATH, CONTENT_JSON, DUE_PATH
+from pilotlight.protocol import CALLS_PATH, CONTENT_JSON, DUE_PATH, HEADER_CUSTOMER
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import spec
 
@@ -276,6 +276,24 @@ async def test_lines_call_the_models_that_they_name(world: World) -> None:
     bodies = [json.loads(base64.b64decode(one["body"])) for one in taken]
     assert sorted(one["body"]["model"] for one in bodies) == sorted(names)
     assert {one["path"] for one in bodies} == {CHAT}
+
+
+async def test_lines_are_run_for_the_customer_of_their_batch(world: World) -> None:
+    async def customers(client: openai.AsyncOpenAI, **headers: str) -> set[str]:
+        file = await world.upload(request_line(1), client=client)
+        made: Any = {"input_file_id": file, "endpoint": CALL, "completion_window": "24h"}
+        await client.batches.create(**made, extra_headers=headers)
+        await world.rounds()
+        return {one.get("customer", "") for one in await world.activator.take()}
+
+    bound = world.client_of(await world.controller.new_key(scope="invoke", customer="ana"))
+    assert await customers(world.client) == {""}
+    assert await customers(world.client, **{HEADER_CUSTOMER: "bob"}) == {"bob"}
+    assert await customers(bound) == {"ana"}
+    with pytest.raises(openai.PermissionDeniedError):
+        await customers(bound, **{HEADER_CUSTOMER: "bob"})
+    with pytest.raises(openai.BadRequestError):
+        await customers(world.client, **{HEADER_CUSTOMER: "b b"})
 
 
 async def test_progress_is_told_while_a_batch_runs(world: World) -> None:

@@ -725,6 +725,22 @@ async def test_quotas_of_functions_and_keys_stand_beside_the_plans(controller: C
         assert said in page.text, said
 
 
+async def test_budgets_say_of_whose_customer_they_are(controller: Controller) -> None:
+    for customer, amount in (("*", "5"), ("ana", "9"), ("", "20")):
+        body = {"customer": customer, "amount": amount}
+        assert (await controller.http.put("/v1/budgets", json=body)).status_code == 201
+    listed = (await controller.http.get("/v1/budgets", params={"customer": "ana"})).json()
+    assert [(one["customer"], one["parent"]) for one in listed["budgets"]] == [("ana", None)]
+    page = await controller.client(None).get(
+        "/dashboard/budgets", headers=await sign_in(controller, controller.key)
+    )
+    assert re.findall(r'class="line"><b>([^<]*)</b>', page.text) == [
+        "Whole tenant",
+        "each customer",
+        "customer ana",
+    ]
+
+
 async def test_a_key_of_one_environment_sees_that_one_and_nothing_of_the_whole_tenant(
     controller: Controller,
 ) -> None:

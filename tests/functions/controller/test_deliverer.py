@@ -140,6 +140,7 @@ async def test_an_alert_is_posted_signed_as_soon_as_its_record_is_in_the_ledger(
             "environment": "",
             "app": "search",
             "function": "",
+            "customer": "",
             "period": {
                 "name": "2027-01",
                 "kind": "month",

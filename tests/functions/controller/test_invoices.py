@@ -55,6 +55,61 @@ def table_of(answer: httpx.Response) -> list[dict[str, str]]:
 
 
 # -- invoices --------------------------------------------------------------------------------------
+async def test_records_come_as_cloud_events_that_may_be_sent_again(controller: Controller) -> None:
+    tenant = await controller.tenant()
+    await use(
+        controller,
+        usage("req-1/1", tenant=tenant, customer="ana", started_at=OCTOBER + 0.25, cost="1.5"),
+        usage("i-1/IDLE/2", tenant=tenant, kind="IDLE", started_at=OCTOBER + 1, function="fü"),
+    )
+
+    async def export(**asked: str) -> tuple[str, list[dict[str, Any]]]:
+        params = {"format": "cloudevents", **asked}
+        answer = await controller.http.get("/v1/billing/records", params=params)
+        return answer.headers["content-type"], [json.loads(one) for one in answer.text.splitlines()]
+
+    kind, events = await export()
+    assert kind.startswith("application/x-ndjson")
+    first, second = events
+    records = (await controller.http.get("/v1/billing/records")).text.splitlines()
+    assert [event.pop("data") for event in events] == [json.loads(one) for one in records]
+    assert first == {
+        "specversion": "1.0",
+        "type": "dev.pilotlight.usage.recorded",
+        "source": f"/tenants/{tenant}",
+        "id": "req-1/1",
+        "time": "2026-10-01T00:00:00.250000Z",
+        "subject": "ana",
+        "datacontenttype": "application/json",
+    }
+    assert (second["id"], second.get("subject")) == ("i-1/IDLE/2", None), "not an empty subject"
+    assert [event["id"] for event in (await export(cursor="req-1/1"))[1]] == ["i-1/IDLE/2"]
+    assert [event["id"] for event in (await export(customer="ana"))[1]] == ["req-1/1"]
+
+
+async def test_a_tenant_reads_what_is_of_one_customer_or_key(controller: Controller) -> None:
+    tenant = await controller.tenant()
+    for customer, key, cost in (("ana", "k-1", "1"), ("bob", "k-2", "2")):
+        one = usage(f"{key}/1", tenant=tenant, customer=customer, key=key, cost=cost)
+        await use(controller, one)
+
+    async def get(path: str, **asked: str) -> Any:
+        answer = await controller.http.get(f"/v1/billing/{path}", params=asked)
+        assert answer.status_code == 200, answer.text
+        return answer
+
+    by = (await get("report", by="customer")).json()["rows"]
+    assert [(row["name"], row["cost"]) for row in by] == [("ana", "1"), ("bob", "2")]
+    for part in ({"customer": "bob"}, {"key": "k-2"}):
+        assert (await get("report", **part)).json()["totals"] == {"USD": "2"}
+        statement = (await get("invoices/2027-01", **part)).json()
+        assert (statement["status"], statement["total"]) == ("statement", "2.000000000000")
+        table = table_of(await get("invoices/2027-01", format="csv", **part))
+        assert [row["cost"] for row in table] == ["2.000000000000"]
+    lines = (await get("records", customer="bob")).text.splitlines()
+    assert [json.loads(line)["customer"] for line in lines] == ["bob"]
+
+
 async def test_an_invoice_comes_as_json_and_as_a_table_that_adds_up(controller: Controller) -> None:
     tenant = await controller.tenant()
     await use(

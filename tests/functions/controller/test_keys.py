@@ -630,3 +630,33 @@ async def test_a_key_of_an_app_declares_only_fallbacks_of_that_app(
 
     assert answer.status_code == status, answer.text
     assert (await controller.http.post("/v1/apps/search/deploy", json=body)).status_code == 200
+
+
+# -- customers -------------------------------------------------------------------------------------
+
+
+async def test_a_key_of_a_customer_says_so_to_activators_and_keeps_it_when_it_is_rotated(
+    controller: Controller,
+) -> None:
+    key = await made(controller, scope="invoke", customer="ana")
+    assert key["customer"] == "ana"
+    rotated = await controller.http.post(f"/v1/keys/{key['id']}:rotate", json={"grace_s": 60})
+    assert rotated.json()["customer"] == "ana"
+    known = await fed(controller)
+    assert [known[one]["customer"] for one in (key["id"], rotated.json()["id"])] == ["ana", "ana"]
+    assert (await made(controller))["customer"] is None
+
+
+@pytest.mark.parametrize("scope", ["deploy", "admin", "read-billing"])
+async def test_a_key_that_reaches_all_customers_is_bound_to_none(
+    controller: Controller, scope: str
+) -> None:
+    body = {"scope": scope, "customer": "ana"}
+    assert "use scope 'invoke'" in refused(await controller.http.post("/v1/keys", json=body), 400)
+
+
+@pytest.mark.parametrize("customer", ["", "a b", "-a", "a/b", "a" * 65, *INJECTIONS])
+async def test_a_key_is_bound_to_a_valid_customer_only(
+    controller: Controller, customer: str
+) -> None:
+    refused(await controller.http.post("/v1/keys", json={"customer": customer}), 400)

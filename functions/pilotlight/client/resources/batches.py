@@ -11,6 +11,7 @@ from typing import IO, Final
 from pilotlight.client.json_stream import Json, without_none
 from pilotlight.client.resources.node import NodeResources
 from pilotlight.client.transport import path_segment
+from pilotlight.protocol import HEADER_CUSTOMER
 
 _PIECE_BYTES: Final = 256 * 1024
 
@@ -48,8 +49,9 @@ class BatchResources(NodeResources):
         *,
         completion_window: str = "24h",
         metadata: Mapping[str, str] | None = None,
+        customer: str | None = None,
     ) -> Json:
-        """Run the lines of an uploaded file. Raises InvalidInput, NotFound,
+        """Run the lines of an uploaded file, for a customer. Raises InvalidInput, NotFound,
         StorageQuotaExceeded."""
         body = without_none(
             {
@@ -59,7 +61,9 @@ class BatchResources(NodeResources):
                 "metadata": dict(metadata) if metadata else None,
             }
         )
-        return dict(self._transport.request("POST", "/v1/batches", json=body).json())
+        headers = {HEADER_CUSTOMER: customer} if customer else {}
+        response = self._transport.request("POST", "/v1/batches", json=body, headers=headers)
+        return dict(response.json())
 
     def batches(self, *, after: str | None = None, limit: int = 20) -> list[Json]:
         """List batches, newest first."""

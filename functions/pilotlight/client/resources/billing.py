@@ -17,7 +17,8 @@ class BillingResources(NodeResources):
 
     def billing_report(self, **filters: str | float | None) -> Json:
         """Return usage and its cost. `filters`: `by`, `since`, `until`, `environment`, `app`,
-        `function`, and for platform administrators `tenant`, the name of another tenant."""
+        `function`, `customer`, `key`, and for platform administrators `tenant`, the name of another
+        tenant."""
         return self._get(f"{_PATH}/report", **filters)
 
     def billing_rates(self) -> Json:
@@ -30,10 +31,19 @@ class BillingResources(NodeResources):
         return self._list(f"{_PATH}/invoices", "invoices", tenant=tenant)
 
     def invoice(
-        self, invoice: str, *, currency: str | None = None, tenant: str | None = None
+        self,
+        invoice: str,
+        *,
+        currency: str | None = None,
+        tenant: str | None = None,
+        customer: str | None = None,
+        key: str | None = None,
     ) -> Json:
-        """Return an invoice by its id or month, such as `2026-11`. Raises NotFound."""
-        return self._get(_invoice(invoice), currency=currency, tenant=tenant)
+        """Return an invoice by its id or month, such as `2026-11`; with `customer` or `key` the
+        statement of these. Raises NotFound."""
+        return self._get(
+            _invoice(invoice), currency=currency, tenant=tenant, customer=customer, key=key
+        )
 
     def invoice_file(
         self,
@@ -42,9 +52,13 @@ class BillingResources(NodeResources):
         format: str = "csv",
         currency: str | None = None,
         tenant: str | None = None,
+        customer: str | None = None,
+        key: str | None = None,
     ) -> bytes:
-        """Return an invoice as a file, in format `csv` or `json`."""
-        params = without_none({"format": format, "currency": currency, "tenant": tenant})
+        """Return an invoice as a file, in format `csv` or `json`; with `customer` or `key` the
+        statement of these."""
+        asked = {"currency": currency, "tenant": tenant, "customer": customer, "key": key}
+        params = {"format": format, **without_none(asked)}
         return bytes(self._transport.request("GET", _invoice(invoice), params=params).content)
 
     def issue_invoices(self, month: str, *, tenant: str | None = None) -> list[Json]:
@@ -78,9 +92,11 @@ class BillingResources(NodeResources):
         cursor: str | None = None,
         limit: int | None = None,
         tenant: str | None = None,
+        customer: str | None = None,
     ) -> Iterator[bytes]:
-        """Yield usage records in order of time, as pieces of a file. `cursor` is the id of the last
-        record already exported."""
+        """Yield usage records in order of time, as pieces of a file in format `ndjson`, `csv` or
+        `cloudevents`. `cursor` is the id of the last record already exported; `customer`: only
+        those of this one."""
         asked = {
             "since": since,
             "until": until,
@@ -89,6 +105,7 @@ class BillingResources(NodeResources):
             "cursor": cursor,
             "limit": limit,
             "tenant": tenant,
+            "customer": customer,
         }
         with self._transport.stream(
             "GET", f"{_PATH}/records", params={"format": format, **without_none(asked)}

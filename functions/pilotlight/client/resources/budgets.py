@@ -14,9 +14,10 @@ _PATH = "/v1/budgets"
 class BudgetResources(NodeResources):
     """Methods of `pilotlight.client.client.Client` for budgets."""
 
-    def budgets(self) -> list[Json]:
-        """List budgets with the spending, forecast and alerts of the current period."""
-        return self._list(_PATH, "budgets")
+    def budgets(self, *, customer: str | None = None) -> list[Json]:
+        """List budgets with the spending, forecast and alerts of the current period; with
+        `customer` those of this one, also what it has of a budget for each customer."""
+        return self._list(_PATH, "budgets", customer=customer)
 
     def budget(self, budget: str) -> Json:
         """Return a budget by its id. Raises NotFound."""
@@ -39,9 +40,10 @@ class BudgetResources(NodeResources):
         alerts: Sequence[int] | None = None,
         webhook: str | None = None,
         new_secret: bool = False,
+        customer: str = "",
     ) -> Json:
-        """Create or replace the budget of an environment, app, function ("" = all), period and
-        currency.
+        """Create or replace the budget of an environment, app, function, customer ("" = all),
+        period and currency. `customer` "*": each customer without an own one gets such a budget.
 
         `amount` is a decimal string. `webhook_secret` in the response is shown only once. Raises
         InvalidInput."""
@@ -53,6 +55,7 @@ class BudgetResources(NodeResources):
             "period": period,
             "hard": hard,
             "new_secret": new_secret,
+            "customer": customer,
             **without_none(
                 {
                     "currency": currency,

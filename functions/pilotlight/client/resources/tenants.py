@@ -71,11 +71,13 @@ class TenantResources(CollectionResources):
         quotas: Mapping[str, Any] | None = None,
         ttl_s: float | None = None,
         tenant: str | None = None,
+        customer: str | None = None,
     ) -> Json:
         """Create an API key. `secret` in the response is the key, shown only once.
 
         `ttl_s` None means no expiry. `environment`, `app` and `function` restrict the key to one of
-        them; `quotas` limit calls made with it. `tenant`: create it for another tenant, which lost
+        them; `quotas` limit calls made with it. All calls of a key with a `customer` are made for
+        this one; None: its holder may name any. `tenant`: create it for another tenant, which lost
         its last key; for platform administrators."""
         path = "/v1/keys" if tenant is None else f"/v1/tenants/{path_segment(tenant)}/keys"
         reach = {
@@ -84,6 +86,7 @@ class TenantResources(CollectionResources):
             "function": function,
             "expires_in_s": ttl_s,
             "quotas": quotas or None,
+            "customer": customer,
         }
         return self._change("POST", path, {"scope": scope, "name": name, **without_none(reach)})
 
@@ -171,8 +174,9 @@ class TenantResources(CollectionResources):
 
     # -- quotas ------------------------------------------------------------------------------------
     def quotas(self) -> Json:
-        """Return the quotas of this tenant, and those that it sets on its functions and keys:
-        `{"tenant": Quotas, "plan": name, "functions": […], "keys": […]}`."""
+        """Return the quotas of this tenant, and those that it sets on its functions, keys and
+        customers: `{"tenant": Quotas, "plan": name, "functions": […], "keys": […], "customers":
+        […]}`."""
         return self._get("/v1/quotas")
 
     def function_quotas(self, app: str, function: str) -> Json:
@@ -182,6 +186,15 @@ class TenantResources(CollectionResources):
     def set_function_quotas(self, app: str, function: str, quotas: Mapping[str, Any]) -> Json:
         """Replace the quotas of a function; {} removes them."""
         return self._change("PUT", _function_path(app, function), dict(quotas))
+
+    def customer_quotas(self, customer: str) -> Json:
+        """Return the quotas of a customer; with "*" those of each without own ones."""
+        return dict(self._get(f"/v1/quotas/customers/{path_segment(customer)}")["quotas"])
+
+    def set_customer_quotas(self, customer: str, quotas: Mapping[str, Any]) -> Json:
+        """Replace the quotas of a customer, or with "*" of each without own ones; {} removes
+        them."""
+        return self._change("PUT", f"/v1/quotas/customers/{path_segment(customer)}", dict(quotas))
 
     # -- audit log ---------------------------------------------------------------------------------
     def audit(self, *, limit: int | None = None, **filters: str | float | None) -> Iterator[Json]:

@@ -24,6 +24,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "revision": ("environment", "app", "function", "revision"),
     "key": ("key",),
     "caller": ("caller",),
+    "customer": ("customer",),
     "kind": ("kind",),
     "gpu": ("gpu",),
     "day": ("day",),
@@ -75,7 +76,7 @@ def report(
     where: Mapping[str, str] | None = None,
 ) -> list[ReportLine]:
     """Report a tenant's usage over since <= started_at < until, ordered by group. Raises
-    InvalidInput for an unknown grouping."""
+    InvalidInput for an unknown grouping, and for too many customers."""
     tag = by.removeprefix(TAG) if by.startswith(TAG) else None
     groups = _OF_REVISIONS if tag else GROUPS.get(by)
     if groups is None:

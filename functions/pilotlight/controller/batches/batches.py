@@ -44,6 +44,7 @@ class Batch:
         position, line: how many bytes and lines of the input have become calls.
         stop: why the remaining lines are not run: `code` and `message`; None = they are.
         times: when it entered its states.
+        customer: for which its lines are run; "" = none was named.
     """
 
     id: str
@@ -68,6 +69,7 @@ class Batch:
     created_at: float
     expires_at: float
     is_active: bool
+    customer: str
 
     @property
     def is_openai(self) -> bool:
@@ -141,6 +143,7 @@ def create(
     endpoint: str,
     completion_window: str,
     metadata: Mapping[str, str],
+    customer: str | None = None,
 ) -> Batch:
     """Create a batch; its file is checked later. Raises InvalidInput, NotFound, Forbidden,
     StorageQuotaExceeded for a tenant that has too many."""
@@ -177,6 +180,7 @@ def create(
         created_at=write.now,
         expires_at=write.now + length_s,
         is_active=True,
+        customer=caller.customer_of(customer),
     )
     values = {name: getattr(batch, name) for name in Batch.__dataclass_fields__}
     for name in ("metadata", "problems", "times"):

@@ -90,7 +90,9 @@ def add(
         elif isinstance(target, LineTarget):
             record = _record(batch, line, target, now=write.now)
             _add(write, batch, line, one["id"], record)
-            document = dispatch_queue.payload(record, body=one["body"].encode(), key=batch.key)
+            document = dispatch_queue.payload(
+                record, body=one["body"].encode(), key=batch.key, customer=batch.customer
+            )
             terms = {"priority": Priority.BATCH.value, "retry_until": batch.expires_at}
             dispatch_queue.enqueue_call(write, {**document, **terms}, due_at=write.now)
         else:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pilotlight.controller.billing.budget_periods import KINDS, MONTH
 from pilotlight.errors import InvalidInput
-from pilotlight.spec.identifiers import require_name
+from pilotlight.spec.identifiers import ANY_CUSTOMER, require_customer, require_name
 from pilotlight.spec.pricing import COST_QUANTUM
 
 DEFAULT_ALERTS = (50, 80, 100)
@@ -23,9 +23,11 @@ MAX_PERCENT = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetDefinition:
-    """The definition of a budget; "" as `environment`, `app` or `function` covers all of them.
+    """The definition of a budget; "" as `environment`, `app`, `function` or `customer` covers all.
 
     Attributes:
+        customer: whose calls it covers; ANY_CUSTOMER: none, but each customer without an own one
+            of the same reach, period and currency gets such a budget.
         period: `day` or `month` of the calendar in UTC.
         amount: a decimal string in plain digits.
         hard: calls are rejected when the amount is spent; otherwise the budget only warns.
@@ -42,6 +44,7 @@ class BudgetDefinition:
     hard: bool = True
     alerts: tuple[int, ...] = DEFAULT_ALERTS
     webhook: str | None = None
+    customer: str = ""
 
     @property
     def picos(self) -> int:
@@ -65,6 +68,7 @@ def parse_definition(
     hard: bool = True,
     alerts: Sequence[int] = DEFAULT_ALERTS,
     webhook: str | None = None,
+    customer: str = "",
 ) -> BudgetDefinition:
     """Validate a budget's definition; `webhook` is checked elsewhere. Raises InvalidInput with the
     key, the value and the limit."""
@@ -73,6 +77,8 @@ def parse_definition(
     for kind, name in (("environment", environment), ("app", app), ("function", function)):
         if name:
             require_name(kind, name)
+    if customer not in ("", ANY_CUSTOMER):
+        require_customer(customer)
     if function and not app:
         raise InvalidInput(f"function = {function!r}: also name its app", parameter="function")
     if currency not in currencies:
@@ -91,6 +97,7 @@ def parse_definition(
         hard=hard,
         alerts=_alerts(alerts),
         webhook=webhook,
+        customer=customer,
     )
 
 

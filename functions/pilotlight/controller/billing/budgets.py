@@ -1,9 +1,11 @@
-"""Budgets: limits on the spending of a tenant, environment, app or function per day or month.
+"""Budgets: limits on the spending of a tenant, environment, app, function or customer per day or
+month.
 
 A budget covers the records of its scope, in its currency, by the day on which they began (UTC); ""
-as environment, app or function covers all of them. A scope has at most one budget per period and
-currency; use alerts for a soft limit below a hard one. Activators receive budgets through the feed
-and enforce them; the ledger's response to each batch reports what was spent."""
+as environment, app, function or customer covers all of them. A scope has at most one budget per
+period and currency; use alerts for a soft limit below a hard one. Activators receive budgets
+through the feed and enforce them; the ledger's response to each batch reports what was spent.
+`controller.customers.budgets` derives those of customers from one for ANY_CUSTOMER."""
 
 from __future__ import annotations
 
@@ -27,17 +29,20 @@ from pilotlight.controller.database.store import Write
 from pilotlight.core.crypto import PlatformKey
 from pilotlight.errors import Conflict, NotFound
 from pilotlight.protocol import BudgetRecord, BudgetState
+from pilotlight.spec.identifiers import ANY_CUSTOMER
 from pilotlight.spec.pricing import COST_QUANTUM
 
 FEED_KIND = "budget"
 MAX_BUDGETS = 1000
-"""Budgets per tenant: every usage batch checks all of them."""
+"""Budgets per tenant, without those that were derived: every usage batch checks all of them."""
+_CUSTOMERS_AT_ONCE = 500
+"""Databases limit the number of parameters per statement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """A stored budget. `sealed_secret` is its webhook's signing secret, sealed with the platform's
-    key."""
+    key; `parent` is the budget for ANY_CUSTOMER from which it was derived, None for others."""
 
     id: str
     tenant: str
@@ -45,12 +50,14 @@ class Budget:
     sealed_secret: str | None
     created_at: float
     updated_at: float
+    parent: str | None = None
 
     @property
     def reach(self) -> SpendScope:
         """The scope that the budget covers."""
         terms = self.terms
-        return (self.tenant, terms.environment, terms.app, terms.function, terms.currency)
+        inside = (terms.environment, terms.app, terms.function)
+        return (self.tenant, *inside, terms.currency, terms.customer)
 
     def period_at(self, now: float) -> Period:
         """Return the period that contains `now`."""
@@ -90,8 +97,9 @@ class BudgetSetResult:
 
 
 _LIMITED = "SELECT DISTINCT tenant FROM budgets WHERE tenant {in}"
-_RECORD = ("environment", "app", "function", "period", "amount", "currency", "hard")
-_REACH = ("environment", "app", "function", "period", "currency")
+_RECORD = ("environment", "app", "function", "period", "amount", "currency", "hard", "customer")
+REACH = ("environment", "app", "function", "period", "currency", "customer")
+_C = tables.budgets.c
 
 
 def put(
@@ -112,9 +120,10 @@ def put(
     before = _find(
         write.sql,
         tenant,
-        *(getattr(tables.budgets.c, name) == getattr(terms, name) for name in _REACH),
+        *(_C[name] == getattr(terms, name) for name in REACH),
     )
-    if before is None and _count(write.sql, tenant) >= MAX_BUDGETS:
+    is_new = before is None or before.parent is not None
+    if is_new and _count(write.sql, tenant) >= MAX_BUDGETS:
         raise Conflict(f"this tenant has {MAX_BUDGETS} budgets: delete one first")
     keeps_secret = (
         before is not None
@@ -139,9 +148,11 @@ def put(
         updated_at=write.now,
     )
     _store(write, budget)
+    if terms.customer == ANY_CUSTOMER:
+        _change_derived(write, budget)
     if terms.webhook is None:
         budget_alerts.cancel(write, budget_id=budget.id, error="the webhook was removed")
-    feed.append(write, FEED_KIND, budget.id, budget.record().to_json())
+    publish(write, budget)
     old_terms = before.terms.to_json() if before else None
     audit_trail.record(
         write,
@@ -155,17 +166,19 @@ def put(
     )
     had_webhook = before is None or before.terms.webhook is not None
     _refresh_alerts(write, budget, had_webhook=had_webhook)
-    return BudgetSetResult(budget=budget, secret=secret, is_new=before is None)
+    return BudgetSetResult(budget=budget, secret=secret, is_new=is_new)
 
 
 def delete(write: Write, *, tenant: str, budget_id: str, actor: str, request: str = "") -> None:
-    """Remove a budget and its alerts. Raises NotFound."""
+    """Remove a budget and its alerts, and those that were derived from it. Raises NotFound, and
+    Conflict for one that was derived."""
     budget = get(write.sql, tenant=tenant, budget_id=budget_id)
-    write.sql.execute(
-        sa.delete(tables.budget_alerts).where(tables.budget_alerts.c.budget == budget_id)
-    )
-    write.sql.execute(sa.delete(tables.budgets).where(tables.budgets.c.id == budget_id))
-    feed.append(write, FEED_KIND, budget_id, None)
+    if budget.parent is not None:
+        raise Conflict(
+            f"{budget_id} is what customer {budget.terms.customer!r} has of {budget.parent}, which "
+            f"is for each customer: set another one for this customer, or delete {budget.parent}"
+        )
+    remove(write, [*_derived(write.sql, budget_id), budget_id])
     audit_trail.record(
         write,
         tenant=tenant,
@@ -175,6 +188,41 @@ def delete(write: Write, *, tenant: str, budget_id: str, actor: str, request: st
         before=budget.terms.to_json(),
         request=request,
     )
+
+
+def remove(write: Write, ids: Collection[str]) -> None:
+    """Remove budgets and their alerts."""
+    alerts = tables.budget_alerts
+    for budget_id in ids:
+        write.sql.execute(sa.delete(alerts).where(alerts.c.budget == budget_id))
+        write.sql.execute(sa.delete(tables.budgets).where(_C.id == budget_id))
+        feed.append(write, FEED_KIND, budget_id, None)
+
+
+def publish(write: Write, budget: Budget) -> None:
+    """Send a new or changed budget to activators."""
+    value = budget.record().to_json()
+    if not budget.terms.customer:
+        del value["customer"]  # activators before version 0028 do not know it
+    feed.append(write, FEED_KIND, budget.id, value)
+
+
+def _derived(sql: sa.Connection, budget_id: str) -> Collection[str]:
+    return sql.execute(sa.select(_C.id).where(_C.parent == budget_id)).scalars().all()
+
+
+def _change_derived(write: Write, budget: Budget) -> None:
+    """Give the budgets that were derived from this one its terms."""
+    row = _row(budget)
+    same = ("amount", "hard", "alerts", "webhook", "sealed_secret", "updated_at")
+    changed = (
+        sa.update(tables.budgets)
+        .where(_C.parent == budget.id)
+        .values({name: row[name] for name in same})
+        .returning(tables.budgets)
+    )
+    for one in write.sql.execute(changed).mappings().all():
+        publish(write, _budget(one))
 
 
 def drop_webhook(
@@ -215,12 +263,40 @@ def find(sql: sa.Connection, *, tenant: str, budget_id: str) -> Budget | None:
     return _find(sql, tenant, tables.budgets.c.id == budget_id)
 
 
-def listing(sql: sa.Connection, tenants: Collection[str] | None = None) -> list[Budget]:
-    """Return the budgets of these tenants (None: of all), the widest scope first."""
-    table = tables.budgets
-    query = sa.select(table).order_by(*(table.c[name] for name in ("tenant", *_REACH)))
-    if tenants is not None:
-        query = query.where(table.c.tenant.in_(tenants))
+def listing(
+    sql: sa.Connection, tenants: Collection[str] | None = None, *, is_whole: bool = True
+) -> list[Budget]:
+    """Return the budgets of these tenants (None: of all), the widest scope first. Without
+    `is_whole` those that were derived are left out."""
+    return _select(
+        sql,
+        *([] if tenants is None else [_C.tenant.in_(tenants)]),
+        *([] if is_whole else [_C.parent.is_(None)]),
+    )
+
+
+def of_customer(sql: sa.Connection, *, tenant: str, customer: str) -> list[Budget]:
+    """Return the budgets of a customer, those that were derived included."""
+    return _select(sql, _C.tenant == tenant, _C.customer == customer)
+
+
+def _of_batch(sql: sa.Connection, batch: Collection[SpendKey]) -> list[Budget]:
+    """Return the budgets that may cover records of a batch. Of a tenant's customers there may be
+    many more than it names."""
+    tenants = {tenant for (tenant,) in bulk.select_in(sql, _LIMITED, {key[0] for key in batch})}
+    if not tenants:
+        return []
+    found = _select(sql, _C.tenant.in_(tenants), _C.customer == "")
+    named = sorted({key.customer for key in batch if key.customer and key.tenant in tenants})
+    for at in range(0, len(named), _CUSTOMERS_AT_ONCE):
+        customers = named[at : at + _CUSTOMERS_AT_ONCE]
+        found += _select(sql, _C.tenant.in_(tenants), _C.customer.in_(customers))
+    return found
+
+
+def _select(sql: sa.Connection, *where: sa.ColumnElement[bool]) -> list[Budget]:
+    order = (_C[name] for name in ("tenant", "customer", *REACH))
+    query = sa.select(tables.budgets).where(*where).order_by(*order)
     return [_budget(row) for row in sql.execute(query).mappings()]
 
 
@@ -233,12 +309,9 @@ def after_usage(
     Call it in the batch's own transaction, after the daily rollups include the batch. `new` holds
     the costs (picounits) of the records that are new, `batch` those of all. A late record can
     trigger an alert for the period that it belongs to, if the budget existed then."""
-    tenants = {
-        tenant for (tenant,) in bulk.select_in(write.sql, _LIMITED, {key[0] for key in batch})
-    }
-    if not tenants:
+    found = _of_batch(write.sql, batch)
+    if not found:
         return {}
-    found = listing(write.sql, tenants)
     reaches = {budget.reach for budget in found}
     sent, fresh = spend.spend_of_batch(batch, reaches), spend.spend_of_batch(new, reaches)
     periods = {b: _periods(b, fresh, write.now) for b in found if b.reach in sent.by_reach}
@@ -263,8 +336,8 @@ def states(sql: sa.Connection, *, now: float) -> dict[str, BudgetState]:
 
 def shares(sql: sa.Connection, *, now: float) -> dict[tuple[str, str], float]:
     """Return the spent share of every budget in its current period, 1 = all, by (tenant, budget
-    id)."""
-    found = listing(sql)
+    id). Those of customers are left out: they may be many."""
+    found = _select(sql, _C.customer == "")
     total = _read(sql, {budget: {budget.period_at(now)} for budget in found})
     return {
         (b.tenant, b.id): total.within(b.reach, b.period_at(now)) / b.terms.picos for b in found
@@ -272,14 +345,21 @@ def shares(sql: sa.Connection, *, now: float) -> dict[tuple[str, str], float]:
 
 
 def overview(
-    sql: sa.Connection, *, tenant: str, now: float, budget_id: str | None = None
+    sql: sa.Connection,
+    *,
+    tenant: str,
+    now: float,
+    budget_id: str | None = None,
+    customer: str | None = None,
 ) -> list[BudgetOverview]:
-    """Return a tenant's budgets, or one by its id, with spending, forecast and alerts. Raises
-    NotFound."""
+    """Return a tenant's budgets without those that were derived, or one by its id, or those of a
+    customer, with spending, forecast and alerts. Raises NotFound."""
     found = (
-        listing(sql, [tenant])
-        if budget_id is None
-        else [get(sql, tenant=tenant, budget_id=budget_id)]
+        [get(sql, tenant=tenant, budget_id=budget_id)]
+        if budget_id is not None
+        else of_customer(sql, tenant=tenant, customer=customer)
+        if customer is not None
+        else listing(sql, [tenant], is_whole=False)
     )
     if not found:
         return []
@@ -397,26 +477,35 @@ def _refresh_alerts(write: Write, budget: Budget, *, had_webhook: bool) -> None:
 
 
 def _store(write: Write, budget: Budget) -> None:
-    terms = budget.terms.to_json()
-    row = {
-        **terms,
-        "alerts": json.dumps(terms["alerts"]),
-        "sealed_secret": budget.sealed_secret,
-        "updated_at": budget.updated_at,
-    }
+    row = _row(budget)
     insert = write.insert(tables.budgets).values(
         id=budget.id, tenant=budget.tenant, created_at=budget.created_at, **row
     )
     write.sql.execute(insert.on_conflict_do_update(index_elements=["id"], set_=row))
 
 
+def insert(write: Write, budget: Budget) -> None:
+    """Store a new budget, and send it to activators."""
+    first = {"id": budget.id, "tenant": budget.tenant, "created_at": budget.created_at}
+    write.sql.execute(sa.insert(tables.budgets).values(**first, **_row(budget)))
+    publish(write, budget)
+
+
+def _row(budget: Budget) -> dict[str, Any]:
+    terms = budget.terms.to_json()
+    return {
+        **terms,
+        "alerts": json.dumps(terms["alerts"]),
+        "sealed_secret": budget.sealed_secret,
+        "updated_at": budget.updated_at,
+        "parent": budget.parent,
+    }
+
+
 def _count(sql: sa.Connection, tenant: str) -> int:
-    table = tables.budgets
-    return int(
-        sql.execute(
-            sa.select(sa.func.count()).select_from(table).where(table.c.tenant == tenant)
-        ).scalar_one()
-    )
+    own = (_C.tenant == tenant) & _C.parent.is_(None)
+    query = sa.select(sa.func.count()).select_from(tables.budgets).where(own)
+    return int(sql.execute(query).scalar_one())
 
 
 def _find(sql: sa.Connection, tenant: str, *where: sa.ColumnElement[bool]) -> Budget | None:
@@ -431,7 +520,5 @@ def _find(sql: sa.Connection, tenant: str, *where: sa.ColumnElement[bool]) -> Bu
 def _budget(row: sa.RowMapping) -> Budget:
     values: dict[str, Any] = {name: row[name] for name in (*_RECORD, "webhook")}
     terms = BudgetDefinition(**{**values, "alerts": tuple(json.loads(row["alerts"]))})
-    times = {name: row[name] for name in ("created_at", "updated_at")}
-    return Budget(
-        id=row["id"], tenant=row["tenant"], terms=terms, sealed_secret=row["sealed_secret"], **times
-    )
+    same = ("id", "tenant", "sealed_secret", "created_at", "updated_at", "parent")
+    return Budget(terms=terms, **{name: row[name] for name in same})

@@ -23,7 +23,7 @@ from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.spec.pricing import COST_QUANTUM
 from pilotlight.spec.record_json import canonical_json
 
-DRAFT, ISSUED = "draft", "issued"
+DRAFT, ISSUED, STATEMENT = "draft", "issued", "statement"
 COLUMNS = (
     "invoice",
     "month",
@@ -109,6 +109,29 @@ def show(
     if found["id"] is not None:
         return show(sql, tenant=tenant, which=found["id"], now=now)
     return _document(sql, tenant=tenant, month=which, currency=found["currency"], now=now)
+
+
+def statement(
+    sql: sa.Connection,
+    *,
+    tenant: str,
+    which: str,
+    currency: str | None = None,
+    part: Mapping[str, str],
+    now: float,
+) -> dict[str, Any]:
+    """Return the part of an invoice that is of one key or customer, named in `part`, computed live.
+    Statements of an issued invoice do not change. Raises as `show`."""
+    invoice = show(sql, tenant=tenant, which=which, currency=currency, now=now)
+    document = _document(
+        sql,
+        tenant=tenant,
+        month=invoice["month"],
+        currency=invoice["currency"],
+        now=now,
+        part=part,
+    )
+    return {**document, **part, "id": invoice["id"], "status": STATEMENT}
 
 
 def issue(
@@ -232,9 +255,15 @@ def rows(document: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
 
 
 def _document(
-    sql: sa.Connection, *, tenant: str, month: str, currency: str, now: float
+    sql: sa.Connection,
+    *,
+    tenant: str,
+    month: str,
+    currency: str,
+    now: float,
+    part: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    where = {"month": month, "currency": currency}
+    where = {"month": month, "currency": currency, **(part or {})}
     lines = totals(sql, tenant=tenant, groups=_LINES, since=None, until=None, where=where)
     used = {str(line.group["price_version"]) for line in lines}
     name = sql.execute(
@@ -249,8 +278,8 @@ def _document(
         "month": month,
         "currency": currency,
         "lines": [_line(line) for line in lines],
-        "corrections": _corrections(sql, tenant=tenant, month=month, currency=currency),
-        "late": _late(sql, tenant=tenant, month=month, currency=currency),
+        "corrections": _corrections(sql, tenant=tenant, where=where),
+        "late": _late(sql, tenant=tenant, where=where),
         "prices": [rates for rates in price_lists.listing(sql) if rates["version"] in used],
         "total": _text(sum(line.picos for line in lines)),
     }
@@ -265,10 +294,10 @@ def _line(total: Total) -> dict[str, Any]:
 
 
 def _corrections(
-    sql: sa.Connection, *, tenant: str, month: str, currency: str
+    sql: sa.Connection, *, tenant: str, where: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     # Corrections are few and a month has many records: the rollup shows which days have some.
-    where = {"month": month, "currency": currency, "kind": ledger.ADJUSTMENT}
+    where = {**where, "kind": ledger.ADJUSTMENT}
     out: list[dict[str, Any]] = []
     for total in totals(sql, tenant=tenant, groups=("day",), since=None, until=None, where=where):
         out += _corrections_of(sql, int(total.group["day"]), {"tenant": tenant, **where})
@@ -301,20 +330,13 @@ def _corrections_of(sql: sa.Connection, day: int, where: Mapping[str, str]) -> l
     ]
 
 
-def _late(sql: sa.Connection, *, tenant: str, month: str, currency: str) -> dict[str, str]:
+def _late(sql: sa.Connection, *, tenant: str, where: Mapping[str, str]) -> dict[str, str]:
     """Return the part of the total per earlier month: usage that arrived after that month's invoice
     was issued."""
     out: dict[str, int] = {}
-    for total in totals(
-        sql,
-        tenant=tenant,
-        groups=("day",),
-        since=None,
-        until=None,
-        where={"month": month, "currency": currency},
-    ):
+    for total in totals(sql, tenant=tenant, groups=("day",), since=None, until=None, where=where):
         used = month_of_day(int(total.group["day"]))
-        if used != month:
+        if used != where["month"]:
             out[used] = out.get(used, 0) + total.picos
     return {used: _text(picos) for used, picos in sorted(out.items())}
 

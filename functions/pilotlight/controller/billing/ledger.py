@@ -157,7 +157,7 @@ def add_values(write: Write, records: Sequence[UsageValues]) -> LedgerInsert:
         raise InvalidInput(
             f"usage: a number or text in these records is too large for the ledger: {e}"
         ) from e
-    spent, new = spend_by_key(sums.days), len(fresh)
+    spent, new = spend_by_key(sums), len(fresh)
     assigned = [row for row in fresh if row[_EXPERIMENT]] if any(map(_experiment, fresh)) else ()
     if new == len(records):
         return LedgerInsert(new=new, spent=spent, batch=spent, in_experiments=assigned)
@@ -165,7 +165,7 @@ def add_values(write: Write, records: Sequence[UsageValues]) -> LedgerInsert:
         new=new,
         conflicts=_conflicts(write, records),
         spent=spent,
-        batch=spend_by_key(aggregate(values).days),
+        batch=spend_by_key(aggregate(values)),
         in_experiments=assigned,
     )
 

@@ -2,12 +2,13 @@
 
 Whole days come from `usage_days`, whole hours from `usage_hours`, and only partial hours from the
 records themselves: a month by function reads a few thousand rows, regardless of the number of
-records."""
+records. Sums by customer come from rollups of their own, which have only the records that name
+one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -15,9 +16,16 @@ import sqlalchemy as sa
 
 from pilotlight.controller.billing.usage_aggregation import HOUR_S, HOURS_PER_DAY, MEASURES
 from pilotlight.controller.database import tables
+from pilotlight.errors import InvalidInput
 from pilotlight.spec.pricing import COST_QUANTUM, GIB, NOT_RUN
 
 HALF = 10**9
+MAX_CUSTOMERS = 10_000
+"""Most customers of one report: callers may name any number of them."""
+_OF_CUSTOMERS = {
+    tables.usage_hours: tables.customer_hours,
+    tables.usage_days: tables.customer_days,
+}
 
 
 def money_sums(table: sa.Table) -> tuple[sa.ColumnElement[Any], sa.ColumnElement[Any]]:
@@ -56,6 +64,19 @@ class Total:
         self.gpu_s += other.gpu_s
         self.picos += other.picos
 
+    def negated(self) -> Total:
+        """The total that makes this one zero."""
+        return Total(
+            group=self.group,
+            records=-self.records,
+            errors=-self.errors,
+            sums={name: -value for name, value in self.sums.items()},
+            cpu_core_s=-self.cpu_core_s,
+            memory_gib_s=-self.memory_gib_s,
+            gpu_s=-self.gpu_s,
+            picos=-self.picos,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollupSlice:
@@ -66,6 +87,11 @@ class RollupSlice:
     first: float | None
     end: float | None
     hour: int | None = None
+
+    @property
+    def of_customers(self) -> RollupSlice:
+        """The same part of the records that name a customer."""
+        return replace(self, table=_OF_CUSTOMERS.get(self.table, self.table))
 
 
 def split_range(
@@ -125,29 +151,95 @@ def totals(
     """Return sums by `groups` over since <= started_at < until, in the groups' order; `tenant`
     None: all tenants.
 
-    `groups` are ROLLUP_GROUPS, `tenant`, `day` or `hour` (whole units since the epoch); `where`
-    filters by values of the same."""
+    `groups` are ROLLUP_GROUPS, `tenant`, `customer`, `day` or `hour` (whole units since the epoch);
+    `where` filters by values of the same. Raises InvalidInput for too many customers."""
     chosen = (
         dict(where or {})
         | ({} if tenant is None else {"tenant": tenant})
         | ({} if environment is None else {"environment": environment})
     )
+    spans = split_range(since, until, by_hour="hour" in groups)
+    if "customer" in chosen:
+        return _merged(_named(sql, spans, groups, chosen))
+    if "customer" not in groups:
+        return _merged(_every(sql, spans, groups, chosen))
+    _require_few_customers(sql, spans, chosen)
+    named = _merged(_named(sql, spans, groups, chosen))
+    others = [name for name in groups if name != "customer"]
+    rest = [
+        replace(total, group={name: total.group.get(name, "") for name in groups})
+        for total in _every(sql, spans, others, chosen)
+    ]
+    less = [replace(total.negated(), group={**total.group, "customer": ""}) for total in named]
+    return _merged([*named, *(total for total in _merged([*rest, *less]) if total.records)])
+
+
+def names_customer(table: sa.Table) -> sa.ColumnElement[bool]:
+    """The condition of the index of records that name a customer, as a literal: a database does not
+    see it in a parameter."""
+    return table.c.customer != sa.literal_column("''")
+
+
+def _merged(found: Iterable[Total]) -> list[Total]:
+    """Return one total per group, in the groups' order."""
     out: dict[tuple[str | int, ...], Total] = {}
-    for span in split_range(since, until, by_hour="hour" in groups):
-        for total in _span_totals(sql, span, groups, chosen):
-            key = tuple(total.group.values())
-            if key in out:
-                out[key].absorb(total)
-            else:
-                out[key] = total
+    for total in found:
+        key = tuple(total.group.values())
+        if key in out:
+            out[key].absorb(total)
+        else:
+            out[key] = total
     return [out[key] for key in sorted(out)]
 
 
+def _every(
+    sql: sa.Connection,
+    spans: Sequence[RollupSlice],
+    groups: Sequence[str],
+    chosen: Mapping[str, str],
+) -> Iterator[Total]:
+    for span in spans:
+        yield from _span_totals(sql, span, groups, chosen)
+
+
+def _named(
+    sql: sa.Connection,
+    spans: Sequence[RollupSlice],
+    groups: Sequence[str],
+    chosen: Mapping[str, str],
+) -> Iterator[Total]:
+    """Yield the sums of the records that name a customer."""
+    for span in spans:
+        part = span.of_customers
+        yield from _span_totals(sql, part, groups, chosen, names_customer(part.table))
+
+
+def _require_few_customers(
+    sql: sa.Connection, spans: Sequence[RollupSlice], chosen: Mapping[str, str]
+) -> None:
+    found: set[str] = set()
+    for span in (one.of_customers for one in spans):
+        within = [span.table.c[name] == value for name, value in chosen.items()] + _bounds(span)
+        query = sa.select(span.table.c.customer).where(*within, names_customer(span.table))
+        found.update(sql.execute(query.distinct().limit(MAX_CUSTOMERS + 1)).scalars())
+        if len(found) > MAX_CUSTOMERS:
+            raise InvalidInput(
+                f"more than {MAX_CUSTOMERS} customers have usage in this period: name one "
+                f"(customer=), or export the records",
+                parameter="by",
+            )
+
+
 def _span_totals(
-    sql: sa.Connection, span: RollupSlice, groups: Sequence[str], chosen: Mapping[str, str]
+    sql: sa.Connection,
+    span: RollupSlice,
+    groups: Sequence[str],
+    chosen: Mapping[str, str],
+    *more: sa.ColumnElement[bool],
 ) -> Iterator[Total]:
     keys = [_key(span, name) for name in groups]
     within = [span.table.c[name] == value for name, value in chosen.items()] + _bounds(span)
+    within += more
     query = sa.select(*keys, *_sums_of(span.table)).where(*within)
     if keys:
         query = query.group_by(
@@ -164,7 +256,7 @@ def _key(span: RollupSlice, name: str) -> sa.Label[Any]:
         return (
             sa.literal(span.hour).label(name) if span.table is tables.usage else c.hour.label(name)
         )
-    if name == "day" and span.table is tables.usage_hours:
+    if name == "day" and "day" not in c:
         return (c.hour // HOURS_PER_DAY).label(name)
     if name == "gpu" and span.table is tables.usage:
         return sa.func.coalesce(c.gpu, "").label(name)
@@ -174,11 +266,7 @@ def _key(span: RollupSlice, name: str) -> sa.Label[Any]:
 def _bounds(span: RollupSlice) -> list[sa.ColumnElement[bool]]:
     c = span.table.c
     unit: sa.ColumnElement[Any] = (
-        c.started_at
-        if span.table is tables.usage
-        else c.hour
-        if span.table is tables.usage_hours
-        else c.day
+        c.started_at if span.table is tables.usage else c.day if "day" in c else c.hour
     )
     return ([] if span.first is None else [unit >= span.first]) + (
         [] if span.end is None else [unit < span.end]

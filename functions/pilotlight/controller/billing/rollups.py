@@ -21,6 +21,7 @@ from pilotlight.controller.billing.usage_aggregation import (
     GroupKey,
     UsageAggregate,
     aggregate,
+    by_day,
 )
 from pilotlight.controller.database import bulk, tables
 from pilotlight.controller.database.store import Write
@@ -39,6 +40,12 @@ def add(write: Write, sums: UsageAggregate) -> None:
         for at, calls in buckets.items()
     ]
     _upsert(write, tables.latency_hours, counts)
+    customers = sums.customer_hours
+    for table, found in (
+        (tables.customer_hours, customers),
+        (tables.customer_days, by_day(customers)),
+    ):
+        _upsert(write, table, [_flat(key, one) for key, one in found.items()])
 
 
 def _flat(key: GroupKey, sums: BatchSums) -> tuple[Any, ...]:
@@ -83,7 +90,13 @@ def _addition(table: sa.Table) -> str:
 def rebuild(write: Write, *, tenant: str | None = None) -> int:
     """Rebuild the rollups of a tenant (None: of all) from the records; return the number of
     records."""
-    for table in (tables.usage_hours, tables.usage_days, tables.latency_hours):
+    for table in (
+        tables.usage_hours,
+        tables.usage_days,
+        tables.latency_hours,
+        tables.customer_hours,
+        tables.customer_days,
+    ):
         write.sql.execute(sa.delete(table).where(*_of(table, tenant)))
     query = sa.select(*(tables.usage.c[name] for name in COLUMNS)).where(*_of(tables.usage, tenant))
     records = 0
@@ -122,16 +135,18 @@ class RollupDifference:
 
 
 def verify(sql: sa.Connection, *, tenant: str | None = None) -> list[RollupDifference]:
-    """Compare number and cost of both rollups with the ledger's records, by day, invoice month and
+    """Compare number and cost of the rollups with the ledger's records, by day, invoice month and
     currency; [] = they are equal."""
-    usage = tables.usage
-    expected = _money_by_day(sql, usage, usage.c.day, tenant)
+    records = _money_by_day(sql, tables.usage, tenant)
+    of_customers = _money_by_day(sql, tables.usage, tenant, tables.usage.c.customer != "")
     out = []
-    for table, day in (
-        (tables.usage_hours, tables.usage_hours.c.hour // HOURS_PER_DAY),
-        (tables.usage_days, tables.usage_days.c.day),
+    for table, expected in (
+        (tables.usage_hours, records),
+        (tables.usage_days, records),
+        (tables.customer_hours, of_customers),
+        (tables.customer_days, of_customers),
     ):
-        found = _money_by_day(sql, table, day, tenant)
+        found = _money_by_day(sql, table, tenant)
         for key in sorted(expected.keys() | found.keys()):
             pair = expected.get(key, (0, 0)), found.get(key, (0, 0))
             if pair[0] != pair[1]:
@@ -149,12 +164,14 @@ def verify(sql: sa.Connection, *, tenant: str | None = None) -> list[RollupDiffe
 
 
 def _money_by_day(
-    sql: sa.Connection, table: sa.Table, day: sa.ColumnElement[int], tenant: str | None
+    sql: sa.Connection, table: sa.Table, tenant: str | None, *where: sa.ColumnElement[bool]
 ) -> dict[Any, tuple[int, int]]:
     c = table.c
     records = sa.func.count() if table is tables.usage else sa.func.sum(c.records)
+    day = c.day if "day" in c else c.hour // HOURS_PER_DAY
     keys = [c.tenant, day, c.month, c.currency]
-    query = sa.select(*keys, records, *money_sums(table)).where(*_of(table, tenant)).group_by(*keys)
+    within = (*_of(table, tenant), *where)
+    query = sa.select(*keys, records, *money_sums(table)).where(*within).group_by(*keys)
     return {
         tuple(key): (int(count), int(high) * HALF + int(low))
         for *key, count, high, low in sql.execute(query)

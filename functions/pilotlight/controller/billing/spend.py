@@ -1,14 +1,15 @@
 """Spending by scope: sums of the ledger's daily rollups, or of a batch of records, by the scopes of
 budgets.
 
-A scope (reach) consists of a tenant, a currency, and an environment, an app and a function, each of
-which may be "" for all of them. A record belongs to up to six scopes; only requested ones are
-summed."""
+A scope (reach) consists of a tenant, a currency, and an environment, an app, a function and a
+customer, each of which may be "" for all of them. Sums of all records and those by customer are
+apart: a row belongs to up to six scopes; only requested ones are summed."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 import sqlalchemy as sa
 
@@ -16,10 +17,10 @@ from pilotlight.controller.billing.budget_periods import Period
 from pilotlight.controller.billing.usage_aggregation import SpendKey
 from pilotlight.controller.database import tables
 
-SpendScope = tuple[str, str, str, str, str]
-"""(tenant, environment, app, function, currency)."""
+SpendScope = tuple[str, str, str, str, str, str]
+"""(tenant, environment, app, function, currency, customer)."""
 _HALF = 10**9
-_TENANTS_AT_ONCE = 500
+_AT_ONCE = 500
 """Databases limit the parameters of a statement: SQLite to 32,766 by default
 (SQLITE_MAX_VARIABLE_NUMBER), old versions to 999."""
 
@@ -47,8 +48,8 @@ class SpendByScope:
 def spend_of_batch(costs: Mapping[SpendKey, int], reaches: Collection[SpendScope]) -> SpendByScope:
     """Return the spending of a batch of records."""
     rows = (
-        ((tenant, environment, app, function, currency), day, picos)
-        for (tenant, environment, app, function, day, _, currency), picos in costs.items()
+        ((tenant, environment, app, function, currency, customer), day, picos)
+        for (tenant, environment, app, function, day, _, currency, customer), picos in costs.items()
     )
     return _summed(rows, reaches)
 
@@ -57,15 +58,22 @@ def read_spend(
     sql: sa.Connection, reaches: Collection[SpendScope], *, first_day: int, end_day: int
 ) -> SpendByScope:
     """Return the spending from `first_day` until before `end_day`, from the daily rollups."""
-    tenants = sorted({reach[0] for reach in reaches})
+    tenants = sorted({reach[0] for reach in reaches if not reach[5]})
     # One currency at a time: then the grouping has the order of the table's key, so no sort is
     # needed.
-    rows = (
-        row
-        for currency in {reach[4] for reach in reaches}
-        for row in _rows(sql, tenants, currency, first_day, end_day)
-    )
-    return _summed(rows, reaches)
+    rows = [
+        _rows(sql, tenants, currency, first_day, end_day)
+        for currency in {reach[4] for reach in reaches if not reach[5]}
+    ]
+    customers: dict[tuple[str, str], set[str]] = {}
+    for tenant, _, _, _, currency, customer in reaches:
+        if customer:
+            customers.setdefault((tenant, currency), set()).add(customer)
+    rows += [
+        _customer_rows(sql, of, sorted(found), first_day, end_day)
+        for of, found in customers.items()
+    ]
+    return _summed(chain.from_iterable(rows), reaches)
 
 
 def _rows(
@@ -75,12 +83,38 @@ def _rows(
     parts = (table.c.tenant, table.c.day, table.c.environment, table.c.app, table.c.function)
     query = sa.select(*parts, sa.func.sum(table.c.high), sa.func.sum(table.c.low)).group_by(*parts)
     within = (table.c.day >= first_day) & (table.c.day < end_day) & (table.c.currency == currency)
-    for at in range(0, len(tenants), _TENANTS_AT_ONCE):
-        asked = table.c.tenant.in_(tenants[at : at + _TENANTS_AT_ONCE])
+    for at in range(0, len(tenants), _AT_ONCE):
+        asked = table.c.tenant.in_(tenants[at : at + _AT_ONCE])
         for tenant, day, environment, app, function, high, low in sql.execute(
             query.where(asked, within)
         ):
-            yield (tenant, environment, app, function, currency), day, int(high) * _HALF + int(low)
+            reach = (tenant, environment, app, function, currency, "")
+            yield reach, day, int(high) * _HALF + int(low)
+
+
+def _customer_rows(
+    sql: sa.Connection,
+    of: tuple[str, str],
+    customers: list[str],
+    first_day: int,
+    end_day: int,
+) -> Iterator[tuple[SpendScope, int, int]]:
+    (tenant, currency), table = of, tables.customer_days
+    parts = (table.c.customer, table.c.day, table.c.environment, table.c.app, table.c.function)
+    query = sa.select(*parts, sa.func.sum(table.c.high), sa.func.sum(table.c.low)).group_by(*parts)
+    within = (
+        (table.c.tenant == tenant)
+        & (table.c.day >= first_day)
+        & (table.c.day < end_day)
+        & (table.c.currency == currency)
+    )
+    for at in range(0, len(customers), _AT_ONCE):
+        asked = table.c.customer.in_(customers[at : at + _AT_ONCE])
+        for customer, day, environment, app, function, high, low in sql.execute(
+            query.where(within, asked)
+        ):
+            reach = (tenant, environment, app, function, currency, customer)
+            yield reach, day, int(high) * _HALF + int(low)
 
 
 def _summed(
@@ -99,9 +133,9 @@ def _summed(
 def _covering(reach: SpendScope) -> frozenset[SpendScope]:
     """Return every scope that covers the record. A set, because parts of a STORAGE record may be ""
     already."""
-    tenant, environment, app, function, currency = reach
+    tenant, environment, app, function, currency, customer = reach
     return frozenset(
-        (tenant, some, *inside, currency)
+        (tenant, some, *inside, currency, customer)
         for some in (environment, "")
         for inside in ((app, function), (app, ""), ("", ""))
     )

@@ -59,6 +59,10 @@ _numbers = itemgetter(
         )
     )
 )
+_customer_group_of = itemgetter(
+    AT["tenant"], AT["customer"], *(AT[name] for name in tables.ROLLUP_GROUPS)
+)
+_customer = itemgetter(AT["customer"])
 _STARTED_AT = AT["started_at"]
 _BILLED = MEASURES.index("billed_ns")
 _KIND, _START_KIND, _FUNCTION_ID = (
@@ -73,7 +77,8 @@ GroupKey = tuple[Any, ...]
 
 class SpendKey(NamedTuple):
     """The key under which costs are summed for budgets: `day` is whole days since the epoch,
-    `month` is that of `started_at`, both in UTC."""
+    `month` is that of `started_at`, both in UTC. `customer`: of the records that name this one;
+    "" = of all records."""
 
     tenant: str
     environment: str
@@ -82,6 +87,7 @@ class SpendKey(NamedTuple):
     day: int
     month: str
     currency: str
+    customer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +127,17 @@ class LatencyKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UsageAggregate:
-    """What some records add to the rollups. `latencies` counts calls by clock and bucket."""
+    """What some records add to the rollups. `latencies` counts calls by clock and bucket;
+    `customer_hours`: of the records that name a customer, by (hour, tenant, customer,
+    *ROLLUP_GROUPS)."""
 
     hours: dict[GroupKey, BatchSums]
     days: dict[GroupKey, BatchSums]
     latencies: dict[LatencyKey, dict[tuple[str, int], int]]
+    customer_hours: dict[GroupKey, BatchSums]
 
 
-def aggregate(rows: Iterable[Sequence[Any]]) -> UsageAggregate:
+def aggregate(rows: Sequence[Sequence[Any]]) -> UsageAggregate:
     """Sum records by hour and by day."""
     grouped: defaultdict[GroupKey, list[Sequence[Any]]] = defaultdict(list)
     for row in rows:
@@ -143,8 +152,20 @@ def aggregate(rows: Iterable[Sequence[Any]]) -> UsageAggregate:
                 numbers
             )
     return UsageAggregate(
-        hours, by_day(hours), {key: _histograms(numbers) for key, numbers in spans.items()}
+        hours,
+        by_day(hours),
+        {key: _histograms(numbers) for key, numbers in spans.items()},
+        by_customer(rows) if any(map(_customer, rows)) else {},
     )
+
+
+def by_customer(rows: Iterable[Sequence[Any]]) -> dict[GroupKey, BatchSums]:
+    """Sum the records that name a customer by hour."""
+    grouped: defaultdict[GroupKey, list[Sequence[Any]]] = defaultdict(list)
+    for row in filter(_customer, rows):
+        group = (part or "" for part in _customer_group_of(row))  # only a GPU may be None
+        grouped[(int(row[_STARTED_AT]) // HOUR_S, *group)].append(_numbers(row))
+    return {key: _sums(numbers) for key, numbers in grouped.items()}
 
 
 def by_day(hours: dict[GroupKey, BatchSums]) -> dict[GroupKey, BatchSums]:
@@ -156,16 +177,20 @@ def by_day(hours: dict[GroupKey, BatchSums]) -> dict[GroupKey, BatchSums]:
     return days
 
 
-def spend_by_key(days: dict[GroupKey, BatchSums]) -> dict[SpendKey, int]:
-    """Return the cost in picounits by the key that budgets use."""
+def spend_by_key(sums: UsageAggregate) -> dict[SpendKey, int]:
+    """Return the cost in picounits by the keys that budgets use."""
     out: defaultdict[SpendKey, int] = defaultdict(int)
-    for (day, tenant, environment, app, function, *rest), sums in days.items():
-        out[
-            SpendKey(
-                tenant, environment, app, function, day, month_of_day(day), rest[_CURRENCY - 5]
-            )
-        ] += sums.picos
+    for key, one in sums.days.items():
+        out[_spend_key(key)] += one.picos
+    for (hour, tenant, customer, *group), one in sums.customer_hours.items():
+        out[_spend_key((hour // HOURS_PER_DAY, tenant, *group), customer)] += one.picos
     return dict(out)
+
+
+def _spend_key(key: GroupKey, customer: str = "") -> SpendKey:
+    day, tenant, environment, app, function, *_ = key
+    month = month_of_day(day)
+    return SpendKey(tenant, environment, app, function, day, month, key[_CURRENCY], customer)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -9,7 +9,8 @@ import sqlalchemy as sa
 
 from pilotlight.controller.database import tables
 from pilotlight.errors import Forbidden, Unauthenticated
-from pilotlight.spec.identifiers import DEFAULT_ENVIRONMENT, Scope
+from pilotlight.protocol import HEADER_CUSTOMER
+from pilotlight.spec.identifiers import DEFAULT_ENVIRONMENT, Scope, require_customer
 
 PLATFORM_TENANT = "default"
 """The tenant whose administrators operate the platform; they may create tenants."""
@@ -27,6 +28,8 @@ class Principal:
         bound_environment: the only environment that this key may access; None = all.
         bound_app, bound_function: the only app, and its only function, that this key may access;
         None = all.
+        bound_customer: the customer for which all calls of this key are made; None = its holder may
+        name any.
         suspended: the tenant is suspended: its keys may read but not change anything.
     """
 
@@ -39,6 +42,7 @@ class Principal:
     bound_environment: str | None
     bound_app: str | None = None
     bound_function: str | None = None
+    bound_customer: str | None = None
     suspended: bool = False
 
     def require_scope(self, scope: Scope) -> None:
@@ -121,6 +125,15 @@ class Principal:
             (self.bound_function, function),
         )
         return all(mine in (None, other) for mine, other in pairs)
+
+    def customer_of(self, named: str | None) -> str:
+        """Return the customer of what this key submits and `named` is for; "" = none. Raises
+        InvalidInput, or Forbidden for another one than the key's own."""
+        if named is not None:
+            require_customer(named, parameter=HEADER_CUSTOMER)
+        if self.bound_customer is not None and named not in (None, self.bound_customer):
+            raise Forbidden(f"key {self.key} is for customer {self.bound_customer!r} only")
+        return named or self.bound_customer or ""
 
     def require_platform(self) -> None:
         """Raise Forbidden unless the caller is a platform administrator."""
@@ -207,5 +220,6 @@ def find_principal(
         bound_environment=row.environment,
         bound_app=row.app,
         bound_function=row.function,
+        bound_customer=row.customer,
         suspended=row.suspended_at is not None,
     )

@@ -18,7 +18,7 @@ from pilotlight.controller.identity import access_control, quotas
 from pilotlight.controller.identity.tenants import require_environment
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.protocol import KeyRecord
-from pilotlight.spec.identifiers import Scope, require_name
+from pilotlight.spec.identifiers import Scope, require_customer, require_name
 from pilotlight.spec.record_json import canonical_json, to_json
 
 MAX_LABEL = 200
@@ -39,12 +39,15 @@ class KeyRestrictions:
     Attributes:
         function: requires `app`.
         quotas: quotas of this key only (`pilotlight.spec.quotas.Quotas` as JSON).
+        customer: the customer for which all of its calls are made, of a key of scope `invoke`;
+            None = its holder may name any.
     """
 
     environment: str | None = None
     app: str | None = None
     function: str | None = None
     quotas: Mapping[str, Any] = field(default_factory=dict)
+    customer: str | None = None
 
 
 UNRESTRICTED = KeyRestrictions()
@@ -80,6 +83,7 @@ def create(
     `environment` is shorthand for `KeyRestrictions(environment=…)`.
     """
     _check(name, reach, expires_in_s)
+    _check_customer(reach.customer, scope)
     environment = environment or reach.environment
     if environment is not None:
         require_environment(write.sql, tenant=tenant, name=environment)
@@ -94,6 +98,7 @@ def create(
         app=reach.app,
         function=reach.function,
         quotas=quotas.parse(reach.quotas, of_key=True),
+        customer=reach.customer,
     )
     new_key = NewKey(record=record, secret=text, name=name, created_at=write.now)
     _insert(write, new_key, actor=actor)
@@ -276,7 +281,7 @@ def _insert(write: Write, new_key: NewKey, *, actor: str) -> None:
     write.sql.execute(
         sa.insert(_TABLE).values(**row, created_at=write.now, replaces=new_key.replaces)
     )
-    feed.append(write, feed.KEY, new_key.record.id, to_json(new_key.record))
+    feed.append(write, feed.KEY, new_key.record.id, _fed(new_key.record))
 
 
 def _require_room(write: Write, *, tenant: str) -> None:
@@ -317,12 +322,20 @@ def _end(write: Write, row: sa.Row[Any], *, grace_s: float) -> None:
 
 
 def _publish(write: Write, row: sa.Row[Any]) -> None:
-    feed.append(write, feed.KEY, row.id, to_json(KeyRecord(**_record(row))))
+    feed.append(write, feed.KEY, row.id, _fed(KeyRecord(**_record(row))))
+
+
+def _fed(record: KeyRecord) -> dict[str, Any]:
+    value: dict[str, Any] = to_json(record)
+    if record.customer is None:
+        del value["customer"]  # activators before version 0028 do not know it
+    return value
 
 
 def _record(row: sa.Row[Any]) -> dict[str, Any]:
     names = ("id", "hash", "tenant", "scope", "environment", "expires_at", "app", "function")
-    return {**{name: getattr(row, name) for name in names}, "quotas": json.loads(row.quotas)}
+    values = {name: getattr(row, name) for name in (*names, "customer")}
+    return {**values, "quotas": json.loads(row.quotas)}
 
 
 def _entry(row: sa.RowMapping) -> dict[str, Any]:
@@ -379,6 +392,18 @@ def _is_last_admin(write: Write, row: sa.Row[Any], *, until: float | None = None
 def _require_unrevoked(row: sa.Row[Any]) -> None:
     if row.revoked_at is not None:
         raise Conflict(f"API key {row.id} was revoked: create a new one", key=row.id)
+
+
+def _check_customer(customer: str | None, scope: Scope) -> None:
+    if customer is None:
+        return
+    require_customer(customer)
+    if scope is not Scope.INVOKE:
+        raise InvalidInput(
+            f"a key with scope {scope.value!r} cannot be bound to a customer, because it reaches "
+            f"what is of all of them: use scope 'invoke'",
+            parameter="customer",
+        )
 
 
 def _check(name: str, reach: KeyRestrictions, expires_in_s: float | None) -> None:

@@ -39,8 +39,8 @@ class FunctionRef:
 
 
 def parse(body: Mapping[str, Any], *, of_key: bool = False) -> dict[str, Any]:
-    """Validate quotas of a key or a function; omit unset ones. Raises InvalidInput naming key,
-    value and limit."""
+    """Validate quotas of a function, or with `of_key` of a key or customer; omit unset ones. Raises
+    InvalidInput naming key, value and limit."""
     try:
         quotas = parse_quotas(body)
     except ValueError as e:
@@ -48,7 +48,8 @@ def parse(body: Mapping[str, Any], *, of_key: bool = False) -> dict[str, Any]:
     given = {key: value for key in body if (value := getattr(quotas, key)) is not None}
     if wrong := sorted(NOT_OF_KEYS & set(given) if of_key else ()):
         raise InvalidInput(
-            f"{wrong[0]} = {given[wrong[0]]!r}: limits a tenant or a function, not a key",
+            f"{wrong[0]} = {given[wrong[0]]!r}: limits a tenant or a function, not a key or "
+            f"customer",
             parameter="quotas",
         )
     return given

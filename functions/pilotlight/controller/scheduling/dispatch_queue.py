@@ -47,14 +47,16 @@ def payload(
     content_type: str = CONTENT_JSON,
     accept: str = CONTENT_JSON,
     key: str = SCHEDULER,
+    customer: str = "",
 ) -> dict[str, Any]:
-    """Return a call's journal document: its record, owner, key and body.
+    """Return a call's journal document: its record, owner, key, customer and body.
 
     `key`: id of the key that makes the call: the activator applies its rights and quotas when it
     runs the call."""
     encoded = base64.b64encode(body).decode()
     caller = {"record": record.to_json(), "owner": record.tenant, "key": key}
-    return {**caller, "content_type": content_type, "accept": accept, "body": encoded}
+    named = {"customer": customer} if customer else {}
+    return {**caller, **named, "content_type": content_type, "accept": accept, "body": encoded}
 
 
 def enqueue_call(

@@ -111,6 +111,7 @@ def alert_data(alert: BudgetAlert, budget: Budget, tenant_name: str) -> dict[str
         "environment": terms.environment,
         "app": terms.app,
         "function": terms.function,
+        "customer": terms.customer,
         "period": {
             "name": period.name,
             "kind": terms.period,

@@ -58,6 +58,9 @@ def create(
     metadata: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Kept with the batch.")
     ] = None,
+    customer: Annotated[
+        str | None, typer.Option(metavar="ID", help="Customer for which the lines are run.")
+    ] = None,
 ) -> None:
     """Upload a file and run its lines."""
     pairs = _pairs(metadata or [])
@@ -65,7 +68,11 @@ def create(
     def run(client: Client) -> dict[str, Any]:
         uploaded = client.upload_batch_file(file)
         return client.create_batch(
-            uploaded["id"], endpoint, completion_window=window, metadata=pairs
+            uploaded["id"],
+            endpoint,
+            completion_window=window,
+            metadata=pairs,
+            customer=customer,
         )
 
     batch = session.request(run)

@@ -34,6 +34,7 @@ from pilotlight.protocol import (
     CONTENT_JSON,
     CONTENT_NDJSON,
     HEADER_COST,
+    HEADER_CUSTOMER,
     HEADER_IDEMPOTENCY_KEY,
     HEADER_REVISION,
     HEADER_SERVER_TIMING,
@@ -86,6 +87,9 @@ Wait = Annotated[
 Timeout = Annotated[float | None, typer.Option(min=0.001, help="Total time to wait, in seconds.")]
 Webhook = Annotated[
     str, typer.Option(help="With --submit: webhook to notify when the call ends, by name.")
+]
+Customer = Annotated[
+    str, typer.Option(metavar="ID", help="Customer for which the call is made, as bills show it.")
 ]
 IdempotencyKey = Annotated[
     str, typer.Option(help="Idempotency key: a repeat with the same key runs only once.")
@@ -155,6 +159,7 @@ def call(
     timeout: Timeout = None,
     webhook: Webhook = "",
     key: IdempotencyKey = "",
+    customer: Customer = "",
     state: InState = None,
     app_name: OfApp = None,
     limit: Limit = 50,
@@ -184,7 +189,8 @@ def call(
         app, function, method = parse_address(target)
         name = f"{function}.{method}" if method else function
         given = _arguments(client, target, arguments, arg or [])
-        extra = {
+        named = {HEADER_CUSTOMER: customer} if customer else {}
+        extra = named | {
             name: value
             for name, value in ((HEADER_WEBHOOK, webhook), (HEADER_IDEMPOTENCY_KEY, key))
             if value
@@ -193,7 +199,7 @@ def call(
             call_id = client.submit_json(app, name, given, headers=extra)
             session.show({"id": call_id}, lambda: call_id)
         elif stream:
-            _print_items(client.invoke_lines(app, name, given))
+            _print_items(client.invoke_lines(app, name, given, headers=named))
         else:
             _invoke(session, client, app, name, given, raw=raw, timeout=timeout, extra=extra)
 

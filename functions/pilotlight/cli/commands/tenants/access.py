@@ -70,6 +70,13 @@ KeyQuota = Annotated[
         help="Quota of the key's calls, such as requests_per_s=5 or concurrent=2; may be repeated.",
     ),
 ]
+OnlyCustomer = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ID",
+        help="Make all calls of the key for this customer; its holder can name no other.",
+    ),
+]
 Lifetime = Annotated[
     str | None, typer.Option(help="Lifetime of the key, such as 12h or 30d. Default: no limit.")
 ]
@@ -99,6 +106,7 @@ def token_create(
     app: OnlyApp = None,
     function: OnlyFunction = None,
     quota: KeyQuota = None,
+    customer: OnlyCustomer = None,
     ttl: Lifetime = None,
     tenant: OfTenant = None,
     local: Local = False,
@@ -110,6 +118,7 @@ def token_create(
         "environment": only_environment,
         "app": only_app,
         "function": only_function,
+        "customer": customer,
     }
     reach["quotas"] = parse_pairs(quota or (), option="--quota")
     if local and tenant:
@@ -165,6 +174,8 @@ def token_list(session: Session) -> None:
         "app": "app",
         "function": "function",
     }
+    if any(row.get("customer") for row in rows):
+        columns["customer"] = "customer"
     late = {"created_at": "created", "expires_at": "expires", "revoked_at": "revoked"}
     session.show(rows, lambda: format_table(rows, {**columns, **late}, empty="No keys."))
 

@@ -61,6 +61,10 @@ Invoice = Annotated[
     str, typer.Argument(metavar="INVOICE", help="Invoice id, or a month such as 2026-11.")
 ]
 Tenant = Annotated[str | None, typer.Option(help="Another tenant; platform administrators only.")]
+Customer = Annotated[
+    str | None, typer.Option(metavar="ID", help="Only what was recorded for this customer.")
+]
+Key = Annotated[str | None, typer.Option(metavar="ID", help="Only calls of this key, by its id.")]
 Since = Annotated[str | None, typer.Option(help="Start of the period: 24h or 7d ago, or a date.")]
 Until = Annotated[str | None, typer.Option(help="End of the period: 1h ago, or a date.")]
 
@@ -77,6 +81,7 @@ class RecordFormat(enum.StrEnum):
 
     NDJSON = "ndjson"
     CSV = "csv"
+    CLOUDEVENTS = "cloudevents"
 
 
 def register(root: typer.Typer) -> None:
@@ -114,11 +119,13 @@ def report(
     by: Annotated[
         str,
         typer.Option(
-            help="Group by function, app, environment, revision, key, caller, kind, gpu, hour, "
-            "day, or tag:NAME."
+            help="Group by function, app, environment, revision, key, caller, customer, kind, gpu, "
+            "hour, day, or tag:NAME."
         ),
     ] = "function",
     app: Annotated[str | None, typer.Option(help="Only usage of this app.")] = None,
+    customer: Customer = None,
+    key: Key = None,
     tenant: Tenant = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the report as CSV.")] = False,
 ) -> None:
@@ -127,6 +134,8 @@ def report(
         "by": by,
         "environment": session.options.environment,
         "app": app,
+        "customer": customer,
+        "key": key,
         "tenant": tenant,
         **_times(since, until),
     }
@@ -165,11 +174,19 @@ def invoice_list(session: Session, tenant: Tenant = None) -> None:
 
 
 def invoice_show(
-    session: Session, invoice: Invoice, currency: Currency = None, tenant: Tenant = None
+    session: Session,
+    *,
+    invoice: Invoice,
+    currency: Currency = None,
+    customer: Customer = None,
+    key: Key = None,
+    tenant: Tenant = None,
 ) -> None:
-    """Show an invoice with its lines."""
+    """Show an invoice with its lines, or the part of it that is of a customer or key."""
     found = session.request(
-        lambda client: client.invoice(invoice, currency=currency, tenant=tenant)
+        lambda client: client.invoice(
+            invoice, currency=currency, tenant=tenant, customer=customer, key=key
+        )
     )
     session.show(found, lambda: _invoice(found))
 
@@ -208,18 +225,26 @@ def invoice_download(
         ),
     ] = None,
     currency: Currency = None,
+    customer: Customer = None,
+    key: Key = None,
     tenant: Tenant = None,
 ) -> None:
-    """Download an invoice to a file."""
+    """Download an invoice to a file, or the part of it that is of a customer or key."""
     content = session.request(
         lambda client: client.invoice_file(
-            invoice, format=format.value, currency=currency, tenant=tenant
+            invoice,
+            format=format.value,
+            currency=currency,
+            tenant=tenant,
+            customer=customer,
+            key=key,
         )
     )
     if str(to) == "-":
         sys.stdout.buffer.write(content)
         return
-    path = to or Path(f"{invoice}.{format.value}")
+    part = "".join(f"-{_file_name(name)}" for name in (customer, key) if name)
+    path = to or Path(f"{invoice}{part}.{format.value}")
     path.write_bytes(content)
     session.show(
         {"file": str(path), "size_bytes": len(content)}, lambda: f"{invoice} written to {path}"
@@ -235,7 +260,11 @@ def export(
         str | None, typer.Option(help="Only records of this month's invoice, such as 2026-11.")
     ] = None,
     format: Annotated[
-        RecordFormat, typer.Option(help="File format; ndjson is one JSON object per line.")
+        RecordFormat,
+        typer.Option(
+            help="File format: ndjson is one JSON object per line; cloudevents the same, each "
+            "record as a CloudEvent 1.0."
+        ),
     ] = RecordFormat.NDJSON,
     to: Annotated[
         Path | None, typer.Option("--to", "-o", help="File to write. Default: print to stdout.")
@@ -243,6 +272,7 @@ def export(
     cursor: Annotated[
         str | None, typer.Option(help="Only records after this record id, to continue an export.")
     ] = None,
+    customer: Customer = None,
     tenant: Tenant = None,
 ) -> None:
     """Export usage records, ordered by time."""
@@ -256,6 +286,7 @@ def export(
             environment=session.options.environment,
             cursor=cursor,
             tenant=tenant,
+            customer=customer,
         )
         if to is None:
             for piece in pieces:
@@ -314,6 +345,10 @@ def verify(
     session.show(body, lambda: f"{body['records']} records; all sums match")
 
 
+def _file_name(text: str) -> str:
+    return "".join(one if one.isalnum() or one in "._-@" else "_" for one in text)
+
+
 def _times(since: str | None, until: str | None) -> dict[str, float]:
     now = time.time()
     return {
@@ -367,9 +402,12 @@ def _rates(body: dict[str, Any]) -> RenderableType:
 def _invoice(found: dict[str, Any]) -> RenderableType:
     from rich.console import Group
 
+    part = ", ".join(f"{name} {found[name]}" for name in ("customer", "key") if name in found)
     state = (
         f"issued {format_time(found['issued_at'])}"
         if found["issued_at"]
+        else f"the part of {part}"
+        if part
         else "a draft, which changes until it is issued"
     )
     head = f"{found['id'] or 'draft'}, {found['month']}, {found['tenant']['name']}, {state}"

@@ -13,6 +13,7 @@ from pilotlight.cli.core.addresses import parse_optional_function
 from pilotlight.cli.core.command import Yes, command_group
 from pilotlight.cli.core.formatting import format_money, format_table, format_time
 from pilotlight.cli.core.session import Session
+from pilotlight.spec.identifiers import ANY_CUSTOMER
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -78,6 +79,18 @@ OnlyFunction = Annotated[
 OnlyEnvironment = Annotated[
     str, typer.Option(help="Cover only this environment. Default: all environments.")
 ]
+OnlyCustomer = Annotated[
+    str,
+    typer.Option(
+        metavar="ID",
+        help="Cover only calls for this customer; '*' gives each customer that has no own one "
+        "such a budget.",
+    ),
+]
+OfCustomer = Annotated[
+    str | None,
+    typer.Option("--customer", metavar="ID", help="Only the budgets of this customer."),
+]
 Period = Annotated[Per, typer.Option(help="Calendar period, in UTC.")]
 Currency = Annotated[str | None, typer.Option(help="Currency. Default: that of your price list.")]
 IsHard = Annotated[
@@ -107,6 +120,7 @@ def set_(
     app: OnlyApp = "",
     function: OnlyFunction = "",
     only_environment: OnlyEnvironment = "",
+    customer: OnlyCustomer = "",
     period: Period = Per.MONTH,
     currency: Currency = None,
     hard: IsHard = None,
@@ -123,6 +137,7 @@ def set_(
         "environment": only_environment,
         "app": only_app or "",
         "function": only_function or "",
+        "customer": customer,
         "period": period.value,
     }
     named = {"hard": hard, "alerts": alert or None, "webhook": webhook}
@@ -141,9 +156,12 @@ def set_(
         session.say(f"signing secret, shown only once: {body['webhook_secret']}")
 
 
-def list_(session: Session) -> None:
-    """List budgets with current spending and the forecast for the end of the period."""
-    rows = session.request(lambda client: client.budgets())
+def list_(session: Session, customer: OfCustomer = None) -> None:
+    """List budgets with current spending and the forecast for the end of the period.
+
+    With --customer, also what this customer has of a budget for each customer.
+    """
+    rows = session.request(lambda client: client.budgets(customer=customer))
     session.show(
         rows, lambda: format_table([_row(row) for row in rows], _COLUMNS, empty="No budgets.")
     )
@@ -176,7 +194,8 @@ def _current_values(client: Client, reach: dict[str, str | None]) -> dict[str, A
     """The current values of the budget with that scope. Without a currency, any matches if there is
     only one budget."""
     wanted = {key: value for key, value in reach.items() if value is not None}
-    found = [row for row in client.budgets() if wanted.items() <= row.items()]
+    rows = client.budgets(customer=reach["customer"] or None)
+    found = [row for row in rows if wanted.items() <= row.items()]
     if len(found) != 1:
         return {"currency": reach["currency"]}
     return {key: found[0][key] for key in ("currency", "hard", "alerts", "webhook")}
@@ -184,6 +203,9 @@ def _current_values(client: Client, reach: dict[str, str | None]) -> dict[str, A
 
 def _covers(row: dict[str, Any]) -> str:
     inside = "/".join(part for part in (row["app"], row["function"]) if part) or _EVERYTHING
+    if customer := row["customer"]:
+        whose = "each customer" if customer == ANY_CUSTOMER else f"customer {customer}"
+        inside = whose if inside == _EVERYTHING else f"{inside} of {whose}"
     return f"{row['environment']}: {inside}" if row["environment"] else inside
 
 

@@ -1,4 +1,4 @@
-"""`pilotlight quota …`: show and change quotas of tenants, functions and keys."""
+"""`pilotlight quota …`: show and change quotas of tenants, functions, keys and customers."""
 
 from __future__ import annotations
 
@@ -30,6 +30,14 @@ OfFunction = Annotated[
     typer.Option("--function", metavar="APP/FUNCTION", help="Quotas of this function."),
 ]
 OfKey = Annotated[str | None, typer.Option("--key", metavar="ID", help="Quotas of this API key.")]
+OfCustomer = Annotated[
+    str | None,
+    typer.Option(
+        "--customer",
+        metavar="ID",
+        help="Quotas of this customer; '*': of each customer that has none of its own.",
+    ),
+]
 Quotas = dict[str, Any]
 QUOTA_NAMES = (*(f.name for f in dataclasses.fields(records.Quotas)), *records.STORAGE_KEYS)
 """Quotas of a tenant. Keys and functions have only those of `Quotas`; the platform refuses the
@@ -41,26 +49,33 @@ def register(root: typer.Typer) -> None:
     command_group(
         root,
         "quota",
-        "Show and change the quotas of tenants, functions and API keys.",
+        "Show and change the quotas of tenants, functions, API keys and customers.",
         {"show": quota_show, "set": quota_set, "clear": quota_clear},
     )
 
 
 def quota_show(
-    session: Session, tenant: OfTenant = None, function: OfFunction = None, key: OfKey = None
+    session: Session,
+    *,
+    tenant: OfTenant = None,
+    function: OfFunction = None,
+    key: OfKey = None,
+    customer: OfCustomer = None,
 ) -> None:
-    """Show the quotas of your tenant, functions and keys. A call must satisfy all that apply."""
+    """Show the quotas of your tenant, functions, keys and customers. A call must satisfy all that
+    apply."""
     with session.client() as client:
-        if tenant is function is key is None:
+        if tenant is function is key is customer is None:
             body = client.quotas()
             session.show(body, lambda: _overview(body))
             return
-        found = _read(client, tenant, function, key)
+        found = _read(client, _whose(tenant=tenant, function=function, key=key, customer=customer))
     session.show(found, lambda: plan_table(found))
 
 
 def quota_set(
     session: Session,
+    *,
     quotas: Annotated[
         list[str],
         typer.Argument(
@@ -70,17 +85,21 @@ def quota_set(
     tenant: OfTenant = None,
     function: OfFunction = None,
     key: OfKey = None,
+    customer: OfCustomer = None,
 ) -> None:
-    """Set quotas of a tenant, function or key; other quotas are unchanged. Takes effect at once."""
+    """Set quotas of a tenant, function, key or customer; other quotas are unchanged.
+
+    Takes effect at once.
+    """
     given = parse_pairs(quotas, option="quota")
-    found = session.request(
-        lambda client: _change(client, given, (), tenant=tenant, function=function, key=key)
-    )
+    whose = _whose(tenant=tenant, function=function, key=key, customer=customer)
+    found = session.request(lambda client: _change(client, given, (), whose))
     session.show(found, lambda: plan_table(found))
 
 
 def quota_clear(
     session: Session,
+    *,
     quotas: Annotated[
         list[str] | None,
         typer.Argument(metavar="[QUOTA…]", help="Quotas to remove. Default: all."),
@@ -88,36 +107,30 @@ def quota_clear(
     tenant: OfTenant = None,
     function: OfFunction = None,
     key: OfKey = None,
+    customer: OfCustomer = None,
 ) -> None:
-    """Remove quotas of a function or key, or reset those of a tenant to its plan."""
-    found = session.request(
-        lambda client: _change(
-            client, {}, quotas or None, tenant=tenant, function=function, key=key
-        )
-    )
+    """Remove quotas of a function, key or customer, or reset those of a tenant to its plan."""
+    whose = _whose(tenant=tenant, function=function, key=key, customer=customer)
+    found = session.request(lambda client: _change(client, {}, quotas or None, whose))
     session.show(found, lambda: plan_table(found))
 
 
-def _read(client: Client, tenant: str | None, function: str | None, key: str | None) -> Quotas:
-    kind, name = _whose(tenant, function, key)
+def _read(client: Client, whose: tuple[str, str]) -> Quotas:
+    kind, name = whose
     if kind == "tenant":
         return _bounds(client.tenant(name))
     if kind == "function":
         return client.function_quotas(*parse_function(name, hint="Write --function APP/FUNCTION."))
+    if kind == "customer":
+        return client.customer_quotas(name)
     return dict(client.key(name)["quotas"])
 
 
 def _change(
-    client: Client,
-    given: Quotas,
-    clear: Sequence[str] | None,
-    *,
-    tenant: str | None,
-    function: str | None,
-    key: str | None,
+    client: Client, given: Quotas, clear: Sequence[str] | None, whose: tuple[str, str]
 ) -> Quotas:
     """Set the quotas in `given` and remove those in `clear`; None removes all."""
-    kind, name = _whose(tenant, function, key)
+    kind, name = whose
     if kind == "tenant":
         if wrong := sorted({*given, *(clear or ())} - set(QUOTA_NAMES)):
             raise InvalidInput(
@@ -131,7 +144,7 @@ def _change(
             else list(clear)
         )
         return _bounds(client.change_tenant(name, overrides=given, clear=overridden))
-    before = _read(client, tenant, function, key)
+    before = _read(client, whose)
     if missing := sorted(set(clear or ()) - set(before)):
         raise InvalidInput(
             f"{kind} {name} has no quota {missing[0]!r}",
@@ -153,21 +166,18 @@ def _change(
                 *parse_function(name, hint="Write --function APP/FUNCTION."), after
             )["quotas"]
         )
+    if kind == "customer":
+        return dict(client.set_customer_quotas(name, after)["quotas"])
     return dict(client.set_key_quotas(name, after)["quotas"])
 
 
-def _whose(tenant: str | None, function: str | None, key: str | None) -> tuple[str, str]:
-    given = [
-        (kind, name)
-        for kind, name in (("tenant", tenant), ("function", function), ("key", key))
-        if name is not None
-    ]
+def _whose(**names: str | None) -> tuple[str, str]:
+    given = [(kind, name) for kind, name in names.items() if name is not None]
     if len(given) != 1:
+        kinds = f"{', '.join(list(names)[:-1])} or {list(names)[-1]}"
         raise InvalidInput(
-            "no tenant, function or key was named"
-            if not given
-            else "only one of tenant, function and key can be named",
-            hint="Pass one of --tenant, --function, --key.",
+            f"no {kinds} was named" if not given else f"only one {kinds} can be named",
+            hint=f"Pass one of {', '.join(f'--{kind}' for kind in names)}.",
         )
     return given[0]
 
@@ -186,7 +196,12 @@ def _overview(body: Mapping[str, Any]) -> RenderableType:
         {"of": f"key {k['key']} {k['name']}".rstrip(), "quotas": _text(k["quotas"])}
         for k in body["keys"]
     ]
-    return format_table([own, *functions, *keys], {"of": "of", "quotas": "quotas"}, empty="")
+    customers = [
+        {"of": f"customer {c['customer']}", "quotas": _text(c["quotas"])} for c in body["customers"]
+    ]
+    return format_table(
+        [own, *functions, *keys, *customers], {"of": "of", "quotas": "quotas"}, empty=""
+    )
 
 
 def _text(quotas: Mapping[str, Any]) -> list[str]:

@@ -32,7 +32,8 @@ Force = Annotated[
 
 class KeyRequest(Body):
     """A new key. null in `environment`, `app`, `function`: all of them; in `expires_in_s`: it never
-    expires."""
+    expires; in `customer`: its holder may name any customer. All calls of a key with a `customer`
+    are made for this one; its scope must be `invoke`."""
 
     scope: Scope = Scope.INVOKE
     environment: str | None = None
@@ -41,6 +42,7 @@ class KeyRequest(Body):
     quotas: QuotasBody = Field(default_factory=dict)
     name: str = ""
     expires_in_s: Seconds | None = None
+    customer: str | None = None
 
 
 class KeyChange(Body):
@@ -72,6 +74,7 @@ class KeyInfo(Body):
     expires_at: float | None
     revoked_at: float | None
     replaces: str | None
+    customer: str | None
 
 
 class KeyCreated(KeyInfo):
@@ -184,7 +187,11 @@ def revoke_key(
 def make(write: Write, tenant: str, body: KeyRequest, *, actor: str, request: str) -> NewKey:
     """Create the key of `tenant` that `body` describes. Raises InvalidInput, NotFound."""
     reach = KeyRestrictions(
-        environment=body.environment, app=body.app, function=body.function, quotas=body.quotas
+        environment=body.environment,
+        app=body.app,
+        function=body.function,
+        quotas=body.quotas,
+        customer=body.customer,
     )
     return api_keys.create(
         write,

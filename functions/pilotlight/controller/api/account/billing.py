@@ -18,6 +18,7 @@ from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.scheduling import submitted_calls
 from pilotlight.core import csv_format
 from pilotlight.errors import Forbidden, InvalidInput, NotFound
+from pilotlight.spec.identifiers import MAX_CUSTOMER_LENGTH
 
 Grouping = Annotated[
     str,
@@ -33,6 +34,14 @@ COLUMNS = tuple(name for name in schemas.BillLine.model_fields if name != "group
 router = APIRouter(prefix="/v1", tags=["books"])
 Tenant = Annotated[
     str | None, Query(description="name of another tenant (platform administrators only)")
+]
+Customer = Annotated[
+    str | None,
+    Query(
+        min_length=1,
+        max_length=MAX_CUSTOMER_LENGTH,
+        description="only what was recorded for this customer (`Pilotlight-Customer`)",
+    ),
 ]
 
 
@@ -64,6 +73,8 @@ def billing_report(
     app: str | None = None,
     function: str | None = None,
     tenant: Tenant = None,
+    customer: Customer = None,
+    key: Annotated[str | None, Query(max_length=512, description="only calls of this key")] = None,
     format: Literal["json", "csv"] = "json",
 ) -> schemas.Bill | Response:
     """Report usage and its exact cost."""
@@ -71,7 +82,8 @@ def billing_report(
         raise Forbidden(f"key {caller.key} is bound to environment {caller.bound_environment!r}")
     begin, end = parse_time("since", since), parse_time("until", until)
     selected = environment or caller.bound_environment
-    scope = dict(zip(("app", "function"), caller.restrict(app, function), strict=True))
+    app, function = caller.restrict(app, function)
+    scope = {"app": app, "function": function, "customer": customer, "key": key}
     where = {name: value for name, value in scope.items() if value is not None}
     with context.store.read() as sql:
         lines = usage_reports.report(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import Depends, Response
+from fastapi import Depends, Query, Response
 from pydantic import Field
 
 from pilotlight.controller.api.account.billing import format_decimal
@@ -29,6 +29,7 @@ from pilotlight.controller.context import (
     RequestId,
     require_platform_token,
 )
+from pilotlight.controller.customers import budgets as customer_budgets
 from pilotlight.controller.database import audit_trail
 from pilotlight.controller.identity import tenants
 from pilotlight.controller.identity.access_control import Principal
@@ -38,8 +39,8 @@ from pilotlight.controller.webhooks import webhook_sender
 from pilotlight.controller.webhooks.delivery_queues import alert_data
 from pilotlight.controller.webhooks.webhook_sender import WebhookMessage, WebhookSender
 from pilotlight.errors import Conflict, Forbidden, NotFound
-from pilotlight.protocol import BUDGETS_PATH, new_call_id
-from pilotlight.spec.identifiers import Scope
+from pilotlight.protocol import BUDGETS_PATH, CUSTOMER_BUDGETS_PATH, new_call_id
+from pilotlight.spec.identifiers import MAX_CUSTOMER_LENGTH, Scope, require_customer
 from pilotlight.spec.pricing import COST_QUANTUM
 from pilotlight.spec.record_json import to_json
 
@@ -49,11 +50,16 @@ internal = APIRouter(dependencies=[Depends(require_platform_token)], include_in_
 
 class BudgetRequest(Body):
     """A complete budget: omitted fields take their defaults. There is one budget per environment,
-    app, function, period and currency."""
+    app, function, customer, period and currency."""
 
     environment: str = Field(default="", description='"" covers all')
     app: str = Field(default="", description='"" covers all')
     function: str = Field(default="", description='"" covers all; requires `app`')
+    customer: str = Field(
+        default="",
+        description='"" covers all calls, an id those for this customer (`Pilotlight-Customer`); '
+        "* gives each customer without an own one of the same reach such a budget",
+    )
     period: Literal["day", "month"] = Field(default="month", description="calendar period, in UTC")
     amount: str = Field(max_length=64, description='a decimal number as a string: "250", "0.05"')
     currency: str | None = Field(
@@ -109,6 +115,10 @@ class BudgetInfo(Body):
     environment: str
     app: str
     function: str
+    customer: str
+    parent: str | None = Field(
+        description="the budget for each customer from which this customer has it; null for others"
+    )
     period: str
     amount: str
     currency: str
@@ -167,7 +177,8 @@ class Tested(Body):
 def set_budget(
     context: Ctx, caller: Admin, request: RequestId, body: BudgetRequest, response: Response
 ) -> BudgetSet:
-    """Create or update the budget of this environment, app, function, period and currency."""
+    """Create or update the budget of this environment, app, function, customer, period and
+    currency."""
     _require_scope(caller, body.environment, body.app, body.function)
     if body.webhook is not None:
         webhook_sender.check_url(body.webhook, policy=context.config.settings.webhooks)
@@ -192,10 +203,18 @@ def set_budget(
 
 
 @router.get("")
-def list_budgets(context: Ctx, caller: Biller) -> BudgetList:
-    """List the tenant's budgets, broadest first."""
+def list_budgets(
+    context: Ctx,
+    caller: Biller,
+    customer: Annotated[
+        str | None,
+        Query(max_length=MAX_CUSTOMER_LENGTH, description="only those of this customer"),
+    ] = None,
+) -> BudgetList:
+    """List the tenant's budgets, broadest first, without those that customers have of one for each
+    customer; those of one customer with these."""
     with context.store.read() as sql:
-        found = budgets.overview(sql, tenant=caller.tenant, now=context.clock())
+        found = budgets.overview(sql, tenant=caller.tenant, now=context.clock(), customer=customer)
     return BudgetList(
         budgets=[
             BudgetInfo(**_info(overview, caller))
@@ -263,6 +282,22 @@ async def post_example(
         body=body.decode(),
         elapsed_ms=round((time.perf_counter() - began) * 1000),
     )
+
+
+class FirstCall(Body):
+    """A customer that has no budget of its own yet."""
+
+    tenant: str
+    customer: str
+
+
+@internal.post(CUSTOMER_BUDGETS_PATH)
+def derive_budgets(context: Ctx, body: FirstCall) -> dict[str, int]:
+    """Make the budgets that a customer gets with its first call."""
+    customer = require_customer(body.customer)
+    with context.store.write() as write:
+        made = customer_budgets.derive(write, tenant=body.tenant, customer=customer)
+    return {"budgets": made}
 
 
 @internal.get(BUDGETS_PATH)
@@ -364,6 +399,7 @@ def _info(overview: BudgetOverview, caller: Principal) -> dict[str, Any]:
         **terms.to_json(),
         "webhook": shown,
         "id": budget.id,
+        "parent": budget.parent,
         "created_at": budget.created_at,
         "updated_at": budget.updated_at,
         "current": overview.period.name,

@@ -10,7 +10,7 @@ from fastapi import Query, Response
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
-from pilotlight.controller.api.account.billing import Tenant, parse_time
+from pilotlight.controller.api.account.billing import Customer, Tenant, parse_time
 from pilotlight.controller.api.schemas import Body
 from pilotlight.controller.billing import corrections, invoices, price_lists, rollups, usage_exports
 from pilotlight.controller.context import Admin, Biller, Context, Ctx, RequestId
@@ -91,16 +91,25 @@ def show_invoice(
     invoice: str,
     currency: str | None = None,
     tenant: Tenant = None,
+    customer: Customer = None,
+    key: Annotated[
+        str | None, Query(min_length=1, max_length=512, description="only calls of this key")
+    ] = None,
     format: Literal["json", "csv"] = "json",
 ) -> Response:
     """Return an invoice by its id, or that of a month (`2026-11`), which is a draft until it is
-    issued."""
+    issued. With `customer` or `key` a statement: the part of it that is of these."""
     caller.require_whole_tenant()
+    named = {"customer": customer, "key": key}
+    part = {name: value for name, value in named.items() if value is not None}
     with context.store.read() as sql:
-        owner = tenants.resolve_tenant(sql, caller, name=tenant)
-        found = invoices.show(
-            sql, tenant=owner, which=invoice, currency=currency, now=context.clock()
-        )
+        owner, now = tenants.resolve_tenant(sql, caller, name=tenant), context.clock()
+        if part:
+            found = invoices.statement(
+                sql, tenant=owner, which=invoice, currency=currency, part=part, now=now
+            )
+        else:
+            found = invoices.show(sql, tenant=owner, which=invoice, currency=currency, now=now)
     name = f"{found['id'] or 'draft'}-{found['month']}-{found['currency']}.{format}"
     text = as_csv(found) if format == "csv" else json.dumps(found, ensure_ascii=False)
     kind = csv_format.CONTENT_CSV if format == "csv" else "application/json"
@@ -185,7 +194,11 @@ def export(
     ] = None,
     environment: str | None = None,
     tenant: Tenant = None,
-    format: Literal["ndjson", "csv"] = "ndjson",
+    customer: Customer = None,
+    format: Annotated[
+        Literal["ndjson", "csv", "cloudevents"],
+        Query(description="cloudevents: each record as a CloudEvent 1.0, one JSON object a line"),
+    ] = "ndjson",
     cursor: Annotated[
         str | None, Query(description="id of the last record received: continue after it")
     ] = None,
@@ -203,6 +216,7 @@ def export(
         until=parse_time("until", until),
         environment=environment or caller.bound_environment,
         month=month,
+        customer=customer,
     )
     after = None
     if cursor is not None:
@@ -210,10 +224,9 @@ def export(
             after = usage_exports.position(sql, tenant=owner, cursor=cursor)
     body = _records(context, filters, after=after, limit=limit, format=format)
     kind = csv_format.CONTENT_CSV if format == "csv" else CONTENT_NDJSON
+    name = "records.csv" if format == "csv" else "records.ndjson"
     return StreamingResponse(
-        body,
-        media_type=kind,
-        headers={"content-disposition": f'attachment; filename="records.{format}"'},
+        body, media_type=kind, headers={"content-disposition": f'attachment; filename="{name}"'}
     )
 
 
@@ -310,4 +323,6 @@ def _records(
         if format == "csv":
             yield "".join(csv_format.csv_lines(usage_exports.FIELDS, page, with_head=False))
         else:
-            yield "".join(f"{json.dumps(record, ensure_ascii=False)}\n" for record in page)
+            events = format == "cloudevents"
+            found = map(usage_exports.cloud_event, page) if events else page
+            yield "".join(f"{json.dumps(one, ensure_ascii=False)}\n" for one in found)

@@ -3,22 +3,25 @@ keys."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Response
+from fastapi import Path, Response
 
 from pilotlight.controller.api.account.api_keys import QuotasBody
 from pilotlight.controller.api.schemas import Body
 from pilotlight.controller.context import REQUIRE_DISK_SPACE, Admin, Biller, Ctx, RequestId
+from pilotlight.controller.customers import quotas as customer_quotas
 from pilotlight.controller.identity import api_keys, quotas, tenants
 from pilotlight.controller.identity.access_control import Principal
 from pilotlight.controller.identity.quotas import FunctionRef
 from pilotlight.controller.identity.tenant_plan import tenant_plan_of
 from pilotlight.controller.lazy_routes import APIRouter
+from pilotlight.spec.identifiers import MAX_CUSTOMER_LENGTH
 from pilotlight.spec.quotas import STORAGE_KEYS
 from pilotlight.spec.record_json import to_json
 
 router = APIRouter(prefix="/v1/quotas", tags=["quotas"])
+CustomerId = Annotated[str, Path(max_length=MAX_CUSTOMER_LENGTH)]
 
 
 class FunctionQuotas(Body):
@@ -38,20 +41,29 @@ class KeyQuotas(Body):
     quotas: QuotasBody
 
 
+class CustomerQuotas(Body):
+    """Quotas of a customer, or with customer * of each that has none of its own."""
+
+    customer: str
+    quotas: QuotasBody
+
+
 class AllQuotas(Body):
-    """The tenant's quotas (null = no limit), and those of its functions and keys that have some. A
-    call must satisfy all that apply."""
+    """The tenant's quotas (null = no limit), and those of its functions, keys and customers that
+    have some. A call must satisfy all that apply."""
 
     tenant: QuotasBody
     plan: str
     functions: list[FunctionQuotas]
     keys: list[KeyQuotas]
+    customers: list[CustomerQuotas]
 
 
 @router.get("")
 def all_quotas(context: Ctx, caller: Biller) -> AllQuotas:
     """List the quotas of this tenant, of its functions in this environment, and of its keys, within
-    the scope of the caller's key."""
+    the scope of the caller's key; and those of its customers, for a key that is bound to nothing.
+    """
     with context.store.read() as sql:
         row = tenants.get(sql, tenant=caller.tenant)
         functions = quotas.listing(sql, tenant=caller.tenant, environment=caller.environment)
@@ -60,6 +72,8 @@ def all_quotas(context: Ctx, caller: Biller) -> AllQuotas:
             for key in api_keys.listing(sql, tenant=caller.tenant, bounded=True)
             if _covers(caller, key)
         ]
+        is_whole = caller.covers(environment=None, app=None, function=None)
+        customers = customer_quotas.listing(sql, caller.tenant) if is_whole else []
     plan = tenant_plan_of(row, context.config.plans).resolve()
     bounds = {**to_json(plan.quotas()), **{name: getattr(plan, name) for name in STORAGE_KEYS}}
     shown = [f for f in functions if caller.may_see(f["app"], f["function"])]
@@ -68,7 +82,36 @@ def all_quotas(context: Ctx, caller: Biller) -> AllQuotas:
         plan=row.plan,
         functions=[_function(caller, f["app"], f["function"], f["quotas"]) for f in shown],
         keys=[KeyQuotas(key=key["id"], name=key["name"], quotas=key["quotas"]) for key in bounded],
+        customers=[CustomerQuotas(customer=name, quotas=found) for name, found in customers],
     )
+
+
+@router.get("/customers/{customer}")
+def get_customer_quotas(context: Ctx, caller: Biller, customer: CustomerId) -> CustomerQuotas:
+    """Return a customer's own quotas."""
+    caller.require_whole_tenant()
+    with context.store.read() as sql:
+        found = customer_quotas.get(sql, caller.tenant, customer)
+    return CustomerQuotas(customer=customer, quotas=found)
+
+
+@router.put("/customers/{customer}", dependencies=[REQUIRE_DISK_SPACE])
+def put_customer_quotas(
+    *, context: Ctx, caller: Admin, request: RequestId, customer: CustomerId, body: QuotasBody
+) -> CustomerQuotas:
+    """Set the quotas of a customer (`Pilotlight-Customer`), or with * of each that has none of its
+    own, in addition to all others; replaces the previous ones."""
+    caller.require_whole_tenant()
+    with context.store.write() as write:
+        put = customer_quotas.put(
+            write,
+            tenant=caller.tenant,
+            customer=customer,
+            body=body,
+            actor=caller.key,
+            request=request,
+        )
+    return CustomerQuotas(customer=customer, quotas=put)
 
 
 @router.get("/functions/{app}/{function}")

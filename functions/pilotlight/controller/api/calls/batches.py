@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import Path, Query
+from fastapi import Header, Path, Query
 from pydantic import Field, StringConstraints
 
 from pilotlight.controller.api.schemas import Body
@@ -15,6 +15,7 @@ from pilotlight.controller.database import audit_trail
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.identity.access_control import Principal
 from pilotlight.controller.lazy_routes import APIRouter
+from pilotlight.protocol import HEADER_CUSTOMER
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
 BatchId = Annotated[str, Path(max_length=64)]
@@ -110,7 +111,14 @@ class BatchList(Body):
 
 @router.post("", dependencies=[REQUIRE_DISK_SPACE])
 def create_batch(
-    context: Ctx, caller: Invoker, request_id: RequestId, body: CreateBatch
+    *,
+    context: Ctx,
+    caller: Invoker,
+    request_id: RequestId,
+    body: CreateBatch,
+    customer: Annotated[
+        str | None, Header(alias=HEADER_CUSTOMER, description="for which its lines are run")
+    ] = None,
 ) -> BatchObject:
     """Run the lines of a file. They run with the rights and quotas of this key, at priority
     `batch`."""
@@ -122,6 +130,7 @@ def create_batch(
             endpoint=body.endpoint,
             completion_window=body.completion_window,
             metadata=body.metadata or {},
+            customer=customer,
         )
         after = {"endpoint": body.endpoint, "input_file": body.input_file_id}
         _record(write, caller, "batch.create", batch.id, request=request_id, after=after)

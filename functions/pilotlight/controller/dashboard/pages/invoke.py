@@ -169,6 +169,8 @@ def _enqueue(write: Write, visit: PageContext, function: str, method: str, body:
         expires_at=write.now + dispatch_queue.KEPT_S,
         labels=LABEL,
     )
-    document = dispatch_queue.payload(record, body=body.encode(), key=visit.caller.key)
+    document = dispatch_queue.payload(
+        record, body=body.encode(), key=visit.caller.key, customer=visit.caller.customer_of(None)
+    )
     dispatch_queue.enqueue_call(write, document, due_at=write.now)
     return record.id

@@ -30,6 +30,7 @@ batches = sa.Table(
     *(whole(name) for name in ("total", "completed", "failed", "position", "line")),
     *(time(name) for name in ("created_at", "expires_at")),
     sa.Column("is_active", sa.Boolean, nullable=False),
+    sa.Column("customer", sa.Text, nullable=False, server_default=""),
     sa.Index("ix_batches_tenant_created_at", "tenant", "environment", "created_at"),
     sa.Index("ix_batches_is_active", "is_active", "created_at"),
 )

@@ -18,8 +18,16 @@ budgets = sa.Table(
     text("sealed_secret", null=True),
     time("created_at"),
     time("updated_at"),
-    sa.UniqueConstraint("tenant", "environment", "app", "function", "period", "currency"),
+    sa.Column("customer", sa.Text, nullable=False, server_default=""),
+    text("parent", null=True),
+    sa.Index(
+        "ix_budgets_reach",
+        *("tenant", "customer", "environment", "app", "function", "period", "currency"),
+        unique=True,
+    ),
+    sa.Index("ix_budgets_parent", "parent"),
 )
+"""`parent`: the budget for each customer from which this customer has it; null for others."""
 
 budget_alerts = sa.Table(
     "budget_alerts",
@@ -93,7 +101,7 @@ usage = sa.Table(
     ),
     *(
         sa.Column(name, sa.Text, nullable=False, server_default="")
-        for name in ("experiment", "arm", "unit", "degraded", "finish", "parent")
+        for name in ("experiment", "arm", "unit", "degraded", "finish", "parent", "customer")
     ),
     *(
         sa.Column(name, sa.BigInteger, nullable=False, server_default="0")
@@ -101,6 +109,12 @@ usage = sa.Table(
     ),
     sa.Index("ix_usage_tenant_started_at", "tenant", "started_at"),
     sa.Index("ix_usage_tenant_call", "tenant", "call"),
+    sa.Index(
+        "ix_usage_tenant_customer",
+        *("tenant", "customer", "started_at", "id"),
+        sqlite_where=sa.text("customer <> ''"),
+        postgresql_where=sa.text("customer <> ''"),
+    ),
 )
 """`month` is the month ("2026-11", UTC) whose invoice has the record: that of `started_at`, or the
 first one not yet issued."""
@@ -156,8 +170,27 @@ def _rollup(name: str, unit: str, *indexes: sa.Index) -> sa.Table:
     )
 
 
+def _customer_rollup(name: str, unit: str) -> sa.Table:
+    """Define the same sums by customer, of the records that name one. They are apart because
+    callers may name any number of customers, and budgets and pages read all rows of a tenant."""
+    groups = (unit, *ROLLUP_GROUPS)
+    return sa.Table(
+        name,
+        metadata,
+        text("tenant"),
+        whole(unit),
+        *(text(part) for part in ("customer", *ROLLUP_GROUPS)),
+        *(whole(part) for part in ROLLUP_SUMS),
+        *(time(part) for part in ROLLUP_FLOATS),
+        sa.PrimaryKeyConstraint("tenant", "customer", *groups),
+        sa.Index(f"ix_{name}_tenant", "tenant", unit),
+    )
+
+
 usage_hours = _rollup("usage_hours", "hour")
 usage_days = _rollup("usage_days", "day", sa.Index("ix_usage_days_tenant_month", "tenant", "month"))
+customer_hours = _customer_rollup("customer_hours", "hour")
+customer_days = _customer_rollup("customer_days", "day")
 
 latency_hours = sa.Table(
     "latency_hours",

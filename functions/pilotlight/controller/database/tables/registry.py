@@ -181,6 +181,7 @@ api_keys = sa.Table(
     text("function", null=True),
     sa.Column("quotas", sa.Text, nullable=False, server_default="{}"),
     text("replaces", null=True),
+    text("customer", null=True),
 )
 
 function_quotas = sa.Table(
@@ -192,6 +193,15 @@ function_quotas = sa.Table(
     sa.ForeignKeyConstraint(
         ["tenant", "environment"], ["environments.tenant", "environments.name"]
     ),
+)
+
+customer_quotas = sa.Table(
+    "customer_quotas",
+    metadata,
+    sa.Column("tenant", sa.Text, sa.ForeignKey("tenants.id"), primary_key=True),
+    text("customer", key=True),
+    text("quotas"),
+    time("updated_at"),
 )
 
 secrets = sa.Table(

@@ -1,0 +1,1 @@
+"""Customers of tenants, as far as activators know them: those that have budgets."""
