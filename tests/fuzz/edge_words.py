@@ -81,6 +81,8 @@ HEADERS = (
     b"pilotlight-tag: \xff",
     b"pilotlight-environment: \xe9",
     b"pilotlight-priority: batch",
+    b"pilotlight-customer: ana",
+    b"pilotlight-customer: \xff/*",
     b"traceparent: 00-x",
     b"accept: text/event-stream",
     b"x: " + b"y" * 7900,
