@@ -84,6 +84,7 @@ UNITS = {
         "tests/e2e/test_batch_files.py",
         "tests/e2e/test_collections.py",
         "tests/e2e/test_jobs.py",
+        "tests/e2e/test_replay.py",
         "tests/e2e/test_volumes.py",
     ),
     "examples": (

@@ -61,9 +61,9 @@ def test_an_activator_is_killed_under_a_replay(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_replay_reports_what_was_compared(
-    platform: PlatformUnderTest, tmp_path: Path, number: signal.Signals
+    mortal_platform: PlatformUnderTest, tmp_path: Path, number: signal.Signals
 ) -> None:
-    process = started(platform, tmp_path, "--concurrency", "1")
+    process = started(mortal_platform, tmp_path, "--concurrency", "1")
     wait_for(lambda: rows_in(tmp_path) >= 5, "5 answers")
     process.send_signal(number)
     status, found = ended(process)

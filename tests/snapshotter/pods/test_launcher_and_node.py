@@ -65,7 +65,7 @@ async def test_a_launched_pod_is_served_by_the_node_agent_and_outlives_it(short_
             answered = await asyncio.to_thread(_call, launched)
         async with agent() as second:
             async with asyncio.timeout(PATIENCE_S):
-                while not second.sessions():
+                while not any(line.is_ready for line in second.sessions()):
                     await asyncio.sleep(0.01)
             assert await second.sweep() == 0
             again = await asyncio.to_thread(_call, launched)
