@@ -220,6 +220,13 @@ ROUTES: list[tuple[str, str, dict[str, str], Any, str]] = [
     ),
     (
         "PUT",
+        "/v1/quotas/customers/{customer}",
+        {"customer": "ana"},
+        {"concurrent": 3},
+        "quota.set",
+    ),
+    (
+        "PUT",
         "/v1/functions/{app}/{function}/traffic",
         {"app": "search", "function": "hello"},
         {"weights": {"stable": 100}, "tags": {"next": "stable"}},

@@ -67,6 +67,7 @@ async def test_a_billing_key_reads_money_and_quotas_and_nothing_else(
         "/v1/tenant",
         "/v1/quotas",
         "/v1/quotas/functions/search/embed",
+        "/v1/quotas/customers/ana",
     ):
         assert (await reader.get(path)).status_code == 200, path
     document = (await controller.http.get("/openapi.json")).json()
@@ -101,6 +102,7 @@ OPEN_TO_ALL = {
     "/v1/tenant",
     "/v1/quotas",
     "/v1/quotas/functions/{app}/{function}",
+    "/v1/quotas/customers/{customer}",
 }
 
 
