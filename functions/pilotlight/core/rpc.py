@@ -226,9 +226,9 @@ async def serve_rpc(
     async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         uid = peer_uid(writer.get_extra_info("socket"))
         if guest is not None and uid == guest.uid:
-            await _Connection(reader, writer, guest.operations, describe).run()
+            await _RpcConnection(reader, writer, guest.operations, describe).run()
         elif uid in (0, os.geteuid()):
-            await _Connection(reader, writer, operations, describe).run()
+            await _RpcConnection(reader, writer, operations, describe).run()
         else:
             writer.close()
 
@@ -265,7 +265,7 @@ class _PeerDisconnected(Exception):
     """Raised when a frame cannot be sent because the peer has disconnected."""
 
 
-class _Connection:
+class _RpcConnection:
     """One peer connection: its running calls, cancelled when it disconnects."""
 
     def __init__(

@@ -76,7 +76,7 @@ Handle = Callable[[ControlRequest], tuple[int, Mapping[str, Any]]]
 
 
 @dataclass(eq=False)
-class _Connection:
+class _ControlConnection:
     socket: socket.socket
     until: float
     incoming: bytearray = field(default_factory=bytearray)
@@ -93,7 +93,7 @@ class ControlPort:
         listener.listen(MAX_CONNECTIONS)
         self._listener = listener
         self._handle = handle
-        self._connections: list[_Connection] = []
+        self._connections: list[_ControlConnection] = []
 
     def __repr__(self) -> str:
         return f"<ControlPort {len(self._connections)} connections>"
@@ -124,7 +124,7 @@ class ControlPort:
                 if len(self._connections) >= MAX_CONNECTIONS:
                     self._end(self._connections[0])
                 self._connections.append(
-                    _Connection(socket=connection, until=time.monotonic() + REQUEST_S)
+                    _ControlConnection(socket=connection, until=time.monotonic() + REQUEST_S)
                 )
         for one in list(self._connections):
             try:
@@ -143,11 +143,11 @@ class ControlPort:
         for one in list(self._connections):
             self._end(one)
 
-    def _end(self, one: _Connection) -> None:
+    def _end(self, one: _ControlConnection) -> None:
         one.socket.close()
         self._connections.remove(one)
 
-    def _receive(self, one: _Connection) -> None:
+    def _receive(self, one: _ControlConnection) -> None:
         with contextlib.suppress(BlockingIOError):
             data = one.socket.recv(65536)
             if not data:
@@ -161,7 +161,7 @@ class ControlPort:
             status, body = e.status, {"status": e.status, "detail": str(e)}
         one.outgoing = _answer(status, body)
 
-    def _send(self, one: _Connection) -> None:
+    def _send(self, one: _ControlConnection) -> None:
         with contextlib.suppress(BlockingIOError):
             one.outgoing = one.outgoing[one.socket.send(one.outgoing, socket.MSG_NOSIGNAL) :]
             if not one.outgoing:

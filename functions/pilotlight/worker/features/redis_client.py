@@ -88,7 +88,7 @@ class RedisAddress:
         raise ValueError("must be redis://host:port/database, rediss://… or unix:///path")
 
 
-class _Connection(asyncio.Protocol):
+class _RedisConnection(asyncio.Protocol):
     """One connection; replies come in the order of the commands. Owner: the event loop."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class _Connection(asyncio.Protocol):
         self.is_usable = True
 
     def __repr__(self) -> str:
-        return f"<_Connection {len(self._waiting)} replies due>"
+        return f"<_RedisConnection {len(self._waiting)} replies due>"
 
     def is_silent(self, now: float) -> bool:
         """Whether a reply is due for too long."""
@@ -156,7 +156,7 @@ class RedisClient:
         """`name`: of the server in messages, which never have its address."""
         self._address = address
         self._name = name
-        self._connection: _Connection | None = None
+        self._connection: _RedisConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._backoff = Backoff(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S)
         self._retry_at = 0.0
@@ -205,7 +205,7 @@ class RedisClient:
                 self._fail("it closed the connection")
                 raise ReadFailed("unavailable") from None
 
-    async def _connected(self) -> _Connection:
+    async def _connected(self) -> _RedisConnection:
         """Return a connection, made now if there is none. Raises ReadFailed."""
         now = asyncio.get_running_loop().time()
         connection = self._connection
@@ -227,7 +227,7 @@ class RedisClient:
         return self._connection
 
     async def _connect(self) -> None:
-        connection: _Connection | None = None
+        connection: _RedisConnection | None = None
         try:
             async with asyncio.timeout(CONNECT_S):
                 connection = await self._open()
@@ -250,10 +250,10 @@ class RedisClient:
         finally:
             self._connecting = None
 
-    async def _open(self) -> _Connection:
+    async def _open(self) -> _RedisConnection:
         loop, address = asyncio.get_running_loop(), self._address
         if address.path:
-            _, connection = await loop.create_unix_connection(_Connection, address.path)
+            _, connection = await loop.create_unix_connection(_RedisConnection, address.path)
             return connection
         tls: Any = None
         if address.is_tls:
@@ -261,11 +261,11 @@ class RedisClient:
 
             tls = ssl.create_default_context()
         _, connection = await loop.create_connection(
-            _Connection, address.host, address.port, ssl=tls
+            _RedisConnection, address.host, address.port, ssl=tls
         )
         return connection
 
-    async def _greet(self, connection: _Connection) -> None:
+    async def _greet(self, connection: _RedisConnection) -> None:
         """Sign in, select the database, and see that it answers."""
         address = self._address
         if address.credentials:
@@ -284,7 +284,7 @@ class RedisClient:
         self._retry_at = asyncio.get_running_loop().time() + self._backoff.next_s()
 
 
-async def _send(connection: _Connection, data: bytes) -> None:
+async def _send(connection: _RedisConnection, data: bytes) -> None:
     reply = await connection.ask(data)
     if isinstance(reply, ReplyError):
         raise reply
