@@ -53,8 +53,8 @@ class OpenRecord:
     """An attempt that is being billed. Opaque to the caller, which passes it to `close`.
 
     `worst` picounits are reserved in the budgets of `cover` since `turn`. `customer`: "" = none
-    was named. `is_billed`: it is recorded in the journal. `tokens`: token usage of a language model's call, counted until it is
-    closed."""
+    was named. `is_billed`: it is recorded in the journal. `tokens`: token usage of a language
+    model's call, counted until it is closed."""
 
     id: str
     call: str
@@ -211,8 +211,8 @@ class InstanceAccount:
 
         `mark`: rarely used fields (`usage_pricing.encode_optional_fields`). `is_shadow`: a mirrored
         call, which costs nothing and needs no budget. `customer`: it falls under the budgets of
-        this one, too. `tokens`: the token limits of a language
-        model's call, which are part of its worst case.
+        this one, too. `tokens`: the token limits of a language model's call, which are part of its
+        worst case.
 
         Raises JournalFull, Conflict, OverBudget, BudgetReserved, AllowanceNeeded; the attempt must
         then not be dispatched."""

@@ -1,20 +1,28 @@
-"""A subject to bill, and what a journal on the disk says: shared by the tests of the money path."""
+"""A subject to bill, what a journal on the disk says, and an activator that has budgets: shared by
+the tests of the money path."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from activator.billing import journal_format
+from activator.billing.budget_balance import BudgetBalance
+from activator.billing.budget_leases import BudgetLeaser
+from activator.billing.budget_sync import BudgetStates
 from activator.billing.budgets import Budgets
-from activator.billing.instance_account import BillingTerms, InstanceAccount
+from activator.billing.instance_account import BillingTerms, InstanceAccount, OpenRecord
 from activator.billing.journal import Journal
 from activator.billing.segments import read_segment, segment_numbers
-from activator.billing.usage_pricing import UsageSubject, UsageTemplate
-from pilotlight.protocol import BudgetRecord
+from activator.billing.shipping import Shipper
+from activator.billing.usage_pricing import UsageSubject, UsageTemplate, encode_optional_fields
+from pilotlight.protocol import BudgetRecord, BudgetState
 from pilotlight.spec.pricing import Footprint, Rates
+from tests.fakes.ledger import FakeLedger
+from tests.fakes.money_board import BoardMoney, MoneyBoard
 
 RATES = Rates(
     version="test-1",
@@ -97,3 +105,83 @@ class Wall:
     def pass_s(self, seconds: float) -> int:
         self.now_ns += int(seconds * SECOND)
         return self.now_ns
+
+
+class Life:
+    """One life of an activator: journal, budgets and shipper over a directory that outlives it."""
+
+    def __init__(
+        self,
+        directory: Path,
+        ledger: FakeLedger,
+        *,
+        wall: Wall,
+        segment_bytes: int = 64 * 1024**2,
+        board: MoneyBoard | None = None,
+    ) -> None:
+        """`board`: what it shares with other activators; None = it is alone."""
+        self.wall = wall
+        self.ledger = ledger
+        self.budgets = Budgets(is_shared=board is not None, wall_ns=wall)
+        if board is not None:
+            store = BoardMoney(board, member=directory.name)
+            self.budgets.lender = BudgetLeaser(
+                store, budgets=self.budgets, is_open=False, wall_ns=wall
+            )
+        self.journal = Journal.open(
+            directory, activator="a-1", sync_s=0.0, wall_ns=wall, segment_bytes=segment_bytes
+        )[0]
+        self.shipper = Shipper(
+            self.journal,
+            ledger,
+            before_batch=self._before,
+            on_accepted=self._accepted,
+            wall_ns=wall,
+        )
+        self.states = BudgetStates(
+            self.budgets, journal=self.journal, source=ledger, lock=self.shipper.lock
+        )
+        self.books: InstanceAccount = account(
+            self.journal, f"i-{wall.now_ns}", budgets=self.budgets
+        )
+        self.calls = 0
+
+    async def _before(self) -> None:
+        await self.states.count_own()
+
+    async def _accepted(self, states: Mapping[str, BudgetState], records: Sequence[bytes]) -> None:
+        await self.states.accepted(states, records)
+
+    async def start(self, *records: BudgetRecord) -> BudgetBalance:
+        """Hear of budgets and learn what was spent, as the process does before its first call."""
+        for record in records:
+            self.budgets.apply(record.id, record)
+        await self.states.load()
+        return self.budgets.balances[records[0].id]
+
+    def open(self, customer: str = "") -> OpenRecord:
+        """Open a call."""
+        self.calls += 1
+        return self.books.open(
+            call=f"c{self.wall.now_ns}-{self.calls}",
+            attempt=1,
+            key="k",
+            method="",
+            start_kind="WARM",
+            queued_ms=0,
+            start_ms=0,
+            now_ns=self.wall.now_ns,
+            at_ns=self.wall.now_ns,
+            mark=encode_optional_fields(customer=customer),
+            customer=customer,
+        )
+
+    def call(self, seconds: float = 1.0, customer: str = "") -> int:
+        """A whole call; its cost."""
+        ticket = self.open(customer)
+        at_ns = self.wall.pass_s(seconds)
+        return self.books.close(ticket, status=200, outcome="ok", now_ns=at_ns, at_ns=at_ns).picos
+
+    def die(self) -> None:
+        """kill -9."""
+        self.journal.abandon()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,22 +14,16 @@ import httpx
 import pytest
 
 from activator.billing.budget_balance import RecordCosts
-from activator.billing.budget_leases import BudgetLeaser
-from activator.billing.budget_sync import BudgetStates
-from activator.billing.budgets import Budgets, CustomerUnknown, Subject, borrow_and_retry
-from activator.billing.journal import Journal
-from activator.billing.shipping import Shipper
-from activator.billing.usage_pricing import encode_optional_fields
+from activator.billing.budgets import CustomerUnknown, Subject, borrow_and_retry
 from activator.control_plane.customer_budgets import BURST, PER_S, ControllerRegistrar
 from activator.customers.scopes import CustomerScopes
 from pilotlight import errors
-from pilotlight.protocol import BudgetState
 from pilotlight.spec.identifiers import ANY_CUSTOMER
-from tests.activator.billing_world import SECOND, Wall, account, budget, records_on_disk
+from tests.activator.billing_world import SECOND, Life, Wall, budget, records_on_disk
 from tests.activator.conftest import Edge
 from tests.fakes.clock import ManualClock
 from tests.fakes.ledger import FakeLedger
-from tests.fakes.money_board import BoardMoney, MoneyBoard
+from tests.fakes.money_board import MoneyBoard
 from tests.fakes.routes import TENANT, route_of, spec_of
 
 NOON = (1_795_219_200 + 12 * 3600) * SECOND
@@ -38,63 +32,6 @@ HERE = Subject("t-1", "main", "search", "Embedder", "USD")
 
 
 # -- at one instance -------------------------------------------------------------------------------
-class Life:
-    """One life of an activator over a directory that outlives it."""
-
-    def __init__(
-        self, directory: Path, ledger: FakeLedger, wall: Wall, *, board: MoneyBoard | None = None
-    ) -> None:
-        """`board`: what it shares with other activators; None = it is alone."""
-        self.wall = wall
-        self.budgets = Budgets(is_shared=board is not None, wall_ns=wall)
-        if board is not None:
-            store = BoardMoney(board, member=directory.name)
-            leaser = BudgetLeaser(store, budgets=self.budgets, is_open=False, wall_ns=wall)
-            self.budgets.lender = leaser
-        self.journal = Journal.open(directory, activator="a-1", sync_s=0.0, wall_ns=wall)[0]
-        self.shipper = Shipper(
-            self.journal,
-            ledger,
-            before_batch=self._before,
-            on_accepted=self._accepted,
-            wall_ns=wall,
-        )
-        self.states = BudgetStates(
-            self.budgets, journal=self.journal, source=ledger, lock=self.shipper.lock
-        )
-        self.books = account(self.journal, f"i-{wall.now_ns}", budgets=self.budgets)
-        self.calls = 0
-
-    async def _before(self) -> None:
-        await self.states.count_own()
-
-    async def _accepted(self, states: Mapping[str, BudgetState], records: Sequence[bytes]) -> None:
-        await self.states.accepted(states, records)
-
-    def open(self, customer: str = "") -> Any:
-        """Open a call."""
-        self.calls += 1
-        return self.books.open(
-            call=f"c{self.wall.now_ns}-{self.calls}",
-            attempt=1,
-            key="k",
-            method="",
-            start_kind="WARM",
-            queued_ms=0,
-            start_ms=0,
-            now_ns=self.wall.now_ns,
-            at_ns=self.wall.now_ns,
-            mark=encode_optional_fields(customer=customer),
-            customer=customer,
-        )
-
-    def call(self, customer: str = "", seconds: float = 1.0) -> int:
-        """A whole call; its cost."""
-        ticket = self.open(customer)
-        at_ns = self.wall.pass_s(seconds)
-        return self.books.close(ticket, status=200, outcome="ok", now_ns=at_ns, at_ns=at_ns).picos
-
-
 @pytest.fixture(name="wall")
 def _wall() -> Wall:
     return Wall(NOON)
@@ -108,10 +45,10 @@ def _ledger() -> FakeLedger:
 def test_a_spent_budget_refuses_its_customer_alone(
     tmp_path: Path, ledger: FakeLedger, wall: Wall
 ) -> None:
-    life = Life(tmp_path, ledger, wall)
+    life = Life(tmp_path, ledger, wall=wall)
     life.budgets.apply("b-1", budget(amount="0.05", customer="ana"))
     life.budgets.apply("b-2", budget("b-2", amount="0.13"))
-    life.call("ana", 5)
+    life.call(5, "ana")
     with pytest.raises(errors.OverBudget, match=r"of customer 'ana' has 0\.0299") as refused:
         life.open("ana")
     assert refused.value.detail["customer"] == "ana"
@@ -129,20 +66,20 @@ async def test_what_a_customer_spent_is_known_after_a_kill(
 ) -> None:
     records = [budget(amount="9", customer="ana"), budget("b-2", amount="9", customer="ben")]
     ledger.known = {one.id: one for one in records}
-    life = Life(tmp_path, ledger, wall)
+    life = Life(tmp_path, ledger, wall=wall)
     for one in records:
         life.budgets.apply(one.id, one)
     await life.states.load()
-    shipped = life.call("ana", 2)
+    shipped = life.call(2, "ana")
     await life.shipper.flush()
-    kept = life.call("ana", 3)
-    life.call("ben", 1)
-    life.call("", 7)
+    kept = life.call(3, "ana")
+    life.call(1, "ben")
+    life.call(7, "")
     life.open("ana")
     wall.pass_s(1)
     life.journal.heartbeat()
     life.journal.abandon()  # kill -9
-    again = Life(tmp_path, ledger, wall)
+    again = Life(tmp_path, ledger, wall=wall)
     for one in records:
         again.budgets.apply(one.id, one)
     await again.states.load()
@@ -160,7 +97,7 @@ async def test_activators_together_admit_no_more_than_a_customer_has(
     one = budget(amount="0.5", customer="ana")  # 12 calls at most 0.040201 each
     ledger.known = {one.id: one}
     board = MoneyBoard(ManualClock(), grace_s=0.0)
-    lives = [Life(tmp_path / name, ledger, wall, board=board) for name in ("a-0", "a-1")]
+    lives = [Life(tmp_path / name, ledger, wall=wall, board=board) for name in ("a-0", "a-1")]
     admitted = dict.fromkeys(("ana", "ben"), 0)
     for life in lives:
         life.budgets.apply(one.id, one)
@@ -178,7 +115,7 @@ async def test_activators_together_admit_no_more_than_a_customer_has(
 def test_a_budget_that_comes_while_a_call_runs_is_charged_at_its_end(
     tmp_path: Path, ledger: FakeLedger, wall: Wall
 ) -> None:
-    life = Life(tmp_path, ledger, wall)
+    life = Life(tmp_path, ledger, wall=wall)
     ticket = life.open("ana")
     life.budgets.apply("b-1", budget(amount="9", customer="ana"))
     life.budgets.apply("b-2", budget("b-2", amount="9", customer="ben"))
@@ -191,7 +128,7 @@ def test_a_budget_that_comes_while_a_call_runs_is_charged_at_its_end(
 def test_only_customers_with_budgets_are_kept(
     tmp_path: Path, ledger: FakeLedger, wall: Wall
 ) -> None:
-    life = Life(tmp_path, ledger, wall)
+    life = Life(tmp_path, ledger, wall=wall)
     life.budgets.apply("b-1", budget(amount="9", customer="ana"))
     base = life.budgets.cover(HERE)
     for n in range(100):
@@ -208,13 +145,13 @@ def test_only_customers_with_budgets_are_kept(
 def test_costs_are_found_by_the_customer_of_a_record(
     tmp_path: Path, ledger: FakeLedger, wall: Wall
 ) -> None:
-    life = Life(tmp_path, ledger, wall)
+    life = Life(tmp_path, ledger, wall=wall)
     life.budgets.apply("b-1", budget(amount="9"))
     for n, tenant in enumerate(("t-1", "t-1", "t-2"), 2):
         more = {"customer": "ana" if n != 3 else "ben", "tenant": tenant}
         life.budgets.apply(f"b-{n}", budget(f"b-{n}", amount="9", **more))
     sums = RecordCosts(life.budgets.balances.values())
-    costs = [life.call("ana"), life.call("ben", 2), life.call()]
+    costs = [life.call(customer="ana"), life.call(2, "ben"), life.call()]
     for path in sorted((tmp_path).glob("*")):
         if path.is_file():
             for line in path.read_bytes().split(b"\n"):
@@ -318,7 +255,7 @@ async def test_a_new_customer_is_refused_while_it_cannot_be_registered(shop: Edg
 def test_nothing_is_reserved_for_a_customer_that_is_not_registered(
     tmp_path: Path, ledger: FakeLedger, wall: Wall
 ) -> None:
-    life = Life(tmp_path, ledger, wall)
+    life = Life(tmp_path, ledger, wall=wall)
     life.budgets.registrar = ControllerRegistrar(Control(), token="t")  # type: ignore[arg-type]
     life.budgets.apply("b-1", budget(amount="9"))
     life.budgets.apply("d", budget("d", customer=ANY_CUSTOMER))

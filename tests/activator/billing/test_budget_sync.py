@@ -3,92 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from activator.billing.budget_balance import BudgetBalance, picos_under
-from activator.billing.budget_sync import STATES_NAME, BudgetStates, load_states, parse_states
-from activator.billing.budgets import Budgets
+from activator.billing.budget_balance import picos_under
+from activator.billing.budget_sync import STATES_NAME, load_states, parse_states
 from activator.billing.errors import LedgerUnavailable
-from activator.billing.instance_account import InstanceAccount
-from activator.billing.journal import Journal
-from activator.billing.shipping import Shipper
 from activator.billing.usage_pricing import to_picos
-from pilotlight.protocol import BudgetRecord, BudgetState
+from pilotlight.protocol import BudgetState
 from pilotlight.spec.record_json import canonical_json
-from tests.activator.billing_world import SECOND, Wall, account, budget, records_on_disk
+from tests.activator.billing_world import SECOND, Life, Wall, budget, records_on_disk
 from tests.fakes.ledger import FakeLedger
 from tests.hypothesis_profiles import examples
 
 MIDNIGHT = 1_795_219_200 * SECOND
 NOON = MIDNIGHT + 12 * 3600 * SECOND
-
-
-class Life:
-    """One life of an activator: journal, budgets and shipper over a directory that outlives it."""
-
-    def __init__(
-        self, directory: Path, ledger: FakeLedger, *, wall: Wall, segment_bytes: int = 64 * 1024**2
-    ) -> None:
-        self.wall = wall
-        self.ledger = ledger
-        self.budgets = Budgets(wall_ns=wall)
-        self.journal = Journal.open(
-            directory, activator="a-1", sync_s=0.0, wall_ns=wall, segment_bytes=segment_bytes
-        )[0]
-        self.shipper = Shipper(
-            self.journal,
-            ledger,
-            before_batch=self._before,
-            on_accepted=self._accepted,
-            wall_ns=wall,
-        )
-        self.states = BudgetStates(
-            self.budgets, journal=self.journal, source=ledger, lock=self.shipper.lock
-        )
-        self.books: InstanceAccount = account(
-            self.journal, f"i-{wall.now_ns}", budgets=self.budgets
-        )
-        self.calls = 0
-
-    async def _before(self) -> None:
-        await self.states.count_own()
-
-    async def _accepted(self, states: Mapping[str, BudgetState], records: Sequence[bytes]) -> None:
-        await self.states.accepted(states, records)
-
-    async def start(self, *records: BudgetRecord) -> BudgetBalance:
-        """Hear of budgets and learn what was spent, as the process does before its first call."""
-        for record in records:
-            self.budgets.apply(record.id, record)
-        await self.states.load()
-        return self.budgets.balances[records[0].id]
-
-    def call(self, seconds: float = 1.0) -> int:
-        """A whole call; its cost."""
-        self.calls += 1
-        name = f"c{self.wall.now_ns}-{self.calls}"
-        ticket = self.books.open(
-            call=name,
-            attempt=1,
-            key="k",
-            method="",
-            start_kind="WARM",
-            queued_ms=0,
-            start_ms=0,
-            now_ns=self.wall.now_ns,
-            at_ns=self.wall.now_ns,
-        )
-        at_ns = self.wall.pass_s(seconds)
-        return self.books.close(ticket, status=200, outcome="ok", now_ns=at_ns, at_ns=at_ns).picos
-
-    def die(self) -> None:
-        """kill -9."""
-        self.journal.abandon()
 
 
 @pytest.fixture(name="wall")

@@ -61,13 +61,14 @@ class ControllerLock:
         self.acquire()
         return self
 
-    def acquire(self) -> None:
-        """Acquire the lock. Raises AlreadyRunning."""
+    def acquire(self, *, patience_s: float = _SESSION_END_S) -> None:
+        """Acquire the lock. Blocks for up to `patience_s` while the database may still be ending
+        the session of a controller that has ended. Raises AlreadyRunning."""
         is_file_locked = self._descriptor >= 0
         if not is_file_locked:
             self._descriptor = acquire_lock_file(self._file)
         try:
-            self._acquire_session()
+            self._acquire_session(patience_s)
         except BaseException:
             if is_file_locked:  # keep the given descriptor: reopening the file may require root
                 self._end_session()
@@ -75,10 +76,10 @@ class ControllerLock:
                 self.release()
             raise
 
-    def _acquire_session(self) -> None:
+    def _acquire_session(self, patience_s: float) -> None:
         if self._engine is not None:
             self._session = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-            deadline = time.monotonic() + _SESSION_END_S
+            deadline = time.monotonic() + patience_s
             while not self._session.execute(
                 sa.select(sa.func.pg_try_advisory_lock(_ADVISORY_LOCK))
             ).scalar_one():

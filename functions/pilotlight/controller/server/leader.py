@@ -104,7 +104,7 @@ async def _standing_by(metrics: Metrics, address: MetricsAddress) -> AsyncIterat
 
 def _is_taken(lock: ControllerLock) -> bool:
     try:
-        lock.acquire()
+        lock.acquire(patience_s=0)  # the caller asks again
     except AlreadyRunning:
         return False
     except SQLAlchemyError as e:
