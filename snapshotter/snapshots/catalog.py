@@ -231,9 +231,9 @@ class Catalog:
         If cancelled, leaves nothing or the complete snapshot. Raises OSError, SnapshotInvalid,
         DiskBudgetExceeded."""
         here = stage.work.directory
+        files = await asyncio.to_thread(files_of, here)
         _, marks = await asyncio.gather(  # what is left to flush at the end is the manifest
-            asyncio.to_thread(stage.work.flush),
-            self._memory.marks(await asyncio.to_thread(files_of, here), settle=True),
+            asyncio.to_thread(stage.work.flush), self._memory.marks(files, settle=True)
         )
         full = draft.completed({str(path.relative_to(here)): mark for path, mark in marks.items()})
         return await self.admit(stage, full, now=now)

@@ -346,6 +346,8 @@ def test_while_the_api_server_is_away_pods_serve_and_calls_that_need_one_are_tol
         "pods to be made again",
         timeout_s=cluster.patience_s,
     )
+    cluster.wait_zero("where")
+    platform.result("podded/where")  # at once
 
 
 @pytest.mark.usefixtures("chooses_faults")

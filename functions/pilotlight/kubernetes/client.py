@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -135,6 +136,7 @@ class ApiCalls:
         self.sleep = sleep
         self._away_at: float | None = None
         self._away_since: float | None = None
+        self._answered_at = -math.inf
         self._probe = SilenceProbe(
             transport,
             quiet_s=patience.quiet_s,
@@ -143,11 +145,13 @@ class ApiCalls:
         )
 
     def note(self, error: ClusterError, waited_s: float = 0.0) -> None:
-        """Remember that the API server did not answer for `waited_s`, or was starting."""
+        """Remember that the API server did not answer for `waited_s`, or was starting. One that has
+        answered another request meanwhile is not away."""
         if isinstance(error, ClusterUnreachable) or error.status == 503:
             self._away_at = self.clock()
-            if self._away_since is None:
-                self._away_since = self._away_at - waited_s
+            since = self._away_at - waited_s
+            if self._away_since is None and self._answered_at <= since:
+                self._away_since = since
 
     @property
     def away_s(self) -> float:
@@ -242,7 +246,7 @@ class ApiCalls:
 
     def _record_answer(self, answer: ApiResponse) -> None:
         if answer.status != 503:
-            self._away_since = None
+            self._away_since, self._answered_at = None, self.clock()
 
     async def _ask(self) -> None:
         """Ask for the version; any answer will do, also a refusal. Raises ClusterUnreachable."""

@@ -99,6 +99,26 @@ async def test_a_watch_stays_open_while_the_server_answers_though_nothing_happen
         assert len(api_server.requests) == before  # no stream is open: nothing is asked
 
 
+async def test_a_server_that_answered_meanwhile_is_not_away(
+    api_server: ApiServer, tmp_path: Path
+) -> None:
+    def probes() -> int:
+        return sum(one.path == VERSION_PATH for one in api_server.requests)
+
+    hasty = dataclasses.replace(IMPATIENT, quiet_s=0.1, attempt_s=0.5)
+    async with await connected(api_server, tmp_path, hasty) as cluster, watched(cluster):
+        await open_watch(api_server)
+        api_server.faults.add(Fault(hang=True, path=VERSION_PATH, times=1))
+        async with asyncio.timeout(10):
+            while not probes():
+                await asyncio.sleep(0.005)
+            await cluster.create(config_map("a"))
+            while probes() < 2:  # the first one has been given up before
+                assert cluster.away_s == 0.0
+                await asyncio.sleep(0.002)
+        assert api_server.requests.count(verb="watch") == 1
+
+
 async def test_one_call_without_an_answer_leaves_no_trace_once_the_server_answers(
     api_server: ApiServer, tmp_path: Path
 ) -> None:

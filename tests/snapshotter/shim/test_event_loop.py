@@ -50,11 +50,11 @@ def test_a_flood_of_output_costs_the_shim_little_cpu(
     ) as process:
         try:
             _turn_for(poller, cpu_s=0.6)
-            used_s, took_s = _turn_for(poller, real_s=6.0)
+            used = _turn_until_paced(poller, real_s=6.0)
         finally:
             process.kill()
     # without a pace it is all of a processor
-    assert used_s < took_s * PACED_SHARE * 3 + 0.05, (used_s, took_s)
+    assert _is_paced(*used[-1]), used
 
 
 def test_output_of_a_working_day_is_read_at_once(
@@ -73,6 +73,19 @@ def _turn_for(poller: Poller, *, cpu_s: float = 1e9, real_s: float = 60.0) -> tu
     while time.thread_time() - cpu < cpu_s and time.monotonic() - real < real_s:
         poller.poll_once(0.1)
     return time.thread_time() - cpu, time.monotonic() - real
+
+
+def _turn_until_paced(poller: Poller, *, real_s: float) -> list[tuple[float, float]]:
+    """What it used of both times in turns of that length, of which a machine that is busy may need
+    three: the burst counts what handlers use, and accrues while the writer waits for a processor."""
+    used = [_turn_for(poller, real_s=real_s)]
+    while not _is_paced(*used[-1]) and len(used) < 3:
+        used.append(_turn_for(poller, real_s=real_s))
+    return used
+
+
+def _is_paced(used_s: float, took_s: float) -> bool:
+    return used_s < took_s * PACED_SHARE * 3 + 0.05
 
 
 def test_a_descriptor_that_rests_can_be_forgotten_and_holds_up_no_other() -> None:
@@ -128,12 +141,12 @@ def test_a_flood_of_messages_of_a_worker_costs_the_shim_little_cpu(
     ) as process:
         try:
             _turn_for(poller, cpu_s=0.6)
-            used_s, took_s = _turn_for(poller, real_s=4.0)
+            used = _turn_until_paced(poller, real_s=4.0)
         finally:
             process.kill()
     peer.close()
     # without a pace it is all of a processor
-    assert used_s < took_s * PACED_SHARE * 3 + 0.05, (used_s, took_s)
+    assert _is_paced(*used[-1]), used
 
 
 def test_a_peer_that_sends_what_is_not_our_protocol_again_and_again_is_cut_off(
