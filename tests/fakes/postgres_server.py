@@ -20,7 +20,7 @@ START_S = 30.0
 def programs() -> Path | None:
     """Directory of `initdb` and `postgres`; Debian keeps it off the PATH, one per version."""
     if found := shutil.which("initdb"):
-        return Path(found).parent
+        return Path(found).resolve().parent
     versions = sorted(
         Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda p: float(p.parts[-3])
     )
@@ -35,31 +35,43 @@ class PostgresServer:
         url: of the maintenance database, without a driver's name.
     """
 
-    def __init__(self, home: Path, binaries: Path) -> None:
+    def __init__(
+        self, home: Path, binaries: Path, *, replicates: bool = False, of: Path | None = None
+    ) -> None:
+        """`replicates`: standbys may follow it. `of`: home of the cluster that it is a standby of.
+        """
         self.url = f"postgresql://postgres@/postgres?host={home}"
+        self.home = home
         self._home = home
         self._binaries = binaries
+        self._replicates = replicates
         self._user = _owner_of_cluster(home)
         self._server: subprocess.Popen[bytes] | None = None
+        made = (
+            ("initdb", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync")
+            if of is None
+            else ("pg_basebackup", "-R", "-U", "postgres", "-h", of, "-c", "fast", "--no-sync")
+        )
         subprocess.run(
-            [
-                binaries / "initdb",
-                "-D",
-                home / "data",
-                "-U",
-                "postgres",
-                "-A",
-                "trust",
-                "-E",
-                "UTF8",
-                "--no-sync",
-            ],
+            [binaries / made[0], "-D", home / "data", *made[1:]],
             user=self._user,
             cwd=home,
             env={**os.environ, "LC_ALL": "C"},
             check=True,
             capture_output=True,
         )
+
+    @property
+    def pid(self) -> int:
+        """Of the running server, which leads its process group."""
+        assert self._server is not None
+        return self._server.pid
+
+    def wait_for_standby(self) -> None:
+        """From now on each commit waits for a standby, which must be running."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+            connection.execute("SELECT pg_reload_conf()")
 
     def start(self) -> None:
         """Returns when it accepts connections. Raises RuntimeError with its log."""
@@ -70,8 +82,8 @@ class PostgresServer:
             "unix_socket_directories": str(self._home),
             "fsync": "off",
             "full_page_writes": "off",
-            "wal_level": "minimal",
-            "max_wal_senders": "0",
+            "wal_level": "replica" if self._replicates else "minimal",
+            "max_wal_senders": "4" if self._replicates else "0",
             "autovacuum": "off",
             "max_connections": "50",
         }

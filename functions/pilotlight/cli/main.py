@@ -34,6 +34,7 @@ _PANELS: dict[str, dict[str, str]] = {
         "down": "operations.up",
         "status": "operations.up",
         "doctor": "operations.doctor",
+        "drill": "operations.drill",
         "state": "operations.state",
         "node": "operations.node",
         "cluster": "operations.cluster",

@@ -77,6 +77,7 @@ class PlatformSettings:
             = <home>/metrics.token, created when needed.
         disk_floor_bytes: free disk reserved for the journals; uploads, builds, snapshots, weights
             and logs stop before; None = 1 GiB, or 1/50 of a disk below 50 GiB; 0 = no floor.
+        production: whether others depend on this platform: `pilotlight drill` is refused.
         tls_cert: PEM file of our certificate and its chain, for connections between machines;
             reloaded when it changes.
         tls_key: PEM file of its key.
@@ -96,6 +97,7 @@ class PlatformSettings:
     controller_uid: int | None = _CONTROLLER_UID
     metrics_token_file: str | None = None
     disk_floor_bytes: int | None = None
+    production: bool = False
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_ca: str | None = None

@@ -29,6 +29,7 @@ class Result:
         tokens_in, tokens_out: as reported by the model server; None if not reported.
         start: start kind, as reported by the response.
         cost: as reported by the response, a decimal as text.
+        id: of the call in logs and bills; "" without a response.
     """
 
     due_s: float
@@ -42,6 +43,7 @@ class Result:
     tokens_out: int | None = None
     start: str = ""
     cost: str = ""
+    id: str = ""
 
     @property
     def is_good(self) -> bool:

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from pilotlight.loadtest.requests import PreparedRequest, RequestFactory, StreamReader
 from pilotlight.loadtest.results import Result
-from pilotlight.protocol import HEADER_COST, HEADER_ENVIRONMENT, HEADER_START
+from pilotlight.protocol import (
+    HEADER_COST,
+    HEADER_ENVIRONMENT,
+    HEADER_REQUEST_ID,
+    HEADER_START,
+)
 
 if TYPE_CHECKING:
     import httpx
@@ -165,6 +170,7 @@ class _LoadTest:
             result.status = response.status_code
             result.start = response.headers.get(HEADER_START, "")
             result.cost = response.headers.get(HEADER_COST, "")
+            result.id = response.headers.get(HEADER_REQUEST_ID, "")
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
                 _read_whole(await response.aread(), result)
                 return

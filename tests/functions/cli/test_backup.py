@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.cli.commands.operations import drill, state
+from pilotlight.cli.commands.operations import state, state_drill
 from pilotlight.cli.commands.operations.backup import (
     external_blob_location,
     load_backup,
@@ -271,10 +271,10 @@ def books(home: Path) -> Path:
     return home
 
 
-def drilled(home: Path, tmp_path: Path, now: float = 1_800_000_100.0) -> drill.DrillResult:
+def drilled(home: Path, tmp_path: Path, now: float = 1_800_000_100.0) -> state_drill.DrillResult:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    return drill.run_drill(home, scratch, clock=ManualClock(now))
+    return state_drill.run_drill(home, scratch, clock=ManualClock(now))
 
 
 def test_a_drill_tells_what_would_be_lost_and_how_long_it_takes(
@@ -298,7 +298,7 @@ def test_a_drill_finds_an_invoice_that_its_records_do_not_add_up_to(
         db.execute("UPDATE invoices SET total = '1.4'")
         db.commit()
     with pytest.raises(
-        drill.DrillFailed, match=r"inv-000001 has total 1\.4, but its records add up to 1\.5"
+        state_drill.DrillFailed, match=r"inv-000001 has total 1\.4, but its records add up to 1\.5"
     ):
         drilled(books, tmp_path)
 
@@ -307,7 +307,7 @@ def test_a_drill_finds_a_sum_that_is_off(books: Path, tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(books / "controller.db")) as db:
         db.execute("UPDATE usage_days SET records = 4")
         db.commit()
-    with pytest.raises(drill.DrillFailed, match="usage_days"):
+    with pytest.raises(state_drill.DrillFailed, match="usage_days"):
         drilled(books, tmp_path)
 
 

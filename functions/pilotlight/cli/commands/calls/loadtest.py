@@ -256,7 +256,7 @@ def _recipe(
 
     path = target.partition(":")[0]
     app, function, method = parse_address(path.partition("@")[0])
-    spec = _spec(session, app, function)
+    spec = serving_spec(session, app, function)
     if not is_language_model(spec):
         if spec.get("kind") == "asgi":
             raise InvalidInput(
@@ -269,7 +269,7 @@ def _recipe(
         is_stream = is_generator if stream is None else stream
         return FunctionCalls(
             path=f"/v1/functions/{path}:invoke",
-            arguments=_arguments(data, spec, method),
+            arguments=read_arguments(data, spec, method),
             is_stream=is_stream,
         )
     if data:
@@ -294,7 +294,8 @@ def _recipe(
     )
 
 
-def _spec(session: Session, app: str, function: str) -> dict[str, Any]:
+def serving_spec(session: Session, app: str, function: str) -> dict[str, Any]:
+    """The spec of the revision with the most traffic. Raises NotFound."""
     with session.client() as client:
         rows = client.revisions(app, function=function)
         if not rows:
@@ -307,7 +308,8 @@ def _spec(session: Session, app: str, function: str) -> dict[str, Any]:
     return spec
 
 
-def _arguments(data: list[str] | None, spec: dict[str, Any], method: str) -> list[Any]:
+def read_arguments(data: list[str] | None, spec: dict[str, Any], method: str) -> list[Any]:
+    """Arguments of calls, from `--data`, or the example of the function. Raises InvalidInput."""
     if not data:
         example = next(
             (m.get("example") for m in spec.get("methods", ()) if m.get("name", "") == method), None

@@ -1,160 +1,268 @@
-"""Tests that a backup of the running platform can be restored, and measures RPO and RTO.
-
-The drill makes a backup, loads it into a temporary home, and verifies its ledger: the rollups and
-issued invoices must equal the sums of their records, and every record from before the backup must
-be present. RPO is the age of the backup's state when the backup is complete; with hourly backups,
-at most an hour plus the RPO is lost. RTO is the time from an empty home to a state that is
-unpacked, checked against its hashes, migrated and verified."""
+"""`pilotlight drill`: let a part of the running platform fail on purpose, and report what that cost
+its callers."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from decimal import Decimal
+import asyncio
+import enum
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-import sqlalchemy as sa
+import typer
 
-from pilotlight.cli.commands.operations import backup as archive
-from pilotlight.controller.billing import rollups
-from pilotlight.controller.billing.ledger_totals import HALF, money_sums
-from pilotlight.controller.database import sqlite_file, tables
-from pilotlight.controller.database.store import Store
-from pilotlight.errors import PilotlightError
-from pilotlight.spec.pricing import COST_QUANTUM
+from pilotlight.cli.commands.calls.loadtest import Data, read_arguments, serving_spec
+from pilotlight.cli.core.addresses import parse_address
+from pilotlight.cli.core.command import Yes, command, ended_by_signals
+from pilotlight.cli.core.formatting import format_milliseconds, parse_duration_s
+from pilotlight.cli.core.session import Session
+from pilotlight.errors import Conflict, InvalidInput
+from pilotlight.spec.engines import is_language_model
+
+if TYPE_CHECKING:
+    from pilotlight.cli.supervisor.local_platform import LocalPlatform
+    from pilotlight.client.client import Client
+    from pilotlight.drills.faults import Fault
+    from pilotlight.drills.runner import DrillPlan
+    from pilotlight.drills.verdict import DrillReport
+
+MAX_RATE = 500.0
 
 
-class DrillFailed(PilotlightError):
-    """Raised when a loaded backup is incomplete or inconsistent; the message says what is missing
-    or wrong."""
+class FaultName(enum.Enum):
+    """What fails."""
 
-    type = "drill-failed"
-    status = 500
+    ACTIVATOR = "activator"
+    CONTROLLER = "controller"
+    NODE = "node"
+    BAD_ROUTE = "bad-route"
+    OOM = "oom"
+    WEIGHT_STORM = "weight-storm"
+    REDIS = "redis"
+    POSTGRES = "postgres"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrillResult:
-    """Result of a drill.
+Name = Annotated[FaultName, typer.Argument(metavar="FAULT", help="What fails: see below.")]
+Target = Annotated[
+    str,
+    typer.Argument(metavar="APP/FUNCTION", help="A function of yours that is called meanwhile."),
+]
+Rate = Annotated[float, typer.Option("--rate", "-r", help="Calls to send per second.")]
+Before = Annotated[str, typer.Option(help="How long to call it before the fault.")]
+Hold = Annotated[str, typer.Option("--for", help="How long redis or postgres stays stopped.")]
+After = Annotated[str, typer.Option(help="How long to call it after the fault is over.")]
+Timeout = Annotated[str, typer.Option(help="How long to wait until what failed is back.")]
+MaxOutage = Annotated[
+    str, typer.Option(help="Fail if calls failed for longer than this. Default: any time.")
+]
+Stop = Annotated[str, typer.Option(metavar="COMMAND", help="Stops redis or postgres.")]
+Start = Annotated[
+    str,
+    typer.Option(metavar="COMMAND", help="Starts it again, or promotes its standby."),
+]
 
-    Attributes:
-        rpo_s, rto_s: as defined by the module. backup_s, load_s, verify_s: durations of the steps.
-        records: number in the loaded ledger. later: number of records that arrived during the
-        backup, which it lacks. totals: amounts of the loaded ledger by currency. invoices: number
-        of issued invoices, each equal to the sum of its records.
+
+def register(root: typer.Typer) -> None:
+    """Add the command."""
+    command(root, "drill")(drill)
+
+
+def drill(
+    session: Session,
+    fault: Name,
+    target: Target,
+    *,
+    data: Data = None,
+    rate: Rate = 20.0,
+    before: Before = "5s",
+    hold: Hold = "10s",
+    after: After = "5s",
+    timeout: Timeout = "60s",
+    max_outage: MaxOutage = "",
+    stop: Stop = "",
+    start: Start = "",
+    yes: Yes = False,
+) -> None:
+    """Let a part of the platform on this machine fail on purpose while a function is called, and
+    report what failed, for how long, and what was lost. Exit status 1 if the verdict is bad.
+
+    activator, controller, node: the process is killed (kill -9). bad-route: the activator's routes
+    on disk are overwritten, and it is killed. oom: a function beside yours uses up its memory.
+    weight-storm: eight functions beside yours want weights that are not on this node, at once.
+    redis, postgres: the service is stopped by --stop, and started, or its standby promoted, by
+    --start.
+
+    Refused where platform.yaml says `platform.production: true`.
     """
+    from pilotlight.cli.supervisor import local_platform
 
-    rpo_s: float
-    rto_s: float
-    backup_s: float
-    load_s: float
-    verify_s: float
-    size_bytes: int
-    records: int
-    later: int
-    totals: dict[str, str]
-    invoices: int
-
-
-def run_drill(
-    home: Path, scratch: Path, *, clock: Callable[[], float], blobs_at: str | None = None
-) -> DrillResult:
-    """Run a drill for `home` in the empty directory `scratch`. Raises DrillFailed and the errors of
-    `save_backup` and `load_backup`."""
-    elapsed = time.perf_counter
-    began, wall = elapsed(), clock()
-    saved = archive.save_backup(home, scratch / "backup.tar", now=wall, blobs_at=blobs_at)
-    complete = elapsed()
-    archive.load_backup(scratch / "backup.tar", scratch / "home", replace=False, now=clock())
-    loaded = elapsed()
-    records, totals, invoices = _verify(scratch / "home", clock)
-    verified = elapsed()
-    later = _compare(home, scratch / "home", before=wall, clock=clock)
-    return DrillResult(
-        rpo_s=complete - began,
-        rto_s=verified - complete,
-        backup_s=complete - began,
-        load_s=loaded - complete,
-        verify_s=verified - loaded,
-        size_bytes=saved.size_bytes,
-        records=records,
-        later=later,
-        totals=totals,
-        invoices=invoices,
-    )
-
-
-def _open(home: Path, clock: Callable[[], float]) -> Store:
-    return Store(f"sqlite:///{sqlite_file.find_database(home)}", clock=clock)
-
-
-def _verify(home: Path, clock: Callable[[], float]) -> tuple[int, dict[str, str], int]:
-    """Verify a loaded ledger; return its record count, totals by currency, and invoice count.
-    Raises DrillFailed."""
-    store = _open(home, clock)
-    try:
-        store.migrate()
-        with store.read() as sql:
-            if found := rollups.verify(sql):
-                raise DrillFailed(
-                    f"{len(found)} sums of the loaded ledger differ from its records, the first is "
-                    f"{found[0]}"
-                )
-            return rollups.count(sql), _totals(sql), _check_invoices(sql)
-    finally:
-        store.close()
-
-
-def _totals(sql: sa.Connection) -> dict[str, str]:
-    c = tables.usage.c
-    found = sql.execute(
-        sa.select(c.currency, *money_sums(tables.usage)).group_by(c.currency).order_by(c.currency)
-    )
-    return {
-        currency: format(COST_QUANTUM * (int(high) * HALF + int(low)), "f")
-        for currency, high, low in found
-    }
-
-
-def _check_invoices(sql: sa.Connection) -> int:
-    c = tables.usage.c
-    issued = sql.execute(sa.select(tables.invoices)).all()
-    for row in issued:
-        theirs = (c.tenant == row.tenant) & (c.month == row.month) & (c.currency == row.currency)
-        high, low = sql.execute(sa.select(*money_sums(tables.usage)).where(theirs)).one()
-        summed = COST_QUANTUM * (int(high or 0) * HALF + int(low or 0))
-        if summed != Decimal(row.total) or Decimal(json.loads(row.document)["total"]) != summed:
-            raise DrillFailed(
-                f"invoice {row.id} has total {row.total}, but its records add up to {summed:f}"
-            )
-    return len(issued)
-
-
-def _compare(home: Path, loaded: Path, *, before: float, clock: Callable[[], float]) -> int:
-    """Check that the copy has all records from before the backup; return the number of later ones.
-    Raises DrillFailed."""
-
-    def counted(where: Path) -> tuple[int, int]:
-        with contextlib.closing(_open(where, clock)) as store, store.read() as sql:
-            return _count(sql, before)
-
-    live: Sequence[int] = sqlite_file.run_as_owner(
-        sqlite_file.database_owner(home), lambda: counted(home)
-    )
-    copied = counted(loaded)
-    if live[0] != copied[0]:
-        raise DrillFailed(
-            f"the ledger had {live[0]} records before the backup began, but the copy has "
-            f"{copied[0]} of them"
+    app, function, method = parse_address(target)
+    spec = serving_spec(session, app, function)
+    if is_language_model(spec) or spec.get("kind") == "asgi":
+        raise InvalidInput(
+            f"{target} is a language model or a web application, which drills do not call",
+            hint="Name a function that takes JSON.",
         )
-    return max(0, live[1] - copied[1])
+    plan = _plan(
+        (app, f"{function}.{method}" if method else function),
+        read_arguments(data, spec, method),
+        rate=rate,
+        durations={"before": before, "for": hold, "after": after, "timeout": timeout},
+        max_outage=max_outage,
+    )
+    platform = local_platform.with_active_config(session.platform())
+    with session.client() as client, ended_by_signals():
+        run = _refuse_production(platform, client.profile.url)
+        made = _fault(session, client, fault, platform.paths.home, run, stop=stop, start=start)
+        session.confirm(
+            f"This {made.summary}, on {platform.url}, while {target} is called {rate:g} times a "
+            f"second. Go on?",
+            yes=yes,
+        )
+        report = _run(session, client, fault, made, plan)
+    session.show(report.to_json(), lambda: _rendered(report))
+    if not report.passed:
+        raise typer.Exit(1)
 
 
-def _count(sql: sa.Connection, before: float) -> tuple[int, int]:
-    """The number of records received before `before`, and of all records."""
-    c = tables.usage.c
-    older = sa.func.coalesce(sa.func.sum(sa.case((c.received_at < before, 1), else_=0)), 0)
-    row = sql.execute(sa.select(older, sa.func.count())).one()
-    return int(row[0]), int(row[1])
+def _run(
+    session: Session, client: Client, name: FaultName, fault: Fault, plan: DrillPlan
+) -> DrillReport:
+    from pilotlight.drills.runner import run_drill
+
+    fault.prepare()
+    try:
+        return asyncio.run(run_drill(client, name.value, fault, plan, say=session.say))
+    finally:
+        fault.close()
+
+
+def _plan(
+    target: tuple[str, str],
+    arguments: list[Any],
+    *,
+    rate: float,
+    durations: dict[str, str],
+    max_outage: str,
+) -> DrillPlan:
+    """Raises InvalidInput."""
+    from pilotlight.drills.runner import DrillPlan
+    from pilotlight.loadtest.requests import FunctionCalls
+
+    if not 0 < rate <= MAX_RATE:
+        raise InvalidInput(
+            f"--rate {rate:g}: must be more than 0 and at most {MAX_RATE:g} per second"
+        )
+    seconds = {name: parse_duration_s(text) for name, text in durations.items()}
+    for name, value in seconds.items():
+        if not 0 < value <= 600:
+            raise InvalidInput(f"--{name} {durations[name]}: must be more than 0 and at most 600 s")
+    return DrillPlan(
+        target=target,
+        calls=FunctionCalls(path=f"/v1/functions/{'/'.join(target)}:invoke", arguments=arguments),
+        rate_per_s=rate,
+        before_s=seconds["before"],
+        hold_s=seconds["for"],
+        after_s=seconds["after"],
+        timeout_s=seconds["timeout"],
+        max_outage_s=parse_duration_s(max_outage) if max_outage else float("inf"),
+    )
+
+
+def _refuse_production(platform: LocalPlatform, url: str) -> Path:
+    """Return the run directory of the platform on this machine. Raises Conflict where there is
+    none, it is not the one at `url`, or it is in production."""
+    from pilotlight.cli.supervisor import local_platform
+    from pilotlight.core.settings import PlatformSettings, load_section
+
+    if (found := local_platform.find_running(platform)) is None:
+        raise Conflict(
+            f"no platform runs in {platform.paths.home}",
+            hint="Run the drill on the platform's machine; name its home with --home.",
+        )
+    if url.rstrip("/") != platform.url:
+        raise Conflict(
+            f"the profile means the platform at {url}, and the one on this machine is at "
+            f"{platform.url}",
+            hint="Choose another --profile, or another --home.",
+        )
+    if load_section(PlatformSettings, "platform", platform.config).production:
+        raise Conflict(
+            f"{platform.config} says platform.production: true, so nothing fails here on purpose",
+            hint="Run drills on a platform that nobody depends on.",
+        )
+    return Path(found.run)
+
+
+def _fault(
+    session: Session,
+    client: Client,
+    name: FaultName,
+    home: Path,
+    run: Path,
+    *,
+    stop: str,
+    start: str,
+) -> Fault:
+    from pilotlight.drills import faults, neighbours
+
+    if (stop or start) and name not in (FaultName.REDIS, FaultName.POSTGRES):
+        raise InvalidInput(
+            f"--stop and --start have no effect on the drill {name.value}",
+            hint="They stop and start redis or postgres.",
+        )
+    match name:
+        case FaultName.ACTIVATOR | FaultName.CONTROLLER:
+            return faults.ProcessKill(process=name.value, run=run)
+        case FaultName.NODE:
+            return faults.ProcessKill(process="snapshotter", run=run)
+        case FaultName.BAD_ROUTE:
+            return faults.BadRoutes(run=run, home=home)
+        case FaultName.REDIS | FaultName.POSTGRES:
+            made = faults.ServiceStop(service=name.value, stop=stop, start=start)
+            made.prepare()
+            return made
+    is_oom = name is FaultName.OOM
+    return neighbours.Neighbour(
+        summary="has a function beside yours use up its memory"
+        if is_oom
+        else f"starts {neighbours.MODELS} functions at once whose weights are not here",
+        client=client,
+        deploy=lambda file: _deploy(session, client, file),
+        functions=["grow"] if is_oom else [f"model_{n}" for n in range(neighbours.MODELS)],
+        fails=is_oom,
+    )
+
+
+def _deploy(session: Session, client: Client, file: Path) -> None:
+    from pilotlight.cli.commands.apps.deploy_progress import Deployer, load_user_app
+    from pilotlight.client import sessions as sdk
+
+    app = load_user_app(str(file))
+    with sdk.use_profile(client.profile):
+        Deployer(session, client).deploy(app, wait=False)
+
+
+def _rendered(report: DrillReport) -> str:
+    o, led, sent = report.outage, report.ledger, report.submitted
+    errors = ", ".join(f"{count} times {what}" for what, count in o.errors.items())
+    back = (
+        "was not back in time" if report.recovered_s is None else f"RTO {report.recovered_s:.2f} s"
+    )
+    verdict = "passed" if report.passed else "FAILED"
+    failed = f" within {o.unavailable_s:.2f} s ({errors})" if o.failed else ""
+    lines = (
+        f"{verdict}: drill {report.fault}, which {report.summary}, on {report.target}\n"
+        f"{back}, RPO {led.rpo_s:.2f} s\n"
+        f"{o.calls} calls, {o.failed} failed{failed}\n"
+        f"p99 {_ms(o.before_p99_ms)} before, {_ms(o.after_p99_ms)} from then on, slowest "
+        f"{_ms(o.slowest_ms)}\n"
+        f"{led.checked} answered calls: {len(led.missing)} without a record, {len(led.doubled)} "
+        f"with more than one\n"
+        f"{sent.accepted} accepted background calls: {len(sent.lost)} lost, {len(sent.failed)} "
+        f"ended with an error"
+    )
+    return "\n- ".join([lines, *report.problems])
+
+
+def _ms(value: float | None) -> str:
+    return "nothing" if value is None else format_milliseconds(value)

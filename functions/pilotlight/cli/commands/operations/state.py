@@ -92,7 +92,7 @@ def drill(session: Session) -> None:
     """
     import tempfile
 
-    from pilotlight.cli.commands.operations import drill as drilling
+    from pilotlight.cli.commands.operations import state_drill as drilling
     from pilotlight.cli.supervisor import local_platform
 
     platform = local_platform.with_active_config(session.platform())

@@ -1,0 +1,226 @@
+"""What fails in a drill on this machine: a process of the platform, its routes, or a service that
+it uses."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from pilotlight.errors import Conflict, InvalidInput, PilotlightError
+
+COMMAND_S = 120.0
+"""Longest that a command of the operator's may take."""
+ROUTES = "routes.ndjson"
+"""An activator's copy of the routes, in its directory in the home."""
+_RUBBISH = b'{"seq": "these are no routes"}\n'
+
+
+class FaultFailed(PilotlightError):
+    """Raised when the fault itself could not be made or undone."""
+
+    type = "drill-failed"
+    status = 500
+
+
+class Fault(Protocol):
+    """Something that fails. The methods may block; they are called in this order, `end` in any
+    case.
+
+    Attributes:
+        summary: what it does, as a sentence for the operator.
+        holds: whether it lasts until `end`.
+    """
+
+    summary: str
+    holds: bool
+
+    def prepare(self) -> None:
+        """Do what the fault needs and what is not part of it."""
+
+    def begin(self) -> None:
+        """Make it fail. Raises FaultFailed."""
+
+    def end(self) -> None:
+        """Undo what does not recover by itself. Idempotent."""
+
+    def is_over(self) -> bool:
+        """Whether what failed is back."""
+
+    def findings(self) -> list[str]:
+        """What else went wrong, a sentence each."""
+
+    def close(self) -> None:
+        """Remove what `prepare` made."""
+
+
+def read_pid(file: Path) -> int:
+    """The pid in a process's file; 0 while it is down."""
+    try:
+        return int(file.read_text().split()[0])
+    except (FileNotFoundError, ValueError, IndexError):
+        return 0
+
+
+@dataclass(slots=True, kw_only=True)
+class ProcessKill:
+    """A process of the platform is killed with SIGKILL; its supervisor starts it again.
+
+    Attributes:
+        process: name, as in `pilotlight status`.
+        run: the platform's run directory.
+    """
+
+    process: str
+    run: Path
+    holds: bool = False
+    _killed: int = 0
+
+    @property
+    def summary(self) -> str:
+        """What it does."""
+        return f"kills the {self.process} (kill -9)"
+
+    def prepare(self) -> None:
+        """Raises Conflict where the process does not run."""
+        if not read_pid(self._file):
+            raise Conflict(
+                f"the {self.process} is not running", hint="See `pilotlight status` and its log."
+            )
+
+    def begin(self) -> None:
+        """Kill it."""
+        pid = read_pid(self._file)
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except (PermissionError, ProcessLookupError) as e:
+            raise FaultFailed(
+                f"cannot kill the {self.process} (process {pid}): {e.strerror}",
+                hint="Run the drill as the user who runs the platform.",
+            ) from e
+        self._killed = pid
+
+    def end(self) -> None:
+        """Do nothing: the supervisor starts it again."""
+
+    def is_over(self) -> bool:
+        """Whether another process serves in its place."""
+        return read_pid(self._file) not in (0, self._killed)
+
+    def findings(self) -> list[str]:
+        """Nothing."""
+        return []
+
+    def close(self) -> None:
+        """Do nothing: nothing was made."""
+
+    @property
+    def _file(self) -> Path:
+        return self.run / f"{self.process}.pid"
+
+
+@dataclass(slots=True, kw_only=True)
+class BadRoutes(ProcessKill):
+    """The activator's routes on disk become unreadable, and it is killed: it must get all of them
+    from the controller again. `home`: the platform's."""
+
+    process: str = "activator"
+    home: Path
+
+    @property
+    def summary(self) -> str:
+        """What it does."""
+        return "overwrites the activator's routes on disk and kills it (kill -9)"
+
+    def begin(self) -> None:
+        """Overwrite the beginning of the file in place, then kill."""
+        files = sorted(self.home.rglob(ROUTES))
+        if not files:
+            raise FaultFailed(f"no {ROUTES} below {self.home}", hint="Deploy an app first.")
+        for file in files:
+            with contextlib.ExitStack() as stack:
+                try:
+                    descriptor = os.open(file, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                except OSError as e:
+                    raise FaultFailed(
+                        f"cannot write {file}: {e.strerror}",
+                        hint="Run the drill as the user who runs the platform.",
+                    ) from e
+                stack.callback(os.close, descriptor)
+                os.pwrite(descriptor, _RUBBISH, 0)
+        ProcessKill.begin(self)
+
+
+@dataclass(slots=True, kw_only=True)
+class ServiceStop:
+    """A service that the platform uses is stopped by the operator's command, and started, or
+    replaced by its standby, by another.
+
+    Attributes:
+        service: its name, for the report.
+        stop, start: commands for `sh -c`.
+    """
+
+    service: str
+    stop: str
+    start: str
+    holds: bool = True
+    _is_down: bool = field(default=False)
+
+    @property
+    def summary(self) -> str:
+        """What it does."""
+        return f"stops {self.service} with `{self.stop}`, then runs `{self.start}`"
+
+    def prepare(self) -> None:
+        """Raises InvalidInput without commands."""
+        if not self.stop or not self.start:
+            raise InvalidInput(
+                f"the drill {self.service} needs --stop and --start",
+                hint=f"Such as --stop 'systemctl stop {self.service}' "
+                f"--start 'systemctl start {self.service}'; for a standby, --start promotes it.",
+            )
+
+    def begin(self) -> None:
+        """Stop it."""
+        self._is_down = True
+        _run(self.stop)
+
+    def end(self) -> None:
+        """Start it."""
+        if self._is_down:
+            _run(self.start)
+            self._is_down = False
+
+    def is_over(self) -> bool:
+        """Whether `end` was called; the calls show the rest."""
+        return not self._is_down
+
+    def findings(self) -> list[str]:
+        """Nothing."""
+        return []
+
+    def close(self) -> None:
+        """Do nothing: nothing was made."""
+
+
+def _run(command: str) -> None:
+    try:
+        done = subprocess.run(
+            ["sh", "-c", command],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as e:
+        raise FaultFailed(f"`{command}` has not ended within {COMMAND_S:.0f} s") from e
+    if done.returncode:
+        raise FaultFailed(
+            f"`{command}` ended with status {done.returncode}: {done.stderr.strip()[-500:]}"
+        )
