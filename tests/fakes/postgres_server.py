@@ -38,8 +38,7 @@ class PostgresServer:
     def __init__(
         self, home: Path, binaries: Path, *, replicates: bool = False, of: Path | None = None
     ) -> None:
-        """`replicates`: standbys may follow it. `of`: home of the cluster that it is a standby of.
-        """
+        """`replicates`: standbys may follow it. `of`: home of the cluster that it is a standby of."""
         self.url = f"postgresql://postgres@/postgres?host={home}"
         self.home = home
         self._home = home
