@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from pilotlight.core.settings import PlatformSettings
+from tests.conftest import RequireOrSkip
 from tests.e2e.harness import PlatformUnderTest, platform_up
 from tests.fakes import postgres_server
 from tests.fakes.postgres_server import PostgresServer
@@ -43,12 +44,15 @@ class Drilled:
 
 
 @pytest.fixture(scope="module")
-def drilled(redis_server: str, postgres_server: str) -> Iterator[Drilled]:  # noqa: ARG001
+def drilled(redis_server: str, require_or_skip: RequireOrSkip) -> Iterator[Drilled]:
     """With a Redis, and a PostgreSQL with a standby, each of its own."""
+    binaries = postgres_server.programs()
+    if binaries is None:
+        require_or_skip("PostgreSQL's server is not installed")
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pldr")))
         root.chmod(0o755)
-        first, second = _postgres(root, stack)
+        first, second = _postgres(root, binaries, stack)
         redis = (
             f"redis-server --port 0 --unixsocket {root}/q.sock --unixsocketperm 770 --save '' "
             f"--daemonize yes --pidfile {root}/q.pid --logfile {root}/q.log "
@@ -79,9 +83,9 @@ def drilled(redis_server: str, postgres_server: str) -> Iterator[Drilled]:  # no
         )
 
 
-def _postgres(root: Path, stack: ExitStack) -> tuple[PostgresServer, PostgresServer]:
-    binaries = postgres_server.programs()
-    assert binaries is not None
+def _postgres(
+    root: Path, binaries: Path, stack: ExitStack
+) -> tuple[PostgresServer, PostgresServer]:
     homes = [root / "p1", root / "p2"]
     for home in homes:
         home.mkdir()

@@ -7,9 +7,10 @@ import contextlib
 import os
 import signal
 import subprocess
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar
 
 from pilotlight.errors import Conflict, InvalidInput, PilotlightError
 
@@ -27,34 +28,41 @@ class FaultFailed(PilotlightError):
     status = 500
 
 
-class Fault(Protocol):
-    """Something that fails. The methods may block; they are called in this order, `end` in any
-    case.
+class Fault(ABC):
+    """Something that fails. The methods may block; they are called in this order, `end` and `close`
+    in any case.
 
     Attributes:
-        summary: what it does, as a sentence for the operator.
-        holds: whether it lasts until `end`.
-    """
+        summary: what it does, as a predicate: `kills the controller`.
+        holds: whether it lasts until `end`."""
 
-    summary: str
-    holds: bool
+    holds: ClassVar[bool] = False
 
+    @property
+    @abstractmethod
+    def summary(self) -> str:
+        """What it does."""
+
+    @abstractmethod
     def prepare(self) -> None:
-        """Do what the fault needs and what is not part of it."""
+        """Do what the fault needs and what is not part of it. Raises PilotlightError."""
 
+    @abstractmethod
     def begin(self) -> None:
         """Make it fail. Raises FaultFailed."""
 
-    def end(self) -> None:
-        """Undo what does not recover by itself. Idempotent."""
+    def end(self) -> None:  # noqa: B027 - most faults end by themselves
+        """Undo what does not recover by itself. Idempotent. Raises FaultFailed."""
 
+    @abstractmethod
     def is_over(self) -> bool:
         """Whether what failed is back."""
 
     def findings(self) -> list[str]:
         """What else went wrong, a sentence each."""
+        return []
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Remove what `prepare` made."""
 
 
@@ -67,7 +75,7 @@ def read_pid(file: Path) -> int:
 
 
 @dataclass(slots=True, kw_only=True)
-class ProcessKill:
+class ProcessKill(Fault):
     """A process of the platform is killed with SIGKILL; its supervisor starts it again.
 
     Attributes:
@@ -77,7 +85,6 @@ class ProcessKill:
 
     process: str
     run: Path
-    holds: bool = False
     _killed: int = 0
 
     @property
@@ -104,19 +111,9 @@ class ProcessKill:
             ) from e
         self._killed = pid
 
-    def end(self) -> None:
-        """Do nothing: the supervisor starts it again."""
-
     def is_over(self) -> bool:
         """Whether another process serves in its place."""
         return read_pid(self._file) not in (0, self._killed)
-
-    def findings(self) -> list[str]:
-        """Nothing."""
-        return []
-
-    def close(self) -> None:
-        """Do nothing: nothing was made."""
 
     @property
     def _file(self) -> Path:
@@ -156,7 +153,7 @@ class BadRoutes(ProcessKill):
 
 
 @dataclass(slots=True, kw_only=True)
-class ServiceStop:
+class ServiceStop(Fault):
     """A service that the platform uses is stopped by the operator's command, and started, or
     replaced by its standby, by another.
 
@@ -165,10 +162,11 @@ class ServiceStop:
         stop, start: commands for `sh -c`.
     """
 
+    holds: ClassVar[bool] = True
+
     service: str
     stop: str
     start: str
-    holds: bool = True
     _is_down: bool = field(default=False)
 
     @property
@@ -199,13 +197,6 @@ class ServiceStop:
     def is_over(self) -> bool:
         """Whether `end` was called; the calls show the rest."""
         return not self._is_down
-
-    def findings(self) -> list[str]:
-        """Nothing."""
-        return []
-
-    def close(self) -> None:
-        """Do nothing: nothing was made."""
 
 
 def _run(command: str) -> None:

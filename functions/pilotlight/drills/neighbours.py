@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pilotlight.drills.calls import call_json
+from pilotlight.drills.faults import Fault
 from pilotlight.errors import PilotlightError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ MODEL_BYTES = 16 << 20
 
 
 @dataclass(slots=True, kw_only=True)
-class Neighbour:
+class Neighbour(Fault):
     """An app beside the drilled function, whose functions are all called at once.
 
     Attributes:
@@ -68,7 +69,6 @@ class Neighbour:
     deploy: Callable[[Path], None]
     functions: Sequence[str]
     fails: bool
-    holds: bool = False
     _calls: list[threading.Thread] = field(default_factory=list)
     _found: list[str] = field(default_factory=list)
 
@@ -101,9 +101,6 @@ class Neighbour:
         for one in self._calls:
             one.start()
 
-    def end(self) -> None:
-        """Do nothing: the calls end by themselves."""
-
     def close(self) -> None:
         """Delete the app."""
         self.client.delete_app(APP)
@@ -128,7 +125,7 @@ class Neighbour:
 
 
 def write_weights(file: Path, size_bytes: int) -> None:
-    """Write a safetensors file with one tensor of random bytes, so that it is nobody else's."""
+    """Write a safetensors file with one tensor of random bytes, which no other model has."""
     tensor = {"dtype": "U8", "shape": [size_bytes], "data_offsets": [0, size_bytes]}
     head = json.dumps({"t": tensor}).encode()
     file.write_bytes(struct.pack("<Q", len(head)) + head + os.urandom(size_bytes))

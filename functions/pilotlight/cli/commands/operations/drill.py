@@ -188,7 +188,7 @@ def _refuse_production(platform: LocalPlatform, url: str) -> Path:
     if load_section(PlatformSettings, "platform", platform.config).production:
         raise Conflict(
             f"{platform.config} says platform.production: true, so nothing fails here on purpose",
-            hint="Run drills on a platform that nobody depends on.",
+            hint="Run drills on a platform that no one depends on.",
         )
     return Path(found.run)
 
