@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from activator.knative.app import FleetContext, cluster_parts
+from pilotlight.cli.commands.operations.drill import refuse_production
 from pilotlight.controller.api.artifacts.container_images import repository_of
 from pilotlight.controller.kubernetes.leader_election import identify
 from pilotlight.controller.kubernetes.warm.sizes import wanted_size
@@ -26,7 +27,7 @@ from pilotlight.core.object_store import blob_store
 from pilotlight.core.oci.image_reference import Repository
 from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid, load_section
 from pilotlight.core.transport.endpoint import Endpoint, TlsFiles, controller_endpoint
-from pilotlight.errors import InvalidInput
+from pilotlight.errors import Conflict, InvalidInput
 from pilotlight.kubernetes import names
 from pilotlight.kubernetes.cluster import Cluster
 from pilotlight.kubernetes.credentials import find_credentials
@@ -199,6 +200,16 @@ def test_the_token_of_metrics_is_in_its_file(fleet: str, short_tmp: Path) -> Non
     named = PlatformSettings(metrics_token_file=str(short_tmp / "t"))
     assert metrics_token_file(named, paths) == short_tmp / "t"
     assert metrics_token_file(PlatformSettings(), paths) == short_tmp / "metrics.token"
+
+
+@proves("PlatformSettings.production")
+def test_production_refuses_drills(tmp_path: Path) -> None:
+    config = tmp_path / "platform.yaml"
+    config.write_text("platform: {production: false}\n")
+    refuse_production(config)
+    config.write_text("platform: {production: true}\n")
+    with pytest.raises(Conflict, match=r"platform\.production: true"):
+        refuse_production(config)
 
 
 @proves("PlatformSettings.disk_floor_bytes")

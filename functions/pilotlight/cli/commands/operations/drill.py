@@ -111,7 +111,7 @@ def drill(
     )
     platform = local_platform.with_active_config(session.platform())
     with session.client() as client, ended_by_signals():
-        run = _refuse_production(platform, client.profile.url)
+        run = _drilled_platform(platform, client.profile.url)
         made = _fault(session, client, fault, platform.paths.home, run, stop=stop, start=start)
         session.confirm(
             f"This {made.summary}, on {platform.url}, while {target} is called {rate:g} times a "
@@ -168,11 +168,10 @@ def _plan(
     )
 
 
-def _refuse_production(platform: LocalPlatform, url: str) -> Path:
+def _drilled_platform(platform: LocalPlatform, url: str) -> Path:
     """Return the run directory of the platform on this machine. Raises Conflict where there is
     none, it is not the one at `url`, or it is in production."""
     from pilotlight.cli.supervisor import local_platform
-    from pilotlight.core.settings import PlatformSettings, load_section
 
     if (found := local_platform.find_running(platform)) is None:
         raise Conflict(
@@ -185,12 +184,19 @@ def _refuse_production(platform: LocalPlatform, url: str) -> Path:
             f"{platform.url}",
             hint="Choose another --profile, or another --home.",
         )
-    if load_section(PlatformSettings, "platform", platform.config).production:
+    refuse_production(platform.config)
+    return Path(found.run)
+
+
+def refuse_production(config: Path) -> None:
+    """Raises Conflict where a platform.yaml says that others depend on the platform."""
+    from pilotlight.core.settings import PlatformSettings, load_section
+
+    if load_section(PlatformSettings, "platform", config).production:
         raise Conflict(
-            f"{platform.config} says platform.production: true, so nothing fails here on purpose",
+            f"{config} says platform.production: true, so nothing fails here on purpose",
             hint="Run drills on a platform that no one depends on.",
         )
-    return Path(found.run)
 
 
 def _fault(
