@@ -203,7 +203,7 @@ def test_the_token_of_metrics_is_in_its_file(fleet: str, short_tmp: Path) -> Non
 
 
 @proves("PlatformSettings.production")
-def test_production_refuses_drills(tmp_path: Path) -> None:
+def test_production_refuses_drills(fleet: str, tmp_path: Path) -> None:
     config = tmp_path / "platform.yaml"
     config.write_text("platform: {production: false}\n")
     refuse_production(config)
