@@ -423,7 +423,13 @@ class Edge:
         self.tell("key", f"k-{key}", record)
 
     def add_tenant(
-        self, name: str, *, tenant: str = TENANT, suspended: bool = False, **plan: object
+        self,
+        name: str,
+        *,
+        tenant: str = TENANT,
+        suspended: bool = False,
+        deleted: bool = False,
+        **plan: object,
     ) -> None:
         """A tenant and what its plan says."""
         record = {
@@ -431,8 +437,10 @@ class Edge:
             "name": name,
             "uid": None,
             "plan": plan and {"name": "p", **plan},
-            "suspended": suspended,
+            "suspended": suspended or deleted,
         }
+        if deleted:
+            record["deleted"] = True
         self.tell("tenant", tenant, record)
 
     def add(self, route: FunctionRoute) -> None:

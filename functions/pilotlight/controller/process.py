@@ -42,6 +42,7 @@ from pilotlight.controller.server.node_backend import NodeBackend
 from pilotlight.controller.server.process_user import OpenedResources
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.controller.slo import loop as slo_loop
+from pilotlight.controller.tenant_deletion.deleter import TenantDeleter
 from pilotlight.controller.webhooks import deliveries, delivery_worker
 from pilotlight.controller.weights import blob_gc, node_cache
 from pilotlight.controller.weights.blobs import BlobStore
@@ -363,6 +364,7 @@ def _background_tasks(context: Context) -> Mapping[str, Coroutine[None, None, No
         ),
         "batches": BatchRunner(context).run(),
         "leases": app_leases.run(context),
+        "tenants": TenantDeleter(context).run(),
         "planner": scheduler.run_scheduler(store=store, notifier=notifier, clock=clock),
         "budgets": _measure_budgets(context),
         "bookkeeping": billing_jobs.run_billing_jobs(

@@ -158,6 +158,7 @@ class SmallAgent:
             "usage": self._usage,
             "gpus": self._gpus,
             "delete_image": self._delete_image,
+            "drop_volume": self._drop_volume,
         }
         return await serve_rpc(path, operations, _describe)
 
@@ -265,6 +266,10 @@ class SmallAgent:
     async def _delete_image(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
         self.asked.append(("delete_image", args))
         return {"size_bytes": self.image_bytes}
+
+    async def _drop_volume(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
+        self.asked.append(("drop_volume", args))
+        return {}
 
 
 def instance(
