@@ -21,11 +21,13 @@ GRACE_S: Final = 30.0
 class SuspendedTenants:
     """Since when tenants are suspended, as seen here. Owner: the event loop.
 
-    `is_suspended`: whether this tenant's calls must be refused. `is_deleted`: whether it is deleted,
-    and has no grace."""
+    `is_suspended`: whether this tenant's calls must be refused. `is_deleted`: whether it is
+    deleted, and has no grace."""
 
     def __init__(
-        self, is_suspended: Callable[[str], bool], is_deleted: Callable[[str], bool] = lambda _: False
+        self,
+        is_suspended: Callable[[str], bool],
+        is_deleted: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._is_suspended = is_suspended
         self._is_deleted = is_deleted

@@ -248,6 +248,7 @@ class Edge:
             metrics=self.metrics,
             tracer=self.tracer,
         )
+        self.table.on_tenant_deleted = self.calls.end_tenant
         self.limits = ConnectionLimits[ClientConnection](
             max_per_address=settings.max_connections_per_address,
             max_head_bytes=settings.max_header_bytes,

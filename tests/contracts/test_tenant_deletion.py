@@ -4,6 +4,7 @@ PostgreSQL, also when the controller is killed at every transaction."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +29,9 @@ from tests.functions.controller.parts import ManualClock, instance, refused, spe
 Row = tuple[Any, ...]
 SHARED = hashlib.sha256(b"of both").hexdigest()
 _MADE_BY_API = {"tenants", "audit", "prices", "tenant_deletions"}
+_WITH_PARENTS = ("ended_sessions", "batch_lines")
+_SHARED = ("blobs", "usage_archives")
+"""Tables of the platform that rows of tenants refer to."""
 _FUNCTIONS = {"function_id": "functions", "batch": "batches", "key": "api_keys"}
 """Columns that refer to another table without a foreign key."""
 
@@ -54,10 +58,6 @@ async def controller(
         yield found
 
 
-def of_platform_or_parent(table: sa.Table) -> bool:
-    return table.name in OF_PLATFORM or table.name in _MADE_BY_API
-
-
 def value_of(column: sa.Column[Any], tenant: str) -> Any:
     """A value for a row of a tenant: the same for the same column, and other tenants have others."""
     table = column.table.name
@@ -65,7 +65,7 @@ def value_of(column: sa.Column[Any], tenant: str) -> Any:
         return tenant if key.column.table.name == "tenants" else value_of(key.column, tenant)
     if column.name == "tenant":
         return tenant
-    if column.name in _FUNCTIONS and table in ("ended_sessions", "batch_lines") + _BY_FUNCTION:
+    if column.name in _FUNCTIONS and table in (*_WITH_PARENTS, *_BY_FUNCTION):
         return value_of(tables.metadata.tables[_FUNCTIONS[column.name]].c.id, tenant)
     if column.name in ("digest", "manifest"):
         return hashlib.sha256(f"{tenant} {table}".encode()).hexdigest()
@@ -89,7 +89,7 @@ def fill(store: Store, tenant: str) -> None:
     """Give a tenant a row in every table."""
     with store.write() as write:
         for table in tables.metadata.sorted_tables:
-            if table.name in OF_PLATFORM and table.name != "blobs" or table.name in _MADE_BY_API:
+            if table.name in {*OF_PLATFORM, *_MADE_BY_API} - {*_SHARED}:
                 continue
             values = {column.name: value_of(column, tenant) for column in table.columns}
             write.sql.execute(write.insert(table).values(values).on_conflict_do_nothing())
@@ -103,7 +103,9 @@ def fill(store: Store, tenant: str) -> None:
         )
 
 
-def rows_of(store: Store, tenant: str, names: Mapping[str, sa.ColumnElement[bool]]) -> dict[str, list[Row]]:
+def rows_of(
+    store: Store, tenant: str, names: Mapping[str, sa.ColumnElement[bool]]
+) -> dict[str, list[Row]]:
     with store.read() as sql:
         return {
             name: sorted(
@@ -169,7 +171,7 @@ def test_every_table_is_on_one_list() -> None:
         for key in table.foreign_keys
         if key.column.table.name in found
     } <= found
-    assert all(KEPT.values()) and all(OF_PLATFORM.values())
+    assert all((*KEPT.values(), *OF_PLATFORM.values()))
 
 
 def test_every_table_of_the_database_is_known(store: Store) -> None:
@@ -195,11 +197,13 @@ async def test_a_tenant_is_deleted_and_another_loses_nothing(controller: Control
     assert not any(deleted_of(store, tenant).values())
     assert deleted_of(store, other) == before
     assert kept_of(store, other) | kept_of(store, tenant) == kept
-    assert not await objects.exists(blob_key(value_of(tables.blobs.c.digest, tenant)))
-    assert await objects.exists(blob_key(value_of(tables.blobs.c.digest, other)))
-    assert await objects.exists(blob_key(SHARED))
+    assert await objects.info(blob_key(value_of(tables.blobs.c.digest, tenant))) is None
+    assert await objects.info(blob_key(value_of(tables.blobs.c.digest, other))) is not None
+    assert await objects.info(blob_key(SHARED)) is not None
     assert (await controller.client(others_key).get("/v1/whoami")).status_code == 200
-    asked = {(what, args.get("volume") or args.get("digest")) for what, args in controller.agent.asked}
+    asked = {
+        (what, args.get("volume") or args.get("digest")) for what, args in controller.agent.asked
+    }
     assert ("drop_volume", value_of(tables.volumes.c.id, tenant)) in asked
     assert ("delete_image", value_of(tables.images.c.digest, tenant)) in asked
     assert ("drop_volume", value_of(tables.volumes.c.id, other)) not in asked
@@ -229,21 +233,21 @@ async def test_a_controller_that_is_killed_at_every_transaction_deletes_all(
 ) -> None:
     tenant, _, other, _ = await two_tenants(controller)
     store = controller.context.store
-    before, kept = deleted_of(store, other), kept_of(store, tenant)
+    others, kept = deleted_of(store, other), kept_of(store, tenant)
     await delete(controller)
     controller.clock.now += SETTLE_S
-    kills = 0
-    while (await shown(controller))["state"] != "deleted":
+    kills, commits, state = 0, 1, await shown(controller)
+    while state["state"] != "deleted":
         kills += 1
         assert kills < 300
-        with killed_after(store, 1):
-            try:
-                await TenantDeleter(controller.context).round()
-            except Killed:
-                continue
+        with killed_after(store, commits), contextlib.suppress(Killed):
+            await TenantDeleter(controller.context).round()
+        before, state = state, await shown(controller)
+        # what is safe to repeat takes a transaction again
+        commits = commits + 1 if state == before else 1
     assert kills > len(DELETED)
     assert not any(deleted_of(store, tenant).values())
-    assert (deleted_of(store, other), kept_of(store, tenant)) == (before, kept)
+    assert (deleted_of(store, other), kept_of(store, tenant)) == (others, kept)
 
 
 async def test_its_name_is_not_given_again_and_it_cannot_be_changed(controller: Controller) -> None:
@@ -301,7 +305,7 @@ async def test_calls_that_end_later_are_billed_and_invoiced_and_nothing_else_of_
     assert not deleted_of(controller.context.store, tenant)["calls"]
 
     made = await controller.http.post("/v1/billing/invoices", json={"month": "2026-12"})
-    assert made.status_code == 201, made.text
+    assert made.status_code == 200, made.text
     found = (await controller.http.get("/v1/billing/invoices", params={"tenant": "acme"})).json()
     assert [one["total"] for one in found["invoices"]] == ["0.500000000000"]
 
@@ -333,7 +337,8 @@ async def test_images_and_volumes_wait_for_the_instances_and_the_node(
     waiting = await shown(controller)
     assert (waiting["state"], waiting["waiting_for"]) == ("instances", "1 instances are ending")
     left = deleted_of(controller.context.store, tenant)
-    assert left["volumes"] and left["images"] and not left["api_keys"] and not left["calls"]
+    names = ("volumes", "images", "api_keys", "calls")
+    assert [bool(left[name]) for name in names] == [True, True, False, False]
     controller.agent.instances = []
     assert await deleter.round() == IDLE_S
     assert (await shown(controller))["state"] == "deleted"
@@ -374,7 +379,8 @@ async def test_activators_are_told_at_once_and_routes_secrets_and_keys_leave_the
     } | {("tenant", tenant)}
     with controller.context.store.read() as sql:
         found = progress.find(sql, tenant=tenant)
-    assert found is not None and found.state == progress.DONE
+    assert found is not None
+    assert found.state == progress.DONE
 
 
 def _is_of(value: Any, tenant: str) -> bool:

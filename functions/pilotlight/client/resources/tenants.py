@@ -173,8 +173,8 @@ class TenantResources(CollectionResources):
         return self._change("PATCH", f"/v1/tenants/{path_segment(name)}", body)
 
     def delete_tenant(self, name: str) -> Json:
-        """Delete a tenant; `deletion` in the response, and in that of `tenant`, says how far that is.
-        For platform administrators. Raises NotFound, Conflict for the first tenant."""
+        """Delete a tenant; `deletion` in the response, and in that of `tenant`, says how far that
+        is. For platform administrators. Raises NotFound, Conflict for the first tenant."""
         path = f"/v1/tenants/{path_segment(name)}"
         return dict(self._transport.request("DELETE", path).json())
 

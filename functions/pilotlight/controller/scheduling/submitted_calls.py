@@ -60,8 +60,8 @@ def put(
     max_bytes: Callable[[str], int | None] | None = None,
 ) -> None:
     """Store the newest `sequence` of each call; an older or repeated one changes nothing. Webhooks
-    are notified of calls that end. Results of a batch's lines become rows of `batch_lines`. Calls of
-    deleted tenants are not stored.
+    are notified of calls that end. Results of a batch's lines become rows of `batch_lines`. Calls
+    of deleted tenants are not stored.
 
     Args:
         payloads: the journal's documents of dead letters, by call id, so that they can be redriven.

@@ -17,17 +17,17 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Final, TypeVar
 
-import anyio.to_thread
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from pilotlight.controller.context import Context
 from pilotlight.controller.database import feed, tables
+from pilotlight.controller.database.pieces import Keys, Pieces
 from pilotlight.controller.database.store import Write
+from pilotlight.controller.database.transactions import in_read, in_write
 from pilotlight.controller.registry import snapshot_gc
 from pilotlight.controller.tenant_deletion import progress
 from pilotlight.controller.tenant_deletion.progress import DONE, Deletion
-from pilotlight.controller.tenant_deletion.row_deletion import Keys, RowDeletion
 from pilotlight.controller.tenant_deletion.storage import TenantStorage, Waiting
 from pilotlight.controller.tenant_deletion.tenant_tables import (
     DELETED,
@@ -72,9 +72,9 @@ class TenantDeleter:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._rows = RowDeletion(context.store)
+        self._pieces = Pieces(context.store)
         self._looked_at = time.monotonic()
-        storage = TenantStorage(context, self._rows)
+        storage = TenantStorage(context, self._pieces)
         self._steps: Mapping[str, Callable[[Deletion], Awaitable[None]]] = {
             Step.ACCESS: self._end_access,
             Step.FUNCTIONS: self._delete_functions,
@@ -145,8 +145,7 @@ class TenantDeleter:
         kinds = {tables.api_keys.name: feed.KEY, tables.budgets.name: feed.BUDGET}
         for rows in of_step(Step.ACCESS):
             kind = kinds.get(rows.name)
-            then = None if kind is None else partial(_withdraw_ids, kind)
-            await self._rows.delete(rows, found.tenant, then)
+            await self._delete(rows, found.tenant, kind)
 
     async def _delete_functions(self, found: Deletion) -> None:
         """Delete snapshots while the functions are known; what a node without an answer keeps is
@@ -160,7 +159,17 @@ class TenantDeleter:
 
     async def _delete_step(self, step: Step, found: Deletion) -> None:
         for rows in of_step(step):
-            await self._rows.delete(rows, found.tenant)
+            await self._delete(rows, found.tenant)
+
+    async def _delete(self, rows: TenantRows, tenant: str, kind: str | None = None) -> None:
+        """Delete rows of the tenant. `kind`: of the feed, whose keys are theirs."""
+
+        def change(write: Write, keys: Keys) -> None:
+            for (key,) in keys if kind is not None else ():
+                feed.append(write, str(kind), key, None)
+            progress.delete_rows(rows, tenant, write, keys)
+
+        await self._pieces.apply(rows.table, rows.where(tenant), change)
 
     async def _wait_for_instances(self, found: Deletion) -> None:
         """Wait until its instances have ended: they use its images and volumes."""
@@ -195,23 +204,15 @@ class TenantDeleter:
         for rows in DELETED:
             if not rows.is_looked_for or rows.step is Step.REST:
                 continue
-            if await self._rows.keys(rows, tenant, limit=1):
+            if await self._pieces.keys(rows.table, rows.where(tenant), limit=1):
                 return rows
         return None
 
     async def _read(self, query: Callable[[sa.Connection], T]) -> T:
-        def run() -> T:
-            with self._context.store.read() as sql:
-                return query(sql)
-
-        return await anyio.to_thread.run_sync(run)
+        return await in_read(self._context.store, query)
 
     async def _write(self, change: Callable[[Write], T]) -> T:
-        def run() -> T:
-            with self._context.store.write() as write:
-                return change(write)
-
-        return await anyio.to_thread.run_sync(run)
+        return await in_write(self._context.store, change)
 
 
 def _reason(error: Exception) -> str:
@@ -234,11 +235,6 @@ def _published(sql: sa.Connection, *, tenant: str) -> list[tuple[str, str]]:
 def _withdraw(write: Write, keys: list[tuple[str, str]]) -> None:
     for kind, key in keys:
         feed.append(write, kind, key, None)
-
-
-def _withdraw_ids(kind: str, write: Write, keys: Keys) -> None:
-    for (one,) in keys:
-        feed.append(write, kind, one, None)
 
 
 def _functions(sql: sa.Connection, *, tenant: str) -> list[str]:

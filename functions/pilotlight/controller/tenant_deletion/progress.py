@@ -1,8 +1,8 @@
 """How far deletions of tenants are: their rows in `tenant_deletions`.
 
-A deletion begins with one transaction: from then on the tenant's keys are refused and its calls,
-too, and it cannot be taken back. Its steps (`Step`) follow, each safe to repeat: what a step deletes
-and that it was deleted are one transaction."""
+A deletion begins with one transaction: from then on the tenant's keys and calls are refused, and
+it cannot be taken back. Its steps (`Step`) follow, each safe to repeat: rows are deleted and
+counted in one transaction."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from pilotlight.controller.database import audit_trail, tables
+from pilotlight.controller.database import audit_trail, pieces, tables
+from pilotlight.controller.database.pieces import Keys
 from pilotlight.controller.database.store import Store, Write
 from pilotlight.controller.identity import access_control, tenants
-from pilotlight.controller.tenant_deletion.tenant_tables import Step
+from pilotlight.controller.tenant_deletion.tenant_tables import Step, TenantRows
 from pilotlight.errors import Conflict
 from pilotlight.spec.quotas import Plan
 from pilotlight.spec.record_json import canonical_json
@@ -119,6 +120,11 @@ def count(write: Write, tenant: str, table: str, more: int) -> None:
     counts = json.loads(text or "{}")
     counts[table] = counts.get(table, 0) + more
     _update(write, tenant, counts=canonical_json(counts).decode(), waiting_for="")
+
+
+def delete_rows(rows: TenantRows, tenant: str, write: Write, keys: Keys) -> None:
+    """Delete rows of the tenant with these keys, and count them."""
+    count(write, tenant, rows.name, pieces.delete(write, rows.table, keys))
 
 
 def complete(write: Write, found: Deletion) -> str:

@@ -1,8 +1,8 @@
 """What becomes of each table's rows when a tenant is deleted. Pure.
 
-Every table of the database is in exactly one of three lists: `DELETED`, whose rows of the tenant are
-deleted; `KEPT`, whose rows of the tenant stay, with the reason; `OF_PLATFORM`, which has no rows of
-tenants. A test reads the schema, and fails for a table that is in none of them.
+Every table of the database is in exactly one of three lists: `DELETED`, whose rows of the tenant
+are deleted; `KEPT`, whose rows of the tenant stay, with the reason; `OF_PLATFORM`, which has no
+rows of tenants. A test reads the schema, and fails for a table that is in none of them.
 
 Rows are deleted in the order of `DELETED`: rows before the rows that they refer to."""
 
@@ -157,13 +157,14 @@ DELETED: Final[tuple[TenantRows, ...]] = (
 
 _BILLS: Final = "invoices and statements are sums of it, and can be checked as long as it is kept"
 KEPT: Final[Mapping[str, str]] = {
-    "tenants": "its name is on its invoices, and its uid may be on files of nodes: neither is given "
-    "to another tenant",
+    "tenants": "its name is on its invoices, and its uid may be on files of nodes: no other tenant "
+    "gets them",
     "tenant_deletions": "who deleted it, when, and what",
     "invoices": "what it owes",
     "usage": _BILLS,
     "usage_hours": _BILLS,
     "usage_days": _BILLS,
+    "usage_archive_days": _BILLS,
     "customer_hours": _BILLS,
     "customer_days": _BILLS,
     "audit": "append-only: who changed what",
@@ -173,12 +174,13 @@ OF_PLATFORM: Final[Mapping[str, str]] = {
     "platform": "the platform's id",
     "adopted_platforms": "ids of platforms",
     "prices": "price lists, which invoices name",
-    "feed": "removed by key with what it publishes; that the tenant is deleted stays published, for "
-    "activators that were away",
+    "feed": "removed by key with what it publishes; that the tenant is deleted stays published, "
+    "for activators that were away",
     "feed_state": "positions",
+    "usage_archives": "files of usage records of all tenants",
     "blobs": "shared by content: deleted when no tenant owns one (`controller.weights.blob_gc`)",
-    "node_snapshots": "orders for nodes to delete the snapshots of removed functions; deleted after "
-    "30 days",
+    "node_snapshots": "orders for nodes to delete snapshots of removed functions; deleted after 30 "
+    "days",
     "observers": "the last post of each activator",
     "alembic_version": "version of the schema",
 }

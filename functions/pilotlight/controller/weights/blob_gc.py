@@ -305,8 +305,8 @@ def _owned(sql: sa.Connection, *, tenant: str) -> dict[str, tuple[int, float]]:
 
 
 def drop(write: Write, *, tenant: str, digests: set[str]) -> int:
-    """Delete the tenant's ownership rows, whatever refers to these blobs, and mark those that have no
-    owner now; returns the number of marked blobs."""
+    """Delete the tenant's ownership rows, whatever refers to these blobs, and mark those that have
+    no owner now; returns the number of marked blobs."""
     table, owners = tables.blobs, tables.blob_owners
     names, marked = sorted(digests), 0
     for begin in range(0, len(names), _AT_ONCE):

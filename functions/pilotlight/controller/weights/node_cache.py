@@ -92,8 +92,8 @@ async def evict(cache: WeightCacheClient, store: Store, manifest: str) -> None:
 
 
 async def forget(cache: WeightCacheClient, manifests: Collection[str]) -> None:
-    """Unpin and evict models that no name will need. If the cache is unavailable, `sweep` unpins them
-    later, and they are evicted as the least recently used."""
+    """Unpin and evict models that no name will need. If the cache is unavailable, `sweep` unpins
+    them later, and they are evicted as the least recently used."""
     with _best_effort("forget"):
         for manifest in manifests:
             await cache.unpin(manifest)

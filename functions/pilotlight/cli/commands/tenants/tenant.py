@@ -192,7 +192,8 @@ def tenant_delete(
     progress is a line.
     """
     session.confirm(
-        f"Delete {name} with its apps, data and keys? It cannot be taken back; its invoices are kept.",
+        f"Delete {name} with its apps, data and keys? It cannot be taken back. Its invoices, and "
+        f"its name with them, are kept.",
         yes=yes,
     )
     until = time.monotonic() + timeout_s
@@ -299,8 +300,8 @@ def _format_row(row: Mapping[str, Any]) -> dict[str, Any]:
         ],
     }
 
+
 def _state(row: Mapping[str, Any]) -> str:
     if (deletion := row.get("deletion")) is not None:
         return DELETED if deletion["state"] == DELETED else "deleting"
     return "suspended" if row["suspended"] else "active"
-

@@ -68,8 +68,8 @@ class TenantInfo(Body):
 
 
 class TenantDeletion(Body):
-    """The deletion of a tenant. `state` is its next step, or `deleted`; `counts` are deleted rows by
-    table; `waiting_for` says why the step is repeated, "" = it is not."""
+    """The deletion of a tenant. `state` is its next step, or `deleted`; `counts` are deleted rows
+    by table; `waiting_for` says why the step is repeated, "" = it is not."""
 
     state: str
     requested_by: str
@@ -316,9 +316,7 @@ def _gpus(context: Context, instances: Mapping[str, int]) -> int:
     return sum(gpus.get(revision, 0) * count for revision, count in instances.items())
 
 
-def _detail(
-    context: Context, row: sa.Row[Any], deletion: Deletion | None = None
-) -> dict[str, Any]:
+def _detail(context: Context, row: sa.Row[Any], deletion: Deletion | None = None) -> dict[str, Any]:
     shown = {name: getattr(row, name) for name in ("id", "name", "uid", "plan", "created_at")}
     terms = tenant_plan_of(row, context.config.plans)
     return {

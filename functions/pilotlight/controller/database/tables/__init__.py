@@ -19,6 +19,8 @@ from pilotlight.controller.database.tables.billing import (
     latency_hours,
     prices,
     usage,
+    usage_archive_days,
+    usage_archives,
     usage_days,
     usage_hours,
 )
@@ -157,6 +159,8 @@ __all__ = [
     "traces",
     "traffic",
     "usage",
+    "usage_archive_days",
+    "usage_archives",
     "usage_days",
     "usage_hours",
     "volume_chunks",

@@ -28,8 +28,8 @@ tenants = sa.Table(
     sa.Column("collection_bytes", sa.BigInteger, nullable=False, server_default="0"),
     time("deleted_at", null=True),
 )
-"""`deleted_at`: since when it is deleted; its row stays, so that its name is given to no other tenant
-while its invoices are kept."""
+"""`deleted_at`: since when it is deleted; its row stays, so that its name is given to no other
+tenant while its invoices are kept."""
 
 tenant_deletions = sa.Table(
     "tenant_deletions",
