@@ -44,6 +44,7 @@ from pilotlight.controller.server.process_user import OpenedResources
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.controller.slo import loop as slo_loop
 from pilotlight.controller.tenant_deletion.deleter import TenantDeleter
+from pilotlight.controller.usage_archive.archiver import UsageArchiver
 from pilotlight.controller.webhooks import deliveries, delivery_worker
 from pilotlight.controller.weights import blob_gc, node_cache
 from pilotlight.controller.weights.blobs import BlobStore
@@ -382,6 +383,9 @@ def _background_tasks(context: Context) -> Mapping[str, Coroutine[None, None, No
         "leases": app_leases.run(context),
         "tenants": TenantDeleter(context).run(),
         "retention": _apply_retention(context),
+        "archives": UsageArchiver(
+            store, context.files.objects, days=config.settings.usage_days, clock=clock
+        ).run(),
         "planner": scheduler.run_scheduler(store=store, notifier=notifier, clock=clock),
         "budgets": _measure_budgets(context),
         "bookkeeping": billing_jobs.run_billing_jobs(

