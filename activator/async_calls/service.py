@@ -415,8 +415,13 @@ class AsyncCalls:
                     await self._cancel(held)
 
     def end_tenant(self, tenant: str) -> None:
-        """Cancel the pending calls of a tenant that was deleted."""
-        theirs = [held.record.id for held in self.pending if held.record.tenant == tenant]
+        """Cancel the calls of a deleted tenant that do not run; those that do end with their
+        instances, and are billed until then (`SuspendedTenants`)."""
+        theirs = [
+            held.record.id
+            for held in self.pending
+            if held.record.tenant == tenant and held.record.state != "RUNNING"
+        ]
         if theirs:
             self._ending.run(self.cancel_stored(theirs), name=f"end calls of {tenant}")
 

@@ -101,7 +101,9 @@ def without_customers(sql: sa.Connection) -> None:
         f"ALTER TABLE {name} DROP COLUMN customer" for name in ("usage", "api_keys", "budgets")
     ]
     changes += [f"DROP TABLE customer_{name}" for name in ("hours", "days", "quotas")]
-    changes += ["DROP TABLE tenant_deletions", "ALTER TABLE tenants DROP COLUMN deleted_at"]
+    later = ("tenant_deletions", "usage_archive_days", "usage_archives")
+    changes += [f"DROP TABLE {name}" for name in later]
+    changes.append("ALTER TABLE tenants DROP COLUMN deleted_at")
     if sql.dialect.name == "postgresql":
         reach = "tenant, environment, app, function, period, currency"
         changes.append(f"ALTER TABLE budgets ADD UNIQUE ({reach})")

@@ -125,6 +125,9 @@ async def test_submitted_calls_of_a_deleted_tenant_end_while_they_wait(edge: Edg
     await asked(edge, 1)
     assert len(edge.calls.pending.tasks()) == 3
     edge.add_tenant("acme", deleted=True)
+    await until(lambda: len([t for t in edge.calls.pending.tasks() if not t.done()]) == 1)
+    assert not edge.fleet.stopped
+    tick(edge, 1000.0)
     await until(lambda: not edge.calls.pending.tasks())
     assert {held.record.state for held in edge.calls.pending} <= {"CANCELLED", "FAILED"}
 

@@ -119,13 +119,13 @@ class TenantDeleter:
             try:
                 await self._steps[found.state](found)
             except _REPEATED as e:
-                log.info(
-                    "event=tenant_deletion_waits tenant=%s step=%s error=%r",
-                    found.tenant,
-                    found.state,
-                    e,
-                )
                 if (reason := _reason(e)) != found.waiting_for:
+                    log.info(
+                        "event=tenant_deletion_waits tenant=%s step=%s error=%r",
+                        found.tenant,
+                        found.state,
+                        e,
+                    )
                     await self._write(partial(progress.wait, found=found, reason=reason))
                 return False
             await self._write(partial(progress.complete, found=found))
@@ -183,7 +183,9 @@ class TenantDeleter:
         if left_s > 0:
             raise Waiting("requests that had begun before are ending")
         came = await self._late_rows(found.tenant)
-        if came is None:
+        if came is not None:
+            log.info("event=tenant_rows_came tenant=%s table=%s", found.tenant, came.name)
+        else:
             with contextlib.suppress(IntegrityError):  # an app that was deployed meanwhile
                 await self._delete_step(Step.REST, found)
                 return
