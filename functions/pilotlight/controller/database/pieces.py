@@ -11,6 +11,7 @@ from typing import Any, Final
 import anyio.to_thread
 import sqlalchemy as sa
 
+from pilotlight.controller.database import bulk
 from pilotlight.controller.database.store import Store, Write
 
 PIECE_S: Final = 0.03
@@ -79,13 +80,11 @@ class Pieces:
 
 
 def is_one_of(table: sa.Table, keys: Keys) -> sa.ColumnElement[bool]:
-    """The condition for rows with these primary keys."""
-    columns = list(table.primary_key)
-    if len(columns) == 1:
-        return columns[0].in_([key for (key,) in keys])
-    return sa.tuple_(*columns).in_(keys)
+    """The condition for rows with these primary keys, of a table whose key is one column."""
+    (column,) = table.primary_key
+    return column.in_([key for (key,) in keys])
 
 
 def delete(write: Write, table: sa.Table, keys: Keys) -> int:
     """Delete rows; returns how many there were."""
-    return write.sql.execute(sa.delete(table).where(is_one_of(table, keys))).rowcount
+    return bulk.delete(write.sql, table.name, tuple(c.name for c in table.primary_key), keys)
