@@ -22,7 +22,9 @@ from pilotlight.controller.tenant_deletion import progress
 from pilotlight.controller.tenant_deletion.deleter import IDLE_S, SETTLE_S, TenantDeleter
 from pilotlight.controller.tenant_deletion.tenant_tables import DELETED, KEPT, OF_PLATFORM
 from pilotlight.core.object_store import DirectoryStore, blob_key
+from pilotlight.core.object_store.errors import ObjectStoreUnavailable
 from pilotlight.protocol import CallRecord
+from snapshotter.errors import AgentUnavailable
 from tests.functions.controller.conftest import Controller, running_controller
 from tests.functions.controller.parts import ManualClock, instance, refused, spec, usage
 
@@ -50,7 +52,7 @@ async def controller(
     assert key is not None
     async with running_controller(
         clock=clock,
-        blobs=DirectoryStore(tmp_path / "blobs"),
+        blobs=AwayStore(tmp_path / "blobs"),
         home=tmp_path,
         run=short_tmp,
         database=(migrated_url, key),
@@ -342,6 +344,44 @@ async def test_images_and_volumes_wait_for_the_instances_and_the_node(
     controller.agent.instances = []
     assert await deleter.round() == IDLE_S
     assert (await shown(controller))["state"] == "deleted"
+
+
+class AwayStore(DirectoryStore):
+    """A blob store that deletes nothing while it is away."""
+
+    is_away = False
+
+    async def delete(self, key: str) -> None:
+        if self.is_away:
+            raise ObjectStoreUnavailable("the blob store does not answer")
+        await super().delete(key)
+
+
+async def test_it_waits_for_a_node_and_a_blob_store_that_are_away_and_says_so(
+    controller: Controller,
+) -> None:
+    tenant, *_ = await two_tenants(controller)
+    objects = controller.context.files.objects
+    assert isinstance(objects, AwayStore)
+    controller.agent.volume_failure = AgentUnavailable("the node agent does not answer")
+    objects.is_away = True
+    await delete(controller)
+    controller.clock.now += SETTLE_S
+    deleter = TenantDeleter(controller.context)
+
+    async def waits() -> tuple[str, str]:
+        assert await deleter.round() < IDLE_S
+        found = await shown(controller)
+        return found["state"], found["waiting_for"]
+
+    assert await waits() == ("storage", "the node agent does not answer")
+    assert deleted_of(controller.context.store, tenant)["volumes"]
+    controller.agent.volume_failure = None
+    state, reason = await waits()
+    assert (state, "the blob store does not answer" in reason) == ("objects", True)
+    objects.is_away = False
+    assert await deleter.round() == IDLE_S
+    assert not any(deleted_of(controller.context.store, tenant).values())
 
 
 async def test_activators_are_told_at_once_and_routes_secrets_and_keys_leave_the_feed(

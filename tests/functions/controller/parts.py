@@ -138,6 +138,7 @@ class SmallAgent:
     image_bytes: int = 0
     build_id: str = "b-1"
     build_cpu_ns: tuple[int, ...] = ()
+    volume_failure: SnapshotterError | None = None
     follow_ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve(self, path: Path) -> asyncio.Server:
@@ -269,6 +270,8 @@ class SmallAgent:
 
     async def _drop_volume(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
         self.asked.append(("drop_volume", args))
+        if self.volume_failure is not None:
+            raise self.volume_failure
         return {}
 
 

@@ -352,7 +352,7 @@ def test_a_tenants_deletion_goes_on_after_kills(process: Process) -> None:
     made = process.http.post("/v1/tenants", json={"name": "acme"})
     assert made.status_code == 201, made.text
     store = Store(f"sqlite:///{process.home / 'controller' / 'controller.db'}", clock=time.time)
-    columns = {column.name: "" for column in tables.traces.columns}
+    columns: dict[str, object] = {column.name: "" for column in tables.traces.columns}
     columns |= {"status": 200, "duration_ms": 1.0, "at": time.time(), "document": "x" * 2000}
     with contextlib.closing(store):
         with store.write() as write:
