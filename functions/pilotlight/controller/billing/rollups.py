@@ -30,6 +30,8 @@ from pilotlight.controller.database.store import Write
 
 REBUILD_ROWS = 20_000
 """Records in memory at once during a rebuild, about 60 MB."""
+_NO_DAY = -(10**9)
+"""Before any day."""
 
 
 def add(write: Write, sums: UsageAggregate) -> None:
@@ -99,11 +101,9 @@ def rebuild(write: Write, *, tenant: str | None = None) -> int:
         tables.customer_hours,
         tables.customer_days,
     ):
-        write.sql.execute(
-            sa.delete(table).where(*_of(table, tenant), ~_has_archived(write.sql, table))
-        )
+        write.sql.execute(sa.delete(table).where(*_of(table, tenant), ~_has_archived(table)))
     query = sa.select(*(tables.usage.c[name] for name in COLUMNS)).where(
-        *_of(tables.usage, tenant), ~_has_archived(write.sql, tables.usage)
+        *_of(tables.usage, tenant), ~_has_archived(tables.usage)
     )
     records = 0
     with write.sql.execute(query, execution_options={"yield_per": REBUILD_ROWS}) as found:
@@ -197,14 +197,13 @@ def _sum(*parts: dict[Any, tuple[int, int]]) -> dict[Any, tuple[int, int]]:
     return total
 
 
-def _has_archived(sql: sa.Connection, table: sa.Table) -> sa.ColumnElement[bool]:
+def _has_archived(table: sa.Table) -> sa.ColumnElement[bool]:
     """The condition for rows of days until the last one of which their tenant has archived
     records."""
     days = tables.usage_archive_days.c
     day = table.c.day if "day" in table.c else table.c.hour // HOURS_PER_DAY
-    last = sa.select(days.tenant, sa.func.max(days.day)).group_by(days.tenant)
-    found = [sa.and_(table.c.tenant == tenant, day <= at) for tenant, at in sql.execute(last)]
-    return sa.or_(sa.false(), *found)
+    last = sa.select(sa.func.max(days.day)).where(days.tenant == table.c.tenant).correlate(table)
+    return day <= sa.func.coalesce(last.scalar_subquery(), _NO_DAY)
 
 
 def _of(table: sa.Table, tenant: str | None) -> list[sa.ColumnElement[bool]]:
