@@ -38,6 +38,10 @@ _FUNCTIONS = {"function_id": "functions", "batch": "batches", "key": "api_keys"}
 """Columns that refer to another table without a foreign key."""
 
 
+ON_SQLITE = pytest.mark.parametrize("migrated_url", ["sqlite"], indirect=True)
+"""For what does not depend on the database."""
+
+
 class Killed(BaseException):
     """The controller is killed."""
 
@@ -252,6 +256,7 @@ async def test_a_controller_that_is_killed_at_every_transaction_deletes_all(
     assert (deleted_of(store, other), kept_of(store, tenant)) == (others, kept)
 
 
+@ON_SQLITE
 async def test_its_name_is_not_given_again_and_it_cannot_be_changed(controller: Controller) -> None:
     key = await controller.other_tenant()
     await delete(controller)
@@ -269,6 +274,7 @@ async def test_its_name_is_not_given_again_and_it_cannot_be_changed(controller: 
     refused(await controller.client(key).get("/v1/apps"), 401)
 
 
+@ON_SQLITE
 async def test_only_the_platforms_administrators_delete_and_not_their_own_tenant(
     controller: Controller,
 ) -> None:
@@ -327,6 +333,7 @@ async def test_rows_that_come_later_are_deleted_too(controller: Controller) -> N
     assert (await shown(controller))["state"] == "deleted"
 
 
+@ON_SQLITE
 async def test_images_and_volumes_wait_for_the_instances_and_the_node(
     controller: Controller,
 ) -> None:
@@ -357,6 +364,7 @@ class AwayStore(DirectoryStore):
         await super().delete(key)
 
 
+@ON_SQLITE
 async def test_it_waits_for_a_node_and_a_blob_store_that_are_away_and_says_so(
     controller: Controller,
 ) -> None:
@@ -384,6 +392,7 @@ async def test_it_waits_for_a_node_and_a_blob_store_that_are_away_and_says_so(
     assert not any(deleted_of(controller.context.store, tenant).values())
 
 
+@ON_SQLITE
 async def test_activators_are_told_at_once_and_routes_secrets_and_keys_leave_the_feed(
     controller: Controller,
 ) -> None:
