@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import sqlalchemy as sa
 
@@ -89,7 +91,11 @@ async def test_usage_is_archived_after_so_many_days(fleet: str, controller: Cont
     [("history_days", 7), ("revision_days", 7), ("image_days", 7), ("usage_days", 90)],
 )
 def test_a_retention_has_bounds(name: str, low: int) -> None:
+    def settings(value: int | None) -> ControllerSettings:
+        values: dict[str, Any] = {name: value}
+        return ControllerSettings(**values)
+
     for value in (low - 1, 36_501):
         with pytest.raises(ValueError, match=f"{name} = {value}: must be between {low} and 36500"):
-            ControllerSettings(**{name: value})
-    assert getattr(ControllerSettings(**{name: None}), name) is None
+            settings(value)
+    assert getattr(settings(None), name) is None
