@@ -373,6 +373,7 @@ class ActivatorApp:
             metrics=self.metrics,
             tracer=self.traces.tracer,
         )
+        self.table.on_tenant_deleted = self.calls.end_tenant
         self.schedule_poller = SchedulePoller(
             self.calls, controller=context.controller, token=context.key.token, activator=context.id
         )

@@ -58,7 +58,7 @@ from activator.routing.route_table import RouteTable
 from activator.settings import ActivatorSettings
 from activator.tracing.tracer import Tracer
 from pilotlight import errors
-from pilotlight.core.background_tasks import cancel_all
+from pilotlight.core.background_tasks import BackgroundTasks, cancel_all
 from pilotlight.protocol import HEADER_REPLAYED, CallRecord
 
 log = logging.getLogger(__name__)
@@ -96,6 +96,7 @@ class AsyncCalls:
         self._stored: dict[str, tuple[str, int]] = {}
         """By `due`: ids of stored calls whose claim is not confirmed, and their number of
         attempts."""
+        self._ending = BackgroundTasks()
         self._put_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._journaled = JournaledCalls(billing.journal, table=table, access=access)
         self._attempts = AsyncCallRunner(
@@ -413,8 +414,20 @@ class AsyncCalls:
                 with contextlib.suppress(errors.Conflict):
                     await self._cancel(held)
 
+    def end_tenant(self, tenant: str) -> None:
+        """Cancel the calls of a deleted tenant that do not run; those that do end with their
+        instances, and are billed until then (`SuspendedTenants`)."""
+        theirs = [
+            held.record.id
+            for held in self.pending
+            if held.record.tenant == tenant and held.record.state != "RUNNING"
+        ]
+        if theirs:
+            self._ending.run(self.cancel_stored(theirs), name=f"end calls of {tenant}")
+
     async def aclose(self) -> None:
         """Stop: running calls are cancelled, and the next process runs them again from the
         journal."""
+        await self._ending.cancel()
         await cancel_all(self.pending.tasks())
         await self._results.aclose()

@@ -68,7 +68,7 @@ class AutoscalerLoop:
         gate: admits the throttlers' starts, and may drain their instances to make room.
         revisions: the active ones, by key.
         floors: of functions with scaling schedules.
-        suspended_tenants: ends what runs for them.
+        suspended_tenants: ends what runs for them, and for deleted ones.
         reconciled: set once `InstanceReconciler` has adopted the instances of this activator."""
 
     def __init__(
@@ -98,7 +98,9 @@ class AutoscalerLoop:
         self.gate.serve(self._holdings)
         self._pauses = IdleHistograms()
         self.floors = ScheduledFloors(table)
-        self.suspended_tenants = SuspendedTenants(table.tenants.is_suspended)
+        self.suspended_tenants = SuspendedTenants(
+            table.tenants.is_suspended, table.tenants.is_deleted
+        )
         self._drops = BackgroundTasks()
         self.reconciled = asyncio.Event()
         table.on_function = self.route_changed

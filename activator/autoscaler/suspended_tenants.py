@@ -1,4 +1,4 @@
-"""Ends what runs for tenants that are suspended, after a grace.
+"""Ends what runs for tenants that are suspended, after a grace, and of deleted ones at once.
 
 New calls of a suspended tenant are refused, and its idle instances stop, at once
 (`access.grants`, `AutoscalerLoop.apply`). What runs may be long: sandboxes, WebSockets, streams,
@@ -21,10 +21,16 @@ GRACE_S: Final = 30.0
 class SuspendedTenants:
     """Since when tenants are suspended, as seen here. Owner: the event loop.
 
-    `is_suspended`: whether this tenant's calls must be refused."""
+    `is_suspended`: whether this tenant's calls must be refused. `is_deleted`: whether it is
+    deleted, and has no grace."""
 
-    def __init__(self, is_suspended: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        is_suspended: Callable[[str], bool],
+        is_deleted: Callable[[str], bool] = lambda _: False,
+    ) -> None:
         self._is_suspended = is_suspended
+        self._is_deleted = is_deleted
         self._since: dict[str, float] = {}
 
     def __repr__(self) -> str:
@@ -49,8 +55,7 @@ class SuspendedTenants:
 
     def _is_over(self, tenant: str, now: float) -> bool:
         """Whether the tenant is suspended, and its grace has passed."""
-        return (
-            bool(tenant)
-            and self._is_suspended(tenant)
-            and now - self._since.setdefault(tenant, now) >= GRACE_S
-        )
+        if not tenant or not self._is_suspended(tenant):
+            return False
+        grace_s = 0.0 if self._is_deleted(tenant) else GRACE_S
+        return now - self._since.setdefault(tenant, now) >= grace_s

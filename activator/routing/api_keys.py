@@ -127,6 +127,11 @@ ANONYMOUS = Principal(KeyRecord(id="", hash="", tenant="", scope=Scope.INVOKE.va
 """A caller without a key: it reaches public functions."""
 
 
+def unknown_key() -> errors.Unauthenticated:
+    """Return the error for a key that is unknown or was revoked, or whose tenant was deleted."""
+    return errors.Unauthenticated("this API key is not valid: it is wrong, or was revoked")
+
+
 MAX_KEY_BYTES = 1024
 """Longest key that is hashed: valid keys are far shorter, and this bounds the cost of a lookup."""
 _AS_WRITTEN = (b"Bearer ", b"bearer ")
@@ -207,7 +212,7 @@ class ApiKeyIndex:
             else None
         )
         if record is None:
-            raise errors.Unauthenticated("this API key is not valid: it is wrong, or was revoked")
+            raise unknown_key()
         return record
 
     def cache_caller(self, authorization: bytes, caller: Principal) -> None:

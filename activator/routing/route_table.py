@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from activator.routing.api_keys import ANONYMOUS, ApiKeyIndex, Principal
+from activator.routing.api_keys import ANONYMOUS, ApiKeyIndex, Principal, unknown_key
 from activator.routing.call_target import CallTarget
 from activator.routing.model_catalog import Engines
 from activator.routing.tenants import Tenants, TenantSecrets
@@ -44,7 +44,8 @@ class RouteTable:
     `version` is the position in the feed; `generation` changes with every change that can
     invalidate cached results. `on_function` is called with the name of a changed function, and the
     keys of the revisions that can no longer be called. `on_budget` is called with the id of a
-    budget and its new state, None when it was deleted. `handovers`: None = traffic moves at once.
+    budget and its new state, None when it was deleted; `on_tenant_deleted` with the id of a tenant
+    that is deleted. `handovers`: None = traffic moves at once.
     `engines`: the functions that are language models. `secrets`: those of all tenants."""
 
     def __init__(self, lists: Mapping[str, Rates], secrets: Sealer) -> None:
@@ -77,6 +78,7 @@ class RouteTable:
         self._previous: dict[str, FunctionRouter] = {}
         self._has_resumed = False
         self.on_budget: Callable[[str, BudgetRecord | None], None] = _ignore_budget
+        self.on_tenant_deleted: Callable[[str], None] = _ignore_tenant
 
     def __repr__(self) -> str:
         return (
@@ -218,6 +220,8 @@ class RouteTable:
     def _apply_tenant(self, tenant: str, value: Any) -> None:
         before = self.rates_of(tenant)
         self.tenants.apply(tenant, value)
+        if self.tenants.is_deleted(tenant):
+            self.on_tenant_deleted(tenant)
         self._keys.evict_callers(tenant)
         if self.rates_of(tenant) is not before:
             for name in [name for name in self._routed if name.startswith(f"{tenant}/")]:
@@ -248,6 +252,8 @@ class RouteTable:
         caller = self._keys.cached_caller(authorization)
         if caller is None:
             record = self._keys.validate(authorization)
+            if self.tenants.is_deleted(record.tenant):
+                raise unknown_key()
             caller = Principal(record, tenant_name=self.tenants.name_of(record.tenant))
             self._keys.cache_caller(authorization, caller)
         if caller.expires_at is not None and now >= caller.expires_at:
@@ -438,6 +444,10 @@ _NO_QUOTAS = Quotas()
 
 def _ignore(name: str, left: frozenset[str]) -> None:
     """Default of `on_function`."""
+
+
+def _ignore_tenant(tenant: str) -> None:
+    """Default of `on_tenant_deleted`."""
 
 
 def _ignore_budget(budget: str, record: BudgetRecord | None) -> None:

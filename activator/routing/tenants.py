@@ -81,6 +81,11 @@ class Tenants:
         record = self._records.get(tenant)
         return record is not None and record.suspended
 
+    def is_deleted(self, tenant: str) -> bool:
+        """Return whether its keys are refused, and what runs for it must end."""
+        record = self._records.get(tenant)
+        return record is not None and record.deleted
+
     def reserved(self) -> Mapping[str, int]:
         """Return the reserved bytes of a node's instance memory, by tenant id, for plans with a
         reservation."""

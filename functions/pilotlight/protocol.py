@@ -254,6 +254,8 @@ class TenantRecord:
         plan: its limits and priority (`pilotlight.spec.quotas.Plan` as JSON, including its own
             overrides); {} = no limits.
         suspended: whether its calls are answered 403.
+        deleted: whether it is deleted: its keys are refused, and what runs for it ends at once. It
+            is suspended, too.
     """
 
     id: str
@@ -261,6 +263,7 @@ class TenantRecord:
     uid: int | None
     plan: Mapping[str, Any] = field(default_factory=dict)
     suspended: bool = False
+    deleted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

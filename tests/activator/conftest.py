@@ -248,6 +248,7 @@ class Edge:
             metrics=self.metrics,
             tracer=self.tracer,
         )
+        self.table.on_tenant_deleted = self.calls.end_tenant
         self.limits = ConnectionLimits[ClientConnection](
             max_per_address=settings.max_connections_per_address,
             max_head_bytes=settings.max_header_bytes,
@@ -423,7 +424,13 @@ class Edge:
         self.tell("key", f"k-{key}", record)
 
     def add_tenant(
-        self, name: str, *, tenant: str = TENANT, suspended: bool = False, **plan: object
+        self,
+        name: str,
+        *,
+        tenant: str = TENANT,
+        suspended: bool = False,
+        deleted: bool = False,
+        **plan: object,
     ) -> None:
         """A tenant and what its plan says."""
         record = {
@@ -431,8 +438,10 @@ class Edge:
             "name": name,
             "uid": None,
             "plan": plan and {"name": "p", **plan},
-            "suspended": suspended,
+            "suspended": suspended or deleted,
         }
+        if deleted:
+            record["deleted"] = True
         self.tell("tenant", tenant, record)
 
     def add(self, route: FunctionRoute) -> None:

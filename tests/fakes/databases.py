@@ -93,14 +93,17 @@ def _url(server: str, name: str) -> str:
 
 
 def without_customers(sql: sa.Connection) -> None:
-    """Undo what version 0028 added to tables that were there, for tests of upgrades to earlier
-    versions."""
+    """Undo what version 0028 and later ones added to tables that were there, for tests of upgrades
+    from earlier versions."""
     changes = [f"DROP INDEX ix_{name}" for name in ("usage_tenant_customer", "budgets_reach")]
     changes += ["DROP INDEX ix_budgets_parent", "ALTER TABLE budgets DROP COLUMN parent"]
     changes += [
         f"ALTER TABLE {name} DROP COLUMN customer" for name in ("usage", "api_keys", "budgets")
     ]
     changes += [f"DROP TABLE customer_{name}" for name in ("hours", "days", "quotas")]
+    later = ("tenant_deletions", "usage_archive_days", "usage_archives")
+    changes += [f"DROP TABLE {name}" for name in later]
+    changes.append("ALTER TABLE tenants DROP COLUMN deleted_at")
     if sql.dialect.name == "postgresql":
         reach = "tenant, environment, app, function, period, currency"
         changes.append(f"ALTER TABLE budgets ADD UNIQUE ({reach})")

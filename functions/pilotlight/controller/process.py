@@ -32,6 +32,7 @@ from pilotlight.controller.kubernetes.node_reports import NodeReports
 from pilotlight.controller.node_snapshots.register import SnapshotRegister
 from pilotlight.controller.predictions import storage as prediction_storage
 from pilotlight.controller.registry import snapshot_gc
+from pilotlight.controller.retention import history, images, revisions
 from pilotlight.controller.rollouts.loop import RolloutController
 from pilotlight.controller.scheduling import dispatch_queue, scheduler, submitted_calls
 from pilotlight.controller.server import idempotency, leader
@@ -42,6 +43,8 @@ from pilotlight.controller.server.node_backend import NodeBackend
 from pilotlight.controller.server.process_user import OpenedResources
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.controller.slo import loop as slo_loop
+from pilotlight.controller.tenant_deletion.deleter import TenantDeleter
+from pilotlight.controller.usage_archive.archiver import UsageArchiver
 from pilotlight.controller.webhooks import deliveries, delivery_worker
 from pilotlight.controller.weights import blob_gc, node_cache
 from pilotlight.controller.weights.blobs import BlobStore
@@ -63,6 +66,8 @@ DRAIN_S = 5
 """How long requests in flight have at shutdown; long polls and followed logs are cut at once, and
 their clients reconnect."""
 JANITOR_S = 600.0
+RETENTION_S = 3600.0
+"""Interval of applying retentions of days."""
 EXPIRE_BATCH = 1000
 MEASURE_S = 30.0
 """Interval of measuring budgets for the metrics: twice Prometheus' scrape interval."""
@@ -306,6 +311,19 @@ async def _run_janitor(context: Context) -> None:
         await asyncio.sleep(JANITOR_S)
 
 
+async def _apply_retention(context: Context) -> None:
+    days = context.config.settings.history_days
+    while True:
+        try:
+            await history.delete_history(context.store, now=context.clock(), days=days)
+            await revisions.prune_revisions(context)
+            await images.delete_images(context)
+        except (PilotlightError, SQLAlchemyError) as e:
+            # a full disk, a lost database: the next round retries
+            log.error("event=retention_failed error=%r", e)
+        await asyncio.sleep(RETENTION_S)
+
+
 async def _collect(context: Context) -> None:
     unused_since = context.clock() - context.config.settings.blob_grace_s
     _, deleted = await blob_gc.collect_garbage(
@@ -363,6 +381,11 @@ def _background_tasks(context: Context) -> Mapping[str, Coroutine[None, None, No
         ),
         "batches": BatchRunner(context).run(),
         "leases": app_leases.run(context),
+        "tenants": TenantDeleter(context).run(),
+        "retention": _apply_retention(context),
+        "archives": UsageArchiver(
+            store, context.files.objects, days=config.settings.usage_days, clock=clock
+        ).run(),
         "planner": scheduler.run_scheduler(store=store, notifier=notifier, clock=clock),
         "budgets": _measure_budgets(context),
         "bookkeeping": billing_jobs.run_billing_jobs(

@@ -37,6 +37,8 @@ _CLUSTER_ONLY = (
     "idle_template_s",
 )
 """Keys of section `cluster` that `pilotlight render` and `doctor --cluster` do not use either."""
+MAX_DAYS = 36_500
+"""Longest retention in days: a hundred years. null is for ever."""
 FLEET = "on a cluster (platform.fleet: knative)"
 """Where an option is refused because pods cannot honour it."""
 
@@ -74,6 +76,14 @@ class ControllerSettings:
             they are kept for 100 days.
         feedback_window_days: how many days after its call an outcome may arrive.
         traces_per_tenant: traces kept per tenant; the oldest are deleted first.
+        history_days: days after which latencies by hour, feedback, and alerts, rollouts and units
+            of experiments that have ended are deleted; None = never.
+        revision_days: revisions that cannot be called are pruned so many days after they were made,
+            except the newest ten of each function; None = never.
+        image_days: images that no revision uses are deleted so many days after they were built;
+            None = never.
+        usage_days: usage records are archived in the blob store, and removed from the database, so
+            many days after their call, if their invoice is issued; None = never.
         blob_grace_s: an unreferenced blob is deleted this long after its tenant last uploaded it or
             checked that it exists.
     """
@@ -94,6 +104,10 @@ class ControllerSettings:
     observations_days: int = 4
     feedback_window_days: int = 30
     traces_per_tenant: int = 2000
+    history_days: int | None = 400
+    revision_days: int | None = 180
+    image_days: int | None = 90
+    usage_days: int | None = 400
     blob_grace_s: float = 86_400.0
 
     def __post_init__(self) -> None:
@@ -109,11 +123,13 @@ class ControllerSettings:
             ("observations_days", 4, 90),
             ("feedback_window_days", 1, 365),
             ("traces_per_tenant", 0, 1_000_000),
+            ("history_days", 7, MAX_DAYS),
+            ("revision_days", 7, MAX_DAYS),
+            ("image_days", 7, MAX_DAYS),
+            ("usage_days", 90, MAX_DAYS),
         ):
-            if not low <= getattr(self, name) <= high:
-                raise ValueError(
-                    f"{name} = {getattr(self, name)}: must be between {low} and {high}"
-                )
+            if (value := getattr(self, name)) is not None and not low <= value <= high:
+                raise ValueError(f"{name} = {value}: must be between {low} and {high}")
         if not 3600 <= self.blob_grace_s <= 31_536_000:
             raise ValueError(
                 f"blob_grace_s = {self.blob_grace_s:g}: must be between 3600 and 31536000; the "

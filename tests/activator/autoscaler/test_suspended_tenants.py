@@ -20,7 +20,7 @@ from tests.activator.async_calls.test_sandboxes import OTHERS_KEY, create, sandb
 from tests.activator.conftest import Edge
 from tests.activator.test_gateway import until
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
-from tests.fakes.routes import route_of, spec_of
+from tests.fakes.routes import TENANT, route_of, spec_of
 
 OTHER = "t-000000000002"
 
@@ -93,6 +93,43 @@ async def test_a_tenant_that_is_resumed_within_the_grace_loses_nothing(
     assert not edge.fleet.stopped
     for call in calls:
         call.cancel()
+
+
+async def test_all_that_runs_for_a_deleted_tenant_ends_at_once_and_is_billed(
+    busy: tuple[Edge, list[asyncio.Task[httpx.Response]]],
+) -> None:
+    edge, (own, others) = busy
+    edge.add_tenant("acme", deleted=True)
+    assert (await edge.call(json={"x": 1})).status_code == 401
+    tick(edge, 1000.0)
+    await until(lambda: len({instance for instance, _ in edge.fleet.stopped}) == 2)
+    while not own.done():  # it is idempotent: what is sent again ends, too
+        tick(edge, 1001.0)
+        await asyncio.sleep(0.01)
+    assert own.result().status_code in (403, 502)
+    await until(lambda: not edge.calls.pending.tasks())
+    records = [r for r in (await edge.settle()).values() if r.kind == "CALL"]
+    assert {record.tenant for record in records} == {TENANT}
+    assert len(records) >= 2
+    assert not others.done()
+    others.cancel()
+
+
+async def test_submitted_calls_of_a_deleted_tenant_end_while_they_wait(edge: Edge) -> None:
+    edge.fleet.behaviour = endless
+    edge.add_tenant("acme")
+    edge.add(route_of(spec_of(scaling=Scaling(max_instances=1))))
+    for _ in range(3):
+        submitted = await edge.call("shop/hello:submit", json={"x": 1})
+        assert submitted.status_code == 202, submitted.text
+    await asked(edge, 1)
+    assert len(edge.calls.pending.tasks()) == 3
+    edge.add_tenant("acme", deleted=True)
+    await until(lambda: len([t for t in edge.calls.pending.tasks() if not t.done()]) == 1)
+    assert not edge.fleet.stopped
+    tick(edge, 1000.0)
+    await until(lambda: not edge.calls.pending.tasks())
+    assert {held.record.state for held in edge.calls.pending} <= {"CANCELLED", "FAILED"}
 
 
 async def test_nothing_is_kept_ready_for_a_suspended_tenant(edge: Edge) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pilotlight.cli.commands.tenants.audit import follow_audit_log, format_change
 from pilotlight.client.client import Client
+from pilotlight.controller.tenant_deletion import progress
 from pilotlight.errors import Conflict, Forbidden, InvalidInput, NotFound, Unauthenticated
 from tests.fakes.served_controller import ServedController
 from tests.fakes.shell import Typist
@@ -90,6 +92,28 @@ def test_tenants_are_listed_changed_suspended_and_resumed(shell: Shell) -> None:
     assert "acme is suspended" in shell.run("tenant", "suspend", "acme", "--yes").stdout
     assert [t["suspended"] for t in shell.json("tenant", "list")] == [False, True]
     assert shell.json("tenant", "resume", "acme")["suspended"] is False
+
+
+def test_a_tenant_is_deleted_after_a_confirmation_and_its_progress_is_shown(shell: Shell) -> None:
+    key = shell.run("tenant", "create", "acme").stdout.strip()
+    assert "Pass --yes" in shell.failed("tenant", "delete", "acme")
+    assert shell.json("tenant", "show", key=key)["name"] == "acme"
+    done = shell.json("tenant", "delete", "acme", "--yes", "--no-wait")
+    assert (done["suspended"], done["deletion"]["state"]) == (True, "access")
+    assert "unknown or was revoked" in shell.failed("tenant", "show", key=key)
+    # nothing deletes here: the controller's tasks do not run
+    words = ("tenant", "delete", "acme", "--yes", "--timeout", "0")
+    assert "is not deleted after 0 s: acme: step access, 0 rows" in shell.failed(*words)
+    assert "step access" in shell.run("tenant", "show", "acme").stdout
+    assert "deleting" in shell.run("tenant", "list").stdout
+    assert "is deleted" in shell.failed("tenant", "resume", "acme")
+    with shell.platform.store.read() as sql:
+        found = progress.find(sql, tenant=done["id"])
+    assert found is not None
+    with shell.platform.store.write() as write:
+        progress.complete(write, replace(found, state="rest"))
+    assert "acme is deleted" in shell.run("tenant", "delete", "acme", "--yes").stdout
+    assert "cannot be deleted" in shell.failed("tenant", "delete", "default", "--yes")
 
 
 @pytest.mark.parametrize(

@@ -124,16 +124,22 @@ async def controller(
 
 @asynccontextmanager
 async def running_controller(
-    *, clock: ManualClock, blobs: ObjectStore, home: Path, run: Path
+    *,
+    clock: ManualClock,
+    blobs: ObjectStore,
+    home: Path,
+    run: Path,
+    database: tuple[str, str] | None = None,
 ) -> AsyncIterator[Controller]:
-    """The same, on whichever loop enters it; its database lies in `home`."""
+    """The same, on whichever loop enters it. `database`: its URL, and the first key in it; None = a
+    new one in `home`."""
     paths = Paths(home=home, run=run)
     agent = SmallAgent()
     server = await agent.serve(paths.socket("snapshotter"))
     cache = SmallCache()
     caching = await cache.serve(paths.socket("weight_cache"))
     bell = ChangeNotifier()
-    url, key = owned_sqlite(home / "controller.db", now=clock())
+    url, key = database or owned_sqlite(home / "controller.db", now=clock())
     watched = Store(url, clock=clock, on_fed=bell.ring)
     context = Context(
         config=ControllerConfig(

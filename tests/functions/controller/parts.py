@@ -138,6 +138,7 @@ class SmallAgent:
     image_bytes: int = 0
     build_id: str = "b-1"
     build_cpu_ns: tuple[int, ...] = ()
+    volume_failure: SnapshotterError | None = None
     follow_ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve(self, path: Path) -> asyncio.Server:
@@ -158,6 +159,7 @@ class SmallAgent:
             "usage": self._usage,
             "gpus": self._gpus,
             "delete_image": self._delete_image,
+            "drop_volume": self._drop_volume,
         }
         return await serve_rpc(path, operations, _describe)
 
@@ -265,6 +267,12 @@ class SmallAgent:
     async def _delete_image(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
         self.asked.append(("delete_image", args))
         return {"size_bytes": self.image_bytes}
+
+    async def _drop_volume(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
+        self.asked.append(("drop_volume", args))
+        if self.volume_failure is not None:
+            raise self.volume_failure
+        return {}
 
 
 def instance(

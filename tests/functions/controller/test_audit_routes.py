@@ -307,6 +307,7 @@ ROUTES: list[tuple[str, str, dict[str, str], Any, str]] = [
     ("POST", "/v1/cluster:adopt", {}, {"platform": "unlabelled"}, "cluster.adopt"),
     ("POST", "/v1/tenants/{name}/keys", {"name": "acme"}, {"scope": "admin"}, "key.create"),
     ("PATCH", "/v1/tenants/{name}", {"name": "acme"}, {"plan": "free"}, "tenant.change"),
+    ("DELETE", "/v1/tenants/{name}", {"name": "acme"}, None, "tenant.delete"),
     (
         "POST",
         "/v1/billing/corrections",

@@ -19,6 +19,8 @@ from typer.testing import CliRunner, Result
 from pilotlight.cli.main import build
 from pilotlight.controller import http_app
 from pilotlight.controller.database import tables
+from pilotlight.controller.usage_archive.archive_file import object_key
+from pilotlight.controller.usage_archive.archiver import UsageArchiver
 from tests.fakes.quiet_server import QuietServer
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import usage
@@ -160,3 +162,27 @@ async def test_sums_that_are_off_fail_the_verification_until_they_are_rebuilt(
     done = await shell.run("verify")
     assert (done.exit_code, "--rebuild" in done.output) == (1, True)
     assert "all sums match" in await shell.ok("verify", "--rebuild")
+
+
+async def test_archives_and_invoices_that_were_changed_fail_the_verification(
+    shell: Shell, controller: Controller
+) -> None:
+    await shell.ok("invoice", "issue", "2026-10")
+    archiver = UsageArchiver(
+        controller.context.store, controller.context.files.objects, days=90, clock=controller.clock
+    )
+    while await archiver.archive_next():
+        pass
+    assert "2 records, 2 of them in 1 archives whose chain is whole" in await shell.ok("verify")
+    objects, key = controller.context.files.objects, object_key(1)
+    whole = await objects.get(key, max_bytes=10**6)
+    await objects.put(key, whole[:-1])
+    done = await shell.run("verify", "--json")
+    assert (done.exit_code, "archive 1 is cut off" in done.output) == (1, True)
+    await objects.delete(key)
+    assert "archive 1 is missing" in (await shell.run("verify")).output.replace("\n", " ")
+    await objects.put(key, whole)
+    with controller.context.store.write() as write:
+        write.sql.execute(sa.update(tables.invoices).values(total="7.000000000000"))
+    done = await shell.run("verify")
+    assert (done.exit_code, "invoices differ from their records" in done.output) == (1, True)

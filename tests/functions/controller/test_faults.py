@@ -344,3 +344,33 @@ def test_a_deploy_on_a_full_disk_is_refused_and_changes_nothing(small_disk: Path
         )
     finally:
         process.close()
+
+
+@pytest.mark.slow  # starts three controllers
+def test_a_tenants_deletion_goes_on_after_kills(process: Process) -> None:
+    process.start()
+    made = process.http.post("/v1/tenants", json={"name": "acme"})
+    assert made.status_code == 201, made.text
+    store = Store(f"sqlite:///{process.home / 'controller' / 'controller.db'}", clock=time.time)
+    columns: dict[str, object] = {column.name: "" for column in tables.traces.columns}
+    columns |= {"status": 200, "duration_ms": 1.0, "at": time.time(), "document": "x" * 2000}
+    with contextlib.closing(store):
+        with store.write() as write:
+            for tenant, count in ((made.json()["id"], 60_000), ("t-other", 10)):
+                rows = [{**columns, "tenant": tenant, "id": f"{n}"} for n in range(count)]
+                write.sql.execute(sa.insert(tables.traces), rows)
+        assert process.http.delete("/v1/tenants/acme").status_code == 202
+        for _ in range(2):
+            time.sleep(0.1)
+            process.end(signal.SIGKILL)
+            process.start()
+        until = time.monotonic() + START_S
+        while (deletion := process.http.get("/v1/tenants/acme").json()["deletion"])["state"] != (
+            "instances"  # there is no node agent
+        ):
+            assert time.monotonic() < until, deletion
+            time.sleep(0.05)
+        assert deletion["counts"]["traces"] == 60_000
+        with store.read() as sql:
+            left = sql.execute(sa.select(tables.traces.c.tenant)).scalars().all()
+        assert left == ["t-other"] * 10

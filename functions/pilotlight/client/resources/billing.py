@@ -114,8 +114,14 @@ class BillingResources(NodeResources):
 
     def verify_ledger(self) -> Json:
         """Compare the sums used by reports with the records: `differences` is empty if they
-        agree."""
+        agree, and `invoices` if these agree with them. `archives`, for platform administrators: the
+        number of the last archive."""
         return self._get(f"{_PATH}/verification")
+
+    def verify_archive(self, number: int) -> Json:
+        """Check an archive of usage records: `problem` is "" if it is as it was written, and
+        follows the one before. For platform administrators."""
+        return self._get(f"{_PATH}/archives/{number}/verification")
 
     def rebuild_rollups(self) -> Json:
         """Rebuild the sums used by reports from the records, for all tenants. For platform

@@ -172,6 +172,12 @@ class TenantResources(CollectionResources):
         }
         return self._change("PATCH", f"/v1/tenants/{path_segment(name)}", body)
 
+    def delete_tenant(self, name: str) -> Json:
+        """Delete a tenant; `deletion` in the response, and in that of `tenant`, says how far that
+        is. For platform administrators. Raises NotFound, Conflict for the first tenant."""
+        path = f"/v1/tenants/{path_segment(name)}"
+        return dict(self._transport.request("DELETE", path).json())
+
     # -- quotas ------------------------------------------------------------------------------------
     def quotas(self) -> Json:
         """Return the quotas of this tenant, and those that it sets on its functions, keys and

@@ -44,6 +44,7 @@ class TenantShare:
     name: str
     plan: Plan
     suspended: bool
+    deleted: bool
     whole: UsageSums
     calls: UsageSums
     utilisation: HeldTime
@@ -108,6 +109,7 @@ def _share(
         name=row.name,
         plan=entitlements.plan_from(row.plan, row.overrides, plans),
         suspended=row.suspended_at is not None,
+        deleted=row.deleted_at is not None,
         whole=rollup_queries.total(cells),
         calls=busy,
         utilisation=utilisation,

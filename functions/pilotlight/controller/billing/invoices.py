@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -218,6 +219,42 @@ def open_in(sql: sa.Connection, *, month: str, tenant: str | None) -> list[tuple
         (str(owner), str(currency))
         for owner, currency in sql.execute(query.order_by(days.c.tenant, days.c.currency))
     ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InvoiceDifference:
+    """An issued invoice whose total is not the sum of its records; totals are decimals."""
+
+    id: str
+    tenant: str
+    month: str
+    currency: str
+    expected: str
+    found: str
+
+
+def verify_totals(sql: sa.Connection, *, tenant: str | None = None) -> list[InvoiceDifference]:
+    """Compare the totals of issued invoices (of a tenant; None = of all) with the sums of their
+    records; [] = they are equal."""
+    days, table = tables.usage_days, tables.invoices
+    keys = (days.c.tenant, days.c.month, days.c.currency)
+    sums = {
+        tuple(key): int(high) * HALF + int(low)
+        for *key, high, low in sql.execute(sa.select(*keys, *money_sums(days)).group_by(*keys))
+    }
+    columns = (table.c.id, table.c.tenant, table.c.month, table.c.currency, table.c.total)
+    query = sa.select(*columns, table.c.document).order_by(table.c.id)
+    if tenant is not None:
+        query = query.where(table.c.tenant == tenant)
+    out = []
+    for row in sql.execute(query):
+        expected = _text(sums.get((row.tenant, row.month, row.currency), 0))
+        for found in (row.total, json.loads(row.document)["total"]):
+            if found != expected:
+                named = {name: getattr(row, name) for name in ("id", "tenant", "month", "currency")}
+                out.append(InvoiceDifference(**named, expected=expected, found=found))
+                break
+    return out
 
 
 def month_ends_at(month: str) -> float:

@@ -1,7 +1,9 @@
 """Rollups: the ledger's sums by hour and by day, and latency histograms, updated in the transaction
 that adds the records.
 
-They are derived from the records: `rebuild` computes them again, `verify` compares.
+They are derived from the records: `rebuild` computes them again, `verify` compares. Records that
+were archived (`controller.usage_archive`) count with the sums that are kept of them; days of which
+a tenant has archived records are not rebuilt.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from pilotlight.controller.database.store import Write
 
 REBUILD_ROWS = 20_000
 """Records in memory at once during a rebuild, about 60 MB."""
+_NO_DAY = -(10**9)
+"""Before any day."""
 
 
 def add(write: Write, sums: UsageAggregate) -> None:
@@ -88,8 +92,8 @@ def _addition(table: sa.Table) -> str:
 
 
 def rebuild(write: Write, *, tenant: str | None = None) -> int:
-    """Rebuild the rollups of a tenant (None: of all) from the records; return the number of
-    records."""
+    """Rebuild the rollups of a tenant (None: of all) from the records, of days without archived
+    records; return the number of records."""
     for table in (
         tables.usage_hours,
         tables.usage_days,
@@ -97,8 +101,10 @@ def rebuild(write: Write, *, tenant: str | None = None) -> int:
         tables.customer_hours,
         tables.customer_days,
     ):
-        write.sql.execute(sa.delete(table).where(*_of(table, tenant)))
-    query = sa.select(*(tables.usage.c[name] for name in COLUMNS)).where(*_of(tables.usage, tenant))
+        write.sql.execute(sa.delete(table).where(*_of(table, tenant), ~_has_archived(table)))
+    query = sa.select(*(tables.usage.c[name] for name in COLUMNS)).where(
+        *_of(tables.usage, tenant), ~_has_archived(tables.usage)
+    )
     records = 0
     with write.sql.execute(query, execution_options={"yield_per": REBUILD_ROWS}) as found:
         for page in found.partitions():
@@ -137,8 +143,12 @@ class RollupDifference:
 def verify(sql: sa.Connection, *, tenant: str | None = None) -> list[RollupDifference]:
     """Compare number and cost of the rollups with the ledger's records, by day, invoice month and
     currency; [] = they are equal."""
-    records = _money_by_day(sql, tables.usage, tenant)
-    of_customers = _money_by_day(sql, tables.usage, tenant, tables.usage.c.customer != "")
+    archived = tables.usage_archive_days
+    records = _sum(_money_by_day(sql, tables.usage, tenant), _money_by_day(sql, archived, tenant))
+    of_customers = _sum(
+        _money_by_day(sql, tables.usage, tenant, tables.usage.c.customer != ""),
+        _money_by_day(sql, archived, tenant, archived.c.has_customer),
+    )
     out = []
     for table, expected in (
         (tables.usage_hours, records),
@@ -176,6 +186,24 @@ def _money_by_day(
         tuple(key): (int(count), int(high) * HALF + int(low))
         for *key, count, high, low in sql.execute(query)
     }
+
+
+def _sum(*parts: dict[Any, tuple[int, int]]) -> dict[Any, tuple[int, int]]:
+    total: dict[Any, tuple[int, int]] = {}
+    for part in parts:
+        for key, (records, picos) in part.items():
+            known = total.get(key, (0, 0))
+            total[key] = (known[0] + records, known[1] + picos)
+    return total
+
+
+def _has_archived(table: sa.Table) -> sa.ColumnElement[bool]:
+    """The condition for rows of days until the last one of which their tenant has archived
+    records."""
+    days = tables.usage_archive_days.c
+    day = table.c.day if "day" in table.c else table.c.hour // HOURS_PER_DAY
+    last = sa.select(sa.func.max(days.day)).where(days.tenant == table.c.tenant).correlate(table)
+    return day <= sa.func.coalesce(last.scalar_subquery(), _NO_DAY)
 
 
 def _of(table: sa.Table, tenant: str | None) -> list[sa.ColumnElement[bool]]:

@@ -45,11 +45,15 @@ def charge_storage(
     if snapshots is not None:
         held[SNAPSHOTS] = _snapshots(snapshots)
     rates = price_lists.of_tenants(write.sql, config)
+    owners = tables.tenants
+    deleted = sa.select(owners.c.id).where(owners.c.deleted_at.is_not(None))
+    gone = set(write.sql.execute(deleted).scalars())  # what is left of theirs is being deleted
     records = [
         record
         for kind, sizes in held.items()
         for tenant, size_bytes in sorted(sizes.items())
         if tenant in rates
+        and tenant not in gone
         and (
             record := _record(
                 rates[tenant], tenant=tenant, kind=kind, size_bytes=size_bytes, now=write.now

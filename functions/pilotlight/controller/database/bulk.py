@@ -1,5 +1,5 @@
-"""Statements of the ledger's hot path, as text: SQLAlchemy's handling of expressions and parameters
-costs more than the database's work."""
+"""Statements for many rows, as text: SQLAlchemy's handling of expressions and parameters costs more
+than the database's work."""
 
 from __future__ import annotations
 
@@ -35,6 +35,24 @@ def insert(
     """Insert rows by one prepared statement; return how many were inserted or updated."""
     text = _insertion(sql.dialect.name, table, columns, on_conflict)
     return int(sql.exec_driver_sql(text, list(rows), {"preserve_rowcount": True}).rowcount)
+
+
+def delete(
+    sql: sa.Connection, table: str, columns: tuple[str, ...], keys: Sequence[Sequence[Any]]
+) -> int:
+    """Delete the rows with these values of `columns`, the primary key, by one prepared statement;
+    return how many there were. SQLite would read the whole table for a list of tuples."""
+    if not keys:
+        return 0
+    text = _deletion(sql.dialect.name, table, columns)
+    rows = [tuple(key) for key in keys]
+    return int(sql.exec_driver_sql(text, rows, {"preserve_rowcount": True}).rowcount)
+
+
+@functools.cache
+def _deletion(dialect: str, table: str, columns: tuple[str, ...]) -> str:
+    place = "%s" if dialect == _POSTGRESQL else "?"
+    return f"DELETE FROM {table} WHERE " + " AND ".join(f'"{name}" = {place}' for name in columns)
 
 
 @functools.cache

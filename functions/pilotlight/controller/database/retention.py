@@ -113,18 +113,31 @@ def _delete_entries(write: Write, tenant: str, limit: int) -> None:
     write.sql.execute(sa.delete(table).where(sa.tuple_(*key).in_(oldest)))
 
 
+def delete_retired(write: Write, *, before: float, at_most: int) -> int:
+    """Delete revisions of any tenant that were retired before `before`, oldest first; return how
+    many."""
+    return _delete(write, _given_up_at() < before, at_most=at_most)
+
+
+def _given_up_at() -> sa.ColumnElement[float]:
+    return sa.func.coalesce(tables.functions.c.removed_at, tables.revisions.c.pruned_at)
+
+
 def _delete_revisions(write: Write, tenant: str, *, at_most: int) -> int:
-    """Delete retired revisions, oldest first; return how many."""
+    """Delete retired revisions of a tenant, oldest first; return how many."""
+    return _delete(write, tables.functions.c.tenant == tenant, at_most=at_most)
+
+
+def _delete(write: Write, where: sa.ColumnElement[bool], *, at_most: int) -> int:
     table, functions = tables.revisions, tables.functions
-    given_up_at = sa.func.coalesce(functions.c.removed_at, table.c.pruned_at)
+    given_up_at = _given_up_at()
     may_go = given_up_at.is_not(None) & (
         ~table.c.has_tags | (given_up_at < write.now - TAGS_KEPT_S)
     )
-    oldest = sa.select(table.c.function, table.c.name).join(
-        functions, functions.c.id == table.c.function
-    )
     oldest = (
-        oldest.where(functions.c.tenant == tenant, may_go)
+        sa.select(table.c.function, table.c.name, functions.c.tenant)
+        .join(functions, functions.c.id == table.c.function)
+        .where(where, may_go)
         .order_by(table.c.created_at)
         .limit(at_most)
     )
@@ -139,7 +152,7 @@ def _delete_revisions(write: Write, tenant: str, *, at_most: int) -> int:
         write.sql.execute(
             sa.delete(table).where(table.c.function == row.function, table.c.name == row.name)
         )
-    if gone:
+    for tenant in {row.tenant for row in gone}:
         _delete_empty(write.sql, tenant)
     return len(gone)
 

@@ -3,6 +3,7 @@ deleted."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -26,9 +27,11 @@ class PruneResult:
     digests: frozenset[str]
 
 
-def prune(write: Write, place: AppRef, *, keep: int, dry_run: bool) -> PruneResult:
-    """Prune the revisions of the app's functions, except the newest `keep` and those that can be
-    called. Raises NotFound."""
+def prune(
+    write: Write, place: AppRef, *, keep: int, dry_run: bool, before: float = math.inf
+) -> PruneResult:
+    """Prune the revisions of the app's functions that were made before `before`, except the newest
+    `keep` and those that can be called. Raises NotFound."""
     app_registry.require_known(write.sql, place, None)
     functions, table = tables.functions, tables.revisions
     pruned: list[tuple[str, str]] = []
@@ -40,12 +43,12 @@ def prune(write: Write, place: AppRef, *, keep: int, dry_run: bool) -> PruneResu
     )
     for function in write.sql.execute(ids).scalars().all():
         called = _called(write.sql, function)
-        columns = (table.c.name, table.c.spec, table.c.pruned_at)
+        columns = (table.c.name, table.c.spec, table.c.pruned_at, table.c.created_at)
         newest_first = (
             sa.select(*columns).where(table.c.function == function).order_by(table.c.ordinal.desc())
         )
         for row in write.sql.execute(newest_first.offset(keep)).all():
-            if row.name not in called and row.pruned_at is None:
+            if row.name not in called and row.pruned_at is None and row.created_at < before:
                 pruned.append((function, row.name))
                 digests |= RevisionReferences.by(row.spec).digests()
     if pruned and not dry_run:

@@ -184,10 +184,10 @@ def recheck(sql: sa.Connection, caller: Principal) -> None:
 
     A key that expires meanwhile does not end the request."""
     keys, tenants = tables.api_keys, tables.tenants
-    query = sa.select(keys.c.revoked_at, tenants.c.suspended_at)
+    query = sa.select(keys.c.revoked_at, tenants.c.suspended_at, tenants.c.deleted_at)
     query = query.join(tenants, keys.c.tenant == tenants.c.id).where(keys.c.id == caller.key)
     row = sql.execute(query).first()
-    if row is None or row.revoked_at is not None:
+    if row is None or row.revoked_at is not None or row.deleted_at is not None:
         raise Unauthenticated(f"API key {caller.key} was revoked")
     replace(caller, suspended=row.suspended_at is not None).require_active()
 
@@ -198,10 +198,13 @@ def find_principal(
     """Return the caller whose key's row matches `which`. Raises Unauthenticated when no key
     matches, or the key has expired or was revoked."""
     keys, tenants = tables.api_keys, tables.tenants
-    columns = (tenants.c.name.label("tenant_name"), tenants.c.uid, tenants.c.suspended_at)
+    columns = (
+        tenants.c.name.label("tenant_name"),
+        *(tenants.c[name] for name in ("uid", "suspended_at", "deleted_at")),
+    )
     query = sa.select(keys, *columns).join(tenants, keys.c.tenant == tenants.c.id)
     row = sql.execute(query.where(which)).first()
-    if row is None or row.revoked_at is not None:
+    if row is None or row.revoked_at is not None or row.deleted_at is not None:
         raise Unauthenticated("this API key is unknown or was revoked")
     if row.expires_at is not None and row.expires_at <= now:
         raise Unauthenticated(f"API key {row.id} has expired")

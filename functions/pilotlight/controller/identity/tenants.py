@@ -42,7 +42,12 @@ def create(
     Raises InvalidInput, Conflict."""
     require_name("tenant", name, parameter="name")
     table = tables.tenants
-    if write.sql.execute(sa.select(table.c.id).where(table.c.name == name)).first():
+    same = sa.select(table.c.deleted_at).where(table.c.name == name)
+    if (known := write.sql.execute(same).first()) is not None:
+        if known.deleted_at is not None:
+            raise Conflict(
+                f"tenant {name!r} was deleted: its name stays with its invoices; choose another one"
+            )
         raise Conflict(f"tenant {name!r} already exists")
     tenant = f"t-{secrets.token_hex(6)}"
     uid = None if uid_base is None else _next_uid(write, uid_base)
@@ -105,7 +110,7 @@ def change(
 ) -> TenantRecord:
     """Set a tenant's plan, and suspend or resume it (None: unchanged). Raises NotFound,
     InvalidInput, Conflict."""
-    row = find(write.sql, name=name)
+    row = find_existing(write.sql, name=name)
     if suspended and name == access_control.PLATFORM_TENANT:
         raise Conflict(
             f"tenant {name!r} operates the platform and cannot be suspended: no other tenant could "
@@ -148,13 +153,22 @@ def change(
 
 
 def publish(write: Write, tenant: str, *, plans: Mapping[str, Plan]) -> TenantRecord:
-    """Publish a tenant in the feed: its plan with overrides, and whether it is suspended."""
+    """Publish a tenant in the feed: its plan with overrides, and whether it is suspended or
+    deleted."""
     row = write.sql.execute(sa.select(tables.tenants).where(tables.tenants.c.id == tenant)).one()
     plan = tenant_plan_of(row, plans).resolve().to_json()
     record = TenantRecord(
-        id=row.id, name=row.name, uid=row.uid, plan=plan, suspended=row.suspended_at is not None
+        id=row.id,
+        name=row.name,
+        uid=row.uid,
+        plan=plan,
+        suspended=row.suspended_at is not None,
+        deleted=row.deleted_at is not None,
     )
-    feed.append(write, feed.TENANT, row.id, to_json(record))
+    value = to_json(record)
+    if not record.deleted:
+        del value["deleted"]  # activators before version 0029 do not know it
+    feed.append(write, feed.TENANT, row.id, value)
     return record
 
 
@@ -169,10 +183,18 @@ def publish_all(write: Write, *, plans: Mapping[str, Plan]) -> None:
 
 
 def find(sql: sa.Connection, *, name: str) -> sa.Row[Any]:
-    """Return a tenant's row by its name. Raises NotFound."""
+    """Return a tenant's row by its name, also of one that is deleted. Raises NotFound."""
     row = sql.execute(sa.select(tables.tenants).where(tables.tenants.c.name == name)).first()
     if row is None:
         raise NotFound(f"there is no tenant {name!r}", tenant=name)
+    return row
+
+
+def find_existing(sql: sa.Connection, *, name: str) -> sa.Row[Any]:
+    """Return a tenant's row by its name. Raises NotFound; Conflict for one that is deleted."""
+    row = find(sql, name=name)
+    if row.deleted_at is not None:
+        raise Conflict(f"tenant {name!r} is deleted: nothing of it can be changed", tenant=name)
     return row
 
 
@@ -209,7 +231,9 @@ def unknown_names(sql: sa.Connection, names: Collection[str]) -> set[str]:
         return set()
     return set(names) - set(
         sql.execute(
-            sa.select(tables.tenants.c.name).where(tables.tenants.c.name.in_(names))
+            sa.select(tables.tenants.c.name).where(
+                tables.tenants.c.name.in_(names), tables.tenants.c.deleted_at.is_(None)
+            )
         ).scalars()
     )
 

@@ -188,8 +188,9 @@ class DesiredState:
             }
 
     def _tenant(self, tenant: str, value: object) -> set[str]:
-        if isinstance(value, Mapping):
-            self.tenants[tenant] = TenantRecord(**value)
+        record = TenantRecord(**value) if isinstance(value, Mapping) else None
+        if record is not None and not record.deleted:
+            self.tenants[tenant] = record
         else:
             self.tenants.pop(tenant, None)
         self._tenancies = {key: one for key, one in self._tenancies.items() if key[0] != tenant}

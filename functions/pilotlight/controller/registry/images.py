@@ -54,7 +54,7 @@ def listing(sql: sa.Connection, *, tenant: str) -> list[dict[str, Any]]:
         .where(table.c.tenant == tenant)
         .order_by(table.c.created_at.desc(), table.c.digest)
     ).all()
-    users = _users(sql, tenant=tenant)
+    used_by = users(sql, tenant=tenant)
     return [
         {
             "digest": row.digest,
@@ -62,7 +62,7 @@ def listing(sql: sa.Connection, *, tenant: str) -> list[dict[str, Any]]:
             "build_cpu_s": row.build_cpu_ns / 1e9,
             "steps": len(json.loads(row.spec)["steps"]),
             "created_at": row.created_at,
-            "functions": sorted(users.get(row.digest, ())),
+            "functions": sorted(used_by.get(row.digest, ())),
         }
         for row in rows
     ]
@@ -81,7 +81,7 @@ def delete(write: Write, *, tenant: str, digest: str) -> tuple[set[str], bool]:
         raise NotFound(
             f"there is no image {digest}", hint="`pilotlight image list` shows all images."
         )
-    if used := sorted(_users(write.sql, tenant=tenant).get(digest, ())):
+    if used := sorted(users(write.sql, tenant=tenant).get(digest, ())):
         how = (
             "Delete the app, or deploy it without the image and delete its old revisions: "
             "`pilotlight app prune APP`."
@@ -101,7 +101,7 @@ def delete(write: Write, *, tenant: str, digest: str) -> tuple[set[str], bool]:
     }, left is None
 
 
-def _users(sql: sa.Connection, *, tenant: str) -> dict[str, set[str]]:
+def users(sql: sa.Connection, *, tenant: str) -> dict[str, set[str]]:
     """Return the functions with a revision that uses each image, by digest."""
     functions, revisions = tables.functions, tables.revisions
     columns = (functions.c.environment, functions.c.app, functions.c.name, revisions.c.spec)

@@ -60,7 +60,8 @@ def put(
     max_bytes: Callable[[str], int | None] | None = None,
 ) -> None:
     """Store the newest `sequence` of each call; an older or repeated one changes nothing. Webhooks
-    are notified of calls that end. Results of a batch's lines become rows of `batch_lines`.
+    are notified of calls that end. Results of a batch's lines become rows of `batch_lines`. Calls
+    of deleted tenants are not stored.
 
     Args:
         payloads: the journal's documents of dead letters, by call id, so that they can be redriven.
@@ -68,6 +69,8 @@ def put(
         are dropped.
     """
     table, listeners = tables.calls, _WebhookSubscriptions(write.sql)
+    deleted = _deleted_tenants(write.sql, {record.tenant for record in records})
+    records = [record for record in records if record.tenant not in deleted]
     for record in records:
         if BATCH_LABEL in record.labels:
             if record.state in FINAL:
@@ -256,6 +259,12 @@ def _make_room(write: Write, tenant: str, limit: int) -> None:
         dropped += len(ids)
     if dropped:
         log.info("event=results_dropped tenant=%s calls=%d limit_bytes=%d", tenant, dropped, limit)
+
+
+def _deleted_tenants(sql: sa.Connection, tenants: set[str]) -> set[str]:
+    table = tables.tenants
+    query = sa.select(table.c.id).where(table.c.id.in_(tenants), table.c.deleted_at.is_not(None))
+    return set(sql.execute(query).scalars())
 
 
 class _WebhookSubscriptions:

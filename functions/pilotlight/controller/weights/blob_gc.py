@@ -216,7 +216,7 @@ class BlobCollector:
         size_bytes = sum(owned[digest][0] for digest in gone)
         if dry_run or not gone:
             return ReleasedBlobs(digests=tuple(sorted(gone)), size_bytes=size_bytes)
-        orphaned = _drop(write, tenant=tenant, digests=gone)
+        orphaned = drop(write, tenant=tenant, digests=gone)
         _mark_revisions(write, found, gone)
         after = {"blobs": len(gone), "size_bytes": size_bytes}
         audit_trail.record(
@@ -304,9 +304,9 @@ def _owned(sql: sa.Connection, *, tenant: str) -> dict[str, tuple[int, float]]:
     }
 
 
-def _drop(write: Write, *, tenant: str, digests: set[str]) -> int:
-    """Delete the tenant's ownership rows and mark blobs that have no owner now; returns the number
-    of marked blobs."""
+def drop(write: Write, *, tenant: str, digests: set[str]) -> int:
+    """Delete the tenant's ownership rows, whatever refers to these blobs, and mark those that have
+    no owner now; returns the number of marked blobs."""
     table, owners = tables.blobs, tables.blob_owners
     names, marked = sorted(digests), 0
     for begin in range(0, len(names), _AT_ONCE):

@@ -91,6 +91,15 @@ async def evict(cache: WeightCacheClient, store: Store, manifest: str) -> None:
             await cache.drop(manifest)
 
 
+async def forget(cache: WeightCacheClient, manifests: Collection[str]) -> None:
+    """Unpin and evict models that no name will need. If the cache is unavailable, `sweep` unpins
+    them later, and they are evicted as the least recently used."""
+    with _best_effort("forget"):
+        for manifest in manifests:
+            await cache.unpin(manifest)
+            await cache.drop(manifest)
+
+
 async def sweep(cache: WeightCacheClient, store: Store) -> None:
     """Unpin the models that are pinned on the node but not by any name. Raises WeightCacheError."""
     on_node = {model.manifest for model in await cache.models() if model.is_pinned}

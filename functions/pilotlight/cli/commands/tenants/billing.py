@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pilotlight.cli.commands.tenants.billing_verification import verify
 from pilotlight.cli.core.command import command_group
 from pilotlight.cli.core.formatting import format_money, format_table, format_time, parse_time
 from pilotlight.cli.core.session import Session
-from pilotlight.errors import PilotlightError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -316,33 +316,6 @@ def correct(
     session.show(
         made, lambda: f"{format_money(made['cost'], made['currency'])} on {record}: {made['id']}"
     )
-
-
-def verify(
-    session: Session,
-    rebuild: Annotated[
-        bool,
-        typer.Option(
-            "--rebuild",
-            help="First rebuild the sums from the usage records; platform administrators only.",
-        ),
-    ] = False,
-) -> None:
-    """Verify that the sums behind reports and invoices match the usage records."""
-    with session.client() as client:
-        if rebuild:
-            client.rebuild_rollups()
-        body = client.verify_ledger()
-    if body["differences"]:
-        first = body["differences"][0]
-        raise PilotlightError(
-            f"{len(body['differences'])} sums differ from their records; the first is "
-            f"{first['table']} of {first['month']}: {first['found'][1]} instead of "
-            f"{first['expected'][1]} {first['currency']}",
-            hint="Rebuild them with `pilotlight billing verify --rebuild`.",
-            differences=body["differences"],
-        )
-    session.show(body, lambda: f"{body['records']} records; all sums match")
 
 
 def _file_name(text: str) -> str:

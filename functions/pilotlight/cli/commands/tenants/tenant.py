@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 from pilotlight.cli.core.command import Yes, command_group
 from pilotlight.cli.core.formatting import NO_VALUE, format_bytes, format_table, parse_pairs
 from pilotlight.cli.core.session import Session
-from pilotlight.errors import InvalidInput
+from pilotlight.errors import InvalidInput, PilotlightError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -52,9 +53,13 @@ _TENANT_COLUMNS = {
     "id": "id",
     "plan": "plan",
     "overrides": "overrides",
-    "suspended": "suspended",
+    "state": "state",
     "created_at": "created",
 }
+POLL_S = 0.5
+"""Interval of looking how far a deletion is."""
+DELETED = "deleted"
+"""State of a deletion that is done."""
 
 
 def register(root: typer.Typer) -> None:
@@ -70,6 +75,7 @@ def register(root: typer.Typer) -> None:
             "set": tenant_set,
             "suspend": tenant_suspend,
             "resume": tenant_resume,
+            "delete": tenant_delete,
         },
     )
     command_group(
@@ -169,6 +175,58 @@ def tenant_resume(session: Session, name: Name) -> None:
     session.show(found, lambda: f"{name} is resumed")
 
 
+def tenant_delete(
+    session: Session,
+    name: Name,
+    yes: Yes = False,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait until everything is deleted.")
+    ] = True,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", metavar="S", help="Seconds to wait at most.")
+    ] = 600.0,
+) -> None:
+    """Delete a tenant with all that it has; invoices, usage records and the audit log are kept.
+
+    Its keys and calls are refused at once. It cannot be taken back. With --json each change of its
+    progress is a line.
+    """
+    session.confirm(
+        f"Delete {name} with its apps, data and keys? It cannot be taken back. Its invoices, and "
+        f"its name with them, are kept.",
+        yes=yes,
+    )
+    until = time.monotonic() + timeout_s
+    with session.client() as client:
+        found = client.delete_tenant(name)
+        while _is_deleting(session, found) and wait:
+            if time.monotonic() > until:
+                raise PilotlightError(
+                    f"{name} is not deleted after {timeout_s:g} s: {_deletion_text(found)}",
+                    hint=f"It continues; `pilotlight tenant show {name}` says how far it is.",
+                )
+            before = found["deletion"]
+            while found["deletion"] == before and time.monotonic() <= until:
+                time.sleep(POLL_S)
+                found = client.tenant(name)
+
+
+def _is_deleting(session: Session, found: Mapping[str, Any]) -> bool:
+    """Print how far a deletion is; returns whether it continues."""
+    if session.is_json or found["deletion"]["state"] == DELETED:
+        session.show(found, lambda: f"{found['name']} is deleted; its invoices are kept")
+    else:
+        session.say(_deletion_text(found))
+    return bool(found["deletion"]["state"] != DELETED)
+
+
+def _deletion_text(found: Mapping[str, Any]) -> str:
+    deletion = found["deletion"]
+    rows = sum(deletion["counts"].values())
+    why = f": {deletion['waiting_for']}" if deletion["waiting_for"] else ""
+    return f"{found['name']}: step {deletion['state']}, {rows} rows deleted{why}"
+
+
 def plan_list(session: Session) -> None:
     """List all plans; `-` = unlimited."""
     body = session.request(lambda client: client.plans())
@@ -207,6 +265,8 @@ def tenant_table(found: Mapping[str, Any]) -> Table | str:
         "plan": found["plan"],
         "suspended": "yes" if found["suspended"] else "no",
     }
+    if found.get("deletion"):
+        head["deletion"] = _deletion_text(found)
     return _two_columns({**head, **marked, **used})
 
 
@@ -234,7 +294,14 @@ def _two_columns(values: Mapping[str, str]) -> Table | str:
 def _format_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **row,
+        "state": _state(row),
         "overrides": [
             f"{key}={format_plan_value(key, value)}" for key, value in row["overrides"].items()
         ],
     }
+
+
+def _state(row: Mapping[str, Any]) -> str:
+    if (deletion := row.get("deletion")) is not None:
+        return DELETED if deletion["state"] == DELETED else "deleting"
+    return "suspended" if row["suspended"] else "active"

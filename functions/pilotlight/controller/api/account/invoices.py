@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
-from fastapi import Query, Response
+from fastapi import Path, Query, Response
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
@@ -19,6 +20,9 @@ from pilotlight.controller.identity import tenants
 from pilotlight.controller.identity.access_control import PLATFORM_TENANT, Principal
 from pilotlight.controller.identity.tenant_plan import tenant_plan_of
 from pilotlight.controller.lazy_routes import APIRouter
+from pilotlight.controller.usage_archive import archives
+from pilotlight.controller.usage_archive.verification import check_archive
+from pilotlight.controller.weights.blob_upload import store_errors
 from pilotlight.core import csv_format
 from pilotlight.errors import Forbidden
 from pilotlight.protocol import CONTENT_NDJSON
@@ -28,6 +32,8 @@ from pilotlight.spec.pricing import COST_QUANTUM
 router = APIRouter(prefix="/v1/billing", tags=["billing"])
 Amount = Annotated[str, Field(description="a decimal with twelve decimal places")]
 MAX_EXPORT = 10_000_000
+MAX_ARCHIVES = 10**8
+"""Highest number of an archive: names of their objects have eight digits."""
 
 
 class InvoiceSummary(Body):
@@ -241,11 +247,36 @@ class LedgerDifference(Body):
     found: tuple[int, Amount]
 
 
+class InvoiceDifference(Body):
+    """An issued invoice whose total is not the sum of its records."""
+
+    id: str
+    tenant: str
+    month: str
+    currency: str
+    expected: Amount
+    found: Amount
+
+
 class Verification(Body):
-    """The number of records checked, and where the rollups differ from them."""
+    """The number of records checked, where the rollups differ from them, and which invoices differ
+    from the rollups. `archives`: number of the last archive of records, for platform
+    administrators; else null."""
 
     records: int
     differences: list[LedgerDifference]
+    invoices: list[InvoiceDifference]
+    archives: int | None
+
+
+class ArchiveVerification(Body):
+    """The check of one archive; `problem` "": it is the one that was written, and follows the one
+    before."""
+
+    number: int
+    records: int
+    sha256: str
+    problem: str
 
 
 class Rebuilt(Body):
@@ -256,12 +287,14 @@ class Rebuilt(Body):
 
 @router.get("/verification")
 def verify(context: Ctx, caller: Admin) -> Verification:
-    """Compare the rollups that reports read with the records; for platform administrators, of all
-    tenants."""
+    """Compare the rollups that reports read with the records, and issued invoices with the rollups;
+    for platform administrators, of all tenants."""
     caller.require_whole_tenant()
     tenant = None if _is_platform_administrator(caller) else caller.tenant
     with context.store.read() as sql:
         records, found = rollups.count(sql, tenant=tenant), rollups.verify(sql, tenant=tenant)
+        issued = invoices.verify_totals(sql, tenant=tenant)
+        last = archives.newest(sql) if tenant is None else None
     differences = [
         LedgerDifference(
             table=one.table,
@@ -273,7 +306,25 @@ def verify(context: Ctx, caller: Admin) -> Verification:
         )
         for one in found
     ]
-    return Verification(records=records, differences=differences)
+    return Verification(
+        records=records,
+        differences=differences,
+        invoices=[InvoiceDifference(**asdict(one)) for one in issued],
+        archives=None if tenant is not None else 0 if last is None else last.number,
+    )
+
+
+@router.get("/archives/{number}/verification")
+async def verify_archive(
+    context: Ctx, caller: Admin, number: Annotated[int, Path(ge=1, le=MAX_ARCHIVES)]
+) -> ArchiveVerification:
+    """Check an archive of usage records in the blob store: its hash, that of the one before, and
+    its sums (platform administrators only). 503 while the blob store does not answer."""
+    caller.require_platform()
+    async with context.downloads.share(caller.tenant):  # it is in memory
+        with store_errors():
+            done = await check_archive(context.store, context.files.objects, number)
+    return ArchiveVerification(**asdict(done))
 
 
 @router.post("/rollups:rebuild")

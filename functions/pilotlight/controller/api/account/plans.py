@@ -29,6 +29,8 @@ from pilotlight.controller.identity.access_control import Principal
 from pilotlight.controller.identity.tenant_plan import TenantPlan, tenant_plan_of
 from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.scheduling import submitted_calls as submitted
+from pilotlight.controller.tenant_deletion import progress
+from pilotlight.controller.tenant_deletion.progress import Deletion
 from pilotlight.controller.weights import storage_usage
 from pilotlight.errors import Forbidden
 from pilotlight.spec.identifiers import Scope
@@ -65,14 +67,29 @@ class TenantInfo(Body):
     uid: int | None
 
 
+class TenantDeletion(Body):
+    """The deletion of a tenant. `state` is its next step, or `deleted`; `counts` are deleted rows
+    by table; `waiting_for` says why the step is repeated, "" = it is not."""
+
+    state: str
+    requested_by: str
+    began_at: float
+    updated_at: float
+    finished_at: float | None
+    counts: dict[str, int]
+    waiting_for: str
+
+
 class TenantDetail(TenantInfo):
-    """A tenant and its plan. `terms` is the plan with the overrides applied."""
+    """A tenant and its plan. `terms` is the plan with the overrides applied; `deletion` null: it is
+    not deleted."""
 
     plan: str
     overrides: Overrides
     terms: PlanBody
     suspended: bool
     created_at: float
+    deletion: TenantDeletion | None = None
 
 
 class TenantList(Body):
@@ -142,7 +159,9 @@ def list_tenants(context: Ctx, caller: Admin) -> TenantList:
     caller.require_platform()
     with context.store.read() as sql:
         rows = sql.execute(sa.select(tables.tenants).order_by(tables.tenants.c.created_at)).all()
-    return TenantList(tenants=[TenantDetail(**_detail(context, row)) for row in rows])
+        deletions = progress.by_tenant(sql)
+    details = [_detail(context, row, deletions.get(row.id)) for row in rows]
+    return TenantList(tenants=[TenantDetail(**detail) for detail in details])
 
 
 @router.post("/tenants", dependencies=[REQUIRE_DISK_SPACE], status_code=201)
@@ -184,7 +203,8 @@ def get_tenant(context: Ctx, caller: Admin, name: str) -> TenantDetail:
     """Return one tenant and its plan (platform administrators only)."""
     caller.require_platform()
     with context.store.read() as sql:
-        return TenantDetail(**_detail(context, tenants.find(sql, name=name)))
+        row = tenants.find(sql, name=name)
+        return TenantDetail(**_detail(context, row, progress.find(sql, tenant=row.id)))
 
 
 @router.patch("/tenants/{name}")
@@ -196,7 +216,9 @@ def change_tenant(
     caller.require_platform()
     with context.store.write() as write:
         now = tenant_plan_of(
-            tenants.find(write.sql, name=name), context.config.plans, context.config.prices.lists()
+            tenants.find_existing(write.sql, name=name),
+            context.config.plans,
+            context.config.prices.lists(),
         )
         terms = now.changed(plan=body.plan, overrides=body.overrides, clear=body.clear)
         tenants.change(
@@ -210,6 +232,26 @@ def change_tenant(
         return TenantDetail(**_detail(context, tenants.find(write.sql, name=name)))
 
 
+@router.delete("/tenants/{name}", status_code=202)
+def delete_tenant(context: Ctx, caller: Admin, request: RequestId, name: str) -> TenantDetail:
+    """Delete a tenant: its keys and calls are refused at once, and all that it has is deleted; its
+    invoices, usage records and audit log are kept, and its name with them (platform administrators
+    only). It cannot be taken back.
+
+    `deletion` says how far that is; again changes nothing."""
+    caller.require_platform()
+    progress.begin(
+        context.store,
+        name=name,
+        plans=context.config.plans,
+        actor=caller.key,
+        request=request,
+    )
+    with context.store.read() as sql:
+        row = tenants.find(sql, name=name)
+        return TenantDetail(**_detail(context, row, progress.find(sql, tenant=row.id)))
+
+
 @router.post("/tenants/{name}/keys", dependencies=[REQUIRE_DISK_SPACE], status_code=201)
 def create_tenants_key(
     context: Ctx, caller: Admin, request: RequestId, name: str, body: KeyRequest
@@ -218,7 +260,7 @@ def create_tenants_key(
     is recorded in that tenant's audit log."""
     caller.require_platform()
     with context.store.write() as write:
-        tenant = tenants.find(write.sql, name=name).id
+        tenant = tenants.find_existing(write.sql, name=name).id
         return created(make(write, tenant, body, actor=caller.key, request=request), caller.key)
 
 
@@ -274,7 +316,7 @@ def _gpus(context: Context, instances: Mapping[str, int]) -> int:
     return sum(gpus.get(revision, 0) * count for revision, count in instances.items())
 
 
-def _detail(context: Context, row: sa.Row[Any]) -> dict[str, Any]:
+def _detail(context: Context, row: sa.Row[Any], deletion: Deletion | None = None) -> dict[str, Any]:
     shown = {name: getattr(row, name) for name in ("id", "name", "uid", "plan", "created_at")}
     terms = tenant_plan_of(row, context.config.plans)
     return {
@@ -282,7 +324,12 @@ def _detail(context: Context, row: sa.Row[Any]) -> dict[str, Any]:
         "overrides": json.loads(row.overrides),
         "terms": terms.resolve().to_json(),
         "suspended": row.suspended_at is not None,
+        "deletion": None if deletion is None else _deletion(deletion),
     }
+
+
+def _deletion(found: Deletion) -> dict[str, Any]:
+    return {name: getattr(found, name) for name in TenantDeletion.model_fields}
 
 
 def _terms(context: Context, plan: str, overrides: dict[str, Any]) -> TenantPlan:

@@ -217,3 +217,29 @@ invoices = sa.Table(
 prices = sa.Table(
     "prices", metadata, text("version", key=True), text("document"), time("first_seen_at")
 )
+
+usage_archives = sa.Table(
+    "usage_archives",
+    metadata,
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    *(text(name) for name in ("sha256", "previous", "state")),
+    whole("records"),
+    time("created_at"),
+    time("removed_at", null=True),
+)
+"""Files of records that left `usage` (`controller.usage_archive`). `sha256` of its content;
+`previous`: that of the archive before. `state` `written`: its records are being removed."""
+
+usage_archive_days = sa.Table(
+    "usage_archive_days",
+    metadata,
+    sa.Column("archive", sa.BigInteger, sa.ForeignKey("usage_archives.number"), primary_key=True),
+    text("tenant", key=True),
+    sa.Column("day", sa.BigInteger, primary_key=True, autoincrement=False),
+    *(text(name, key=True) for name in ("month", "currency")),
+    sa.Column("has_customer", sa.Boolean, primary_key=True),
+    *(whole(name) for name in ("records", "high", "low")),
+    sa.Index("ix_usage_archive_days_tenant_day", "tenant", "day"),
+)
+"""Sums of the records that were removed from `usage`, grown in the transactions that remove them;
+`high`, `low`: as in rollups."""

@@ -26,7 +26,22 @@ tenants = sa.Table(
     time("suspended_at", null=True),
     sa.Column("stored_bytes", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("collection_bytes", sa.BigInteger, nullable=False, server_default="0"),
+    time("deleted_at", null=True),
 )
+"""`deleted_at`: since when it is deleted; its row stays, so that its name is given to no other
+tenant while its invoices are kept."""
+
+tenant_deletions = sa.Table(
+    "tenant_deletions",
+    metadata,
+    text("tenant", sa.ForeignKey("tenants.id"), key=True),
+    *(text(name) for name in ("state", "requested_by", "counts", "waiting_for")),
+    *(time(name) for name in ("began_at", "updated_at")),
+    time("finished_at", null=True),
+    sa.Index("ix_tenant_deletions_state", "state"),
+)
+"""How far the deletion of a tenant is (`controller.tenant_deletion`). `counts`: rows that were
+deleted by table, as JSON. `waiting_for`: why its step is repeated; "" = it is not."""
 
 environments = sa.Table(
     "environments",
