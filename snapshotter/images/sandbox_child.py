@@ -72,6 +72,8 @@ _LINKS = {
     "stderr": "/proc/self/fd/2",
     "ptmx": "pts/ptmx",
 }
+_MAX_PTYS = 32
+"""As `snapshotter.shim.sandbox.root_directory.MAX_PTYS`."""
 _PLACES = ("dev", "etc", "proc", "run", "tmp")
 """Directories that the root file system of an image must have, because something is mounted at or
 below them."""
@@ -275,7 +277,7 @@ def _make_devices(at: str) -> None:
         f"{at}/pts",
         "devpts",
         _MS_NOSUID | _MS_NOEXEC,
-        "newinstance,ptmxmode=0666,mode=0620",
+        f"newinstance,ptmxmode=0666,mode=0620,max={_MAX_PTYS}",
     )
 
 
