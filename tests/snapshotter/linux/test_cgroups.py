@@ -56,7 +56,11 @@ def test_v1_limits_go_below_our_own_group(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "pid_max, threads, of_one, of_all",
-    [(32_768, 192_730, 768, 24_576), (4_194_304, 192_730, MAX_PIDS, 144_547), (4_096, 30_000, 512, 3072)],
+    [
+        (32_768, 192_730, 768, 24_576),
+        (4_194_304, 192_730, MAX_PIDS, 144_547),
+        (4_096, 30_000, 512, 3072),
+    ],
 )
 def test_all_instances_together_leave_the_machine_some_pids(
     tmp_path: Path, pid_max: int, threads: int, of_one: int, of_all: int
