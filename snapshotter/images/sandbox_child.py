@@ -77,7 +77,7 @@ below them."""
 
 _SHARED = ("/run/lock",)
 """World-writable directories of the host, which are read-only in the sandbox."""
-_SHOWN = "bin sbin lib lib32 lib64 libx32 usr nix etc dev proc sys run tmp".split()
+_SHOWN = (*_PLACES, "bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "nix", "sys")
 """Directories in the machine's root that commands without a root file system of their own see."""
 
 _libc = ctypes.CDLL(None, use_errno=True)

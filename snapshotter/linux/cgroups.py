@@ -248,8 +248,9 @@ class Cgroups:
         pids: int | None = None,
         devices: Iterable[DeviceRule] = (),
     ) -> Group:
-        """Create a group with limits. `pids`: None: `max_pids`. `devices`: what it may open in addition to the standard
-        devices; of a group that exists, the new ones replace the earlier ones. Raises OSError."""
+        """Create a group with limits. `pids`: None: `max_pids`. `devices`: what it may open in
+        addition to the standard devices; of a group that exists, the new ones replace the earlier
+        ones. Raises OSError."""
         group = self.group(name, cpu=cpu)
         for directory in set(group.directories.values()):
             directory.mkdir(mode=0o700, exist_ok=True)

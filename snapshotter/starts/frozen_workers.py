@@ -18,7 +18,6 @@ from snapshotter.linux import proc
 from snapshotter.slots.occupied_slot import OccupiedSlot
 from snapshotter.starts import tcp_connections
 
-
 WATCH_S = 2.0
 """How long one that does not stay stopped may run."""
 _STOPPED_NS = 50_000_000
