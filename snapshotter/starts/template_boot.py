@@ -371,7 +371,7 @@ class TemplateBooter:
         asyncio.get_running_loop().call_later(frozen_workers.WATCH_S, self._watch, template)
 
     def _watch(self, template: Template) -> None:
-        """Drop a frozen worker that runs, and keep none of its revision any more."""
+        """Drop a frozen worker that runs; none of its revision is kept again."""
         if self.templates.get(template.revision) is not template:
             return
         if not frozen_workers.has_run(template.occupied):

@@ -34,7 +34,7 @@ _BLOCK_OF_ENTRY = 4096
 
 Folder = dict[str, "Folder | str"]
 """A directory that was made here: name → directory, or `file`, or `link`."""
-Touched = dict[str, "Touched"]
+WrittenPaths = dict[str, "WrittenPaths"]
 """What the current layer wrote below a directory. Not a set of paths: 500,000 of 4 KiB are 2 GB."""
 
 
@@ -64,7 +64,7 @@ class RootFilesystem:
         self._floor = floor
         self._check = check
         self._tree: Folder = {}
-        self._touched: Touched = {}
+        self._touched: WrittenPaths = {}
         self._left_steps = max_entries * _STEPS_OF_ENTRY
         self._unseen_bytes = _LOOK_BYTES  # check the disk before the first byte
         self.size_bytes = 0
@@ -185,7 +185,7 @@ class RootFilesystem:
         elif there is not None:
             path.unlink()
 
-    def _clear(self, folder: Folder, at: str, touched: Touched) -> None:
+    def _clear(self, folder: Folder, at: str, touched: WrittenPaths) -> None:
         """Remove from a directory what earlier layers put there (an opaque whiteout)."""
         for name, below in list(folder.items()):
             self._left_steps -= 1
