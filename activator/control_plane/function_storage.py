@@ -25,7 +25,8 @@ from snapshotter.volumes.heads import VOLUMES_PATH
 WAIT_S = 3600.0
 """Longest commit or reload: a call that waits ends with its own deadline."""
 MAX_CONNECTIONS = 256
-"""Connections to the controller."""
+"""Connections to the controller. A tenant has at most as many as are left to others (dynamic
+thresholds: Choudhury and Hahne, 1998), so that tenants whose requests wait cannot fill them."""
 BODY_S = 60.0
 """How long the body of a request may take to arrive."""
 _VOLUME = re.compile(r"/v1/volumes/([A-Za-z0-9._-]{1,64}):(commit|reload)")
@@ -94,14 +95,15 @@ class FunctionStorage:
         if asked.is_volume and not self._mounts_volumes:
             raise errors.Forbidden("pods mount no volumes: deploy to a platform of one machine")
         who = (caller.tenant, asked.what)
-        if self._waiting[who] >= asked.max_of_tenant:
+        most = max(1, min(asked.max_of_tenant, MAX_CONNECTIONS - self._waiting.total()))
+        if self._waiting[who] >= most:
             raise errors.OverQuota(
-                f"{asked.max_of_tenant} requests to {asked.what} of this tenant's functions are in "
+                f"{self._waiting[who]} requests to {asked.what} of this tenant's functions are in "
                 f"progress: try again later",
                 retry_after_s=1.0,
                 quota=asked.what,
                 of="tenant",
-                limit=asked.max_of_tenant,
+                limit=most,
             )
         parts = (caller.tenant, caller.environment or "", *asked.last)
         path = "/".join((asked.prefix, *(quote(part, safe="") for part in parts)))

@@ -18,6 +18,7 @@ from snapshotter.errors import Unsupported
 from snapshotter.linux import net_commands, slot_network
 from snapshotter.linux.dns_servers import NetworkAccess
 from snapshotter.linux.egress_policy import PUBLIC
+from snapshotter.linux.host_network import interfaces
 
 _ON_LOOPBACK = re.compile(
     r"(?:://|@|^|[\s=,])(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?=[:/\s,]|$)",
@@ -70,8 +71,10 @@ def is_on_loopback(texts: Iterable[str]) -> bool:
 
 @contextlib.asynccontextmanager
 async def joined(policy: BuildNetworkPolicy, texts: Iterable[str]) -> AsyncIterator[Joined]:
-    """Provide the network of a build whose pip is configured by `texts`. Raises Unsupported if OWN
-    is requested and unavailable."""
+    """Provide the network of a build whose pip is configured by `texts`. Raises Unsupported if a
+    network of its own is requested and cannot be made; with AUTO, too, while slots have such
+    networks: the machine supports them, and a failure, which a tenant might cause, must not open
+    the host's."""
     access = policy.access
     if policy.kind is BuildNetwork.HOST:
         yield Joined(remark="snapshotter.build_network is host")
@@ -95,9 +98,10 @@ async def joined(policy: BuildNetworkPolicy, texts: Iterable[str]) -> AsyncItera
             name = await slot_network.connect(namespace, access.egress, access.name_servers)
         except (Unsupported, OSError) as e:
             await stack.aclose()
-            if policy.kind is BuildNetwork.OWN:
+            if policy.kind is BuildNetwork.OWN or interfaces():
                 raise Unsupported(
-                    f"cannot create the build's own network (snapshotter.build_network: own): {e}"
+                    f"cannot create the build's own network (snapshotter.build_network: "
+                    f"{policy.kind}): {e}"
                 ) from e
             yield Joined(remark=str(e))
             return

@@ -60,8 +60,8 @@ class BuildSandbox:
         uid: uid and gid of the commands; None: the agent's own, without namespaces.
         ids: if set, the image has its own root file system, `rootfs` in its directory, and the
             commands run as its root.
-        lent: paths of this machine that the commands can read if the image has its own root file
-            system: directories at their own paths, because indexes and pages of links contain
+        lent: paths of this machine that the commands can read besides its programs and settings:
+            directories at their own paths, because indexes and pages of links contain
             relative links; files at other paths.
         enclosure: the resource limits of the commands.
         network: their network; without a uid the host's.

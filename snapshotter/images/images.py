@@ -316,7 +316,7 @@ class Images:
                         uid=uid,
                         ids=ids,
                         lent=()
-                        if ids is None
+                        if uid is None
                         else tuple(named_paths([*variables.values(), config])),
                         enclosure=enclosure,
                         network=network,

@@ -67,17 +67,18 @@ install packages (capabilities(7))."""
 _NODES = ("null", "zero", "full", "random", "urandom", "tty")
 _LINKS = {
     "fd": "/proc/self/fd",
-    "stdin": "/proc/self/fd/0",
-    "stdout": "/proc/self/fd/1",
-    "stderr": "/proc/self/fd/2",
     "ptmx": "pts/ptmx",
+    **{name: f"/proc/self/fd/{n}" for n, name in enumerate(("stdin", "stdout", "stderr"))},
 }
+_MAX_PTYS = 32  # `snapshotter.shim.sandbox.root_directory.MAX_PTYS`
 _PLACES = ("dev", "etc", "proc", "run", "tmp")
 """Directories that the root file system of an image must have, because something is mounted at or
 below them."""
 
-_SHARED = ("/var/tmp", "/run/lock")
+_SHARED = ("/run/lock",)
 """World-writable directories of the host, which are read-only in the sandbox."""
+_SHOWN = (*_PLACES, "bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "nix", "sys")
+"""Directories in the machine's root that commands without a root file system of their own see."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -158,6 +159,7 @@ def _enter_box(order: dict[str, Any]) -> None:
         _change_root(order["root"], order["links"])
     _mount("tmpfs", order["root"], "tmpfs", _MS_NOSUID | _MS_NODEV, "size=64k,mode=755")
     _bind_all(order["binds"], "")
+    _hide_machine(order["lent"])
     if order["resolver"] is not None and os.path.exists("/etc/resolv.conf"):
         _mount(order["resolver"], os.path.realpath("/etc/resolv.conf"), None, _MS_BIND)
     for hidden in filter(os.path.isfile, order["hidden"]):
@@ -240,13 +242,8 @@ def _prepare_rootfs(order: dict[str, Any]) -> None:
         if not os.path.isdir(f"{at}/{name}") or os.path.islink(f"{at}/{name}"):
             _give_up(f"/{name} of the image is not a directory: an earlier step removed it")
     _mount(at, at, None, _MS_BIND)
-    _mount(
-        "tmpfs",
-        f"{at}/run",
-        "tmpfs",
-        _MS_NOSUID | _MS_NODEV,
-        f"size=64m,mode=755,uid={first},gid={first}",
-    )
+    size = f"size=64m,mode=755,uid={first},gid={first}"
+    _mount("tmpfs", f"{at}/run", "tmpfs", _MS_NOSUID | _MS_NODEV, size)
     os.makedirs(f"{at}{order['root']}")
     _bind_all(order["binds"], at)
     _make_devices(f"{at}/dev")
@@ -270,13 +267,8 @@ def _make_devices(at: str) -> None:
         os.symlink(target, f"{at}/{name}")
     for name in ("pts", "shm"):
         os.mkdir(f"{at}/{name}")
-    _mount(
-        "devpts",
-        f"{at}/pts",
-        "devpts",
-        _MS_NOSUID | _MS_NOEXEC,
-        "newinstance,ptmxmode=0666,mode=0620",
-    )
+    terminals = f"newinstance,ptmxmode=0666,mode=0620,max={_MAX_PTYS}"
+    _mount("devpts", f"{at}/pts", "devpts", _MS_NOSUID | _MS_NOEXEC, terminals)
 
 
 def _hide_drivers(proc: str) -> None:
@@ -291,16 +283,33 @@ def _pivot(at: str, lent: list[str], owner: int) -> None:
 
     `lent`: directories of the machine that are visible in it. They are mounted after the pivot,
     when links can only lead into the image."""
-    held = [(path, os.open(path, os.O_PATH | os.O_DIRECTORY)) for path in lent]
+    held = _hold(lent)
     _mount("proc", f"{at}/proc", "proc", _MS_NOSUID | _MS_NODEV)
     _hide_drivers(f"{at}/proc")
     _pivot_to(at)
+    _show(held, owner)
+    _detach_former_root()
+
+
+def _hide_machine(lent: list[str]) -> None:
+    """Cover the machine's directories except _SHOWN; those lent stay."""
+    held = _hold([path for path in lent if path.split("/")[1] not in _SHOWN])
+    for name in os.listdir("/"):
+        if name not in _SHOWN and os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}"):
+            _mount("tmpfs", f"/{name}", "tmpfs", _MS_NOSUID | _MS_NODEV, "size=64k,mode=755")
+    _show(held, 0)
+
+
+def _hold(paths: list[str]) -> list[tuple[str, int]]:
+    return [(path, os.open(path, os.O_PATH | os.O_DIRECTORY)) for path in paths]
+
+
+def _show(held: list[tuple[str, int]], owner: int) -> None:
     for path, source in held:
         _make_directories(path, owner)
         _mount(f"/proc/self/fd/{source}", path, None, _MS_BIND)
         _mount(None, path, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
         os.close(source)
-    _detach_former_root()
 
 
 def _make_directories(path: str, owner: int) -> None:

@@ -34,7 +34,14 @@ _DEVICES = "devices"
 """A controller of v1. In v2 it is a program, which needs no delegation, only a group."""
 MAX_PIDS = 4096
 """Processes and threads of one instance: numeric libraries use some hundred; the limit stops fork
-bombs."""
+bombs. Fewer where the machine has few pids (`max_pids`)."""
+_ALL_PIDS, _SLOTS_OF_PIDS, _FEWEST_PIDS = 0.75, 32, 512
+"""Fraction of the machine's pids that all groups together get; in how many instances these are; and
+the least of one."""
+_TCP_PART, _LEAST_TCP_BYTES = 8, 32 * 1024**2
+"""v1 does not count buffers of sockets as memory: they get a limit of their own, this part of the
+memory limit, because the whole machine shares `net.ipv4.tcp_mem`."""
+_PID_LIMITS = ("pid_max", "threads-max")
 _REMOVE_S = 20.0
 """How long processes may take to end after SIGKILL: on a busy machine, seconds for some GiB."""
 _log = logging.getLogger(__name__)
@@ -238,11 +245,12 @@ class Cgroups:
         *,
         memory_bytes: int,
         cpu: float,
-        pids: int = MAX_PIDS,
+        pids: int | None = None,
         devices: Iterable[DeviceRule] = (),
     ) -> Group:
-        """Create a group with limits. `devices`: what it may open in addition to the standard
-        devices; of a group that exists, the new ones replace the earlier ones. Raises OSError."""
+        """Create a group with limits. `pids`: None: `max_pids`. `devices`: what it may open in
+        addition to the standard devices; of a group that exists, the new ones replace the earlier
+        ones. Raises OSError."""
         group = self.group(name, cpu=cpu)
         for directory in set(group.directories.values()):
             directory.mkdir(mode=0o700, exist_ok=True)
@@ -253,10 +261,15 @@ class Cgroups:
             "memory": "memory.max" if self.version == 2 else "memory.limit_in_bytes",
             "pids": "pids.max",
         }
-        values = {"memory": memory_bytes, "pids": pids}
+        values = {"memory": memory_bytes, "pids": max_pids() if pids is None else pids}
         for controller, file in limits.items():
             if controller in group.directories:
                 (group.directories[controller] / file).write_text(str(values[controller]))
+        if self.version == 1 and (memory := group.directories.get("memory")) is not None:
+            with contextlib.suppress(OSError):  # a kernel without it (CONFIG_MEMCG_V1)
+                (memory / "memory.kmem.tcp.limit_in_bytes").write_text(
+                    str(max(memory_bytes // _TCP_PART, _LEAST_TCP_BYTES))
+                )
         if group.has_cpu_group:
             (group.directories["cpu"] / cpu_priority.FILE[self.version]).write_text(
                 cpu_priority.weight(self.version, cpu)
@@ -290,6 +303,24 @@ class Cgroups:
             _remove(base)
 
 
+def pids_of_all(proc: Path = Path("/proc")) -> int | None:
+    """Pids that all groups together may use, so that the machine keeps some; None if unknown."""
+    try:
+        limits = [int((proc / "sys/kernel" / name).read_text()) for name in _PID_LIMITS]
+    except (OSError, ValueError):
+        return None
+    return int(min(limits) * _ALL_PIDS)
+
+
+def max_pids(proc: Path = Path("/proc")) -> int:
+    """Processes and threads that one instance may have: MAX_PIDS, or fewer on a machine that would
+    be full with a few instances (`kernel.pid_max` is 32,768 without systemd)."""
+    everything = pids_of_all(proc)
+    if everything is None:
+        return MAX_PIDS
+    return min(MAX_PIDS, max(everything // _SLOTS_OF_PIDS, _FEWEST_PIDS))
+
+
 def base_name(run: Path) -> str:
     """Name of the base of the agent with this run directory."""
     return f"pilotlight-{hashlib.sha256(str(run).encode()).hexdigest()[:12]}"
@@ -314,6 +345,8 @@ def _bases(
                 (base / cpu_priority.FILE[version]).write_text(
                     cpu_priority.weight(version, len(os.sched_getaffinity(0)))
                 )
+            if controller == "pids" and (most := pids_of_all()) is not None:
+                (base / "pids.max").write_text(str(most))
             bases[controller] = base
         except OSError as e:
             problems.append(f"{controller}: {e.strerror} ({parent})")

@@ -35,12 +35,20 @@ import logging
 import os
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from snapshotter.errors import Unsupported
 from snapshotter.linux import dns_servers, host_network, net_commands
 from snapshotter.linux.dns_servers import DnsServers
-from snapshotter.linux.egress_policy import EVERYWHERE, GATEWAY, INSIDE, EgressPolicy, EgressRules
+from snapshotter.linux.egress_policy import (
+    EVERYWHERE,
+    GATEWAY,
+    INSIDE,
+    PORT,
+    EgressPolicy,
+    EgressRules,
+)
 from snapshotter.linux.host_network import PREFIX, TABLE, interfaces
 from snapshotter.shim.sandbox import netns
 
@@ -49,6 +57,11 @@ _LAST = 65533
 _SLOT_MAC, _HOST_MAC = "02:00:00:00:4d:02", "02:00:00:00:4d:01"
 """Locally administered and fixed, so that no neighbor discovery is needed."""
 _ATTEMPTS = 64
+_SLOTS_OF_CONNECTIONS, _LEAST_CONNECTIONS = 32, 1024
+"""In how many slots' parts the host's table of connections is divided; the least part."""
+_NAMES_PER_S, _NAMES_BURST = 200, 400
+"""Packets of one slot to the relay of DNS queries, which serves all in turn: those beyond are
+dropped here, so that they do not fill its socket."""
 _log = logging.getLogger(__name__)
 
 
@@ -91,15 +104,43 @@ async def connect(
         rules = _rules(egress, servers)
         routes = await host_network.open_host(rules)
         name, address = await _make_pair(namespace, routes, rules)
-    translate = (
-        f"table ip {TABLE} {{ chain out {{ type nat hook postrouting priority srcnat; "
-        f"oifname eth0 snat to {address}; }}; }}"
-    )
+    orders = _slot_rules(address)
     ends = {"inside": INSIDE, "gateway": GATEWAY, "gateway_mac": _HOST_MAC}
     await asyncio.to_thread(
-        netns.furnish, namespace, "eth0", **ends, also=lambda: net_commands.nft_here(translate)
+        netns.furnish, namespace, "eth0", **ends, also=lambda: net_commands.nft_here(orders)
     )
     return name
+
+
+def _slot_rules(address: str) -> str:
+    """nftables rules inside a slot, which nothing in it may change: its address, and its part of
+    what all slots and the host share. Connections to itself are not tracked."""
+    return f"""
+table ip {TABLE} {{
+  chain own {{ type filter hook output priority raw; oifname lo notrack; }}
+  chain shares {{
+    type filter hook output priority filter;
+    oifname eth0 ct state new ct count over {max_connections()} drop
+    ip daddr {GATEWAY} meta l4proto {{ tcp, udp }} th dport {PORT} jump names
+  }}
+  chain names {{
+    meta l4proto tcp ct state established accept
+    limit rate over {_NAMES_PER_S}/second burst {_NAMES_BURST} packets drop
+  }}
+  chain out {{ type nat hook postrouting priority srcnat; oifname eth0 snat to {address}; }}
+}}
+"""
+
+
+def max_connections() -> int:
+    """Connections and flows of one slot that the host tracks at once, ended TCP connections not
+    counted: a part of what the host can track for all (`nf_conntrack_max`). Beyond it new ones are
+    dropped."""
+    try:
+        most = int(Path("/proc/sys/net/netfilter/nf_conntrack_max").read_text())
+    except (OSError, ValueError):
+        return _LEAST_CONNECTIONS
+    return max(most // _SLOTS_OF_CONNECTIONS, _LEAST_CONNECTIONS)
 
 
 def _rules(egress: EgressPolicy, servers: DnsServers | None) -> EgressRules:

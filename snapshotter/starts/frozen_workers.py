@@ -5,7 +5,9 @@ Until then it is a Template: it counts in their memory budget, and is evicted li
 stopped (SIGSTOP, signal(7)) before a start can find it, and continued by the start that takes it,
 which then does what follows any restore: new random state, `enter(snap=False)`, the check of its
 example. While it is stopped it uses no CPU time, and is not billed. A tree that has
-connected to another one since its restore is not kept: that side would wait for it.
+connected to another one since its restore is not kept: that side would wait for it. Nor is one that
+runs all the same: user code can have SIGCONT sent to itself, by a timer (timer_create(2)), or by a
+process that was stopped last. So the CPU time of each is read every WATCH_S.
 """
 
 from __future__ import annotations
@@ -15,6 +17,11 @@ import asyncio
 from snapshotter.linux import proc
 from snapshotter.slots.occupied_slot import OccupiedSlot
 from snapshotter.starts import tcp_connections
+
+WATCH_S = 2.0
+"""How long one that does not stay stopped may run."""
+_STOPPED_NS = 50_000_000
+"""CPU time of a tree that is being stopped, and then of none that stays so."""
 
 
 def can_freeze(occupied: OccupiedSlot) -> bool:
@@ -32,6 +39,14 @@ async def freeze(occupied: OccupiedSlot) -> bool:
 def thaw(occupied: OccupiedSlot) -> None:
     """Continue all of them; no effect if they run."""
     proc.continue_tree(occupied.slot.worker_pid, occupied.group.members)
+
+
+def has_run(occupied: OccupiedSlot) -> bool:
+    """Whether it has used CPU time since it was registered as a Template, though it is stopped."""
+    used_ns = occupied.group.cpu_ns()
+    if used_ns is None or occupied.charged_ns is None:
+        return False
+    return used_ns - occupied.charged_ns > _STOPPED_NS
 
 
 def pss_bytes(occupied: OccupiedSlot) -> int:

@@ -63,7 +63,7 @@ class TemplateBooter:
         self._background_restores: set[RevisionKey] = set()
         self._discarded: set[RevisionKey] = set()
         self._unkept: set[RevisionKey] = set()
-        """Revisions whose restored worker connects to others at once."""
+        """Revisions whose restored worker connects to others at once, or does not stay stopped."""
         self._cpu_ns: dict[RevisionKey, int] = {}
         self._closing = asyncio.Event()
 
@@ -189,6 +189,7 @@ class TemplateBooter:
             occupied.pages.exited.add_done_callback(lambda _: self._on_whole(template))
         if frozen_workers.can_freeze(occupied):
             self._expire_later(template)
+            self._watch_later(template)
 
     def evict_unused(self, need_bytes: int, *, but: RevisionKey) -> None:
         """Evict Templates without instances, least recently used first, to free memory for an
@@ -365,6 +366,20 @@ class TemplateBooter:
             self._expire_later(template)
         else:
             self._ends.drop(template, "idle")
+
+    def _watch_later(self, template: Template) -> None:
+        asyncio.get_running_loop().call_later(frozen_workers.WATCH_S, self._watch, template)
+
+    def _watch(self, template: Template) -> None:
+        """Drop a frozen worker that runs; none of its revision is kept again."""
+        if self.templates.get(template.revision) is not template:
+            return
+        if not frozen_workers.has_run(template.occupied):
+            self._watch_later(template)
+            return
+        _log.warning("template.not_kept revision=%s reason=not_stopped", template.revision)
+        self._unkept.add(template.revision)
+        self._ends.drop(template, "not_stopped")
 
     def _on_whole(self, template: Template) -> None:
         """All of its memory is there. The platform bears what that took."""

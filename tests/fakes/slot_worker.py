@@ -18,6 +18,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -304,6 +305,16 @@ def failure(action: Callable[[], None]) -> str:
     return ""
 
 
+def _continue_by_timer() -> None:
+    """Have SIGCONT sent to this process every 0.4 s (timer_create(2))."""
+    signal.signal(signal.SIGCONT, lambda *_: None)  # a timer of an ignored signal fires once
+    libc, timer = ctypes.CDLL(None), ctypes.c_void_p()
+    event = struct.pack("Pii48x", 0, signal.SIGCONT, 0)  # sigevent, SIGEV_SIGNAL
+    every = struct.pack("qqqq", 0, 400_000_000, 0, 400_000_000)
+    assert libc.timer_create(time.CLOCK_MONOTONIC, event, ctypes.byref(timer)) == 0
+    assert libc.timer_settime(timer, 0, every, None) == 0
+
+
 def syscalls() -> dict[str, int]:
     """errno of calls that must be refused."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -353,6 +364,11 @@ def do(step: str) -> None:  # noqa: C901, PLR0912  # a flat list of steps
         case "process":
             if os.fork() == 0:
                 signal.pause()
+        case "unstoppable":  # a timer sends it SIGCONT, and it uses its processor
+            if os.fork() == 0:
+                _continue_by_timer()
+                while True:
+                    pass
         case "write":
             name, _, text = value.partition("=")
             with open(name, "w") as f:

@@ -67,6 +67,8 @@ _ETC = frozenset(
 _ETC_BEGINS = ("ImageMagick-", "java-", "python3")
 _ETC_PARTS = ("/etc/pki/ca-trust", "/etc/pki/tls", "/etc/ssl/certs", "/etc/ssl/openssl.cnf")
 """Files of the host, if they exist: settings that its programs and libraries require."""
+MAX_PTYS = 32
+"""Pseudo-terminals of one slot: the whole machine has `kernel.pty.max` (4,096)."""
 _NODES = ("null", "zero", "full", "random", "urandom", "tty")
 _LINKS = {
     "fd": "/proc/self/fd",
@@ -283,7 +285,7 @@ def _make_dev(at: str) -> None:
         f"{dev}/pts",
         "devpts",
         NOSUID | NOEXEC,
-        "newinstance,ptmxmode=0666,mode=0620,gid=5",
+        f"newinstance,ptmxmode=0666,mode=0620,gid=5,max={MAX_PTYS}",
     )
     _make_directory(f"{dev}/shm")
 

@@ -3,7 +3,9 @@ them a function may make.
 
 Calls in neither table fail with ENOSYS, as on a kernel without them: those that Linux adds later,
 obsolete ones, and some that nothing here needs and whose kernel code is rarely exercised
-(`vmsplice`, `modify_ldt`, `listmount`, …). The tables are based on the defaults of container
+(`vmsplice`, `modify_ldt`, `listmount`, …). `io_setup` and the other calls of Linux AIO are among
+them because the whole machine shares `fs.aio-max-nr` (65,536) events: one function could take all.
+The tables are based on the defaults of container
 engines; torch, numpy, vLLM and the examples were recorded to need nothing else
 (`scripts/record-system-calls`). Numbers: asm/unistd_64.h, asm-generic/unistd.h.
 """
@@ -113,12 +115,6 @@ ALLOWED: Calls = {
     "inotify_init": (253, None),
     "inotify_init1": (294, 26),
     "inotify_rm_watch": (255, 28),
-    "io_cancel": (210, 3),
-    "io_destroy": (207, 1),
-    "io_getevents": (208, 4),
-    "io_pgetevents": (333, 292),
-    "io_setup": (206, 0),
-    "io_submit": (209, 2),
     "ioctl": (16, 29),
     "ioprio_get": (252, 31),
     "ioprio_set": (251, 30),

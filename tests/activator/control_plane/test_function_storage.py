@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from activator.control_plane.function_storage import FunctionStorage, parse_storage_path
+from activator.control_plane.function_storage import (
+    MAX_CONNECTIONS,
+    FunctionStorage,
+    parse_storage_path,
+)
 from activator.http.request import Request, Scope
 from activator.quotas.process_store import ProcessQuotas
 from activator.quotas.rules import Rule
@@ -78,3 +85,48 @@ async def test_a_functions_operations_count_in_its_tenants_quota(short_tmp: Path
     assert repr(storage) == "<FunctionStorage 0 requests>"
     await storage.aclose()
     await controller.aclose()
+
+
+async def test_tenants_whose_requests_wait_leave_connections_to_others(short_tmp: Path) -> None:
+    storage = FunctionStorage(
+        Endpoint.at(short_tmp / "nobody.sock"),
+        token="",
+        mounts_volumes=True,
+        operations=lambda _: None,
+    )
+    asked = parse_storage_path("/v1/queues/jobs")
+    assert asked is not None
+    refused: Counter[str] = Counter()
+
+    async def receive() -> Scope:
+        await asyncio.Event().wait()  # a body that does not come
+        return {}
+
+    async def send(message: Scope) -> None:
+        raise AssertionError(message)
+
+    async def ask(tenant: str) -> None:
+        scope = {"type": "http", "path": "/v1/queues/jobs", "method": "POST", "headers": []}
+        caller = FunctionPrincipal(f"function:{tenant}/main/app/name")
+        try:
+            await storage.answer(Request(scope, receive, send), caller, asked)
+        except errors.OverQuota:
+            refused[tenant] += 1
+
+    tasks = []
+    for tenant in [f"t-{n}" for n in range(6)]:
+        tasks += [asyncio.create_task(ask(tenant)) for _ in range(64)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    held = 6 * 64 - refused.total()
+    assert refused["t-0"] == 0
+    assert held < MAX_CONNECTIONS
+    late = asyncio.create_task(ask("t-late"))
+    await asyncio.sleep(0)
+    assert not late.done()
+    for task in (*tasks, late):
+        task.cancel()
+    for task in (*tasks, late):
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    await storage.aclose()

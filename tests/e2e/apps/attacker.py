@@ -184,6 +184,7 @@ fspick 433 433
 clone3 435 435
 pidfd_getfd 438 438
 process_madvise 440 440
+io_setup 206 0
 mount_setattr 442 442
 open_tree_attr 467 467
 """
@@ -1076,6 +1077,24 @@ def _threads(facts: Facts) -> str:
         except RuntimeError as e:
             raise Denied(f"{e} after {count}") from None
     return f"has {THREADS} threads"
+
+
+@attempt("limits", "take all events of asynchronous I/O of the machine", also="EAGAIN")
+def _aio(facts: Facts) -> str:
+    for _ in range(16):
+        syscall("io_setup", 4096, (ctypes.c_ulong * 1)())
+    return "has 65536 of them"
+
+
+@attempt("limits", "take a hundred pseudo-terminals", also="ENOSPC")
+def _terminals(facts: Facts) -> str:
+    held = []
+    try:
+        held += [os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY) for _ in range(100)]
+    finally:
+        for one in held:
+            os.close(one)
+    return f"has {len(held)}"
 
 
 @attempt(

@@ -30,7 +30,7 @@ from snapshotter.images.build_network import (
     joined,
 )
 from snapshotter.images.images import Images, disk_bytes
-from snapshotter.linux import slot_network
+from snapshotter.linux import net_commands, slot_network
 from snapshotter.linux.atomic_directory import TooManyEntries, freeze, remove_tree
 from tests.fakes.host_address import host_address
 from tests.fakes.wheels import make_wheel
@@ -513,9 +513,26 @@ def test_an_index_on_loopback_is_known_by_its_address(text: str, there: bool) ->
 async def test_a_build_shares_the_hosts_network_where_its_index_is_on_loopback_and_says_why() -> (
     None
 ):
-    async with joined(BuildNetworkPolicy(), ["http://127.0.0.1:3141/simple"]) as slot_network:
-        assert slot_network.namespace is None
-        assert "loopback" in slot_network.remark
-    async with joined(BuildNetworkPolicy(kind=BuildNetwork.HOST), []) as slot_network:
-        assert slot_network.namespace is None
-        assert "build_network" in slot_network.remark
+    async with joined(BuildNetworkPolicy(), ["http://127.0.0.1:3141/simple"]) as network:
+        assert network.namespace is None
+        assert "loopback" in network.remark
+    async with joined(BuildNetworkPolicy(kind=BuildNetwork.HOST), []) as network:
+        assert network.namespace is None
+        assert "build_network" in network.remark
+
+
+@pytest.mark.root
+async def test_a_network_that_cannot_be_made_for_a_moment_does_not_open_the_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "unshare"
+    broken.write_text("#!/bin/sh\necho no memory >&2\nexit 1\n")
+    broken.chmod(0o755)
+    async with net_commands.fresh_namespace() as namespace:
+        name = await slot_network.connect(namespace)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        with pytest.raises(Unsupported, match="no memory"):
+            async with joined(BuildNetworkPolicy(), []):
+                pass
+        await slot_network.remove([name])
+    await slot_network.sweep()

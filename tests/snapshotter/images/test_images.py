@@ -393,6 +393,9 @@ async def test_a_build_is_confined_like_a_worker(images: Images) -> None:
         "! unshare -Ur true",
         "grep -q 'Seccomp:.2' /proc/self/status",
         f"for d in /var/tmp /run/lock /dev/shm; do touch $d/{mark} || true; done",
+        # of the machine it sees what workers see, and /etc
+        f"! test -e {Path(__file__)}",
+        "! ls -d /var/* /root/* /home/* /opt/* /srv/* /work/* 2> /dev/null",
     ]
     await images.build(spec({"op": "run", "commands": commands}), uid=TENANT_UID, part=Parts())
 
@@ -451,7 +454,7 @@ async def test_a_build_opens_no_device_of_the_machine(
     if not cgroups.controls_devices:
         pytest.skip(f"needs cgroups: {cgroups.why_no_devices}")
     images = Images(tmp_path, environ=environ, requirements=["plserver==2.0"], cgroups=cgroups)
-    directory = Path(tempfile.mkdtemp(prefix="pl", dir="/var/lib"))
+    directory = Path(tempfile.mkdtemp(prefix="pl", dir="/usr/local"))
     try:
         directory.chmod(0o755)
         node = directory / "nvidia0"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from snapshotter.linux.cgroups import Cgroups, Group
+from snapshotter.linux.cgroups import MAX_PIDS, Cgroups, Group, max_pids, pids_of_all
 
 V1 = """\
 30 25 0:27 / {root}/memory rw,relatime - cgroup cgroup rw,memory
@@ -46,10 +46,30 @@ def test_v1_limits_go_below_our_own_group(tmp_path: Path) -> None:
         1024 * len(os.sched_getaffinity(0))
     )
     assert (group.directories["memory"] / "memory.limit_in_bytes").read_text() == "1000"
+    sockets = group.directories["memory"] / "memory.kmem.tcp.limit_in_bytes"
+    assert sockets.read_text() == str(32 * 1024**2)
     assert (group.directories["cpu"] / "cpu.shares").read_text() == "512"
     assert len(group.procs) == 3
     assert cgroups.names() == {"i-1"}
     assert Group.from_json(group.to_json()) == group
+
+
+@pytest.mark.parametrize(
+    "pid_max, threads, of_one, of_all",
+    [
+        (32_768, 192_730, 768, 24_576),
+        (4_194_304, 192_730, MAX_PIDS, 144_547),
+        (4_096, 30_000, 512, 3072),
+    ],
+)
+def test_all_instances_together_leave_the_machine_some_pids(
+    tmp_path: Path, pid_max: int, threads: int, of_one: int, of_all: int
+) -> None:
+    (kernel := tmp_path / "sys/kernel").mkdir(parents=True)
+    assert (max_pids(tmp_path), pids_of_all(tmp_path)) == (MAX_PIDS, None)
+    (kernel / "pid_max").write_text(f"{pid_max}\n")
+    (kernel / "threads-max").write_text(f"{threads}\n")
+    assert (max_pids(tmp_path), pids_of_all(tmp_path)) == (of_one, of_all)
 
 
 def test_names_and_counters_are_for_root_and_the_reader(tmp_path: Path) -> None:
@@ -73,7 +93,8 @@ def test_v2_delegates_controllers_and_has_one_directory(tmp_path: Path) -> None:
     [directory] = set(group.directories.values())
     assert (directory / "memory.max").read_text() == "1000"
     assert (directory / "cpu.weight").read_text() == "100"
-    assert (directory / "pids.max").read_text() == "4096"
+    assert (directory / "pids.max").read_text() == str(max_pids())
+    assert (directory.parent / "pids.max").read_text() == str(pids_of_all())
     (directory / "memory.events").write_text("oom 2\noom_kill 1\n")
     (directory / "cpu.stat").write_text("usage_usec 5\n")
     (directory / "memory.current").write_text("77\n")

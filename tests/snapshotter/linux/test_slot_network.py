@@ -568,6 +568,72 @@ async def test_a_slot_without_a_network_of_its_own_opens_nothing(slot_pool: Slot
     await slot.end()
 
 
+FLOWS = """
+import socket, sys
+host, ports = sys.argv[1], range(20001, 20001 + int(sys.argv[2]))
+sent = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(int(sys.argv[3]))]
+for udp in sent:
+    udp.setblocking(False)
+    for port in ports:
+        try:
+            udp.sendto(b"", (host, port))
+        except OSError:
+            pass
+print(open("/proc/sys/net/netfilter/nf_conntrack_count").read())
+"""
+
+
+@pytest.mark.slow  # as many flows as a slot may have, and again as many
+@pytest.mark.root
+async def test_a_slot_takes_a_part_of_the_connections_that_the_host_can_track(
+    slot_pool: SlotPool,
+) -> None:
+    most, address = slot_network.max_connections(), host_address()
+    async with taken(slot_pool, Network.OWN) as slot:
+
+        async def tracked(host: str, flows: int) -> int:
+            send = (sys.executable, "-c", FLOWS, host, str(flows // 4), "4")
+            return int(await answer(*beside(slot, *send)))
+
+        assert await tracked("127.0.0.1", 2 * most) < most // 8
+        assert most // 2 < await tracked(address, 2 * most) < most + 200
+        with greeting(address) as port:
+            assert (await reach(slot, address, port)).startswith("refused")
+            async with taken(slot_pool, Network.OWN) as other:
+                assert (await reach(other, address, port)).startswith("reached")
+
+
+FLOOD = """
+import socket
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+    for _ in range(5000):
+        try:
+            udp.sendto(b"who?", (HOST, 53))
+        except OSError:
+            pass
+"""
+
+
+@pytest.mark.root
+async def test_a_slot_that_floods_the_relay_of_names_is_dropped_before_it(
+    short_tmp: Path, tools: None
+) -> None:
+    host_file = short_tmp / "resolv.conf"
+    host_file.write_text("nameserver 127.0.0.77\n")
+    servers = DnsServers(host_file, short_tmp / "none")
+    async with contextlib.aclosing(servers), opened(short_tmp, PUBLIC, servers) as slot_pool:
+        slot = await slot_pool.acquire(Network.OWN)
+        before = received(interface(slot))
+        await answer(*beside(slot, sys.executable, "-c", FLOOD.replace("HOST", repr(GATEWAY))))
+        assert 0 < received(interface(slot)) - before < 1000
+        await slot.end()
+
+
+def received(name: str) -> int:
+    """Packets that the host got from a slot."""
+    return int(Path(f"/sys/class/net/{name}/statistics/rx_packets").read_text())
+
+
 ASK = """
 import socket, sys
 text = open("/etc/resolv.conf").read()

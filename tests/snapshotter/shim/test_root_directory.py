@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from snapshotter.shim.sandbox.root_directory import complete
+from snapshotter.shim.sandbox.root_directory import MAX_PTYS, complete
 from tests.fakes.small_rootfs import HAS_APT, make_base
 
 ROOT = Path(__file__).parents[3]
@@ -50,6 +50,14 @@ mounts.build(at, [(code, "code")], uid=uid, writable_bytes=1024**2, rootfs=rootf
     driver_files=[(f"{directory}/code/app.py", "nvidia/gpus/0/information")] if devices else [],
 )
 work = os.stat(f"{mounts.ROOT}/work")
+name = os.ttyname(os.openpty()[1])
+terminals = 0
+try:
+    while terminals < 100:
+        os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY)
+        terminals += 1
+except OSError:
+    pass
 try:
     import colorsys
     imported = True
@@ -69,7 +77,7 @@ print(json.dumps({
     "zero": list(open("/dev/zero", "rb").read(2)), "mounts": [line.split()[4] for line in open("/proc/self/mountinfo")],
     "below": os.listdir("/usr/local/share") if not rootfs else [],
     "links": {name: os.readlink(f"/{name}") for name in ("data", "root") if os.path.islink(f"/{name}")},
-    "shell": os.system("/bin/sh -c true"), "terminals": os.ttyname(os.openpty()[1]),
+    "shell": os.system("/bin/sh -c true"), "terminals": [name, terminals + 1],
 }))
 """
 
@@ -188,7 +196,7 @@ def test_nothing_of_the_host_stays_mounted_and_what_was_held_open_stays_good(cod
     )
     assert [at for at in seen["mounts"] if at.startswith(host)] == []
     assert seen["held"] is True
-    assert (seen["zero"], seen["terminals"]) == ([0, 0], "/dev/pts/0")
+    assert (seen["zero"], seen["terminals"]) == ([0, 0], ["/dev/pts/0", MAX_PTYS])
 
 
 def test_a_slot_with_a_grant_sees_its_nodes_and_files_of_the_driver(code: Path) -> None:

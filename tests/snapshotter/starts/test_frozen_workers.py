@@ -12,7 +12,7 @@ import pytest
 from snapshotter.client import AgentClient
 from snapshotter.linux import proc
 from snapshotter.linux.cgroups import Cgroups
-from snapshotter.starts import tcp_connections
+from snapshotter.starts import frozen_workers, tcp_connections
 from snapshotter.types import InstanceInfo, LaunchSpec, StartKind, TemplateInfo
 from tests.fakes.agent_home import MIB, AgentHome, ask, begin
 from tests.fakes.waiting import until
@@ -135,3 +135,20 @@ async def test_one_that_has_connected_to_somebody_is_not_kept(
 
     assert await client.templates() == []
     assert (await begin(client, launch)).start_kind is StartKind.RESTORE
+
+
+async def test_one_that_does_not_stay_stopped_is_ended_and_none_is_kept_again(
+    home: AgentHome, client: AgentClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frozen_workers, "WATCH_S", 0.2)
+    launch = home.launch(boot=["thread", "unstoppable"])
+    first = await restored(client, launch)
+    pid = (await kept(client)).pid
+
+    async with asyncio.timeout(20):
+        while is_there(pid) or await client.templates():
+            await asyncio.sleep(0.02)
+
+    assert is_there(first.pid)
+    assert (await begin(client, launch)).start_kind is StartKind.RESTORE
+    assert await client.templates() == []

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -227,3 +228,18 @@ def test_a_build_that_has_ended_stops_the_unpacking(tmp_path: Path) -> None:
     with pytest.raises(BundleUnavailable, match="the build has ended"):
         made(tmp_path, endless, max_bytes=2 * 10**9, check=ended)
     assert endless.served < 10**8
+
+
+def test_what_is_remembered_of_an_entry_does_not_grow_with_its_path(tmp_path: Path) -> None:
+    deep = "/".join("d" * 240 for _ in range(12))
+    # files are not counted: 1,000 paths of 2.9 KB are 2.9 MB
+    archive = layer(*(file(f"{deep}/f{number}") for number in range(1000)))
+    filesystem = RootFilesystem(tmp_path, max_bytes=1024**3, max_entries=2000, floor=no_floor())
+    filesystem.apply(layer(file(f"{deep}/first")))
+    tracemalloc.start()
+    try:
+        filesystem.apply(archive)
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 1_000_000
