@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from activator.billing.budget_leases import BudgetLeaser, BudgetLeaseStore
-from activator.billing.budget_sync import BudgetSource, BudgetStates, parse_states
-from activator.billing.budgets import Budgets, Subject
+from activator.billing.budgets.applicable import Subject
+from activator.billing.budgets.budgets import Budgets
+from activator.billing.budgets.leases import BudgetLeaser, BudgetLeaseStore
+from activator.billing.budgets.sync import BudgetSource, BudgetStates, parse_states
 from activator.billing.errors import LedgerRefused, LedgerUnavailable
 from activator.billing.instance_account import BillingTerms, InstanceAccount
 from activator.billing.journal import Journal
@@ -271,7 +272,7 @@ class BillingService:
 
     async def load_budgets(self) -> None:
         """Load what was spent, before calls are served. Without a controller it takes at most
-        `budget_sync.FIRST_STATES_S`."""
+        `budgets.sync.FIRST_STATES_S`."""
         await self._states.load()
         if self._borrower is not None:
             # release what the previous process borrowed, except what it spent

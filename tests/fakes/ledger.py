@@ -7,9 +7,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from activator.billing.budget_balance import BudgetBalance, picos_under
+from activator.billing.budgets.balance import BudgetBalance, picos_under
+from activator.billing.budgets.periods import period_at
 from activator.billing.errors import LedgerRefused, LedgerUnavailable
-from activator.billing.periods import period_at
 from activator.billing.usage_pricing import cost_text
 from pilotlight.protocol import BudgetRecord, BudgetState
 from pilotlight.spec.record_json import canonical_json

@@ -19,6 +19,7 @@ from pilotlight.controller.billing.budget_definition import (
     BudgetDefinition,
 )
 from pilotlight.controller.billing.budgets import Budget, BudgetOverview
+from pilotlight.controller.billing.credits import accounts
 from pilotlight.controller.billing.forecast import Forecast
 from pilotlight.controller.context import (
     REQUIRE_DISK_SPACE,
@@ -42,7 +43,6 @@ from pilotlight.errors import Conflict, Forbidden, NotFound
 from pilotlight.protocol import BUDGETS_PATH, CUSTOMER_BUDGETS_PATH, new_call_id
 from pilotlight.spec.identifiers import MAX_CUSTOMER_LENGTH, Scope, require_customer
 from pilotlight.spec.pricing import COST_QUANTUM
-from pilotlight.spec.record_json import to_json
 
 router = APIRouter(prefix="/v1/budgets", tags=["budgets"])
 internal = APIRouter(dependencies=[Depends(require_platform_token)], include_in_schema=False)
@@ -302,10 +302,11 @@ def derive_budgets(context: Ctx, body: FirstCall) -> dict[str, int]:
 
 @internal.get(BUDGETS_PATH)
 def budget_states(context: Ctx) -> dict[str, dict[str, Any]]:
-    """Return the ledger's state of every budget's current period."""
+    """Return the ledger's state of every budget's current period, and of all credit."""
     with context.store.read() as sql:
-        found = budgets.states(sql, now=context.clock())
-    return {"budgets": {budget: to_json(state) for budget, state in found.items()}}
+        now = context.clock()
+        found = budgets.states(sql, now=now) | accounts.states(sql, now=now)
+    return {"budgets": {budget: state.to_json() for budget, state in found.items()}}
 
 
 def _terms(context: Context, tenant: Any, body: BudgetRequest) -> BudgetDefinition:

@@ -13,12 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from activator.billing.budget_balance import RecordCosts
-from activator.billing.budgets import Budgets
+from activator.billing.budgets.balance import RecordCosts
+from activator.billing.budgets.budgets import Budgets
 from activator.billing.errors import LedgerUnavailable
 from activator.billing.journal import Journal
 from activator.billing.shipping import unshipped_records
-from activator.billing.usage_pricing import cost_text
 from pilotlight.protocol import BudgetState
 
 log = logging.getLogger(__name__)
@@ -130,7 +129,7 @@ class BudgetStates:
 
     async def _save(self) -> None:
         known = {
-            budget: {"period": balance.period.name, "spent": cost_text(balance.ledger)}
+            budget: balance.last_state()
             for budget, balance in self._budgets.balances.items()
             if not balance.is_stale
         }
@@ -149,8 +148,11 @@ def parse_states(body: Any) -> dict[str, BudgetState]:
                 period=str(state["period"]),
                 spent=str(state["spent"]),
                 batch=str(state.get("batch", "0")),
+                amount=str(state.get("amount", "")),
+                expiring=tuple((float(at), str(one)) for at, one in state.get("expiring", ())),
+                version=int(state.get("version", 0)),
             )
-        except (KeyError, TypeError, AttributeError) as e:
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
             log.error("invalid budget state budget=%s error=%r", budget, e)
     return states
 
@@ -163,7 +165,7 @@ def load_states(path: Path) -> dict[str, BudgetState]:
         return {}
 
 
-def save_states(path: Path, states: Mapping[str, Mapping[str, str]]) -> None:
+def save_states(path: Path, states: Mapping[str, Mapping[str, Any]]) -> None:
     """Write the states atomically. Blocks on the disk; raises OSError."""
     fresh = path.with_suffix(".new")
     fresh.write_text(json.dumps(states))
