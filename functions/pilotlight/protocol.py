@@ -164,7 +164,7 @@ BudgetState as JSON}}`; an existing record counts as accepted, and in `batch`. `
 that cover a record of this batch."""
 BUDGETS_PATH = "/internal/budgets"
 """`GET` → `{"budgets": {budget id: BudgetState as JSON}}`: the ledger's state of every budget's
-current period."""
+current period, and of all prepaid credit; with `?id=` (repeated) of these."""
 CUSTOMER_BUDGETS_PATH = "/internal/budgets/customers"
 """`POST {"tenant", "customer"}` → `{"budgets": n}`: makes the budgets that the customer gets from
 those for `identifiers.ANY_CUSTOMER`, and which it does not have; n of them are new. 429 when the

@@ -305,8 +305,12 @@ def test_accounts_and_grants_are_bounded(
     grant(store, tenant, "1", "ben")
     with pytest.raises(Conflict, match="2 customers have prepaid credit"):
         grant(store, tenant, "1", "eve")
+    monkeypatch.setattr(grants, "MAX_TENANT_GRANTS", 3)
+    with pytest.raises(Conflict, match="has 3 grants of credit"):
+        grant(store, tenant, "1", "ben")
 
 
+@pytest.mark.slow  # a hundred transactions
 def test_any_history_adds_up(store: Store, tenant: str, clock: ManualClock) -> None:
     chance = random.Random(7)
     sent: list[UsageRecord] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from activator.billing.budgets.sync import parse_states
 from activator.billing.errors import LedgerUnavailable
@@ -38,12 +38,13 @@ class StoreLedger:
             raise LedgerUnavailable("the answer was lost")
         return _sent(states)
 
-    async def budgets(self) -> Mapping[str, BudgetState]:
-        """The states of all budgets and credit."""
+    async def budgets(self, ids: Collection[str] = ()) -> Mapping[str, BudgetState]:
+        """The states of all budgets and credit, or of these."""
         self._require()
         with self.store.write() as write:
             now = write.now
-            states = budgets.states(write.sql, now=now) | accounts.states(write.sql, now=now)
+            states = budgets.states(write.sql, now=now, ids=ids)
+            states |= accounts.states(write.sql, now=now, ids=ids)
         return _sent(states)
 
     def _require(self) -> None:

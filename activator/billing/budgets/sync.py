@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,13 +29,15 @@ REFRESH_S = 30.0
 """Spending of other activators and corrections arrive with the next own batch, or without one after
 this long."""
 RETRY_S = 1.0
+MAX_NAMED = 50
+"""Most budgets of which the states are read apart from those of all others."""
 
 
 class BudgetSource(Protocol):
     """Source of the state of all budgets."""
 
-    async def budgets(self) -> Mapping[str, BudgetState]:
-        """States by budget id. Raises LedgerUnavailable."""
+    async def budgets(self, ids: Collection[str] = ()) -> Mapping[str, BudgetState]:
+        """States by budget id, of these or () = of all. Raises LedgerUnavailable."""
 
 
 class BudgetStates:
@@ -79,30 +81,40 @@ class BudgetStates:
             await self.count_own()
 
     async def run(self) -> None:
-        """Read the states when there are new budgets, and every REFRESH_S, until cancelled."""
+        """Read the states of what is new or has changed, and every REFRESH_S those of all, until
+        cancelled."""
+        clock = asyncio.get_running_loop().time
+        due_at = clock() + REFRESH_S
         while True:
-            if not any(balance.is_stale for balance in self._budgets.balances.values()):
+            if not self._stale():
                 self._news.clear()
             try:
-                async with asyncio.timeout(REFRESH_S):
+                async with asyncio.timeout_at(due_at):
                     await self._news.wait()
             except TimeoutError:
-                pass  # refresh is due
-            if self._budgets.balances and not await self.refresh():
+                due_at = clock() + REFRESH_S
+                stale: Collection[str] = ()
+            else:
+                stale = self._stale()
+            ids = stale if len(stale) <= MAX_NAMED else ()
+            if self._budgets.balances and not await self.refresh(ids):
                 await asyncio.sleep(RETRY_S)
 
-    async def refresh(self) -> bool:
-        """Read the states from the ledger. Returns False when it does not answer, or does not know
-        a budget yet."""
+    def _stale(self) -> list[str]:
+        return [name for name, one in self._budgets.balances.items() if one.is_stale]
+
+    async def refresh(self, ids: Collection[str] = ()) -> bool:
+        """Read the states of these budgets, () = of all, from the ledger. Returns False when it
+        does not answer, or does not know a budget yet."""
         async with self._lock:
             await self.count_own()
             try:
-                self._budgets.apply_states(await self._source.budgets())
+                self._budgets.apply_states(await self._source.budgets(ids))
             except LedgerUnavailable as e:
                 log.warning("cannot read budget states from the ledger: %s", e)
                 return False
             await self._save()
-        return not any(balance.is_stale for balance in self._budgets.balances.values())
+        return not self._stale()
 
     async def count_own(self) -> None:
         """Charge new budgets for the unshipped records that were written before them."""

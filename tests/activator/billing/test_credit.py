@@ -324,6 +324,6 @@ async def test_credit_is_never_overdrawn(world: World, seed: int, names: tuple[s
     for life in world.lives.values():
         await life.shipper.flush()
     with world.store.read() as sql:
-        (account,) = accounts.open_accounts(sql)
+        (account,) = accounts.select(sql)
     assert account.debt == 0
     assert Decimal(account.spent) / PICO == world.spent() > Decimal("0.1")

@@ -327,9 +327,10 @@ def after_usage(
     return {budget.id: _state(budget, total, sent, write.now) for budget in periods}
 
 
-def states(sql: sa.Connection, *, now: float) -> dict[str, BudgetState]:
-    """Return what was spent of every budget in its current period."""
-    periods = {budget: {budget.period_at(now)} for budget in listing(sql)}
+def states(sql: sa.Connection, *, now: float, ids: Collection[str] = ()) -> dict[str, BudgetState]:
+    """Return what was spent of these budgets, () = of all, in their current periods."""
+    found = _select(sql, _C.id.in_(ids)) if ids else listing(sql)
+    periods = {budget: {budget.period_at(now)} for budget in found}
     total = _read(sql, periods)
     return {budget.id: _state(budget, total, SpendByScope(), now) for budget in periods}
 

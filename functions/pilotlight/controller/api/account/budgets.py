@@ -45,6 +45,7 @@ from pilotlight.spec.identifiers import MAX_CUSTOMER_LENGTH, Scope, require_cust
 from pilotlight.spec.pricing import COST_QUANTUM
 
 router = APIRouter(prefix="/v1/budgets", tags=["budgets"])
+MAX_NAMED = 500
 internal = APIRouter(dependencies=[Depends(require_platform_token)], include_in_schema=False)
 
 
@@ -301,11 +302,16 @@ def derive_budgets(context: Ctx, body: FirstCall) -> dict[str, int]:
 
 
 @internal.get(BUDGETS_PATH)
-def budget_states(context: Ctx) -> dict[str, dict[str, Any]]:
-    """Return the ledger's state of every budget's current period, and of all credit."""
+def budget_states(
+    context: Ctx, id: Annotated[list[str] | None, Query(max_length=MAX_NAMED)] = None
+) -> dict[str, dict[str, Any]]:
+    """Return the ledger's state of every budget's current period, and of all credit; or of
+    these."""
     with context.store.read() as sql:
         now = context.clock()
-        found = budgets.states(sql, now=now) | accounts.states(sql, now=now)
+        found = budgets.states(sql, now=now, ids=id or ()) | accounts.states(
+            sql, now=now, ids=id or ()
+        )
     return {"budgets": {budget: state.to_json() for budget, state in found.items()}}
 
 

@@ -165,7 +165,7 @@ def list_credits(
         if len(found) == limit:  # the last one may have more currencies
             last = found[-1].customer
             found = [one for one in found if one.customer != last]
-            found += accounts.open_accounts(sql, tenant=caller.tenant, customers=[last])
+            found += accounts.open_accounts(sql, tenants=[caller.tenant], customers=[last])
     return CreditList(credits=[_info(account, context.clock()) for account in found])
 
 
@@ -174,7 +174,7 @@ def get_credit(context: Ctx, caller: Biller, customer: CustomerId) -> CreditList
     """Return a customer's prepaid credit, in each currency; none if it has none."""
     caller.require_whole_tenant()
     with context.store.read() as sql:
-        found = accounts.open_accounts(sql, tenant=caller.tenant, customers=[customer])
+        found = accounts.open_accounts(sql, tenants=[caller.tenant], customers=[customer])
     return CreditList(credits=[_info(account, context.clock()) for account in found])
 
 

@@ -160,12 +160,10 @@ def _expiry(grant: CreditGrant) -> float:
 
 
 def open_accounts(
-    sql: sa.Connection, *, tenant: str | None = None, customers: Collection[str] | None = None
+    sql: sa.Connection, *, tenants: Collection[str], customers: Collection[str]
 ) -> list[CreditAccount]:
-    """Return the open accounts of all tenants or one, of all customers or these, by customer."""
-    of = [_A.closed_at.is_(None), *([] if tenant is None else [_A.tenant == tenant])]
-    if customers is None:
-        return select(sql, *of)
+    """Return the open accounts of customers with these ids, of these tenants."""
+    of = (_A.closed_at.is_(None), _A.tenant.in_(tenants))
     named, found = sorted(customers), list[CreditAccount]()
     for at in range(0, len(named), _AT_ONCE):
         found += select(sql, *of, _A.customer.in_(named[at : at + _AT_ONCE]))
@@ -203,9 +201,11 @@ def select(
     return list(accounts.values())
 
 
-def states(sql: sa.Connection, *, now: float) -> dict[str, BudgetState]:
-    """Return the state of every open account."""
-    return {account.id: account.state(now) for account in open_accounts(sql)}
+def states(sql: sa.Connection, *, now: float, ids: Collection[str] = ()) -> dict[str, BudgetState]:
+    """Return the state of these open accounts; () = of all."""
+    named = [_A.id.in_(ids)] if ids else []
+    found = select(sql, _A.closed_at.is_(None), *named)
+    return {account.id: account.state(now) for account in found}
 
 
 def create(write: Write, key: AccountKey, *, opened_at: float) -> CreditAccount:
@@ -246,8 +246,9 @@ def append(
     write.sql.execute(sa.insert(tables.credit_entries).values(**entry.to_json()))
     if kind in (GRANT, REFUND):
         account.add(CreditGrant(id=entry.id, amount=amount, expires_at=entry.expires_at))
-        row = {"id": entry.id, "account": account.id, "expires_at": entry.expires_at}
-        stored = {**row, "amount": to_text(amount), "used": "0", "is_open": True}
+        row = {"id": entry.id, "account": account.id, "tenant": account.tenant}
+        row |= {"amount": to_text(amount), "used": "0"}
+        stored = {**row, "expires_at": entry.expires_at, "is_open": True}
         write.sql.execute(sa.insert(tables.credit_grants).values(**stored))
     return entry
 

@@ -4,7 +4,7 @@ ledger, so that each record counts once."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -16,8 +16,8 @@ from pilotlight.controller.billing.credits import accounts
 from pilotlight.controller.billing.credits.accounts import REFUND, AccountKey, CreditAccount
 from pilotlight.controller.billing.ledger import LedgerInsert, LedgerRow
 from pilotlight.controller.billing.ledger_totals import HALF, money_sums
-from pilotlight.controller.billing.usage_aggregation import AT, COLUMNS
-from pilotlight.controller.database import tables
+from pilotlight.controller.billing.usage_aggregation import AT, COLUMNS, SpendKey
+from pilotlight.controller.database import bulk, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.protocol import BudgetState
 
@@ -28,6 +28,7 @@ _place = itemgetter(*(AT[name] for name in ("month", "day", "environment", "app"
 _CUSTOMER, _STARTED_AT, _PICOS = (AT[name] for name in ("customer", "started_at", "cost_picos"))
 _CORRECTS, _NOTE = AT["corrects"], AT["note"]
 ACTOR = "platform"
+_PREPAID = "SELECT DISTINCT tenant FROM credit_accounts WHERE closed_at IS NULL AND tenant {in}"
 _U = tables.credit_uses.c
 
 
@@ -47,14 +48,7 @@ class CreditUse:
 def consume(write: Write, added: LedgerInsert) -> dict[str, BudgetState]:
     """Charge the new records of a batch to the credit of their customers. Returns the state of
     each account that some records of the batch, also repeated ones, belong to."""
-    named: defaultdict[str, set[str]] = defaultdict(set)
-    for place in added.batch:
-        if place.customer:
-            named[place.tenant].add(place.customer)
-    found: dict[AccountKey, CreditAccount] = {}
-    for tenant, customers in named.items():
-        for account in accounts.open_accounts(write.sql, tenant=tenant, customers=customers):
-            found[account.key] = account
+    found = _accounts_of(write.sql, [place for place in added.batch if place.customer])
     if not found:
         return {}
     fresh = _by_account(found, added.fresh)
@@ -66,6 +60,17 @@ def consume(write: Write, added: LedgerInsert) -> dict[str, BudgetState]:
         for key, rows in _by_account(found, added.rows).items()
     }
     return {found[key].id: found[key].state(write.now, batch=picos) for key, picos in sent.items()}
+
+
+def _accounts_of(sql: sa.Connection, named: Sequence[SpendKey]) -> dict[AccountKey, CreditAccount]:
+    """Return the open accounts of the customers of a batch."""
+    prepaid = bulk.select_in(sql, _PREPAID, {place.tenant for place in named}) if named else []
+    tenants = {tenant for (tenant,) in prepaid}
+    if not tenants:
+        return {}
+    customers = {place.customer for place in named if place.tenant in tenants}
+    found = accounts.open_accounts(sql, tenants=tenants, customers=customers)
+    return {account.key: account for account in found}
 
 
 def charge(write: Write, account: CreditAccount, rows: Iterable[LedgerRow]) -> None:

@@ -28,6 +28,8 @@ MAX_ACCOUNTS = 10_000
 """Open accounts of a tenant: every activator has all of them."""
 MAX_OPEN_GRANTS = 100
 """Of an account, with something unused: every batch of records of its customer reads them."""
+MAX_TENANT_GRANTS = 20_000
+"""The same of all accounts of a tenant: activators read the state of all of them."""
 LATE_S = 3 * 86_400.0
 """How long after its expiry a grant still pays for records of calls that began before it, and that
 come late."""
@@ -71,6 +73,7 @@ def grant(
             f"customer {customer!r} has {MAX_OPEN_GRANTS} grants that are not used up: withdraw "
             f"some first"
         )
+    _require_room(write, tenant)
     entry = accounts.append(
         write,
         account,
@@ -175,6 +178,16 @@ def _open(write: Write, key: AccountKey) -> CreditAccount:
     if closed is not None:  # an earlier account has paid until then
         opened_at = max(opened_at, math.ceil(closed * 1000) / 1000)
     return accounts.create(write, key, opened_at=opened_at)
+
+
+def _require_room(write: Write, tenant: str) -> None:
+    mine = (_G.tenant == tenant) & _G.is_open
+    count = sa.select(sa.func.count()).select_from(tables.credit_grants).where(mine)
+    if int(write.sql.execute(count).scalar_one()) >= MAX_TENANT_GRANTS:
+        raise Conflict(
+            f"this tenant has {MAX_TENANT_GRANTS} grants of credit that are not used up, which is "
+            f"the maximum"
+        )
 
 
 def _grant_of(

@@ -53,11 +53,12 @@ credit_grants = sa.Table(
     metadata,
     text("id", sa.ForeignKey("credit_entries.id"), key=True),
     sa.Column("account", sa.Text, sa.ForeignKey("credit_accounts.id"), nullable=False),
-    *(text(name) for name in ("amount", "used")),
+    *(text(name) for name in ("tenant", "amount", "used")),
     time("expires_at", null=True),
     sa.Column("is_open", sa.Boolean, nullable=False),
     sa.Index("ix_credit_grants_account", "account", "is_open"),
     sa.Index("ix_credit_grants_expires_at", "is_open", "expires_at"),
+    sa.Index("ix_credit_grants_tenant", "tenant", "is_open"),
 )
 """What is left of each grant: `amount` is without what was withdrawn. `is_open`: some is unused."""
 

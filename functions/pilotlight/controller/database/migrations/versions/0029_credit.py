@@ -78,12 +78,13 @@ def upgrade() -> None:
         "credit_grants",
         sa.Column("id", sa.Text(), sa.ForeignKey("credit_entries.id"), primary_key=True),
         _account(),
-        *(_text(name) for name in ("amount", "used")),
+        *(_text(name) for name in ("tenant", "amount", "used")),
         _time("expires_at", null=True),
         sa.Column("is_open", sa.Boolean(), nullable=False),
     )
     op.create_index("ix_credit_grants_account", "credit_grants", ["account", "is_open"])
     op.create_index("ix_credit_grants_expires_at", "credit_grants", ["is_open", "expires_at"])
+    op.create_index("ix_credit_grants_tenant", "credit_grants", ["tenant", "is_open"])
     op.create_table(
         "credit_uses",
         _account(key=True),
