@@ -31,7 +31,7 @@ _CREDITS = {
 }
 _GRANTS = {"id": "grant", "left": "left", "expires_at": "expires"}
 _ENTRIES = {
-    "at": "at",
+    "made_at": "at",
     "id": "id",
     "kind": "kind",
     "amount": "amount",
@@ -171,7 +171,10 @@ def entries(
     body = session.request(
         lambda client: client.credit_entries(customer, before=before, limit=limit)
     )
-    rows = [{**row, "amount": format_money(row["amount"])} for row in body["entries"]]
+    rows = [
+        {**row, "amount": format_money(row["amount"]), "made_at": row["at"]}
+        for row in body["entries"]
+    ]
     session.show(body, lambda: format_table(rows, _ENTRIES, empty="No credit was granted."))
 
 
