@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from activator.billing.budgets.sync import parse_states
 from activator.billing.errors import LedgerUnavailable
-from pilotlight.controller.billing import budgets, usage_ingestion
+from pilotlight.controller.billing import usage_ingestion
+from pilotlight.controller.billing.budgets import spending
 from pilotlight.controller.billing.credits import accounts
 from pilotlight.controller.database.store import Store
 from pilotlight.protocol import BudgetState
@@ -43,7 +44,7 @@ class StoreLedger:
         self._require()
         with self.store.write() as write:
             now = write.now
-            states = budgets.states(write.sql, now=now, ids=ids)
+            states = spending.states(write.sql, now=now, ids=ids)
             states |= accounts.states(write.sql, now=now, ids=ids)
         return _sent(states)
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from pilotlight.controller.billing import budgets, experiment_exposures, ledger
+from pilotlight.controller.billing import experiment_exposures, ledger
+from pilotlight.controller.billing.budgets import spending
 from pilotlight.controller.billing.credits import consumption
 from pilotlight.controller.billing.ledger import LedgerInsert, UsageValues
 from pilotlight.controller.database.store import Write
@@ -30,7 +31,7 @@ def ingest_values(
     added = ledger.add_values(write, records)
     if added.in_experiments:
         experiment_exposures.record_exposures(write, added.in_experiments)
-    states = budgets.after_usage(write, new=added.spent, batch=added.batch)
+    states = spending.after_usage(write, new=added.spent, batch=added.batch)
     return added, states | consumption.consume(write, added)
 
 

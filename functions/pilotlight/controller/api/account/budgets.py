@@ -11,14 +11,16 @@ from pydantic import Field
 
 from pilotlight.controller.api.account.billing import format_decimal
 from pilotlight.controller.api.schemas import Body
-from pilotlight.controller.billing import budget_alerts, budget_definition, budgets
+from pilotlight.controller.billing import budget_alerts, budget_definition
 from pilotlight.controller.billing.budget_alerts import BudgetAlert
 from pilotlight.controller.billing.budget_definition import (
     DEFAULT_ALERTS,
     MAX_ALERTS,
     BudgetDefinition,
 )
-from pilotlight.controller.billing.budgets import Budget, BudgetOverview
+from pilotlight.controller.billing.budgets import changes, records, spending
+from pilotlight.controller.billing.budgets.records import Budget
+from pilotlight.controller.billing.budgets.spending import BudgetOverview
 from pilotlight.controller.billing.credits import accounts
 from pilotlight.controller.billing.forecast import Forecast
 from pilotlight.controller.context import (
@@ -187,7 +189,7 @@ def set_budget(
         if body.environment:
             tenants.require_environment(write.sql, tenant=caller.tenant, name=body.environment)
         terms = _terms(context, tenants.get(write.sql, tenant=caller.tenant), body)
-        result = budgets.put(
+        result = changes.put(
             write,
             key=context.key,
             tenant=caller.tenant,
@@ -196,7 +198,7 @@ def set_budget(
             new_secret=body.new_secret,
             request=request,
         )
-        overview = budgets.overview(
+        overview = spending.overview(
             write.sql, tenant=caller.tenant, now=write.now, budget_id=result.budget.id
         )[0]
     response.status_code = 201 if result.is_new else 200
@@ -215,7 +217,7 @@ def list_budgets(
     """List the tenant's budgets, broadest first, without those that customers have of one for each
     customer; those of one customer with these."""
     with context.store.read() as sql:
-        found = budgets.overview(sql, tenant=caller.tenant, now=context.clock(), customer=customer)
+        found = spending.overview(sql, tenant=caller.tenant, now=context.clock(), customer=customer)
     return BudgetList(
         budgets=[
             BudgetInfo(**_info(overview, caller))
@@ -229,7 +231,7 @@ def list_budgets(
 def get_budget(context: Ctx, caller: Biller, budget: str) -> BudgetInfo:
     """Return one budget."""
     with context.store.read() as sql:
-        overview = budgets.overview(
+        overview = spending.overview(
             sql, tenant=caller.tenant, now=context.clock(), budget_id=budget
         )[0]
     _require_visible(caller, overview.budget)
@@ -240,7 +242,7 @@ def get_budget(context: Ctx, caller: Biller, budget: str) -> BudgetInfo:
 def list_alerts(context: Ctx, caller: Biller, budget: str) -> AlertList:
     """List every alert of a budget, in all periods."""
     with context.store.read() as sql:
-        _require_visible(caller, budgets.get(sql, tenant=caller.tenant, budget_id=budget))
+        _require_visible(caller, records.get(sql, tenant=caller.tenant, budget_id=budget))
         found = budget_alerts.listing(sql, budgets=[budget])
     return AlertList(alerts=[_alert(alert) for alert in found])
 
@@ -249,8 +251,8 @@ def list_alerts(context: Ctx, caller: Biller, budget: str) -> AlertList:
 def delete_budget(context: Ctx, caller: Admin, request: RequestId, budget: str) -> Response:
     """Delete a budget and its alerts."""
     with context.store.write() as write:
-        _require_visible(caller, budgets.get(write.sql, tenant=caller.tenant, budget_id=budget))
-        budgets.delete(
+        _require_visible(caller, records.get(write.sql, tenant=caller.tenant, budget_id=budget))
+        changes.delete(
             write, tenant=caller.tenant, budget_id=budget, actor=caller.key, request=request
         )
     context.metrics.remove_budget(caller.tenant, budget)
@@ -309,7 +311,7 @@ def budget_states(
     these."""
     with context.store.read() as sql:
         now = context.clock()
-        found = budgets.states(sql, now=now, ids=id or ()) | accounts.states(
+        found = spending.states(sql, now=now, ids=id or ()) | accounts.states(
             sql, now=now, ids=id or ()
         )
     return {"budgets": {budget: state.to_json() for budget, state in found.items()}}
@@ -334,7 +336,7 @@ def _example(
     context: Context, caller: Principal, budget_id: str, request: str
 ) -> tuple[WebhookMessage, str, str]:
     with context.store.write() as write:
-        budget = budgets.get(write.sql, tenant=caller.tenant, budget_id=budget_id)
+        budget = records.get(write.sql, tenant=caller.tenant, budget_id=budget_id)
         _require_visible(caller, budget)
         if budget.terms.webhook is None or budget.sealed_secret is None:
             raise Conflict(
