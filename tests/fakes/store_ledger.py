@@ -19,12 +19,13 @@ class StoreLedger:
 
     Attributes:
         is_away: it does not answer. mute: answers to come that are lost although everything was
-            taken."""
+            taken. asked: the ids of each request for states, () = all."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.is_away = False
         self.mute = 0
+        self.asked: list[tuple[str, ...]] = []
 
     def __repr__(self) -> str:
         return f"<StoreLedger {'away' if self.is_away else 'there'}>"
@@ -41,6 +42,7 @@ class StoreLedger:
 
     async def budgets(self, ids: Collection[str] = ()) -> Mapping[str, BudgetState]:
         """The states of all budgets and credit, or of these."""
+        self.asked.append(tuple(ids))
         self._require()
         with self.store.write() as write:
             now = write.now

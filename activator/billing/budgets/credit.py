@@ -59,7 +59,8 @@ class CreditBalance(BudgetBalance):
     def change(self, record: BudgetRecord) -> None:
         """Note that credit was granted or withdrawn: the ledger says how much there is now."""
         assert isinstance(record, CreditRecord)  # as `is_for` requires
-        self.record, self.is_stale, self._wanted = record, True, record.version
+        self.record, self._wanted = record, record.version
+        self.is_stale = self.is_stale or self._version < record.version
 
     def is_for(self, record: BudgetRecord) -> bool:
         """Whether this balance is of the same credit."""

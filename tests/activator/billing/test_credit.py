@@ -3,6 +3,7 @@ refused and what is answered, top-ups, expiry, `kill -9`, and two activators."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import random
@@ -183,6 +184,23 @@ async def test_an_answer_older_than_a_top_up_does_not_end_the_wait_for_it(world:
     assert await life.states.refresh()
     assert not balance.is_stale
     life.open("ana")
+
+
+async def test_a_top_up_is_read_apart_from_the_states_of_all_others(world: World) -> None:
+    world.grant("0.01")
+    world.grant("0.01", "ben")
+    life = await world.start()
+    task = asyncio.create_task(life.states.run())
+    world.grant("1")
+    world.hear(life)
+    (ana,) = (one for one in life.budgets.balances.values() if one.record.customer == "ana")
+    async with asyncio.timeout(10):
+        while ana.is_stale:
+            await asyncio.sleep(0.005)
+    assert world.ledger.asked == [(), (ana.record.id,)]
+    life.open("ana")
+    task.cancel()
+    await asyncio.wait([task])
 
 
 async def test_credit_expires_at_its_time_also_while_the_controller_is_away(world: World) -> None:

@@ -58,6 +58,13 @@ async def test_credit_is_granted_used_read_and_closed(controller: Controller) ->
     assert read.json()["budgets"] == {
         name: {**one, "batch": "0.000000000000"} for name, one in states.items()
     }
+    for asked, found in ((next(iter(states)), 1), ("ca-0", 0)):
+        read = await http.get(
+            "/internal/budgets",
+            params={"id": asked},
+            headers={HEADER_PLATFORM_TOKEN: controller.context.key.token},
+        )
+        assert len(read.json()["budgets"]) == found
     (shown,) = (await http.get(ANA)).json()["credits"]
     assert (shown["balance"], shown["used"], shown["granted"]) == ("1.5", "5.5", "7")
     assert shown["grants"] == [{"id": second["id"], "left": "1.5", "expires_at": None}]
