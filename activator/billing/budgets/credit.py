@@ -71,14 +71,18 @@ class CreditBalance(BudgetBalance):
 
     def last_state(self) -> dict[str, Any]:
         """The ledger's last state, for a start without it (`protocol.BudgetState`)."""
-        expiring = [[at_ns / 1e9, cost_text(unused)] for at_ns, unused in self.expiring]
+        expiring = [
+            [(at_ns + ROUNDING_NS) / 1e9, cost_text(unused)] for at_ns, unused in self.expiring
+        ]
         more = {"amount": cost_text(self.amount), "expiring": expiring, "version": self._version}
         return {**super().last_state(), **more}
 
     def apply_state(self, state: BudgetState, at_ns: int) -> None:
         """Apply what the ledger says of the amount. Raises ValueError, TypeError."""
         amount = to_picos(state.amount)
-        self.expiring = tuple((round(at * 1e9), to_picos(unused)) for at, unused in state.expiring)
+        self.expiring = tuple(
+            (round(at * 1e9) - ROUNDING_NS, to_picos(unused)) for at, unused in state.expiring
+        )
         self._version = state.version
         self.set_amount(amount)
         self.roll(at_ns, self.since)
