@@ -25,11 +25,14 @@ from pilotlight.controller.billing.credits import accounts, grants
 from pilotlight.controller.billing.credits.definition import GrantDefinition
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Store
-from pilotlight.protocol import CreditRecord
+from pilotlight.protocol import CREDIT_PERIOD, CreditRecord
 from tests.activator.billing_world import SECOND, Life, Wall
+from tests.activator.conftest import Edge
 from tests.fakes.clock import ManualClock
 from tests.fakes.databases import empty_sqlite
 from tests.fakes.money_board import MoneyBoard
+from tests.fakes.routes import TENANT as ROUTE_TENANT
+from tests.fakes.routes import route_of, spec_of
 from tests.fakes.store_ledger import StoreLedger
 
 NOON = (1_795_219_200 + 12 * 3600) * SECOND
@@ -147,6 +150,38 @@ async def test_a_customer_is_refused_when_its_credit_is_used_and_no_other_is(
         close(life, life.open(customer))
     await life.shipper.flush()
     assert world.balance() == left
+
+
+async def test_a_caller_reads_what_is_left(edge: Edge) -> None:
+    edge.add(route_of(spec_of()))
+    record = CreditRecord(
+        id="ca-1",
+        tenant=ROUTE_TENANT,
+        environment="",
+        app="",
+        function="",
+        period=CREDIT_PERIOD,
+        amount="0.0000000001",
+        currency="USD",
+        customer="ana",
+        opened_at=0.0,
+        version=1,
+    )
+    edge.tell("credit", record.id, record.to_json())
+    answer = await edge.call(json={"x": 1}, headers={"pilotlight-customer": "ana"})
+    problem = answer.json()
+    assert (answer.status_code, problem["customer"], problem["balance"]) == (
+        402,
+        "ana",
+        "0.000000000100",
+    )
+    assert problem["type"].endswith("/insufficient-credit")
+    assert "retry-after" not in answer.headers, "waiting does not help"
+    for headers in ({"pilotlight-customer": "ben"}, {}):
+        assert (await edge.call(json={"x": 1}, headers=headers)).status_code == 200
+    edge.tell("credit", record.id, None)
+    answer = await edge.call(json={"x": 1}, headers={"pilotlight-customer": "ana"})
+    assert answer.status_code == 200
 
 
 async def test_running_calls_reserve_credit(world: World) -> None:
