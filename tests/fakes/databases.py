@@ -93,15 +93,17 @@ def _url(server: str, name: str) -> str:
 
 
 def without_customers(sql: sa.Connection) -> None:
-    """Undo what version 0028 added to tables that were there, for tests of upgrades to earlier
-    versions."""
+    """Undo what version 0028 added to tables that were there, and 0029, for tests of upgrades to
+    earlier versions."""
     changes = [f"DROP INDEX ix_{name}" for name in ("usage_tenant_customer", "budgets_reach")]
     changes += ["DROP INDEX ix_budgets_parent", "ALTER TABLE budgets DROP COLUMN parent"]
     changes += [
         f"ALTER TABLE {name} DROP COLUMN customer" for name in ("usage", "api_keys", "budgets")
     ]
     changes += [f"DROP TABLE customer_{name}" for name in ("hours", "days", "quotas")]
+    changes += [f"DROP TABLE credit_{name}" for name in ("uses", "grants", "entries", "accounts")]
     if sql.dialect.name == "postgresql":
+        changes.append("DROP FUNCTION credit_entries_refuse")
         reach = "tenant, environment, app, function, period, currency"
         changes.append(f"ALTER TABLE budgets ADD UNIQUE ({reach})")
     for change in changes:
