@@ -92,11 +92,10 @@ class BudgetStates:
                 async with asyncio.timeout_at(due_at):
                     await self._news.wait()
             except TimeoutError:
-                due_at = clock() + REFRESH_S
-                stale: Collection[str] = ()
-            else:
-                stale = self._stale()
-            ids = stale if len(stale) <= MAX_NAMED else ()
+                pass  # a refresh is due
+            ids = self._stale()
+            if not ids or len(ids) > MAX_NAMED or clock() >= due_at:
+                ids, due_at = [], clock() + REFRESH_S
             if self._budgets.balances and not await self.refresh(ids):
                 await asyncio.sleep(RETRY_S)
 
