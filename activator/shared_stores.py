@@ -81,7 +81,7 @@ def shared_budgets(settings: ActivatorSettings, context: ActivatorContext) -> Sh
     budgets."""
     if not settings.counts_in_redis or settings.redis_url is None:
         return None
-    from activator.billing.redis_money import RedisMoney
+    from activator.billing.budgets.redis_leases import RedisMoney
 
     store = RedisMoney(
         settings.redis_url, platform=platform_id(context.key.token), member=context.id

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from activator.billing.budgets import CLOCK_STEP_NS, ApplicableBudgets, Budgets, Subject
+from activator.billing.budgets.applicable import CLOCK_STEP_NS, ApplicableBudgets, Subject
+from activator.billing.budgets.budgets import Budgets
 from activator.billing.cpu import PauseCpuMeter
 from activator.billing.errors import JournalFull
 from activator.billing.instance_meter import IdleKind, InstanceMeter

@@ -8,14 +8,15 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from activator.billing.budget_leases import BudgetLeaser, BudgetLeaseStore
-from activator.billing.budget_sync import BudgetSource, BudgetStates, parse_states
-from activator.billing.budgets import Budgets, Subject
+from activator.billing.budgets.applicable import Subject
+from activator.billing.budgets.budgets import Budgets
+from activator.billing.budgets.leases import BudgetLeaser, BudgetLeaseStore
+from activator.billing.budgets.sync import BudgetSource, BudgetStates, parse_states
 from activator.billing.errors import LedgerRefused, LedgerUnavailable
 from activator.billing.instance_account import BillingTerms, InstanceAccount
 from activator.billing.journal import Journal
@@ -93,7 +94,7 @@ class ControllerLedger:
         self._post_head = (
             f"POST {USAGE_PATH} {head}content-type: application/json\r\ncontent-length: ".encode()
         )
-        self._get_budgets = f"GET {BUDGETS_PATH} {head}\r\n".encode()
+        self._head = head
 
     async def accept(self, records: Sequence[bytes]) -> Mapping[str, BudgetState]:
         """Send the records to the controller. Raises LedgerUnavailable or LedgerRefused."""
@@ -105,9 +106,11 @@ class ControllerLedger:
             raise LedgerUnavailable(f"the controller answered {answer.status} to usage records")
         return _parse_states(answer)  # the records are accepted, even if the states are invalid
 
-    async def budgets(self) -> Mapping[str, BudgetState]:
-        """Read the state of all budgets from the controller. Raises LedgerUnavailable."""
-        answer = await self._request(self._get_budgets)
+    async def budgets(self, ids: Collection[str] = ()) -> Mapping[str, BudgetState]:
+        """Read the state of these budgets, () = of all, from the controller. Raises
+        LedgerUnavailable."""
+        query = "?" + "&".join(f"id={name}" for name in ids) if ids else ""
+        answer = await self._request(f"GET {BUDGETS_PATH}{query} {self._head}\r\n".encode())
         if answer.status >= 400:
             raise LedgerUnavailable(
                 f"the controller answered {answer.status} to the request for budgets: "
@@ -271,7 +274,7 @@ class BillingService:
 
     async def load_budgets(self) -> None:
         """Load what was spent, before calls are served. Without a controller it takes at most
-        `budget_sync.FIRST_STATES_S`."""
+        `budgets.sync.FIRST_STATES_S`."""
         await self._states.load()
         if self._borrower is not None:
             # release what the previous process borrowed, except what it spent

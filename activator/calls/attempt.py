@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator
 from typing import Final, Protocol
 
 from activator.balancing.instance import CANCELLED, TENANT_SUSPENDED, WARM, Reservation
-from activator.billing.budgets import borrow_and_retry
+from activator.billing.budgets.applicable import borrow_and_retry
 from activator.billing.instance_account import OpenRecord
 from activator.billing.usage_pricing import encode_optional_fields
 from activator.calls.call import AnsweredCall, Call

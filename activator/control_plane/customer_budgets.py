@@ -1,5 +1,5 @@
 """Has the controller make the budgets that a customer gets with its first call
-(`activator.billing.budgets.CustomerRegistrar`).
+(`activator.billing.budgets.budgets.CustomerRegistrar`).
 
 Callers may name any number of customers, and each that is new costs the controller a transaction: a
 tenant may name PER_S new ones in a second."""

@@ -6,7 +6,7 @@ While Redis is unreachable, warm calls continue, and each store follows its own 
   long as its last heartbeat counts;
 * quotas (`quotas.redis_store`): each activator counts alone, or calls are refused with 503, as
   `activator.without_redis` says;
-* budgets (`billing.budget_leases`): calls spend what was borrowed before, then 503, or each
+* budgets (`billing.budgets.leases`): calls spend what was borrowed before, then 503, or each
   activator counts alone, as `activator.without_redis` says;
 * idempotency keys (`idempotency.redis_store`): requests that name one are refused with 503;
 * shared answers (`response_cache.redis_store`): calls run, and Redis is not asked for a second;

@@ -426,7 +426,8 @@ class _Refusals:
         )
         self._budget = Counter(
             "pilotlight_budget_refusals",
-            "Calls refused for a budget: `over-budget` (402) or `budget-reserved` (429).",
+            "Calls refused for a budget: `over-budget`, `insufficient-credit` (402) or "
+            "`budget-reserved` (429).",
             ("tenant", "type"),
             registry=registry,
         )

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from activator.billing.budgets import Budgets, Subject
+from activator.billing.budgets.applicable import Subject
+from activator.billing.budgets.budgets import Budgets
 from activator.billing.errors import JournalFull
 from activator.billing.instance_account import Charge
 from activator.billing.journal import Journal

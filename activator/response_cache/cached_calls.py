@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
-from activator.billing.budgets import borrow_and_retry
+from activator.billing.budgets.applicable import borrow_and_retry
 from activator.billing.instance_account import Charge
 from activator.calls.call import AnsweredCall, Call
 from activator.calls.degradation import degradation_of

@@ -26,7 +26,7 @@ from activator.routing.traffic_split import (
 )
 from pilotlight import errors
 from pilotlight.core.crypto import Sealer
-from pilotlight.protocol import BudgetRecord, FeedChange, FunctionRoute
+from pilotlight.protocol import BudgetRecord, CreditRecord, FeedChange, FunctionRoute
 from pilotlight.spec.cors import common_origins
 from pilotlight.spec.function import PUBLIC
 from pilotlight.spec.identifiers import ANY_CUSTOMER, DEFAULT_ENVIRONMENT, FunctionAddress
@@ -235,7 +235,12 @@ class RouteTable:
             self._quotas[name] = parse_quotas(value)
 
     def _apply_budget(self, budget: str, value: Any) -> None:
-        record = BudgetRecord(**value) if value is not None else None
+        self._put_budget(budget, BudgetRecord(**value) if value is not None else None)
+
+    def _apply_credit(self, credit: str, value: Any) -> None:
+        self._put_budget(credit, CreditRecord(**value) if value is not None else None)
+
+    def _put_budget(self, budget: str, record: BudgetRecord | None) -> None:
         if record is None:
             self._budgets.discard(budget)
         else:

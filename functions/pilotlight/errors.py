@@ -120,6 +120,13 @@ class OverBudget(PilotlightError):
     status = 402
 
 
+class InsufficientCredit(OverBudget):
+    """Raised when the prepaid credit of a customer does not cover a call; `detail` has `credit`,
+    `customer`, `balance`, `currency` and `needed`."""
+
+    type = "insufficient-credit"
+
+
 class BudgetReserved(TooManyRequests):
     """Raised when running calls have reserved the rest of a budget; `detail` as in OverBudget, and
     `reserved`."""

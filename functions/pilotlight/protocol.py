@@ -164,7 +164,7 @@ BudgetState as JSON}}`; an existing record counts as accepted, and in `batch`. `
 that cover a record of this batch."""
 BUDGETS_PATH = "/internal/budgets"
 """`GET` → `{"budgets": {budget id: BudgetState as JSON}}`: the ledger's state of every budget's
-current period."""
+current period, and of all prepaid credit; with `?id=` (repeated) of these."""
 CUSTOMER_BUDGETS_PATH = "/internal/budgets/customers"
 """`POST {"tenant", "customer"}` → `{"budgets": n}`: makes the budgets that the customer gets from
 those for `identifiers.ANY_CUSTOMER`, and which it does not have; n of them are new. 429 when the
@@ -207,11 +207,13 @@ class FeedChange:
 
     Attributes:
         seq: position; strictly increasing.
-        kind: `function`, `key`, `tenant`, `secret`, `quota` or `budget`.
+        kind: `function`, `key`, `tenant`, `secret`, `quota`, `budget` or `credit`.
         key: `<tenant>/<environment>/<app>/<function>` (function, quota), `<tenant>/<customer>`
-            (quota), a key id, a tenant id, `<tenant>/<environment>/<secret name>`, or a budget id.
+            (quota), a key id, a tenant id, `<tenant>/<environment>/<secret name>`, or the id of a
+            budget or credit.
         value: the document (`FunctionRoute`, `KeyRecord`, `TenantRecord`,
-            `pilotlight.spec.quotas.Quotas`, `BudgetRecord` as JSON; a secret's sealed text); None =
+            `pilotlight.spec.quotas.Quotas`, `BudgetRecord`, `CreditRecord` as JSON; a secret's
+            sealed text); None =
             removed.
     """
 
@@ -291,20 +293,54 @@ class BudgetRecord(JsonRecord):
     customer: str = ""
 
 
+CREDIT_PERIOD = "credit"
+"""The only period of prepaid credit, in place of a day or month."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetState:
-    """The ledger's state of a budget.
+class CreditRecord(BudgetRecord):
+    """The prepaid credit of a customer, for activators: a hard budget that has no period.
 
     Attributes:
-        period: the current one by the controller's clock, `2026-11-21` or `2026-11`.
+        amount: what was left when this was written. The current one is in the ledger's
+            `BudgetState`, which is to be read when `version` has changed.
+        opened_at: it pays the customer's calls that begin from then on, to the millisecond.
+        version: rises with each grant and withdrawal.
+    """
+
+    opened_at: float
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetState:
+    """The ledger's state of a budget, or of prepaid credit.
+
+    Attributes:
+        period: the current one by the controller's clock, `2026-11-21` or `2026-11`; of credit
+            CREDIT_PERIOD.
         spent: sum of its records, a decimal as text; of all activators, including idle time.
         batch: the part of `spent` from the records of this request, including repeated ones; "0" in
             `GET`.
+        amount: of credit: what was granted in all, and is neither withdrawn nor expired.
+        expiring: of credit: of each grant that will expire, when, and what is unused of it.
+        version: of credit: that of the `CreditRecord` whose changes are in it.
     """
 
     period: str
     spent: str
     batch: str = "0"
+    amount: str = ""
+    expiring: tuple[tuple[float, str], ...] = ()
+    version: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values; what is of credit is missing for a budget."""
+        body = {"period": self.period, "spent": self.spent, "batch": self.batch}
+        if self.period != CREDIT_PERIOD:
+            return body
+        expiring = [[at, unused] for at, unused in self.expiring]
+        return {**body, "amount": self.amount, "expiring": expiring, "version": self.version}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from activator.billing import journal_format
-from activator.billing.budget_balance import BudgetBalance
-from activator.billing.budget_leases import BudgetLeaser
-from activator.billing.budget_sync import BudgetStates
-from activator.billing.budgets import Budgets
+from activator.billing.budgets.balance import BudgetBalance
+from activator.billing.budgets.budgets import Budgets
+from activator.billing.budgets.leases import BudgetLeaser
+from activator.billing.budgets.sync import BudgetStates
 from activator.billing.instance_account import BillingTerms, InstanceAccount, OpenRecord
 from activator.billing.journal import Journal
 from activator.billing.segments import read_segment, segment_numbers

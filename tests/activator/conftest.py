@@ -8,7 +8,7 @@ import hashlib
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,7 @@ class MemoryLedger:
             self.records.setdefault(usage.id, usage)
         return {}
 
-    async def budgets(self) -> Mapping[str, BudgetState]:
+    async def budgets(self, ids: Collection[str] = ()) -> Mapping[str, BudgetState]:
         """There are none here."""
         return {}
 

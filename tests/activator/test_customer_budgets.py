@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from activator.billing.budget_balance import RecordCosts
-from activator.billing.budgets import CustomerUnknown, Subject, borrow_and_retry
+from activator.billing.budgets.applicable import CustomerUnknown, Subject, borrow_and_retry
+from activator.billing.budgets.balance import RecordCosts
 from activator.control_plane.customer_budgets import BURST, PER_S, ControllerRegistrar
 from activator.customers.scopes import CustomerScopes
 from pilotlight import errors

@@ -70,7 +70,7 @@ FROM_ZERO = {
     "fairness": (5, "whose start is first, by quota and by memory of the node"),
     "autoscaler": (2, "the throttler of the revision, and its place in the autoscaler"),
     "worker_client": (2, "address, connection"),
-    "billing": (8, "budgets, the records of start and call, and the journal"),
+    "billing": (9, "budgets, those of a function, the records of start and call, and the journal"),
     "metrics": (2, "counters"),
     "call_stats": (1, "the same for the controller"),
     "tracing": (2, "the trace of a cold call is kept"),

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.controller.billing import budget_alerts, budgets, ledger
+from pilotlight.controller.billing import budget_alerts, ledger
 from pilotlight.controller.billing.budget_definition import parse_definition
-from pilotlight.controller.billing.budgets import Budget
+from pilotlight.controller.billing.budgets import changes, records, spending
+from pilotlight.controller.billing.budgets.records import Budget
 from pilotlight.controller.database import delivery_retry, tables
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.identity import tenants
@@ -30,7 +31,7 @@ def budget(store: Store, tmp_path: Path) -> Budget:
     )
     with store.write() as write:
         tenant = tenants.create(write, name="acme", uid_base=None, actor="platform")
-        return budgets.put(write, key=key, tenant=tenant.id, terms=terms, actor="k-1").budget
+        return changes.put(write, key=key, tenant=tenant.id, terms=terms, actor="k-1").budget
 
 
 def spend(store: Store, budget: Budget, *costs: str, first: int = 0) -> dict[str, BudgetState]:
@@ -40,7 +41,7 @@ def spend(store: Store, budget: Budget, *costs: str, first: int = 0) -> dict[str
     ]
     with store.write() as write:
         added = ledger.add(write, records)
-        return budgets.after_usage(write, new=added.spent, batch=added.batch)
+        return spending.after_usage(write, new=added.spent, batch=added.batch)
 
 
 def test_large_sums_are_exact_and_each_threshold_is_noted_once(
@@ -61,8 +62,8 @@ def test_large_sums_are_exact_and_each_threshold_is_noted_once(
             80,
             100,
         ]
-        assert budgets.states(sql, now=1_800_000_000.0)[budget.id].spent == "4000000.000000000001"
-        assert budgets.shares(sql, now=1_800_000_000.0) == {(budget.tenant, budget.id): 1.0}
+        assert spending.states(sql, now=1_800_000_000.0)[budget.id].spent == "4000000.000000000001"
+        assert spending.shares(sql, now=1_800_000_000.0) == {(budget.tenant, budget.id): 1.0}
 
 
 def test_an_alert_is_claimed_by_one_of_many(store: Store, budget: Budget) -> None:
@@ -81,6 +82,6 @@ def test_an_alert_is_claimed_by_one_of_many(store: Store, budget: Budget) -> Non
 def test_a_budget_goes_with_its_alerts(store: Store, budget: Budget) -> None:
     spend(store, budget, "4000000.000000000001")
     with store.write() as write:
-        budgets.delete(write, tenant=budget.tenant, budget_id=budget.id, actor="k-1")
+        changes.delete(write, tenant=budget.tenant, budget_id=budget.id, actor="k-1")
     with store.read() as sql:
-        assert (budgets.listing(sql), budget_alerts.listing(sql, budgets=[budget.id])) == ([], [])
+        assert (records.listing(sql), budget_alerts.listing(sql, budgets=[budget.id])) == ([], [])

@@ -11,8 +11,9 @@ import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 
-from pilotlight.controller.billing import budget_alerts, budgets, usage_ingestion
+from pilotlight.controller.billing import budget_alerts, usage_ingestion
 from pilotlight.controller.billing.budget_definition import BudgetDefinition
+from pilotlight.controller.billing.budgets import changes, records, spending
 from pilotlight.controller.customers import budgets as customer_budgets
 from pilotlight.controller.customers import quotas
 from pilotlight.controller.database import store as stores
@@ -38,7 +39,7 @@ def tenant(store: Store) -> str:
 def put(store: Store, tenant: str, customer: str, amount: str = "10", **terms: Any) -> str:
     given = BudgetDefinition(amount=amount, currency="USD", customer=customer, **terms)
     with store.write() as write:
-        return budgets.put(write, key=KEY, tenant=tenant, terms=given, actor="k").budget.id
+        return changes.put(write, key=KEY, tenant=tenant, terms=given, actor="k").budget.id
 
 
 def derive(store: Store, tenant: str, customer: str) -> int:
@@ -48,7 +49,7 @@ def derive(store: Store, tenant: str, customer: str) -> int:
 
 def of(store: Store, tenant: str, customer: str) -> list[tuple[str, str | None]]:
     with store.read() as sql:
-        found = budgets.of_customer(sql, tenant=tenant, customer=customer)
+        found = records.of_customer(sql, tenant=tenant, customer=customer)
     return [(budget.terms.amount, budget.parent) for budget in found]
 
 
@@ -91,8 +92,8 @@ def test_a_budget_covers_the_calls_for_its_customer_alone(store: Store, tenant: 
         ana: ("3.000000000000", "3.000000000000"),
     }
     with store.read() as sql:
-        found = budgets.states(sql, now=NOW)
-        shares = budgets.shares(sql, now=NOW)
+        found = spending.states(sql, now=NOW)
+        shares = spending.shares(sql, now=NOW)
     assert sorted(one.spent for one in found.values()) == ["0", "3.000000000000", "7.000000000000"]
     assert shares == {(tenant, whole): 0.7}, "no series of metrics for each customer"
 
@@ -103,8 +104,8 @@ def test_alerts_are_of_the_customer_that_spends(store: Store, tenant: str) -> No
         derive(store, tenant, name)
     use(store, tenant, ("ana", "6"), ("ben", "1"))
     with store.read() as sql:
-        (ana,) = budgets.of_customer(sql, tenant=tenant, customer="ana")
-        every = [budget.id for budget in budgets.listing(sql)]
+        (ana,) = records.of_customer(sql, tenant=tenant, customer="ana")
+        every = [budget.id for budget in records.listing(sql)]
         (alert,) = budget_alerts.listing(sql, budgets=every)
     assert (alert.budget, alert.percent, alert.spent) == (ana.id, 50, "6.000000000000")
 
@@ -120,14 +121,14 @@ def test_what_customers_have_follows_the_budget_that_it_comes_from(
     assert of(store, tenant, "ana") == [("20", parent)]
     assert of(store, tenant, "ben") == [("50", None)], "its own one replaced it"
     with store.read() as sql:
-        (ana,) = budgets.of_customer(sql, tenant=tenant, customer="ana")
-        listed = budgets.overview(sql, tenant=tenant, now=NOW)
+        (ana,) = records.of_customer(sql, tenant=tenant, customer="ana")
+        listed = spending.overview(sql, tenant=tenant, now=NOW)
     assert '"amount":"20"' in fed(store)[ana.id]
     assert sorted(one.budget.terms.customer for one in listed) == [ANY_CUSTOMER, "ben"]
     with pytest.raises(Conflict, match="is what customer 'ana' has of"), store.write() as write:
-        budgets.delete(write, tenant=tenant, budget_id=ana.id, actor="k")
+        changes.delete(write, tenant=tenant, budget_id=ana.id, actor="k")
     with store.write() as write:
-        budgets.delete(write, tenant=tenant, budget_id=parent, actor="k")
+        changes.delete(write, tenant=tenant, budget_id=parent, actor="k")
     assert of(store, tenant, "ana") == []
     assert fed(store)[ana.id] is None
     assert of(store, tenant, "ben") == [("50", None)]
@@ -154,7 +155,7 @@ def test_a_flood_of_customers_displaces_those_that_used_nothing_and_no_others(
 def test_own_budgets_and_those_of_customers_are_counted_apart(
     store: Store, tenant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(budgets, "MAX_BUDGETS", 2)
+    monkeypatch.setattr(records, "MAX_BUDGETS", 2)
     put(store, tenant, ANY_CUSTOMER)
     for n in range(5):
         derive(store, tenant, f"c-{n}")
@@ -217,8 +218,8 @@ def test_an_upgrade_keeps_budgets_and_their_alerts(url: str, clock: ManualClock)
     store.migrate()
     put(store, "t-1", "ana", app="shop", period="day")  # one of another reach now
     with store.write() as write:
-        kept = budgets.get(write.sql, tenant="t-1", budget_id="b-1")
+        kept = records.get(write.sql, tenant="t-1", budget_id="b-1")
         assert (kept.terms.amount, kept.terms.hard, kept.terms.customer) == ("9", True, "")
         assert [one.id for one in budget_alerts.listing(write.sql, budgets=["b-1"])] == ["al-1"]
-        budgets.delete(write, tenant="t-1", budget_id="b-1", actor="k")
+        changes.delete(write, tenant="t-1", budget_id="b-1", actor="k")
     store.close()

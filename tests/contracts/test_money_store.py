@@ -11,8 +11,8 @@ from contextlib import AsyncExitStack
 import pytest
 import redis
 
-from activator.billing.budget_leases import BudgetClaim, BudgetGrant, BudgetLeaseStore
-from activator.billing.redis_money import RedisMoney
+from activator.billing.budgets.leases import BudgetClaim, BudgetGrant, BudgetLeaseStore
+from activator.billing.budgets.redis_leases import RedisMoney
 from activator.coordination.state import SharedStateUnreachable
 from tests.fakes.clock import ManualClock
 from tests.fakes.money_board import BoardMoney, MoneyBoard

@@ -1,4 +1,5 @@
-"""A hard budget against two activators, a Redis and a controller that are real, and killed."""
+"""A hard budget, and the prepaid credit of a customer, against two activators, a Redis and a
+controller that are real, and killed."""
 
 from __future__ import annotations
 
@@ -61,14 +62,15 @@ def shown(platform: PlatformUnderTest, budget: str) -> dict[str, Any]:
     return found
 
 
-async def call(platform: PlatformUnderTest, seconds: float = CALL_S) -> int:
+async def call(platform: PlatformUnderTest, seconds: float = CALL_S, customer: str = "") -> int:
     """The status of one call, over a connection of its own; 0 when it broke."""
+    named = {"pilotlight-customer": customer} if customer else {}
     try:
         async with httpx.AsyncClient(timeout=60, verify=NO_TLS) as client:
             answer = await client.post(
                 f"{platform.url}/v1/functions/{SPEND}:invoke",
                 json={"seconds": seconds},
-                headers=platform.headers,
+                headers={**platform.headers, **named},
             )
     except httpx.TransportError:
         return 0
@@ -77,7 +79,7 @@ async def call(platform: PlatformUnderTest, seconds: float = CALL_S) -> int:
     return answer.status_code
 
 
-async def spend_all(platform: PlatformUnderTest) -> Counter[int]:
+async def spend_all(platform: PlatformUnderTest, customer: str = "") -> Counter[int]:
     """Call until every caller was told twice in a row that the budget is spent, or for
     LONGEST_S."""
     seen: Counter[int] = Counter()
@@ -86,7 +88,7 @@ async def spend_all(platform: PlatformUnderTest) -> Counter[int]:
     async def caller() -> None:
         refused = 0
         while refused < 2 and time.monotonic() < until:
-            status = await call(platform)
+            status = await call(platform, customer=customer)
             seen[status] += 1
             refused = refused + 1 if status == 402 else 0
             if status != 200:
@@ -96,7 +98,7 @@ async def spend_all(platform: PlatformUnderTest) -> Counter[int]:
     return seen
 
 
-async def wait_until_both_refuse(platform: PlatformUnderTest) -> None:
+async def wait_until_both_refuse(platform: PlatformUnderTest, customer: str = "") -> None:
     """Until six calls in turn are answered 402.
 
     An activator answers 429 while money is claimed by the other one and not yet in the ledger: the
@@ -104,7 +106,7 @@ async def wait_until_both_refuse(platform: PlatformUnderTest) -> None:
     until = time.monotonic() + LONGEST_S
     in_turn = 0
     while in_turn < 6:
-        status = await call(platform)
+        status = await call(platform, customer=customer)
         assert status in {402, 429}, status
         in_turn = in_turn + 1 if status == 402 else 0
         assert time.monotonic() < until, f"still {status} after {LONGEST_S} s"
@@ -151,3 +153,46 @@ async def test_two_activators_never_spend_more_than_the_budget_though_one_is_kil
     assert {await call(platform) for _ in range(4)} == {402}
     set_budget(platform, AMOUNT / 2, hard=False)
     assert {await call(platform, 0.0) for _ in range(4)} == {200}
+
+
+def grant(platform: PlatformUnderTest, amount: Decimal) -> None:
+    """Grant credit to ana."""
+    answer = httpx.post(
+        f"{platform.url}/v1/credits/ana/grants",
+        json={"amount": str(amount)},
+        headers=platform.headers,
+        timeout=60,
+    )
+    assert answer.status_code == 201, answer.text
+
+
+def balance(platform: PlatformUnderTest) -> Decimal:
+    """What ana has left."""
+    answer = httpx.get(f"{platform.url}/v1/credits/ana", headers=platform.headers, timeout=60)
+    return Decimal(answer.json()["credits"][0]["balance"])
+
+
+async def test_two_activators_never_use_more_than_a_customers_credit_though_both_sides_are_killed(
+    platform: PlatformUnderTest,
+) -> None:
+    mine = "customer = 'ana'"
+    grant(platform, AMOUNT)
+    load = asyncio.create_task(spend_all(platform, "ana"))
+    await asyncio.sleep(2.0)
+    pid = platform.kill("activator-1")
+    platform.kill("controller")
+    seen = await load
+    platform.wait_restarted("activator-1", pid)
+    assert seen[402] >= 2 * CALLERS, seen
+    assert seen.keys() <= {0, 200, 402, 429, 502, 503, 504}, seen
+    await wait_until_both_refuse(platform, "ana")
+    wait_for(lambda: spent(platform, mine) > AMOUNT * 3 / 4, "the records to arrive")
+    await asyncio.sleep(1.0)  # whatever else is on its way
+    assert spent(platform, mine) <= AMOUNT
+    assert balance(platform) == AMOUNT - spent(platform, mine)
+    assert await call(platform, 0.0, "ben") == 200
+    grant(platform, AMOUNT)
+    until = time.monotonic() + 5.0
+    while await call(platform, 0.0, "ana") != 200:
+        assert time.monotonic() < until, "a top-up lets calls through"
+    assert {await call(platform, 0.0, "ana") for _ in range(8)} == {200}

@@ -104,7 +104,9 @@ def without_customers(sql: sa.Connection) -> None:
     later = ("tenant_deletions", "usage_archive_days", "usage_archives")
     changes += [f"DROP TABLE {name}" for name in later]
     changes.append("ALTER TABLE tenants DROP COLUMN deleted_at")
+    changes += [f"DROP TABLE credit_{name}" for name in ("uses", "grants", "entries", "accounts")]
     if sql.dialect.name == "postgresql":
+        changes.append("DROP FUNCTION credit_entries_refuse")
         reach = "tenant, environment, app, function, period, currency"
         changes.append(f"ALTER TABLE budgets ADD UNIQUE ({reach})")
     for change in changes:

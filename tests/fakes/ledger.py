@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from activator.billing.budget_balance import BudgetBalance, picos_under
+from activator.billing.budgets.balance import BudgetBalance, picos_under
+from activator.billing.budgets.periods import period_at
 from activator.billing.errors import LedgerRefused, LedgerUnavailable
-from activator.billing.periods import period_at
 from activator.billing.usage_pricing import cost_text
 from pilotlight.protocol import BudgetRecord, BudgetState
 from pilotlight.spec.record_json import canonical_json
@@ -71,12 +71,13 @@ class FakeLedger:
             if self.names_all or state.batch != cost_text(0)
         }
 
-    async def budgets(self) -> Mapping[str, BudgetState]:
-        """Where all budgets stand."""
+    async def budgets(self, ids: Collection[str] = ()) -> Mapping[str, BudgetState]:
+        """Where all budgets stand, or these."""
         if self.away:
             self.away -= 1
             raise LedgerUnavailable("the controller is down")
-        return {name: self._state(budget, []) for name, budget in self.known.items()}
+        named = {name: one for name, one in self.known.items() if not ids or name in ids}
+        return {name: self._state(budget, []) for name, budget in named.items()}
 
     def _state(self, budget: BudgetRecord, batch: Sequence[bytes]) -> BudgetState:
         purse = BudgetBalance(budget, at_ns=self.now_ns, turn=0, is_shared=False, mark=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from activator.billing.budget_leases import BudgetClaim, BudgetGrant, granted
+from activator.billing.budgets.leases import BudgetClaim, BudgetGrant, granted
 from activator.coordination.state import SharedStateUnreachable
 
 

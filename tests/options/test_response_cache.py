@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from activator.billing.budgets import Budgets
+from activator.billing.budgets.budgets import Budgets
 from activator.calls.response_store import OVERHEAD_BYTES
 from activator.response_cache import redis_store
 from activator.response_cache.cache_hits import CacheHitAccount

@@ -83,6 +83,7 @@ _PANELS: dict[str, dict[str, str]] = {
         "plan": "tenants.tenant",
         "quota": "tenants.quota",
         "budget": "tenants.budget",
+        "customer": "tenants.customer",
     },
 }
 """Panels of --help in their order, and in each the commands and command groups with the module that

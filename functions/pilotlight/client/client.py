@@ -17,6 +17,7 @@ from pilotlight.client.resources.async_calls import AsyncCallResources
 from pilotlight.client.resources.batches import BatchResources
 from pilotlight.client.resources.billing import BillingResources
 from pilotlight.client.resources.budgets import BudgetResources
+from pilotlight.client.resources.customers.credits import CreditResources
 from pilotlight.client.resources.drift import DriftResources
 from pilotlight.client.resources.engines import EngineResources
 from pilotlight.client.resources.experiments import ExperimentResources
@@ -58,6 +59,7 @@ class Client(
     TrafficResources,
     TenantResources,
     BudgetResources,
+    CreditResources,
     BillingResources,
     ExperimentResources,
     TraceResources,

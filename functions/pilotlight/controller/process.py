@@ -19,7 +19,8 @@ from uvicorn.server import Server
 
 from pilotlight.controller import http_app
 from pilotlight.controller.batches.runner import BatchRunner
-from pilotlight.controller.billing import billing_jobs, budgets
+from pilotlight.controller.billing import billing_jobs
+from pilotlight.controller.billing.budgets import spending
 from pilotlight.controller.context import Context
 from pilotlight.controller.database import feed
 from pilotlight.controller.database.change_notifier import ChangeNotifier
@@ -349,7 +350,7 @@ async def _measure_budgets(context: Context) -> None:
 
 def _budget_shares(context: Context) -> dict[tuple[str, str], float]:
     with context.store.read() as sql:
-        return budgets.shares(sql, now=context.clock())
+        return spending.shares(sql, now=context.clock())
 
 
 def _delete_expired(context: Context) -> None:

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from activator.billing.budget_leases import (
+from activator.billing.budgets.applicable import AllowanceNeeded, Subject
+from activator.billing.budgets.budgets import Budgets
+from activator.billing.budgets.leases import (
     PICOS_PER_MICRO,
     UNREACHABLE_PAUSE_S,
     BudgetClaim,
@@ -22,11 +24,10 @@ from activator.billing.budget_leases import (
     BudgetLeaseStore,
     granted,
 )
-from activator.billing.budget_sync import BudgetStates
-from activator.billing.budgets import AllowanceNeeded, Budgets, Subject
+from activator.billing.budgets.redis_leases import RedisMoney
+from activator.billing.budgets.sync import BudgetStates
 from activator.billing.instance_account import InstanceAccount, OpenRecord
 from activator.billing.journal import Journal
-from activator.billing.redis_money import RedisMoney
 from activator.billing.shipping import Shipper
 from activator.billing.usage_pricing import PICO, to_picos
 from pilotlight import errors

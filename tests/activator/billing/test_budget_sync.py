@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from activator.billing.budget_balance import picos_under
-from activator.billing.budget_sync import STATES_NAME, load_states, parse_states
+from activator.billing.budgets.balance import picos_under
+from activator.billing.budgets.sync import STATES_NAME, load_states, parse_states
 from activator.billing.errors import LedgerUnavailable
 from activator.billing.usage_pricing import to_picos
 from pilotlight.protocol import BudgetState

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from activator.billing.budget_balance import BudgetBalance
-from activator.billing.budgets import CLOCK_STEP_NS, Budgets, Subject
+from activator.billing.budgets.applicable import CLOCK_STEP_NS, Subject
+from activator.billing.budgets.balance import BudgetBalance
+from activator.billing.budgets.budgets import Budgets
 from activator.billing.instance_account import InstanceAccount, OpenRecord
 from activator.billing.journal import Journal
 from activator.billing.usage_pricing import PICO

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from activator.billing.budgets import Budgets
+from activator.billing.budgets.budgets import Budgets
 from activator.billing.cpu import GRACE_S, PauseCpuMeter
 from activator.billing.instance_account import BillingTerms, InstanceAccount, OpenRecord
 from activator.billing.journal import Journal

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.billing.budgets import Budgets, Subject
+from activator.billing.budgets.applicable import Subject
+from activator.billing.budgets.budgets import Budgets
 from activator.billing.instance_account import BillingTerms, InstanceAccount, OpenRecord
 from activator.billing.instance_meter import IdleKind, InstanceMeter
 from activator.billing.journal import Journal

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from activator.billing.budgets import Budgets
+from activator.billing.budgets.budgets import Budgets
 from activator.billing.instance_account import BillingTerms, InstanceAccount
 from activator.billing.journal import Journal
 from activator.billing.segments import Cursor, segment_numbers

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from activator.billing.budgets import Budgets, token_picos
+from activator.billing.budgets.budgets import Budgets, token_picos
 from activator.billing.instance_account import BillingTerms, Charge, InstanceAccount, OpenRecord
 from activator.billing.journal import Journal
 from activator.billing.usage_pricing import PICO, UsageTemplate

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from activator.billing.budgets import Budgets
+from activator.billing.budgets.budgets import Budgets
 from activator.billing.errors import JournalFull
 from activator.billing.journal import Journal
 from activator.billing.usage_pricing import to_picos

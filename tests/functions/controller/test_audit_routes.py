@@ -326,6 +326,21 @@ ROUTES: list[tuple[str, str, dict[str, str], Any, str]] = [
     ),
     ("POST", "/v1/budgets/{budget}:test", {"budget": "@id"}, None, "budget.test"),
     ("DELETE", "/v1/budgets/{budget}", {"budget": "@id"}, None, "budget.delete"),
+    (
+        "POST",
+        "/v1/credits/{customer}/grants",
+        {"customer": "ana"},
+        {"amount": "5"},
+        "credit.grant",
+    ),
+    (
+        "POST",
+        "/v1/credits/{customer}/withdrawals",
+        {"customer": "ana"},
+        {"grant": "@id", "amount": "1"},
+        "credit.withdraw",
+    ),
+    ("DELETE", "/v1/credits/{customer}", {"customer": "ana"}, None, "credit.close"),
     ("POST", "/v1/storage:collect", {}, {"unused_s": 0}, "blob.collect"),
 ]
 

@@ -18,10 +18,11 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pilotlight.controller.billing import budget_alerts, budgets, ledger
+from pilotlight.controller.billing import budget_alerts, ledger
 from pilotlight.controller.billing.budget_definition import parse_definition
 from pilotlight.controller.billing.budget_periods import DAY_S, day_of, period_of
-from pilotlight.controller.billing.budgets import Budget
+from pilotlight.controller.billing.budgets import changes, records, spending
+from pilotlight.controller.billing.budgets.records import Budget
 from pilotlight.controller.database import feed, tables
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.identity import tenants
@@ -73,7 +74,7 @@ class Books:
             **{"currency": "USD", "currencies": {"USD", "EUR"}, **terms},
         )
         with self.store.write() as write:
-            placed = budgets.put(
+            placed = changes.put(
                 write,
                 key=self._key,
                 tenant=self.tenant,
@@ -99,7 +100,7 @@ class Books:
     def ship(self, records: Sequence[UsageRecord]) -> dict[str, BudgetState]:
         with self.store.write() as write:
             added = ledger.add(write, records)
-            return budgets.after_usage(write, new=added.spent, batch=added.batch)
+            return spending.after_usage(write, new=added.spent, batch=added.batch)
 
     def alerted(self, budget: Budget) -> list[tuple[str, int]]:
         """(period, percent) of its alerts, by period."""
@@ -110,7 +111,7 @@ class Books:
 
     def states(self, now: float) -> dict[str, BudgetState]:
         with self.store.read() as sql:
-            return budgets.states(sql, now=now)
+            return spending.states(sql, now=now)
 
     def fed(self) -> dict[str, Any]:
         with self.store.read() as sql:
@@ -286,12 +287,12 @@ def test_a_deleted_budget_is_gone_everywhere(books: Books) -> None:
     budget = books.put()
     books.spend("6")
     with books.store.write() as write:
-        budgets.delete(write, tenant=books.tenant, budget_id=budget.id, actor="k-1")
+        changes.delete(write, tenant=books.tenant, budget_id=budget.id, actor="k-1")
     assert books.fed() == {budget.id: None}
     assert (books.alerted(budget), books.states(NOON)) == ([], {})
     assert books.spend("6", id="later") == {}
     with pytest.raises(NotFound), books.store.write() as write:
-        budgets.delete(write, tenant=books.tenant, budget_id=budget.id, actor="k-1")
+        changes.delete(write, tenant=books.tenant, budget_id=budget.id, actor="k-1")
 
 
 def test_a_secret_stays_with_its_webhook_and_not_with_another(
@@ -323,7 +324,7 @@ def test_there_is_a_bound_of_how_many(books: Books) -> None:
         "created_at": 1.0,
         "updated_at": 1.0,
     }
-    rows = [{**row, "id": f"b-{n}", "app": f"app-{n}"} for n in range(budgets.MAX_BUDGETS - 1)]
+    rows = [{**row, "id": f"b-{n}", "app": f"app-{n}"} for n in range(records.MAX_BUDGETS - 1)]
     with books.store.write() as write:
         write.sql.execute(sa.insert(tables.budgets), rows)
     books.put("99")
@@ -340,7 +341,7 @@ def test_an_overview_has_spending_forecast_and_the_alerts_of_this_period(
     clock.now = NOON
     books.spend("30")
     with books.store.read() as sql:
-        seen = budgets.overview(sql, tenant=books.tenant, now=NOON)[0]
+        seen = spending.overview(sql, tenant=books.tenant, now=NOON)[0]
     assert (seen.budget.id, seen.period.name, seen.spent, seen.percent) == (
         budget.id,
         "2026-11-15",

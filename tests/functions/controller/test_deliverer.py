@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from pilotlight.controller.billing import budget_alerts, budgets, ledger
+from pilotlight.controller.billing import budget_alerts, ledger
 from pilotlight.controller.billing.budget_alerts import BudgetAlert
 from pilotlight.controller.billing.budget_definition import parse_definition
-from pilotlight.controller.billing.budgets import Budget
+from pilotlight.controller.billing.budgets import changes, records, spending
+from pilotlight.controller.billing.budgets.records import Budget
 from pilotlight.controller.database import audit_trail
 from pilotlight.controller.database.change_notifier import ChangeNotifier
 from pilotlight.controller.database.delivery_retry import (
@@ -69,7 +70,7 @@ class Post:
             **{"alerts": [50], **terms},
         )
         with self.store.write() as write:
-            placed = budgets.put(write, key=self.key, tenant=self.tenant, terms=wanted, actor="k-1")
+            placed = changes.put(write, key=self.key, tenant=self.tenant, terms=wanted, actor="k-1")
         return placed.budget, placed.secret or ""
 
     def spend(self, cost: str = "5.000000000000", record: str = "req-1/1") -> None:
@@ -77,12 +78,12 @@ class Post:
             added = ledger.add(
                 write, [usage(record, tenant=self.tenant, cost=cost, started_at=self.clock.now)]
             )
-            budgets.after_usage(write, new=added.spent, batch=added.batch)
+            spending.after_usage(write, new=added.spent, batch=added.batch)
 
     def alerts(self) -> list[BudgetAlert]:
         with self.store.read() as sql:
             return budget_alerts.listing(
-                sql, budgets=[b.id for b in budgets.listing(sql, [self.tenant])]
+                sql, budgets=[b.id for b in records.listing(sql, [self.tenant])]
             )
 
     def outcomes(self) -> dict[str, float]:
@@ -215,7 +216,7 @@ async def test_a_receiver_that_wants_no_more_gets_no_more(post: Post, receiver: 
     post.spend()
     assert await post.run_once() == 1
     with post.store.read() as sql:
-        now = budgets.get(sql, tenant=post.tenant, budget_id=budget.id)
+        now = records.get(sql, tenant=post.tenant, budget_id=budget.id)
         noted = audit_trail.entries(
             sql,
             audit_trail.AuditQuery(tenant=post.tenant, action="budget.webhook_dropped"),
@@ -240,7 +241,7 @@ async def test_another_webhook_that_came_in_between_is_kept(post: Post, receiver
     await post.run_once()
     with post.store.read() as sql:
         assert (
-            budgets.get(sql, tenant=post.tenant, budget_id=budget.id).terms.webhook
+            records.get(sql, tenant=post.tenant, budget_id=budget.id).terms.webhook
             == "http://127.0.0.1:9/other"
         )
 

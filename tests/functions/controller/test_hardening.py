@@ -12,15 +12,10 @@ import pytest
 import sqlalchemy as sa
 
 from pilotlight.controller import http_app
-from pilotlight.controller.billing import (
-    budget_alerts,
-    budgets,
-    ledger,
-    storage_charges,
-    usage_ingestion,
-)
+from pilotlight.controller.billing import budget_alerts, ledger, storage_charges, usage_ingestion
 from pilotlight.controller.billing.budget_alerts import BudgetAlert
 from pilotlight.controller.billing.budget_definition import parse_definition
+from pilotlight.controller.billing.budgets import changes
 from pilotlight.controller.database import delivery_retry, tables
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.identity import tenants
@@ -163,7 +158,7 @@ def test_alerts_that_were_noted_cost_later_batches_nothing(
                 app=f"app-{number}",
                 alerts=range(10, 101, 10),
             )
-            budgets.put(write, key=key, tenant=tenant, terms=terms, actor="k-1")
+            changes.put(write, key=key, tenant=tenant, terms=terms, actor="k-1")
 
     def spend(part: int) -> None:
         records = [
@@ -202,7 +197,7 @@ def test_a_tenant_with_many_alerts_leaves_places_for_those_of_others(
                     alerts=[50],
                     webhook="https://example.com/",
                 )
-                budget = budgets.put(write, key=key, tenant=tenant, terms=terms, actor="k-1").budget
+                budget = changes.put(write, key=key, tenant=tenant, terms=terms, actor="k-1").budget
                 budget_alerts.record_alerts(
                     write,
                     budget_id=budget.id,
@@ -429,7 +424,7 @@ def test_a_webhook_that_comes_late_is_told_what_is_reached_already(
             amount="1", currency="USD", currencies={"USD"}, alerts=[50, 80, 100], webhook=webhook
         )
         with store.write() as write:
-            return budgets.put(write, key=key, tenant=tenant, terms=terms, actor="k-1").budget.id
+            return changes.put(write, key=key, tenant=tenant, terms=terms, actor="k-1").budget.id
 
     def waiting() -> list[int]:
         with store.read() as sql:

@@ -68,6 +68,8 @@ async def test_a_billing_key_reads_money_and_quotas_and_nothing_else(
         "/v1/quotas",
         "/v1/quotas/functions/search/embed",
         "/v1/quotas/customers/ana",
+        "/v1/credits",
+        "/v1/credits/ana",
     ):
         assert (await reader.get(path)).status_code == 200, path
     document = (await controller.http.get("/openapi.json")).json()
@@ -103,6 +105,10 @@ OPEN_TO_ALL = {
     "/v1/quotas",
     "/v1/quotas/functions/{app}/{function}",
     "/v1/quotas/customers/{customer}",
+    "/v1/credits",
+    "/v1/credits/{customer}",
+    "/v1/credits/{customer}/entries",
+    "/v1/credits/{customer}/uses",
 }
 
 

@@ -50,6 +50,8 @@ _WHAT_TO_DO = {
     "shed": "Try again later, or with a higher priority: the platform is overloaded.",
     "over-budget": "Raise the budget with `pilotlight budget set`, or wait for the next period; "
     "`pilotlight budget list` shows it.",
+    "insufficient-credit": "Grant credit with `pilotlight customer credit grant`; `pilotlight "
+    "customer credit show` shows the balance.",
     "budget-reserved": "Try again when running calls have ended; `pilotlight budget list` shows "
     "the remaining amount.",
     "snapshot-refused": "Fix the named cause, or set snapshot=False: the function then starts by "

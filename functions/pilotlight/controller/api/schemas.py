@@ -438,4 +438,4 @@ class UsageAccepted(Accepted):
     """The number of stored records, and the state of the budgets that they fall under, by budget id
     (`pilotlight.protocol.BudgetState`)."""
 
-    budgets: dict[str, dict[str, str]]
+    budgets: dict[str, dict[str, Any]]

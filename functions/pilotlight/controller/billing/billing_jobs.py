@@ -10,6 +10,7 @@ import anyio.to_thread
 from sqlalchemy.exc import SQLAlchemyError
 
 from pilotlight.controller.billing import invoices, price_lists, storage_charges
+from pilotlight.controller.billing.credits import grants
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.server.node_backend import NodeBackend
 from pilotlight.controller.settings import ControllerConfig
@@ -35,12 +36,13 @@ def initialise_billing(store: Store, config: ControllerConfig) -> None:
 
 
 async def run_billing_jobs(*, store: Store, agent: NodeBackend, config: ControllerConfig) -> None:
-    """Issue due invoices and charge storage, until cancelled."""
+    """Issue due invoices, write off expired credit and charge storage, until cancelled."""
     while True:
         try:
             await anyio.to_thread.run_sync(
                 partial(issue_due_invoices, store, after_days=config.settings.invoice_after_days)
             )
+            await anyio.to_thread.run_sync(settle_expired_credit, store)
             await charge_storage(store, agent, config)
         except (PilotlightError, SQLAlchemyError) as e:
             # for example a full disk or a lost database: retry in the next round
@@ -69,6 +71,16 @@ def issue_due_invoices(store: Store, *, after_days: int) -> int:
         batch = len(found)
         issued += batch
     return issued
+
+
+def settle_expired_credit(store: Store) -> int:
+    """Write off what is unused of expired credit; return the number of grants."""
+    settled, batch = 0, grants.SETTLED_AT_ONCE
+    while batch == grants.SETTLED_AT_ONCE:
+        with store.write() as write:
+            batch = grants.settle_expired(write)
+        settled += batch
+    return settled
 
 
 async def charge_storage(store: Store, agent: NodeBackend, config: ControllerConfig) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from pilotlight.controller.billing import ledger, price_lists
+from pilotlight.controller.billing.credits import consumption
 from pilotlight.controller.billing.ledger_totals import HALF, Total, money_sums, totals
 from pilotlight.controller.billing.usage_aggregation import DAY_S, month_of_day, next_month
 from pilotlight.controller.database import audit_trail, tables
@@ -122,6 +123,7 @@ def statement(
     now: float,
 ) -> dict[str, Any]:
     """Return the part of an invoice that is of one key or customer, named in `part`, computed live.
+    That of a customer with prepaid credit says in `credit` what it used of it.
     Statements of an issued invoice do not change. Raises as `show`."""
     invoice = show(sql, tenant=tenant, which=which, currency=currency, now=now)
     document = _document(
@@ -132,7 +134,8 @@ def statement(
         now=now,
         part=part,
     )
-    return {**document, **part, "id": invoice["id"], "status": STATEMENT}
+    credit = _credit(sql, tenant=tenant, document=document, part=part)
+    return {**document, **part, **credit, "id": invoice["id"], "status": STATEMENT}
 
 
 def issue(
@@ -320,6 +323,23 @@ def _document(
         "prices": [rates for rates in price_lists.listing(sql) if rates["version"] in used],
         "total": _text(sum(line.picos for line in lines)),
     }
+
+
+def _credit(
+    sql: sa.Connection, *, tenant: str, document: Mapping[str, Any], part: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return `credit` of a customer's statement: what it used of prepaid credit, and what is due
+    beyond that; {} if it had none, or for a part of its calls."""
+    if part.keys() != {"customer"}:
+        return {}
+    month, currency = document["month"], document["currency"]
+    used = consumption.used_in_month(
+        sql, tenant=tenant, customer=part["customer"], currency=currency, month=month
+    )
+    if used is None:
+        return {}
+    total = int(Decimal(document["total"]) / COST_QUANTUM)
+    return {"credit": {"used": _text(used), "due": _text(total - used)}}
 
 
 def _line(total: Total) -> dict[str, Any]:

@@ -100,6 +100,7 @@ class LedgerInsert:
         spent: cost of the new records, in picounits.
         batch: cost of all records as sent, including those that existed before.
         in_experiments: the new records that belong to an experiment.
+        rows, fresh: all records as sent, and the new ones.
     """
 
     new: int
@@ -107,6 +108,8 @@ class LedgerInsert:
     spent: Mapping[SpendKey, int] = field(default_factory=dict)
     batch: Mapping[SpendKey, int] = field(default_factory=dict)
     in_experiments: Sequence[LedgerRow] = ()
+    rows: Sequence[LedgerRow] = ()
+    fresh: Sequence[LedgerRow] = ()
 
 
 def decode_records(body: bytes) -> list[UsageValues]:
@@ -160,13 +163,17 @@ def add_values(write: Write, records: Sequence[UsageValues]) -> LedgerInsert:
     spent, new = spend_by_key(sums), len(fresh)
     assigned = [row for row in fresh if row[_EXPERIMENT]] if any(map(_experiment, fresh)) else ()
     if new == len(records):
-        return LedgerInsert(new=new, spent=spent, batch=spent, in_experiments=assigned)
+        return LedgerInsert(
+            new=new, spent=spent, batch=spent, in_experiments=assigned, rows=values, fresh=fresh
+        )
     return LedgerInsert(
         new=new,
         conflicts=_conflicts(write, records),
         spent=spent,
         batch=spend_by_key(aggregate(values)),
         in_experiments=assigned,
+        rows=values,
+        fresh=fresh,
     )
 
 

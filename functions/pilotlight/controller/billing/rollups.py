@@ -36,20 +36,20 @@ _NO_DAY = -(10**9)
 
 def add(write: Write, sums: UsageAggregate) -> None:
     """Add the sums of new records."""
-    _upsert(write, tables.usage_hours, [_flat(key, one) for key, one in sums.hours.items()])
-    _upsert(write, tables.usage_days, [_flat(key, one) for key, one in sums.days.items()])
+    upsert_sums(write, tables.usage_hours, [_flat(key, one) for key, one in sums.hours.items()])
+    upsert_sums(write, tables.usage_days, [_flat(key, one) for key, one in sums.days.items()])
     counts = [
         (*key, *at, calls)
         for key, buckets in sums.latencies.items()
         for at, calls in buckets.items()
     ]
-    _upsert(write, tables.latency_hours, counts)
+    upsert_sums(write, tables.latency_hours, counts)
     customers = sums.customer_hours
     for table, found in (
         (tables.customer_hours, customers),
         (tables.customer_days, by_day(customers)),
     ):
-        _upsert(write, table, [_flat(key, one) for key, one in found.items()])
+        upsert_sums(write, table, [_flat(key, one) for key, one in found.items()])
 
 
 def _flat(key: GroupKey, sums: BatchSums) -> tuple[Any, ...]:
@@ -70,7 +70,8 @@ def _flat(key: GroupKey, sums: BatchSums) -> tuple[Any, ...]:
     )
 
 
-def _upsert(write: Write, table: sa.Table, rows: Sequence[tuple[Any, ...]]) -> None:
+def upsert_sums(write: Write, table: sa.Table, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Add rows of a table of sums, in the order of its columns, to those with the same key."""
     if rows:
         bulk.insert(write.sql, table.name, _names(table), rows, _addition(table))
 

@@ -1,5 +1,5 @@
-"""Ingestion of usage records: into the ledger, the budget alerts and the experiment exposures, in
-one transaction; and the records of what no instance of a function used."""
+"""Ingestion of usage records: into the ledger, the budget alerts, prepaid credit and the experiment
+exposures, in one transaction; and the records of what no instance of a function used."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from pilotlight.controller.billing import budgets, experiment_exposures, ledger
+from pilotlight.controller.billing import experiment_exposures, ledger
+from pilotlight.controller.billing.budgets import spending
+from pilotlight.controller.billing.credits import consumption
 from pilotlight.controller.billing.ledger import LedgerInsert, UsageValues
 from pilotlight.controller.database.store import Write
 from pilotlight.protocol import BudgetState, UsageRecord
@@ -17,8 +19,8 @@ from pilotlight.spec.pricing import Rates, price_duration
 def ingest_usage(
     write: Write, rows: Sequence[Mapping[str, Any]]
 ) -> tuple[LedgerInsert, dict[str, BudgetState]]:
-    """Add records given as JSON values (see `ledger.convert_records`). Also returns what was spent
-    of each budget that covers some of them."""
+    """Add records given as JSON values (see `ledger.convert_records`). Also returns the state
+    of each budget and credit that covers some of them."""
     return ingest_values(write, ledger.convert_records(rows))
 
 
@@ -29,7 +31,8 @@ def ingest_values(
     added = ledger.add_values(write, records)
     if added.in_experiments:
         experiment_exposures.record_exposures(write, added.in_experiments)
-    return added, budgets.after_usage(write, new=added.spent, batch=added.batch)
+    states = spending.after_usage(write, new=added.spent, batch=added.batch)
+    return added, states | consumption.consume(write, added)
 
 
 def tenant_charge(

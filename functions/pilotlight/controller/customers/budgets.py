@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import sqlalchemy as sa
 
-from pilotlight.controller.billing import budgets
 from pilotlight.controller.billing.budget_periods import MONTH, day_of, period_of
-from pilotlight.controller.billing.budgets import REACH, Budget
+from pilotlight.controller.billing.budgets import changes, records
+from pilotlight.controller.billing.budgets.records import REACH, Budget
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
 from pilotlight.errors import TooManyRequests
@@ -33,14 +33,14 @@ _C = tables.budgets.c
 def derive(write: Write, *, tenant: str, customer: str) -> int:
     """Make the budgets that a customer gets and does not have; return their number. Raises
     TooManyRequests when the tenant has too many."""
-    defaults = budgets.of_customer(write.sql, tenant=tenant, customer=ANY_CUSTOMER)
-    own = budgets.of_customer(write.sql, tenant=tenant, customer=customer)
+    defaults = records.of_customer(write.sql, tenant=tenant, customer=ANY_CUSTOMER)
+    own = records.of_customer(write.sql, tenant=tenant, customer=customer)
     known = {_reach_of(budget) for budget in own}
     missing = [one for one in defaults if _reach_of(one) not in known]
     if missing:
         _require_room(write, tenant, customer, len(missing))
     for one in missing:
-        budgets.insert(
+        changes.insert(
             write,
             replace(
                 one,
@@ -77,4 +77,4 @@ def _require_room(write: Write, tenant: str, customer: str, wanted: int) -> None
             retry_after_s=RETRY_S,
             customer=customer,
         )
-    budgets.remove(write, found)
+    changes.remove(write, found)

@@ -28,13 +28,14 @@ PAGE_BYTES = 8 * 1024 * 1024
 """A page ends early at this size, so that a thousand large schemas do not make one huge
 response."""
 
-FUNCTION, KEY, TENANT, SECRET, QUOTA, BUDGET = (
+FUNCTION, KEY, TENANT, SECRET, QUOTA, BUDGET, CREDIT = (
     "function",
     "key",
     "tenant",
     "secret",
     "quota",
     "budget",
+    "credit",
 )
 
 

@@ -156,6 +156,7 @@ DELETED: Final[tuple[TenantRows, ...]] = (
 )
 
 _BILLS: Final = "invoices and statements are sums of it, and can be checked as long as it is kept"
+_CREDIT: Final = "append-only: what its customers have paid for"
 KEPT: Final[Mapping[str, str]] = {
     "tenants": "its name is on its invoices, and its uid may be on files of nodes: no other tenant "
     "gets them",
@@ -167,6 +168,10 @@ KEPT: Final[Mapping[str, str]] = {
     "usage_archive_days": _BILLS,
     "customer_hours": _BILLS,
     "customer_days": _BILLS,
+    "credit_accounts": _CREDIT,
+    "credit_entries": _CREDIT,
+    "credit_grants": _CREDIT,
+    "credit_uses": _CREDIT,
     "audit": "append-only: who changed what",
 }
 """Tables whose rows of a deleted tenant stay, and why."""

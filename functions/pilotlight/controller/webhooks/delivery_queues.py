@@ -9,10 +9,11 @@ from typing import Any, Protocol
 
 import sqlalchemy as sa
 
-from pilotlight.controller.billing import budget_alerts, budgets
+from pilotlight.controller.billing import budget_alerts
 from pilotlight.controller.billing.budget_alerts import BudgetAlert
 from pilotlight.controller.billing.budget_periods import period_named
-from pilotlight.controller.billing.budgets import Budget
+from pilotlight.controller.billing.budgets import changes, records
+from pilotlight.controller.billing.budgets.records import Budget
 from pilotlight.controller.database import delivery_retry, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.webhooks import deliveries, endpoints
@@ -85,7 +86,7 @@ def _drop_webhook(write: Write, claimed: ClaimedMessage, outcome: AttemptResult)
     alert = claimed.of
     assert isinstance(alert, BudgetAlert)
     if claimed.url is not None:
-        budgets.drop_webhook(
+        changes.drop_webhook(
             write,
             tenant=alert.tenant,
             budget_id=alert.budget,
@@ -127,7 +128,7 @@ def alert_data(alert: BudgetAlert, budget: Budget, tenant_name: str) -> dict[str
 
 
 def _of_alert(sql: sa.Connection, alert: BudgetAlert) -> ClaimedMessage:
-    budget = budgets.find(sql, tenant=alert.tenant, budget_id=alert.budget)
+    budget = records.find(sql, tenant=alert.tenant, budget_id=alert.budget)
     if budget is None or budget.terms.webhook is None or budget.sealed_secret is None:
         return ClaimedMessage(of=alert, message=None, url=None, sealed_secret=None)
     name = sql.execute(

@@ -395,7 +395,11 @@ def _invoice(found: dict[str, Any]) -> RenderableType:
         f"of which late usage of {month}, whose invoice was already issued: {format_money(cost)}"
         for month, cost in found["late"].items()
     ]
-    return Group(*parts, f"total {format_money(found['total'], found['currency'])}")
+    parts.append(f"total {format_money(found['total'], found['currency'])}")
+    if credit := found.get("credit"):
+        used, due = (format_money(credit[name], found["currency"]) for name in ("used", "due"))
+        parts.append(f"of prepaid credit {used}, due {due}")
+    return Group(*parts)
 
 
 def write_csv(rows: list[dict[str, Any]]) -> None:

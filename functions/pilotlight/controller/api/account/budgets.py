@@ -11,14 +11,17 @@ from pydantic import Field
 
 from pilotlight.controller.api.account.billing import format_decimal
 from pilotlight.controller.api.schemas import Body
-from pilotlight.controller.billing import budget_alerts, budget_definition, budgets
+from pilotlight.controller.billing import budget_alerts, budget_definition
 from pilotlight.controller.billing.budget_alerts import BudgetAlert
 from pilotlight.controller.billing.budget_definition import (
     DEFAULT_ALERTS,
     MAX_ALERTS,
     BudgetDefinition,
 )
-from pilotlight.controller.billing.budgets import Budget, BudgetOverview
+from pilotlight.controller.billing.budgets import changes, records, spending
+from pilotlight.controller.billing.budgets.records import Budget
+from pilotlight.controller.billing.budgets.spending import BudgetOverview
+from pilotlight.controller.billing.credits import accounts
 from pilotlight.controller.billing.forecast import Forecast
 from pilotlight.controller.context import (
     REQUIRE_DISK_SPACE,
@@ -42,9 +45,9 @@ from pilotlight.errors import Conflict, Forbidden, NotFound
 from pilotlight.protocol import BUDGETS_PATH, CUSTOMER_BUDGETS_PATH, new_call_id
 from pilotlight.spec.identifiers import MAX_CUSTOMER_LENGTH, Scope, require_customer
 from pilotlight.spec.pricing import COST_QUANTUM
-from pilotlight.spec.record_json import to_json
 
 router = APIRouter(prefix="/v1/budgets", tags=["budgets"])
+MAX_NAMED = 500
 internal = APIRouter(dependencies=[Depends(require_platform_token)], include_in_schema=False)
 
 
@@ -186,7 +189,7 @@ def set_budget(
         if body.environment:
             tenants.require_environment(write.sql, tenant=caller.tenant, name=body.environment)
         terms = _terms(context, tenants.get(write.sql, tenant=caller.tenant), body)
-        result = budgets.put(
+        result = changes.put(
             write,
             key=context.key,
             tenant=caller.tenant,
@@ -195,7 +198,7 @@ def set_budget(
             new_secret=body.new_secret,
             request=request,
         )
-        overview = budgets.overview(
+        overview = spending.overview(
             write.sql, tenant=caller.tenant, now=write.now, budget_id=result.budget.id
         )[0]
     response.status_code = 201 if result.is_new else 200
@@ -214,7 +217,7 @@ def list_budgets(
     """List the tenant's budgets, broadest first, without those that customers have of one for each
     customer; those of one customer with these."""
     with context.store.read() as sql:
-        found = budgets.overview(sql, tenant=caller.tenant, now=context.clock(), customer=customer)
+        found = spending.overview(sql, tenant=caller.tenant, now=context.clock(), customer=customer)
     return BudgetList(
         budgets=[
             BudgetInfo(**_info(overview, caller))
@@ -228,7 +231,7 @@ def list_budgets(
 def get_budget(context: Ctx, caller: Biller, budget: str) -> BudgetInfo:
     """Return one budget."""
     with context.store.read() as sql:
-        overview = budgets.overview(
+        overview = spending.overview(
             sql, tenant=caller.tenant, now=context.clock(), budget_id=budget
         )[0]
     _require_visible(caller, overview.budget)
@@ -239,7 +242,7 @@ def get_budget(context: Ctx, caller: Biller, budget: str) -> BudgetInfo:
 def list_alerts(context: Ctx, caller: Biller, budget: str) -> AlertList:
     """List every alert of a budget, in all periods."""
     with context.store.read() as sql:
-        _require_visible(caller, budgets.get(sql, tenant=caller.tenant, budget_id=budget))
+        _require_visible(caller, records.get(sql, tenant=caller.tenant, budget_id=budget))
         found = budget_alerts.listing(sql, budgets=[budget])
     return AlertList(alerts=[_alert(alert) for alert in found])
 
@@ -248,8 +251,8 @@ def list_alerts(context: Ctx, caller: Biller, budget: str) -> AlertList:
 def delete_budget(context: Ctx, caller: Admin, request: RequestId, budget: str) -> Response:
     """Delete a budget and its alerts."""
     with context.store.write() as write:
-        _require_visible(caller, budgets.get(write.sql, tenant=caller.tenant, budget_id=budget))
-        budgets.delete(
+        _require_visible(caller, records.get(write.sql, tenant=caller.tenant, budget_id=budget))
+        changes.delete(
             write, tenant=caller.tenant, budget_id=budget, actor=caller.key, request=request
         )
     context.metrics.remove_budget(caller.tenant, budget)
@@ -301,11 +304,17 @@ def derive_budgets(context: Ctx, body: FirstCall) -> dict[str, int]:
 
 
 @internal.get(BUDGETS_PATH)
-def budget_states(context: Ctx) -> dict[str, dict[str, Any]]:
-    """Return the ledger's state of every budget's current period."""
+def budget_states(
+    context: Ctx, id: Annotated[list[str] | None, Query(max_length=MAX_NAMED)] = None
+) -> dict[str, dict[str, Any]]:
+    """Return the ledger's state of every budget's current period, and of all credit; or of
+    these."""
     with context.store.read() as sql:
-        found = budgets.states(sql, now=context.clock())
-    return {"budgets": {budget: to_json(state) for budget, state in found.items()}}
+        now = context.clock()
+        found = spending.states(sql, now=now, ids=id or ()) | accounts.states(
+            sql, now=now, ids=id or ()
+        )
+    return {"budgets": {budget: state.to_json() for budget, state in found.items()}}
 
 
 def _terms(context: Context, tenant: Any, body: BudgetRequest) -> BudgetDefinition:
@@ -327,7 +336,7 @@ def _example(
     context: Context, caller: Principal, budget_id: str, request: str
 ) -> tuple[WebhookMessage, str, str]:
     with context.store.write() as write:
-        budget = budgets.get(write.sql, tenant=caller.tenant, budget_id=budget_id)
+        budget = records.get(write.sql, tenant=caller.tenant, budget_id=budget_id)
         _require_visible(caller, budget)
         if budget.terms.webhook is None or budget.sealed_secret is None:
             raise Conflict(

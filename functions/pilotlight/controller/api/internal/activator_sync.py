@@ -4,7 +4,6 @@ token."""
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
 from operator import itemgetter
 from typing import Annotated, Any
 
@@ -92,7 +91,7 @@ def _ingest_usage(context: Context, body: bytes) -> UsageAccepted:
     for place, picos in added.spent.items():
         context.metrics.record_spend(place.tenant, place.currency, picos)
     return UsageAccepted(
-        accepted=len(records), budgets={key: asdict(state) for key, state in spent.items()}
+        accepted=len(records), budgets={key: state.to_json() for key, state in spent.items()}
     )
 
 

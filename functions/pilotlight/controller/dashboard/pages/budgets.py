@@ -17,7 +17,7 @@ from pilotlight.controller.analytics import (
     monthly_spend,
 )
 from pilotlight.controller.analytics.time_range import HOUR_S, TimeRange
-from pilotlight.controller.billing import budgets
+from pilotlight.controller.billing.budgets import spending
 from pilotlight.controller.billing.forecast import Forecast
 from pilotlight.controller.dashboard import page_stats, running_instances
 from pilotlight.controller.dashboard.html import render
@@ -32,7 +32,7 @@ router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BudgetsData:
-    budgets: list[budgets.BudgetOverview]
+    budgets: list[spending.BudgetOverview]
     month: str
     spent: Decimal
     forecast: Forecast | None
@@ -87,7 +87,7 @@ def _load(sql: sa.Connection, visit: PageContext) -> _BudgetsData:
         else None
     )
     return _BudgetsData(
-        budgets=budgets.overview(sql, tenant=visit.caller.tenant, now=visit.now)
+        budgets=spending.overview(sql, tenant=visit.caller.tenant, now=visit.now)
         if visit.sees_tenant
         else [],
         month=month.period.name if month else "",

@@ -24,7 +24,7 @@ from pilotlight.controller.analytics.gpu_time import by_owner_and_kind, gpu_time
 from pilotlight.controller.analytics.latency_histograms import Histogram, LatencyHistogram
 from pilotlight.controller.analytics.rightsizing import ObservedUsage, RightsizingHint
 from pilotlight.controller.analytics.rollup_queries import UsageCell, UsageSums
-from pilotlight.controller.billing import budgets
+from pilotlight.controller.billing.budgets import spending
 from pilotlight.controller.dashboard import charts, live_summary, page_stats, running_instances
 from pilotlight.controller.dashboard.html import render
 from pilotlight.controller.dashboard.page_context import PageContext, PageRoute, Visitor
@@ -51,7 +51,7 @@ class OverviewData:
     hours: Mapping[int, Histogram]
     functions: list[FunctionStats]
     deployed: int
-    budgets: list[budgets.BudgetOverview]
+    budgets: list[spending.BudgetOverview]
     newest: recent_calls.CallPage
     live: Mapping[str, str]
 
@@ -131,7 +131,7 @@ def overview_data(sql: sa.Connection, visit: PageContext) -> OverviewData:
             sql, tenant=tenant, environment=environment, usage=used, parts=parts
         ),
         deployed=function_stats.count(sql, tenant=tenant, environment=environment),
-        budgets=budgets.overview(sql, tenant=visit.caller.tenant, now=visit.now)
+        budgets=spending.overview(sql, tenant=visit.caller.tenant, now=visit.now)
         if visit.sees_tenant
         else [],
         newest=recent_calls.read(

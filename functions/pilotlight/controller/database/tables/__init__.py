@@ -30,6 +30,12 @@ from pilotlight.controller.database.tables.collections import (
     collections,
 )
 from pilotlight.controller.database.tables.columns import metadata
+from pilotlight.controller.database.tables.credits import (
+    credit_accounts,
+    credit_entries,
+    credit_grants,
+    credit_uses,
+)
 from pilotlight.controller.database.tables.predictions import (
     drift_references,
     drift_reports,
@@ -113,6 +119,10 @@ __all__ = [
     "collection_values",
     "collections",
     "container_images",
+    "credit_accounts",
+    "credit_entries",
+    "credit_grants",
+    "credit_uses",
     "customer_days",
     "customer_hours",
     "customer_quotas",

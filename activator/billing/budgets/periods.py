@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 _NS = 10**9
 _DAY_S = 86_400
-_ROUNDING_NS = 500
+ROUNDING_NS = 500
 """`started_at` of a record is rounded to the microsecond, so the last half microsecond before
 midnight belongs to the next day."""
 
@@ -24,7 +24,7 @@ class Period:
 
 def period_at(kind: str, at_ns: int) -> Period:
     """Return the `day` or `month` that contains a time. Raises ValueError for another kind."""
-    at_s = (at_ns + _ROUNDING_NS) // _NS
+    at_s = (at_ns + ROUNDING_NS) // _NS
     at = time.gmtime(at_s)
     match kind:
         case "day":
@@ -38,9 +38,9 @@ def period_at(kind: str, at_ns: int) -> Period:
 
 
 def _span(first_s: int, end_s: int) -> tuple[int, int]:
-    return first_s * _NS - _ROUNDING_NS, end_s * _NS - _ROUNDING_NS
+    return first_s * _NS - ROUNDING_NS, end_s * _NS - ROUNDING_NS
 
 
 def utc_text(at_ns: int) -> str:
     """Format a time in ISO 8601, to the second."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime((at_ns + _ROUNDING_NS) // _NS))
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime((at_ns + ROUNDING_NS) // _NS))

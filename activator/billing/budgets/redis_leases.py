@@ -13,7 +13,7 @@ import uuid
 
 from redis.exceptions import RedisError
 
-from activator.billing.budget_leases import BudgetClaim, BudgetGrant
+from activator.billing.budgets.leases import BudgetClaim, BudgetGrant
 from activator.coordination.redis_client import redis_client
 from activator.coordination.redis_state import address_of
 from activator.coordination.state import SharedStateUnreachable

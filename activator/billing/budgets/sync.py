@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from activator.billing.budget_balance import RecordCosts
-from activator.billing.budgets import Budgets
+from activator.billing.budgets.balance import RecordCosts
+from activator.billing.budgets.budgets import Budgets
 from activator.billing.errors import LedgerUnavailable
 from activator.billing.journal import Journal
 from activator.billing.shipping import unshipped_records
-from activator.billing.usage_pricing import cost_text
 from pilotlight.protocol import BudgetState
 
 log = logging.getLogger(__name__)
@@ -30,13 +29,15 @@ REFRESH_S = 30.0
 """Spending of other activators and corrections arrive with the next own batch, or without one after
 this long."""
 RETRY_S = 1.0
+MAX_NAMED = 50
+"""Most budgets of which the states are read apart from those of all others."""
 
 
 class BudgetSource(Protocol):
     """Source of the state of all budgets."""
 
-    async def budgets(self) -> Mapping[str, BudgetState]:
-        """States by budget id. Raises LedgerUnavailable."""
+    async def budgets(self, ids: Collection[str] = ()) -> Mapping[str, BudgetState]:
+        """States by budget id, of these or () = of all. Raises LedgerUnavailable."""
 
 
 class BudgetStates:
@@ -80,30 +81,39 @@ class BudgetStates:
             await self.count_own()
 
     async def run(self) -> None:
-        """Read the states when there are new budgets, and every REFRESH_S, until cancelled."""
+        """Read the states of what is new or has changed, and every REFRESH_S those of all, until
+        cancelled."""
+        clock = asyncio.get_running_loop().time
+        due_at = clock() + REFRESH_S
         while True:
-            if not any(balance.is_stale for balance in self._budgets.balances.values()):
+            if not self._stale():
                 self._news.clear()
             try:
-                async with asyncio.timeout(REFRESH_S):
+                async with asyncio.timeout_at(due_at):
                     await self._news.wait()
             except TimeoutError:
-                pass  # refresh is due
-            if self._budgets.balances and not await self.refresh():
+                pass  # a refresh is due
+            ids = self._stale()
+            if not ids or len(ids) > MAX_NAMED or clock() >= due_at:
+                ids, due_at = [], clock() + REFRESH_S
+            if self._budgets.balances and not await self.refresh(ids):
                 await asyncio.sleep(RETRY_S)
 
-    async def refresh(self) -> bool:
-        """Read the states from the ledger. Returns False when it does not answer, or does not know
-        a budget yet."""
+    def _stale(self) -> list[str]:
+        return [name for name, one in self._budgets.balances.items() if one.is_stale]
+
+    async def refresh(self, ids: Collection[str] = ()) -> bool:
+        """Read the states of these budgets, () = of all, from the ledger. Returns False when it
+        does not answer, or does not know a budget yet."""
         async with self._lock:
             await self.count_own()
             try:
-                self._budgets.apply_states(await self._source.budgets())
+                self._budgets.apply_states(await self._source.budgets(ids))
             except LedgerUnavailable as e:
                 log.warning("cannot read budget states from the ledger: %s", e)
                 return False
             await self._save()
-        return not any(balance.is_stale for balance in self._budgets.balances.values())
+        return not self._stale()
 
     async def count_own(self) -> None:
         """Charge new budgets for the unshipped records that were written before them."""
@@ -130,7 +140,7 @@ class BudgetStates:
 
     async def _save(self) -> None:
         known = {
-            budget: {"period": balance.period.name, "spent": cost_text(balance.ledger)}
+            budget: balance.last_state()
             for budget, balance in self._budgets.balances.items()
             if not balance.is_stale
         }
@@ -149,8 +159,11 @@ def parse_states(body: Any) -> dict[str, BudgetState]:
                 period=str(state["period"]),
                 spent=str(state["spent"]),
                 batch=str(state.get("batch", "0")),
+                amount=str(state.get("amount", "")),
+                expiring=tuple((float(at), str(one)) for at, one in state.get("expiring", ())),
+                version=int(state.get("version", 0)),
             )
-        except (KeyError, TypeError, AttributeError) as e:
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
             log.error("invalid budget state budget=%s error=%r", budget, e)
     return states
 
@@ -163,7 +176,7 @@ def load_states(path: Path) -> dict[str, BudgetState]:
         return {}
 
 
-def save_states(path: Path, states: Mapping[str, Mapping[str, str]]) -> None:
+def save_states(path: Path, states: Mapping[str, Mapping[str, Any]]) -> None:
     """Write the states atomically. Blocks on the disk; raises OSError."""
     fresh = path.with_suffix(".new")
     fresh.write_text(json.dumps(states))

@@ -30,8 +30,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from activator.billing.budget_balance import BudgetBalance, over_budget
-from activator.billing.budgets import ApplicableBudgets, Budgets
+from activator.billing.budgets.applicable import ApplicableBudgets
+from activator.billing.budgets.balance import BudgetBalance
+from activator.billing.budgets.budgets import Budgets
 from activator.coordination.state import SharedStateUnreachable
 from pilotlight import errors
 
@@ -42,6 +43,9 @@ ROUND_S = 0.5
 """Interval between two rounds that state changed claims."""
 CALLS_AT_ONCE = 64
 """Number of worst-case costs that are borrowed in one round trip, if there is enough money."""
+LONGEST_NS = 366 * 86_400 * 10**9
+"""The store keeps a claim on prepaid credit, which has no period, for this long after the last
+one."""
 MAX_YOUNG_WAITS = 3
 UNREACHABLE_PAUSE_S = 0.5
 """After a failed request the store is not asked for this long, so that calls do not each wait for a
@@ -161,7 +165,7 @@ class BudgetLeaser:
     ) -> errors.PilotlightError:
         spent = max(balance.spent, grant.base * PICOS_PER_MICRO)
         if spent + worst > balance.amount:
-            return over_budget(balance, worst, spent=spent)
+            return balance.refusal(worst, spent=spent, at_ns=self._wall_ns())
         return cover.reserved(balance, worst, self._wall_ns())
 
     def _borrow_without_store(
@@ -180,7 +184,7 @@ class BudgetLeaser:
         room = balance.amount - balance.ledger - balance.held
         if balance.left + room < worst:
             raise (
-                over_budget(balance, worst, spent=balance.spent)
+                balance.refusal(worst, spent=balance.spent, at_ns=self._wall_ns())
                 if balance.spent + worst > balance.amount
                 else cover.reserved(balance, worst, self._wall_ns())
             )
@@ -246,7 +250,7 @@ class BudgetLeaser:
             held=_up(balance.held),
             need=need,
             want=want,
-            ends_ns=period.ends_ns,
+            ends_ns=min(period.ends_ns, self._wall_ns() + LONGEST_NS),
         )
         try:
             grant = await self._store.claim(claim)

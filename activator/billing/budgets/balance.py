@@ -1,7 +1,7 @@
 """The balance of one hard budget in the current period, in picounits.
 
 `held` is the money that only this activator may spend: without other activators, everything that
-the ledger does not count as spent; otherwise what it has borrowed (`budget_leases.py`). It is
+the ledger does not count as spent; otherwise what it has borrowed (`leases.py`). It is
 always own + reserved + left:
 
 - own: cost of local records that are not part of `ledger` yet,
@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterable
 from dataclasses import replace
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
-from activator.billing.periods import Period, period_at, utc_text
+from activator.billing.budgets.periods import Period, period_at, utc_text
 from activator.billing.segments import Cursor
 from activator.billing.usage_pricing import cost_text, to_picos
 from pilotlight import errors
@@ -35,6 +34,7 @@ class BudgetBalance:
     """The balance of one budget in its current period.
 
     Attributes:
+        ends_ns: when `roll` is due: at the end of the period.
         since: the `turn` of all budgets at which this period began here. Calls opened before it
             belong to the previous period.
         is_shared: other activators spend from the same budget.
@@ -46,6 +46,7 @@ class BudgetBalance:
 
     __slots__ = (
         "amount",
+        "ends_ns",
         "held",
         "is_shared",
         "is_stale",
@@ -70,7 +71,7 @@ class BudgetBalance:
         self.mark = mark
         name = "customer" if record.customer else "tenant"
         self.record_mark = f'"{name}":{quoted(getattr(record, name))}'.encode()
-        self.begin(period_at(record.period, at_ns), turn)
+        self.begin(self.period_at(at_ns), turn)
 
     def __repr__(self) -> str:
         money = (
@@ -92,19 +93,44 @@ class BudgetBalance:
     def begin(self, period: Period, turn: int) -> None:
         """Begin a new period with nothing spent. Running calls belong to the previous one."""
         self.period = period
+        self.ends_ns = period.ends_ns
         self.since = turn
         self.ledger = self.own = 0
         self.held = self.left = 0 if self.is_shared else self.amount
 
+    def period_at(self, at_ns: int) -> Period:
+        """The period that contains `at_ns`. Raises ValueError for an unknown kind."""
+        return period_at(self.record.period, at_ns)
+
+    def roll(self, at_ns: int, turn: int) -> None:
+        """Begin the period that contains `at_ns`, which is not before `ends_ns`."""
+        self.begin(self.period_at(at_ns), turn)
+
     def change(self, record: BudgetRecord) -> None:
         """Change the amount of the budget; period and scope stay the same. Raises ValueError."""
-        amount = _amount(record)
+        self.set_amount(_amount(record))
+        self.record = record
+
+    def is_for(self, record: BudgetRecord) -> bool:
+        """Whether this balance is valid for the budget: it differs only in amount and hardness."""
+        mine = replace(self.record, amount=record.amount, hard=record.hard)
+        return mine == record
+
+    def last_state(self) -> dict[str, Any]:
+        """The ledger's last state, for a start without it (`protocol.BudgetState`)."""
+        return {"period": self.period.name, "spent": cost_text(self.ledger)}
+
+    def apply_state(self, state: BudgetState, at_ns: int) -> None:
+        """Apply what the ledger says of the amount: nothing, it is that of the record."""
+
+    def set_amount(self, amount: int) -> None:
+        """Change the amount. What exceeds it is spent or reserved already."""
         if not self.is_shared:
             self.held += amount - self.amount
             self.left += amount - self.amount
         elif amount < self.amount:
             self.release_unused()  # may exceed the new amount: borrow again
-        self.amount, self.record = amount, record
+        self.amount = amount
 
     def covers(
         self,
@@ -167,6 +193,47 @@ class BudgetBalance:
         if self.left < 0:
             self.grant(-self.left)
 
+    # -- what callers are answered ----------------------------------------------------------------
+    @property
+    def name(self) -> str:
+        """The budget in a message."""
+        mine = self.record
+        of = "/".join(part for part in (mine.app, mine.function) if part)
+        if mine.customer:
+            of = f"customer {mine.customer!r}{f' for {of}' if of else ''}"
+        return (
+            f"the budget of {mine.amount} {mine.currency} a {mine.period} of {of or 'the tenant'}"
+        )
+
+    def detail(self, spent: int) -> dict[str, Any]:
+        """What errors say of it."""
+        customer = self.record.customer
+        return {
+            "budget": self.record.id,
+            **({"customer": customer} if customer else {}),
+            "period": self.period.name,
+            "amount": self.record.amount,
+            "spent": cost_text(spent),
+            "until": utc_text(self.period.ends_ns),
+        }
+
+    def refusal(self, worst: int, *, spent: int, at_ns: int) -> errors.OverBudget:
+        """The error when waiting within the period does not help."""
+        why = (
+            "is spent"
+            if spent >= self.amount
+            else f"has {cost_text(self.amount - spent)} left, and this call may cost "
+            f"{cost_text(worst)}"
+        )
+        return errors.OverBudget(
+            f"{self.name} {why}: the next period begins at {utc_text(self.period.ends_ns)}; raise "
+            f"the budget (`pilotlight budget set`), or give the call less time (header "
+            f"pilotlight-timeout)",
+            retry_after_s=max(1.0, (self.period.ends_ns - at_ns) / 1e9),
+            needed=cost_text(worst),
+            **self.detail(spent),
+        )
+
 
 class RecordCosts:
     """Sums of what usage records (as JSON) cost to each of these budgets. A customer's are looked
@@ -221,54 +288,8 @@ def spent_of(state: BudgetState) -> tuple[int, int]:
     return to_picos(state.spent), to_picos(state.batch)
 
 
-def is_same_money(one: BudgetRecord, other: BudgetRecord) -> bool:
-    """Whether the balance of one budget is valid for the other: they differ only in amount and
-    hardness."""
-    return replace(one, amount="0", hard=True) == replace(other, amount="0", hard=True)
-
-
 def _amount(record: BudgetRecord) -> int:
     picos = to_picos(record.amount)
     if picos < 0:
         raise ValueError(f"amount = {record.amount!r}: must be 0 or more")
     return picos
-
-
-def over_budget(balance: BudgetBalance, worst: int, *, spent: int) -> errors.OverBudget:
-    """The error when waiting within the period does not help."""
-    why = (
-        "is spent"
-        if spent >= balance.amount
-        else f"has {cost_text(balance.amount - spent)} left, and this call may cost "
-        f"{cost_text(worst)}"
-    )
-    return errors.OverBudget(
-        f"{budget_name(balance)} {why}: the next period begins at "
-        f"{utc_text(balance.period.ends_ns)}; raise the budget (`pilotlight budget set`), or give "
-        f"the call less time (header pilotlight-timeout)",
-        retry_after_s=max(1.0, (balance.period.ends_ns - time.time_ns()) / 1e9),
-        needed=cost_text(worst),
-        **budget_detail(balance, spent),
-    )
-
-
-def budget_name(balance: BudgetBalance) -> str:
-    """The budget in a message."""
-    mine = balance.record
-    of = "/".join(part for part in (mine.app, mine.function) if part)
-    if mine.customer:
-        of = f"customer {mine.customer!r}{f' for {of}' if of else ''}"
-    return f"the budget of {mine.amount} {mine.currency} a {mine.period} of {of or 'the tenant'}"
-
-
-def budget_detail(balance: BudgetBalance, spent: int) -> dict[str, Any]:
-    """What errors say of a budget."""
-    customer = balance.record.customer
-    return {
-        "budget": balance.record.id,
-        **({"customer": customer} if customer else {}),
-        "period": balance.period.name,
-        "amount": balance.record.amount,
-        "spent": cost_text(spent),
-        "until": utc_text(balance.period.ends_ns),
-    }

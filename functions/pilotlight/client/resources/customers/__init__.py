@@ -1,0 +1,1 @@
+"""Client methods for customers of the tenant."""

@@ -1,0 +1,1 @@
+"""Budgets: as they are stored, changes of them, and what is spent."""
