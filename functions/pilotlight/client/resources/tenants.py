@@ -52,6 +52,19 @@ class TenantResources(CollectionResources):
         `{"code", "expires_at", "dashboard_url"}`. Raises Forbidden, TooManyRequests."""
         return dict(self._transport.request("POST", "/v1/sign-in-codes").json())
 
+    def begin_sign_in(self, issuer: str | None = None) -> Json:
+        """Begin to sign in by an issuer of the platform, without a key: `{"code", "user_code",
+        "verification_uri", "verification_uri_complete", "expires_at", "interval_s", "issuer"}`.
+        Raises NotFound, InvalidInput, TooManyRequests, Unavailable."""
+        body = without_none({"issuer": issuer})
+        return dict(self._transport.request("POST", "/v1/device-sign-ins", json=body).json())
+
+    def redeem_sign_in(self, code: str) -> Json:
+        """Exchange a sign-in to which the person has agreed for an API key, once: `{"status",
+        "interval_s", "tenant", "key"}`. Raises Unauthenticated, Forbidden, Unavailable."""
+        path = "/v1/device-sign-ins:redeem"
+        return dict(self._transport.request("POST", path, json={"code": code}).json())
+
     def keys(self) -> list[Json]:
         """List API keys: ids, scopes, restrictions and dates, never the secrets."""
         return self._list("/v1/keys", "keys")
