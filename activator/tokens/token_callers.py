@@ -152,7 +152,7 @@ class TokenCallers:
             if not self._of_networks[network]:
                 del self._of_networks[network]
             if not done.cancelled():
-                done.exception()  # retrieved, also where no caller waits for it any more
+                done.exception()  # retrieved, also where no caller waits for it
 
         task = asyncio.create_task(self._verify(token, digest), name="token")
         self._running[digest] = task
