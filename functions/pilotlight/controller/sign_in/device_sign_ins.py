@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from pilotlight.controller.sign_in.issuers import Identity, SignInIssuers, refusals_of
+from pilotlight.controller.sign_in.issuers import AGAIN, Identity, SignInIssuers, refusals_of
 from pilotlight.core.oidc.errors import GrantRefused, IssuerUnreachable
 from pilotlight.core.oidc.settings import is_endpoint
 from pilotlight.errors import TooManyRequests, Unauthenticated
@@ -107,10 +107,7 @@ class DeviceSignIns:
         digest = _digest(code)
         pending = self._pending.get(digest)
         if pending is None:
-            raise Unauthenticated(
-                "this sign-in was used, refused, or has expired: run `pilotlight login --oidc` "
-                "again"
-            )
+            raise Unauthenticated("this sign-in was used, refused, or has expired", hint=AGAIN)
         if now < pending.next_at:
             return min(pending.next_at - now, MAX_INTERVAL_S)
         pending.next_at = now + pending.interval_s  # also for polls that come meanwhile

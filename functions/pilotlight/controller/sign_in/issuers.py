@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 MAX_NAME = 100
 """Characters of a person's name in the name of its key."""
+AGAIN = "Begin again: `pilotlight login --oidc`, or the dashboard's sign-in page."
 _NAMES = ("email", "preferred_username", "name")
 """Claims that name a person, for people; the first that is there."""
 
@@ -181,8 +182,8 @@ def _refusal(issuer: str, error: OidcError) -> PilotlightError:
     if isinstance(error, IssuerUnreachable):
         return Unavailable(f"sign-in is not possible now: {error}", retry_after_s=30)
     if isinstance(error, GrantRefused):
-        return Unauthenticated(f"issuer {issuer!r} refuses this sign-in: {error}: begin again")
-    return Unauthenticated(f"issuer {issuer!r}: {error}: begin again")
+        return Unauthenticated(f"issuer {issuer!r} refuses this sign-in: {error}", hint=AGAIN)
+    return Unauthenticated(f"issuer {issuer!r}: {error}", hint=AGAIN)
 
 
 def _check_client(claims: Mapping[str, Any], issuer: Issuer) -> None:

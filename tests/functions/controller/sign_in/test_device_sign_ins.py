@@ -51,6 +51,10 @@ async def test_the_command_line_gets_a_key_and_no_token(
     assert (key["name"], key["scope"]) == ("alice@example.com (command line)", "deploy")
     who = (await controller.client(key["secret"]).get("/v1/whoami")).json()
     assert (who["issuer"], who["expires_at"]) == ("own", controller.clock.now + 43_200)
+    entries = (await controller.http.get("/v1/audit")).json()["entries"]
+    (entry,) = [one for one in entries if one["subject"] == key["id"]]
+    assert (entry["actor"], entry["action"]) == ("issuer:own:u-alice", "key.create")
+    assert key["secret"] not in str(entry)
     refused(await redeem(controller, shown["code"]), 401)  # it works once
 
 

@@ -18,6 +18,8 @@ from pilotlight.controller.sign_in.issuers import Identity
 from pilotlight.controller.sign_in.keys import Means
 
 router = APIRouter(prefix="/v1", tags=["keys"])
+OPEN = {"security": []}
+"""Of the OpenAPI document: these operations need no key."""
 MAX_NAME = 40
 MAX_CODE = 100
 
@@ -58,7 +60,7 @@ class DeviceSignInState(Body):
     key: KeyCreated | None = None
 
 
-@router.post("/device-sign-ins", status_code=201)
+@router.post("/device-sign-ins", status_code=201, openapi_extra=OPEN)
 async def begin_device_sign_in(context: Ctx, body: DeviceSignInRequest) -> DeviceSignInBegun:
     """Begin to sign in by an issuer. Anybody may; few can be pending for one address."""
     begun = await context.devices.begin(body.issuer, address=client_address(), now=context.clock())
@@ -73,7 +75,7 @@ async def begin_device_sign_in(context: Ctx, body: DeviceSignInRequest) -> Devic
     )
 
 
-@router.post("/device-sign-ins:redeem")
+@router.post("/device-sign-ins:redeem", openapi_extra=OPEN)
 async def redeem_device_sign_in(
     context: Ctx, request: RequestId, body: DeviceSignInRedemption
 ) -> DeviceSignInState:
