@@ -53,9 +53,10 @@ class ServedController:
         secrets: Mapping[str, str] | None = None,
     ) -> None:
         """`unix_socket`: where it listens as well, for an activator. `issuers`: by which people sign
-        in, with the `secrets` of our clients there."""
+        in, as they are when it begins, with the `secrets` of our clients there."""
         self._settings = settings or ControllerSettings()
-        self._issuers, self._secrets = issuers or {}, secrets or {}
+        self._issuers = issuers if issuers is not None else {}
+        self._secrets = secrets or {}
         self.now = CLOCK_S
         self.statuses = FunctionStatuses()
         self.warm_pods = WarmPods()

@@ -70,7 +70,7 @@ def _clock() -> Clock:
 
 @pytest.fixture(name="client")
 def _client(issuer: FakeIssuer, clock: Clock) -> IssuerClient:
-    return IssuerClient(Issuer(name="own", issuer=issuer.url, callers=RULES), clock=clock)
+    return IssuerClient(Issuer(name="own", issuer=issuer.url, callers=list(RULES)), clock=clock)
 
 
 @pytest.fixture(name="edge")

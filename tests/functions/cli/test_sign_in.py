@@ -30,7 +30,7 @@ def _issuer() -> Iterator[FakeIssuer]:
 def _platform(
     issuer: FakeIssuer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServedController]:
-    own = Issuer(name="own", issuer=issuer.url, client_id=CLIENT, sign_in=RULES)
+    own = Issuer(name="own", issuer=issuer.url, client_id=CLIENT, sign_in=list(RULES))
     with ServedController(
         tmp_path_factory.mktemp("controller"), issuers={"own": own}, secrets={"own": SECRET}
     ) as served:

@@ -6,7 +6,7 @@ configured issuer, never from an address that the token names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -100,10 +100,10 @@ class Issuer:
     client_id: str | None = None
     client_secret_file: str | None = None
     redirect_url: str | None = None
-    scopes: Sequence[str] = ("openid", "profile", "email")
-    sign_in: Sequence[SignInRule] = ()
+    scopes: list[str] = field(default_factory=lambda: ["openid", "profile", "email"])
+    sign_in: list[SignInRule] = field(default_factory=list)
     session_s: float = 43_200.0
-    callers: Sequence[CallerRule] = ()
+    callers: list[CallerRule] = field(default_factory=list)
     leeway_s: float = 30.0
 
     def __post_init__(self) -> None:
@@ -118,7 +118,7 @@ class Issuer:
                 f"call functions: register another audience at the issuer"
             )
         if "openid" not in self.scopes or not all(isinstance(one, str) for one in self.scopes):
-            raise ValueError(f"scopes = {list(self.scopes)!r}: must be texts, 'openid' among them")
+            raise ValueError(f"scopes = {self.scopes!r}: must be texts, 'openid' among them")
         for name, least, most in (("session_s", 300, MAX_SESSION_S), ("leeway_s", 0, 300)):
             if not least <= getattr(self, name) <= most:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be from {least} to {most}")
@@ -224,11 +224,11 @@ def _require_text(**values: str) -> None:
 Rule = TypeVar("Rule", SignInRule, CallerRule)
 
 
-def _rules(kind: type[Rule], where: str, values: Iterable[Any]) -> tuple[Rule, ...]:
-    rules = tuple(
+def _rules(kind: type[Rule], where: str, values: Iterable[Any]) -> list[Rule]:
+    rules = [
         one if isinstance(one, kind) else parse_item(kind, f"{where}[{number}]", one)
         for number, one in enumerate(values)
-    )
+    ]
     if len(rules) > MAX_RULES:
         raise ValueError(f"{where} has {len(rules)} rules: at most {MAX_RULES}")
     return rules

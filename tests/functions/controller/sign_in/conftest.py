@@ -50,7 +50,7 @@ async def _controller(
     issuer: FakeIssuer,
     settings: ControllerSettings,
 ) -> AsyncIterator[Controller]:
-    own = Issuer(name="own", issuer=issuer.url, client_id=CLIENT, sign_in=RULES)
+    own = Issuer(name="own", issuer=issuer.url, client_id=CLIENT, sign_in=list(RULES))
     async with running_controller(
         clock=clock,
         blobs=blobs,
