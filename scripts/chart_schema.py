@@ -212,6 +212,10 @@ def _surroundings() -> dict[str, Schema]:
                         _text(r"^[-._a-zA-Z0-9]+$"),
                     )
                 ),
+                "issuers": {
+                    "type": "object",
+                    "additionalProperties": _text(r"^[-._a-zA-Z0-9]+$"),
+                },
             }
         ),
         "s3": _object({"secretName": _OPTIONAL_NAME}),
