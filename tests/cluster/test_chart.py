@@ -251,6 +251,7 @@ def test_whatever_pods_refer_to_is_there(chart: Rendering) -> None:
         "database-url",
         "redis-url",
         "redis-password",
+        "company.secret",
     }
     for workload in chart.workloads:
         pod = pod_of(workload)
