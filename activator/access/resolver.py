@@ -115,6 +115,7 @@ class RequestResolver:
         except errors.Unauthenticated:
             yield  # counted, and bounded, with all that have no valid key
             return
+        caller.require_key()
         quota_check = self.access.operations(caller)
         request.rate_limits, request.tenant = quota_check, caller.tenant
         with await admit(quota_check):

@@ -74,7 +74,7 @@ class Principal:
         return not self.is_anonymous
 
     def require_key(self) -> None:
-        """Raise Forbidden for a caller whose rights end with a token."""
+        """Raise Forbidden for a caller that has a token of an issuer instead of a key."""
 
     def check_reach(self, *, environment: str, app: str, function: str) -> None:
         """Raise Forbidden when the key may not access this function, whether or not the function
@@ -158,10 +158,11 @@ class TokenPrincipal(Principal):
         return bool(self.customer)
 
     def require_key(self) -> None:
-        """Raise Forbidden: its token may have expired when the answer is there."""
+        """Raise Forbidden: its token may have expired when the answer is there, and what is not a
+        call is the tenant's."""
         raise errors.Forbidden(
-            "a token of an issuer makes calls that wait for their answer: use an API key for "
-            "submitted calls, sandboxes and bound functions"
+            "a token of an issuer calls functions and waits for their answers: use an API key for "
+            "anything else"
         )
 
 
