@@ -62,9 +62,9 @@ def _changed_plans(file: Path, section: str, written: dict[str, Any]) -> dict[st
     plans = load_named_records(Plan, section, file, base=BUILT_IN_PLANS)
     return {name: plan for name, plan in written.items() if plans[name] != BUILT_IN_PLANS.get(name)}
 
+
 def _issuers(file: Path, section: str, written: dict[str, Any]) -> dict[str, Any]:
     from pilotlight.core.oidc.settings import read_issuers
 
     read_issuers(file)  # a wrong one is refused here
     return written
-
