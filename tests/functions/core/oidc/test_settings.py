@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from pilotlight.cli.supervisor.changed_settings import changed_settings
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.core.oidc.settings import (
     CALLBACK_PATH,
@@ -85,6 +86,15 @@ def test_issuers_are_bounded_and_each_is_there_once(tmp_path: Path) -> None:
         read_issuers(written(tmp_path, issuers=many))
     with pytest.raises(SettingsInvalid, match="merge them"):
         read_issuers(written(tmp_path, issuers={"a": COMPANY, "b": COMPANY}))
+
+
+def test_a_platform_that_is_started_keeps_its_issuers(tmp_path: Path) -> None:
+    assert changed_settings(written(tmp_path, issuers={"company": COMPANY})) == {
+        "issuers": {"company": COMPANY}
+    }
+    assert changed_settings(written(tmp_path, issuers={})) == {}
+    with pytest.raises(SettingsInvalid):
+        changed_settings(written(tmp_path, issuers={"company": {**COMPANY, "leeway_s": -1}}))
 
 
 def test_an_issuer_of_this_machine_may_be_asked_without_tls(tmp_path: Path) -> None:
