@@ -128,7 +128,13 @@ async def test_tokens_call_what_the_rules_say(
     }
     file = written(tmp_path, fleet, issuer, leeway_s=5, callers=[rule])
     table = empty_table()
-    record = {"id": TENANT, "name": "acme", "uid": None, "plan": {}, "suspended": False}
+    record: dict[str, Any] = {
+        "id": TENANT,
+        "name": "acme",
+        "uid": None,
+        "plan": {},
+        "suspended": False,
+    }
     table.apply(FeedChange(seq=1, kind="tenant", key=TENANT, value=record))
     callers = TokenCallers(
         [IssuerClient(read_issuers(file)["own"])],

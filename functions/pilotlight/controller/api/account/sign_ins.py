@@ -3,7 +3,7 @@ they are how a person gets one."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import anyio.to_thread
 from pydantic import Field
@@ -18,7 +18,7 @@ from pilotlight.controller.sign_in.issuers import Identity
 from pilotlight.controller.sign_in.keys import Means
 
 router = APIRouter(prefix="/v1", tags=["keys"])
-OPEN = {"security": []}
+OPEN: dict[str, Any] = {"security": []}
 """Of the OpenAPI document: these operations need no key."""
 MAX_NAME = 40
 MAX_CODE = 100
