@@ -36,6 +36,7 @@ from pilotlight.core.metrics_server import (
     metrics_socket,
     metrics_token_file,
 )
+from pilotlight.core.oidc.settings import read_issuers
 from pilotlight.core.rpc import grant_group_access
 from pilotlight.core.settings import (
     Paths,
@@ -221,6 +222,7 @@ def main(argv: list[str] | None = None) -> None:
     except SettingsInvalid as e:
         sys.exit(f"activator: {e}")
     try:
+        issuers = read_issuers(arguments.config)
         cluster = (
             load_section(ClusterSettings, "cluster", arguments.config)
             if platform.fleet == "knative"
@@ -254,7 +256,12 @@ def main(argv: list[str] | None = None) -> None:
         )
         drop_root(context, platform, settings)
         app = ActivatorApp(
-            settings=settings, prices=prices, context=context, cluster=cluster, dashboard=dashboard
+            settings=settings,
+            prices=prices,
+            context=context,
+            cluster=cluster,
+            dashboard=dashboard,
+            issuers=issuers,
         )
     except JournalInUse as e:
         sys.exit(f"activator: a-{identity.index} is already served: {e}")

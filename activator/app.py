@@ -7,9 +7,9 @@ them through these lists."""
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from activator import shared_stores
 from activator.access.grants import AccessCache
@@ -81,10 +81,14 @@ from activator.routing.route_table import CallTarget, RouteTable
 from activator.settings import ActivatorSettings
 from activator.tracing.pipeline import TracePipeline
 from pilotlight.core.dashboard.dashboard_origin import DashboardOrigin
+from pilotlight.core.oidc.settings import Issuer
 from pilotlight.core.transport.endpoint import TlsCredentials
 from pilotlight.core.transport.listeners import open_tcp_listener, require_tls_or_loopback
 from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.spec.pricing import PriceSettings
+
+if TYPE_CHECKING:
+    from activator.tokens.token_authentication import TokenAuthentication
 
 
 class ActivatorApp:
@@ -106,16 +110,19 @@ class ActivatorApp:
         context: ActivatorContext,
         cluster: ClusterSettings | None = None,
         dashboard: DashboardOrigin | None = None,
+        issuers: Mapping[str, Issuer] | None = None,
     ) -> None:
         """`cluster`: set where instances are pods (`platform.fleet: knative`); None = instances run
         on this machine.
 
-        `dashboard`: the dashboard's own origin; None = it shares the one URL.
+        `dashboard`: the dashboard's own origin; None = it shares the one URL. `issuers`: those that
+        the operator trusts, by name.
 
         Raises SettingsInvalid, JournalInUse, JournalFull.
         """
         self.settings = settings
         self._dashboard = dashboard
+        self._issuers = issuers or {}
         self._is_local = cluster is None
         self.early_loops: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = []
         self.context = context
@@ -451,6 +458,7 @@ class ActivatorApp:
             bodies=bodies,
         )
         dashboard = DashboardHost(self._dashboard) if self._dashboard is not None else None
+        tokens = self._token_authentication(resolver)
         pipeline = self._pipeline(self.traces.tracer, self.shadows)
         self.gateway = Gateway(
             apis=self._apis(resolver, pipeline),
@@ -462,6 +470,7 @@ class ActivatorApp:
             middleware=(
                 *((dashboard,) if dashboard is not None else ()),
                 CrossOrigin(self.table),
+                *((tokens,) if tokens is not None else ()),
                 self.idempotency,
             ),
             dashboard=dashboard,
@@ -469,6 +478,26 @@ class ActivatorApp:
         )
         self.closing.append(self.idempotency.aclose)
         self._make_sockets()
+
+    def _token_authentication(self, resolver: RequestResolver) -> TokenAuthentication | None:
+        """Return what verifies tokens of issuers; None where none of them has callers."""
+        trusted = [one for one in self._issuers.values() if one.callers]
+        if not trusted:
+            return None
+        # most platforms have none, and start without the library
+        from activator.tokens.token_authentication import TokenAuthentication
+        from activator.tokens.token_callers import TokenCallers
+        from pilotlight.core.oidc.issuer_client import IssuerClient
+
+        callers = TokenCallers(
+            [IssuerClient(issuer) for issuer in trusted],
+            table=self.table,
+            unauthenticated=self.unauthenticated,
+        )
+        self.table.tokens = callers
+        self.loops.append(("issuers", callers.run))
+        self.closing.append(callers.aclose)
+        return TokenAuthentication(resolver)
 
     def _forwarded(self) -> ForwardedCallers | None:
         """Return who is believed about callers; None where no other server forwards requests."""

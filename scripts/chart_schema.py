@@ -12,6 +12,7 @@ from typing import Any
 
 from activator.settings import ActivatorSettings
 from pilotlight.controller.settings import ControllerSettings
+from pilotlight.core.oidc.settings import Issuer
 from pilotlight.core.settings import PlatformSettings
 from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.spec.pricing import PriceSettings
@@ -73,8 +74,11 @@ def config() -> Schema:
     sections = {
         name: section(record, leave_out=SECRETS.get(name, "")) for name, record in SECTIONS.items()
     }
-    plans = {"type": "object", "additionalProperties": section(Plan, leave_out="name")}
-    return _object({**sections, "plans": plans})
+    named = {
+        name: {"type": "object", "additionalProperties": section(record, leave_out="name")}
+        for name, record in {"plans": Plan, "issuers": Issuer}.items()
+    }
+    return _object({**sections, **named})
 
 
 def _object(properties: Mapping[str, Schema], **more: Any) -> Schema:
@@ -208,6 +212,10 @@ def _surroundings() -> dict[str, Schema]:
                         _text(r"^[-._a-zA-Z0-9]+$"),
                     )
                 ),
+                "issuers": {
+                    "type": "object",
+                    "additionalProperties": _text(r"^[-._a-zA-Z0-9]+$"),
+                },
             }
         ),
         "s3": _object({"secretName": _OPTIONAL_NAME}),

@@ -36,6 +36,7 @@ DEPENDENCIES = {
     "Object store",
     "Webhook receiver",
     "OTLP collector",
+    "OpenID Connect issuer (`issuers`)",
     "Kubernetes API server (`fleet: knative`)",
 }
 

@@ -84,7 +84,7 @@ class AccessGrant:
         self.caller = caller
         self.target = target
         self.calling_tenant = caller.tenant if caller.tenant != target.tenant else ""
-        self.accepts_pickle = not caller.is_anonymous and accepts_pickles(
+        self.accepts_pickle = caller.may_send_pickles and accepts_pickles(
             caller.tenant, target.tenant
         )
         self.quota_check = store.quota_check(rules) if rules else None
@@ -143,7 +143,7 @@ class AccessGrant:
         named = headers.get(CUSTOMER)
         if named is None:
             return own
-        if self.caller.is_anonymous or self.calling_tenant:
+        if not self.caller.may_name_customers or self.calling_tenant:
             raise errors.Forbidden(
                 f"header {HEADER_CUSTOMER}: customers are those of the function's tenant, and only "
                 f"its own keys may name them: omit the header"

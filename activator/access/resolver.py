@@ -38,8 +38,8 @@ NO_TENANT = "-"
 
 
 class RequestResolver:
-    """Resolves callers, functions and access grants. Owner: the event loop; every method is
-    synchronous."""
+    """Resolves callers, functions and access grants. Owner: the event loop; every method but
+    `verify_token` is synchronous."""
 
     def __init__(
         self, *, table: RouteTable, access: AccessCache, unauthenticated: UnauthenticatedRateLimiter
@@ -63,6 +63,14 @@ class RequestResolver:
             self._count(request)
             raise
 
+    async def verify_token(self, request: Request) -> None:
+        """Verify the token of a request, if it has one of an issuer, so that its caller is known to
+        the other methods. Raises Unauthenticated, TooManyRequests, Unavailable."""
+        if self.table.tokens is not None:
+            await self.table.tokens.verify(
+                request.headers.get(b"authorization", b""), request.address
+            )
+
     def identify(self, request: Request, owner: str | None) -> Principal:
         """Return the caller, which may be anonymous where the path names a tenant, for public
         functions."""
@@ -72,9 +80,10 @@ class RequestResolver:
 
     def reader(self, request: Request) -> Principal:
         """Return the caller of a request about a submitted call. Raises Forbidden for a key that
-        may not call, and for a suspended tenant."""
+        may not call, for a token of an issuer, and for a suspended tenant."""
         caller = self.authenticate(request)
         caller.check_may_call()
+        caller.require_key()
         self.access.check_not_suspended(caller.tenant)
         return caller
 
@@ -106,6 +115,7 @@ class RequestResolver:
         except errors.Unauthenticated:
             yield  # counted, and bounded, with all that have no valid key
             return
+        caller.require_key()
         quota_check = self.access.operations(caller)
         request.rate_limits, request.tenant = quota_check, caller.tenant
         with await admit(quota_check):

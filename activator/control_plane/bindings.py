@@ -43,6 +43,7 @@ class BindingsApi:
                 "binding a function needs an API key of the function's own tenant: ask its owner "
                 "for the name of a bound function, and call that"
             )
+        caller.require_key()
         request.target = None  # not a call, whatever the result
         await entry.admit(holds=0)
         body = await request.body(limit_bytes=MAX_BODY_BYTES, timeout_s=self._body_timeout_s)

@@ -194,16 +194,20 @@ class ControlPlaneProxy:
 
     def _caller(self, request: Request) -> Principal | None:
         """Return the caller by its key or dashboard session; None for a key that the data plane
-        does not know."""
+        does not know. Raises Forbidden for a token of an issuer, which calls functions only."""
         if (visitor := self._visitor(request)) is not None:
             return visitor
         try:
-            return self._table.authenticate(request.headers.get(b"authorization", b""), time.time())
+            caller = self._table.authenticate(
+                request.headers.get(b"authorization", b""), time.time()
+            )
         except errors.Unauthenticated:
             now = time.monotonic()
             self._unauthenticated.guard(request.address, now)
             self._unauthenticated.check(request.address, now)
             return None
+        caller.require_key()
+        return caller
 
     def _visitor(self, request: Request) -> Principal | None:
         """Return the caller that is signed in to the dashboard, whose requests carry no key."""

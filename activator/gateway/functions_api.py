@@ -127,6 +127,7 @@ class FunctionsApi:
                 "submitting a call needs an API key, which is required to read its result: send an "
                 "Authorization header"
             )
+        entry.caller.require_key()
         with self._calls.reading(entry.caller.tenant, _size_of(request, entry)):
             if entry.target.spec.language_model is not None:
                 return await self._openai.admit_later(request, entry)

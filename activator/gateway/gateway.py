@@ -154,11 +154,12 @@ class Gateway:
                 scope, receive, send, self._web_socket_entry, self.bodies
             )
 
-    def _web_socket_entry(self, request: Request) -> AccessGrant:
+    async def _web_socket_entry(self, request: Request) -> AccessGrant:
         """Return the access grant of a WebSocket's function. Raises NotFound, and the errors of
         `RequestResolver.raw_entry`."""
         if self._dashboard is not None and self._dashboard.owns(request.headers):
             raise self._dashboard.not_here(request)
+        await self._resolver.verify_token(request)
         return self._resolver.raw_entry(request)
 
     def entry_of(self, request: Request) -> AccessGrant:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -56,7 +56,7 @@ _CLOSE_S = 2.0
 _REASON_LENGTH = 120
 """Limit of a close frame's reason, which has at most 123 bytes (RFC 6455 §5.5)."""
 
-RawEntry = Callable[[Request], AccessGrant]
+RawEntry = Callable[[Request], Awaitable[AccessGrant]]
 CountBytes = Callable[[int], AbstractContextManager[None]]
 """Counts `size` bytes while the context lasts. Raises TooManyRequests."""
 
@@ -84,7 +84,7 @@ class WebSocketProxy:
         assert message["type"] == "websocket.connect"
         request = Request(scope, receive, send)
         try:
-            entry = raw_entry(request)
+            entry = await raw_entry(request)
             require_web(entry.target)
             if entry.target.spec.language_model is not None:
                 require_uncounted(entry, "a WebSocket")

@@ -6,7 +6,7 @@ and headers that were validated before."""
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, Protocol
 
 from pilotlight import errors
 from pilotlight.protocol import KeyRecord
@@ -62,6 +62,19 @@ class Principal:
     def is_anonymous(self) -> bool:
         """Whether the caller has no key."""
         return not self.key_id
+
+    @property
+    def may_send_pickles(self) -> bool:
+        """Whether its calls of functions of its tenant may be pickles."""
+        return not self.is_anonymous
+
+    @property
+    def may_name_customers(self) -> bool:
+        """Whether its calls may name a customer."""
+        return not self.is_anonymous
+
+    def require_key(self) -> None:
+        """Raise Forbidden for a caller that has a token of an issuer instead of a key."""
 
     def check_reach(self, *, environment: str, app: str, function: str) -> None:
         """Raise Forbidden when the key may not access this function, whether or not the function
@@ -122,6 +135,61 @@ class FunctionPrincipal(Principal):
         )
         self.calling_app = app
 
+
+TOKEN_KEY = "token:"
+"""Begin of the key ids of callers with a token of an issuer, `token:<issuer>:<hash>`: in journals
+and usage records."""
+
+
+class TokenPrincipal(Principal):
+    """A caller with a token of one of the operator's issuers. It makes calls that wait for their
+    answer, with JSON; it names no customer but its own."""
+
+    __slots__ = ()
+
+    @property
+    def may_send_pickles(self) -> bool:
+        """Never: a pickle runs code in the tenant's workers."""
+        return False
+
+    @property
+    def may_name_customers(self) -> bool:
+        """Only the one that its token names."""
+        return bool(self.customer)
+
+    def require_key(self) -> None:
+        """Raise Forbidden: its token may have expired when the answer is there, and what is not a
+        call is the tenant's."""
+        raise errors.Forbidden(
+            "a token of an issuer calls functions and waits for their answers: use an API key for "
+            "anything else"
+        )
+
+
+class TokenVerifier(Protocol):
+    """Verifies tokens, and finds the callers of verified ones (`activator.tokens`)."""
+
+    async def verify(self, authorization: bytes, address: str) -> None:
+        """Verify the token of a header, if it has one that is not verified yet. Raises
+        Unauthenticated, TooManyRequests, Unavailable."""
+
+    def cached_caller(self, authorization: bytes) -> TokenPrincipal | None:
+        """Return the caller of a header whose token was verified, and is still valid."""
+
+    def caller_of(self, key_id: str) -> TokenPrincipal | None:
+        """Return the caller with this id, whose token was verified lately."""
+
+
+def token_in(authorization: bytes) -> bytes:
+    """Return the token in an Authorization header, which may be anybody's; b"" where it has an API
+    key, or nothing."""
+    scheme, _, token = authorization.partition(b" ")
+    is_token = token.startswith(_JWT) and token.count(b".") == 2 and scheme.lower() == b"bearer"
+    return token if is_token else b""
+
+
+_JWT = b"ey"
+"""How a JSON object in base64url begins; no API key does."""
 
 ANONYMOUS = Principal(KeyRecord(id="", hash="", tenant="", scope=Scope.INVOKE.value))
 """A caller without a key: it reaches public functions."""

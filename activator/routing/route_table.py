@@ -14,7 +14,14 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from activator.routing.api_keys import ANONYMOUS, ApiKeyIndex, Principal, unknown_key
+from activator.routing.api_keys import (
+    ANONYMOUS,
+    TOKEN_KEY,
+    ApiKeyIndex,
+    Principal,
+    TokenVerifier,
+    unknown_key,
+)
 from activator.routing.call_target import CallTarget
 from activator.routing.model_catalog import Engines
 from activator.routing.tenants import Tenants, TenantSecrets
@@ -46,7 +53,8 @@ class RouteTable:
     keys of the revisions that can no longer be called. `on_budget` is called with the id of a
     budget and its new state, None when it was deleted; `on_tenant_deleted` with the id of a tenant
     that is deleted. `handovers`: None = traffic moves at once.
-    `engines`: the functions that are language models. `secrets`: those of all tenants."""
+    `engines`: the functions that are language models. `secrets`: those of all tenants. `tokens`:
+    callers by a token of an issuer; None = there are none."""
 
     def __init__(self, lists: Mapping[str, Rates], secrets: Sealer) -> None:
         """`lists`: price lists by version, the platform's own first. `secrets`: decrypts those of
@@ -64,6 +72,7 @@ class RouteTable:
         """By function with `cors`: the origins that every answering revision permits."""
         self._routed: dict[str, FunctionRouter] = {}
         self._keys = ApiKeyIndex()
+        self.tokens: TokenVerifier | None = None
         self.tenants = Tenants()
         self.secrets = TenantSecrets(secrets)
         self.engines = Engines()
@@ -255,6 +264,10 @@ class RouteTable:
         """Return the caller of an Authorization header. Raises Unauthenticated, without saying
         which part is wrong."""
         caller = self._keys.cached_caller(authorization)
+        if caller is None and self.tokens is not None:
+            caller = self.tokens.cached_caller(authorization)
+            if caller is not None and self.tenants.is_deleted(caller.tenant):
+                raise unknown_key()
         if caller is None:
             record = self._keys.validate(authorization)
             if self.tenants.is_deleted(record.tenant):
@@ -273,6 +286,8 @@ class RouteTable:
 
     def caller_of(self, key_id: str) -> Principal | None:
         """Return the caller with this key; None if the key was deleted."""
+        if key_id.startswith(TOKEN_KEY):
+            return self.tokens.caller_of(key_id) if self.tokens is not None else None
         record = self._keys.record(key_id)
         return (
             Principal(record, tenant_name=self.tenants.name_of(record.tenant))

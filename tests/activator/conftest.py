@@ -73,8 +73,11 @@ from activator.response_cache.cached_calls import CachedCalls, SharedResponses
 from activator.response_cache.single_flight import SingleFlight
 from activator.routing.route_table import CallTarget
 from activator.settings import ActivatorSettings
+from activator.tokens.token_authentication import TokenAuthentication
+from activator.tokens.token_callers import TokenCallers
 from activator.tracing.trace_builder import Json
 from activator.tracing.tracer import Tracer
+from pilotlight.core.oidc.issuer_client import IssuerClient
 from pilotlight.core.transport.endpoint import Endpoint
 from pilotlight.core.transport.public_listener import open_functions_socket
 from pilotlight.protocol import BudgetState, FeedChange, FunctionRoute, UsageRecord
@@ -148,13 +151,14 @@ class Edge:
         token: str = "",
         unread_s: float = UNREAD_S,
         shared: SharedResponses | None = None,
+        issuers: Sequence[IssuerClient] = (),
     ) -> None:
         """`fleet`: another than the fake one; then that has nothing to do. `shared`: answers that
-        response caches share with others.
+        response caches share with others. `issuers`: those whose tokens call functions.
 
         Attributes:
             breaker: the terms of throttlers that are made from now on.
-            later_s: what the clock of response caches is ahead."""
+            later_s: what the clock of response caches, and of tokens, is ahead."""
         self.breaker = BreakerTerms()
         self.later_s = 0.0
         self.directory = directory
@@ -257,6 +261,14 @@ class Edge:
         resolver = RequestResolver(
             table=self.table, access=self.entrance, unauthenticated=self.strangers
         )
+        self.tokens = TokenCallers(
+            issuers,
+            table=self.table,
+            unauthenticated=self.strangers,
+            clock=lambda: time.time() + self.later_s,
+        )
+        self.table.tokens = self.tokens if issuers else None
+        tokens = TokenAuthentication(resolver)
         bodies = Bodies(
             limit_bytes=settings.waiting_bytes, tenant_bytes=settings.tenant_waiting_bytes
         )
@@ -349,6 +361,7 @@ class Edge:
             middleware=(
                 *((dashboard,) if dashboard is not None else ()),
                 CrossOrigin(self.table),
+                *((tokens,) if issuers else ()),
                 self.idempotency,
             ),
             dashboard=dashboard,
@@ -564,6 +577,7 @@ async def served(edge: Edge) -> AsyncIterator[Edge]:
     await edge.handovers.aclose()  # it would start instances for ever
     await edge.scaler.aclose()
     await edge.control.aclose()
+    await edge.tokens.aclose()
     await edge.arguments.aclose()
     await edge.fleet.aclose()
     await edge.books.aclose()

@@ -46,7 +46,18 @@ EVERYTHING: Mapping[str, Any] = {
         "weight_cache": {"max_bytes": 4000000000000},
         "plans": {"gold": {"concurrent": 5}},
         "prices": {"version": "2027-01", "gpu_s": {"H100": "0.002"}},
+        "issuers": {
+            "company": {
+                "issuer": "https://login.example.com",
+                "client_id": "pilotlight",
+                "client_secret_file": "/etc/pilotlight/secrets/issuer-company",
+                "redirect_url": "https://ml.example.com/dashboard/login/callback",
+                "sign_in": [{"claims": {"groups": ["ml"]}, "tenant": "default", "scope": "deploy"}],
+                "callers": [{"audience": "a", "claims": {"plan": "pro"}, "tenant": "acme"}],
+            }
+        },
     },
+    "secrets": {"issuers": {"company": "company.secret"}},
     "s3": {"secretName": "s3"},
     "tls": {
         "mode": "secrets",
@@ -240,6 +251,7 @@ def test_whatever_pods_refer_to_is_there(chart: Rendering) -> None:
         "database-url",
         "redis-url",
         "redis-password",
+        "company.secret",
     }
     for workload in chart.workloads:
         pod = pod_of(workload)
@@ -403,6 +415,7 @@ def _written(chart: Rendering, directory: Path) -> Path:
         ("database-url", "postgresql+psycopg://u:p@h/d"),
         ("redis-url", "redis://:p@r:6379/0"),
         ("node.key", "k"),
+        ("issuer-company", "s3cret"),
     ):
         (directory / name).write_text(text)
     file = directory / "platform.yaml"
@@ -472,6 +485,7 @@ def test_what_is_given_is_there_as_it_was_given(everything: Rendering, tmp_path:
     assert load_section(ActivatorSettings, "activator", file).max_body_bytes == 104857600
     assert load_section(WeightCacheSettings, "weight_cache", file).max_bytes == 4000000000000
     assert load_named_records(Plan, "plans", file, base=BUILT_IN_PLANS)["gold"].concurrent == 5
+    assert ControllerConfig.read(file).issuer_secrets == {"company": "s3cret"}
     assert load_section(ClusterSettings, "cluster", file).node_path == "/mnt/nvme/pilotlight/node"
     assert load_section(SnapshotterSettings, "snapshotter", file).restore_into_pods, (
         "the agent does not read section cluster"
@@ -648,6 +662,15 @@ def test_a_node_has_no_key_that_opens_anything(default: Rendering) -> None:
         "pilotlight-redis": {"redis-password"},
         "pilotlight-node": {"node.key", "metrics.token"},
     }
+
+
+def test_the_secrets_of_clients_at_issuers_are_the_controllers(everything: Rendering) -> None:
+    having = [
+        each["metadata"]["name"]
+        for each in everything.workloads
+        if "company.secret" in dict(_secrets_of(pod_of(each)))["pilotlight-secrets"]
+    ]
+    assert [name.rpartition("-")[2] for name in having] == ["controller"]
 
 
 def test_journals_outlive_their_activators(chart: Rendering) -> None:

@@ -127,9 +127,16 @@ def deleted_of(store: Store, tenant: str) -> dict[str, list[Row]]:
 
 
 def kept_of(store: Store, tenant: str) -> dict[str, list[Row]]:
-    names = KEPT.keys() - _MADE_BY_API
+    accounts = tables.credit_accounts.c
+    of_tenant = sa.select(accounts.id).where(accounts.tenant == tenant)
+    columns = {name: tables.metadata.tables[name].c for name in KEPT.keys() - _MADE_BY_API}
     return rows_of(
-        store, tenant, {name: tables.metadata.tables[name].c.tenant == tenant for name in names}
+        store,
+        tenant,
+        {
+            name: c.tenant == tenant if "tenant" in c else c.account.in_(of_tenant)
+            for name, c in columns.items()
+        },
     )
 
 

@@ -24,6 +24,8 @@ from typing import IO, Any, Self
 
 import yaml
 
+from pilotlight.core.oidc.settings import Issuer
+from pilotlight.core.settings import parse_item
 from scripts.documentation import ROOT, Block, blocks
 
 _COMMENT = re.compile(r"<!-- (?P<kind>not run|run last|given)(?:: (?P<text>.*))? -->$")
@@ -232,7 +234,13 @@ def settings_error(text: str) -> str:
     for section, values in yaml.safe_load(text).items():
         if section not in known:
             return f"there is no section {section!r} of platform.yaml"
-        unknown = set(values) - set(known[section]) if section != "plans" else set()
+        unknown = set() if section in ("plans", "issuers") else set(values) - set(known[section])
+        if section == "issuers":
+            try:
+                for name, given in values.items():
+                    parse_item(Issuer, f"issuers.{name}", given)
+            except ValueError as e:
+                return str(e)
         if unknown:
             return f"section {section!r} has no {', '.join(sorted(unknown))}"
     return ""

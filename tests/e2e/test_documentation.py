@@ -86,3 +86,5 @@ def test_a_setting_that_does_not_exist_is_named() -> None:
     assert settings_error("activator: {listen: x}") == ""
     assert "lisen" in settings_error("activator: {lisen: x}")
     assert "activtor" in settings_error("activtor: {listen: x}")
+    assert settings_error("issuers: {own: {issuer: 'https://a'}}") == ""
+    assert "isuer" in settings_error("issuers: {own: {isuer: 'https://a'}}")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -24,6 +25,7 @@ from pilotlight.controller.settings import ControllerConfig, ControllerSettings
 from pilotlight.controller.weights.blobs import BlobStore
 from pilotlight.core.crypto import PlatformKey
 from pilotlight.core.object_store import DirectoryStore
+from pilotlight.core.oidc.settings import Issuer
 from pilotlight.core.settings import Paths
 from pilotlight.profile import Profile
 from snapshotter.client import AgentClient
@@ -47,9 +49,14 @@ class ServedController:
         *,
         unix_socket: Path | None = None,
         settings: ControllerSettings | None = None,
+        issuers: Mapping[str, Issuer] | None = None,
+        secrets: Mapping[str, str] | None = None,
     ) -> None:
-        """`unix_socket`: where it listens as well, for an activator."""
+        """`unix_socket`: where it listens as well, for an activator. `issuers`: by which people sign
+        in, as they are when it begins, with the `secrets` of our clients there."""
         self._settings = settings or ControllerSettings()
+        self._issuers = issuers if issuers is not None else {}
+        self._secrets = secrets or {}
         self.now = CLOCK_S
         self.statuses = FunctionStatuses()
         self.warm_pods = WarmPods()
@@ -120,7 +127,12 @@ class ServedController:
         bell = ChangeNotifier()
         context = Context(
             config=ControllerConfig(
-                settings=self._settings, paths=self._paths, trust="isolated", uid_base=20_000
+                settings=self._settings,
+                paths=self._paths,
+                trust="isolated",
+                uid_base=20_000,
+                issuers=self._issuers,
+                issuer_secrets=self._secrets,
             ),
             store=self.store,
             files=files,
@@ -142,6 +154,7 @@ class ServedController:
         try:
             await self._server.serve(sockets=self._sockets)
         finally:
+            await context.issuers.aclose()
             await agent.aclose()
             await cache.aclose()
 

@@ -15,6 +15,7 @@ import pytest
 
 from activator.settings import ActivatorSettings
 from pilotlight.controller.settings import ControllerSettings
+from pilotlight.core.oidc.settings import Issuer
 from pilotlight.core.settings import PlatformSettings
 from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.spec.function import FunctionSpec, ImageSpec
@@ -35,6 +36,7 @@ ROOTS: tuple[type, ...] = (
     ClusterSettings,
     ActivatorSettings,
     ControllerSettings,
+    Issuer,
     SnapshotterSettings,
     WeightCacheSettings,
 )

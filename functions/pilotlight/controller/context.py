@@ -28,6 +28,8 @@ from pilotlight.controller.server.node_backend import NodeBackend
 from pilotlight.controller.server.request_id import request_id
 from pilotlight.controller.server.tenant_threads import TenantThreads
 from pilotlight.controller.settings import ControllerConfig
+from pilotlight.controller.sign_in.device_sign_ins import DeviceSignIns
+from pilotlight.controller.sign_in.issuers import SignInIssuers
 from pilotlight.controller.volumes.service import VolumeService
 from pilotlight.controller.weights.blob_gc import BlobCollector
 from pilotlight.controller.weights.blobs import BlobStore
@@ -59,8 +61,9 @@ class Context:
     cluster, whose reconciler seals them. `builds`: usage and charges of image builds.
     `database_floor`: free disk space that tenants' changes must leave for the ledger. `threads`:
     the threads that each tenant uses. `uploads`, `downloads`: its transfers that take memory.
-    `codes`: unused sign-in codes of the dashboard. `waiters`: requests that wait for a value of a
-    queue."""
+    `codes`: unused sign-in codes of the dashboard. `issuers`: by which people sign in;
+    `devices`: their pending sign-ins from the command line. `waiters`: requests that wait for a
+    value of a queue."""
 
     config: ControllerConfig
     store: Store
@@ -82,6 +85,8 @@ class Context:
     uploads: TenantThreads = field(default_factory=lambda: TenantThreads(UPLOADS_AT_ONCE))
     downloads: TenantThreads = field(default_factory=lambda: TenantThreads(DOWNLOADS_AT_ONCE))
     codes: SignInCodes = field(default_factory=SignInCodes)
+    issuers: SignInIssuers = field(init=False)
+    devices: DeviceSignIns = field(init=False)
     collector: BlobCollector = field(init=False)
     volumes: VolumeService = field(init=False)
     waiters: QueueWaiters = field(default_factory=QueueWaiters)
@@ -90,6 +95,11 @@ class Context:
     def __post_init__(self) -> None:
         object.__setattr__(self, "collector", BlobCollector(self.files, self.store))
         object.__setattr__(self, "volumes", self._volumes())
+        issuers = SignInIssuers(
+            self.config.issuers, secrets=self.config.issuer_secrets, clock=self.clock
+        )
+        object.__setattr__(self, "issuers", issuers)
+        object.__setattr__(self, "devices", DeviceSignIns(issuers))
         self.notifier.at_close.append(self.waiters.close)
         is_local = self.config.platform.fleet == "local"
         object.__setattr__(

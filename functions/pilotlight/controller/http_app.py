@@ -28,6 +28,7 @@ from pilotlight.controller.api.account import (
     plans,
     quotas,
     secrets,
+    sign_ins,
     webhooks,
 )
 from pilotlight.controller.api.apps import (
@@ -161,6 +162,7 @@ _ROUTERS = (
     identity.router,
     secrets.router,
     api_keys.router,
+    sign_ins.router,
     plans.router,
     quotas.router,
     audit.router,

@@ -221,6 +221,7 @@ async def _run(context: Context, opened: OpenedResources, ready_fd: int | None) 
         # The socket is closed, so new connections fail at once. Its name is removed first.
         _remove_socket(path)
         await cancel_all(tasks)
+        await context.issuers.aclose()
         for one in exposed:
             one.close()
         _remove_socket(metrics_socket(context.config.paths, "controller"))

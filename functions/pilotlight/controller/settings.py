@@ -10,18 +10,20 @@ from pathlib import Path
 
 from pilotlight.controller.database.sqlite_file import database_path
 from pilotlight.core.dashboard.dashboard_origin import DashboardOrigin, read_dashboard_origin
+from pilotlight.core.oidc.settings import CALLBACK_PATH, Issuer, read_issuers
 from pilotlight.core.settings import (
     Paths,
     PlatformSettings,
     SettingsInvalid,
     load_named_records,
     load_section,
+    load_section_key,
     read_secret,
     require_defaults,
 )
-from pilotlight.core.transport.listeners import require_tls_or_loopback
+from pilotlight.core.transport.listeners import is_loopback, require_tls_or_loopback
 from pilotlight.kubernetes.settings import ClusterSettings
-from pilotlight.spec.identifiers import Isolation
+from pilotlight.spec.identifiers import Isolation, Scope
 from pilotlight.spec.pricing import PriceSettings
 from pilotlight.spec.quotas import BUILT_IN_PLANS, Plan
 from snapshotter.linux.egress_policy import EgressPolicy
@@ -173,6 +175,10 @@ class ControllerConfig:
         prices: section `prices`.
         cluster: section `cluster`; read if platform.fleet is knative.
         egress: what functions may reach, if each has its own network; None otherwise.
+        issuers: section `issuers`, by name.
+        issuer_secrets: the secrets of the clients at these issuers, by the issuer's name.
+        dashboard_url: where browsers find the dashboard; None = not known, since activators listen
+            at another address than those of this machine.
     """
 
     settings: ControllerSettings
@@ -184,6 +190,9 @@ class ControllerConfig:
     prices: PriceSettings = field(default_factory=PriceSettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     egress: EgressPolicy | None = None
+    issuers: Mapping[str, Issuer] = field(default_factory=dict)
+    issuer_secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    dashboard_url: str | None = None
 
     @property
     def database_url(self) -> str:
@@ -194,6 +203,10 @@ class ControllerConfig:
     def is_own_file(self) -> bool:
         """Whether the database is the SQLite file in <home>/controller."""
         return self.database_url == f"sqlite:///{database_path(self.paths.home)}"
+
+    def redirect_url(self, issuer: str) -> str:
+        """Return where an issuer sends browsers back to."""
+        return self.issuers[issuer].redirect_url or f"{self.dashboard_url}{CALLBACK_PATH}"
 
     @classmethod
     def read(cls, file: Path | None) -> ControllerConfig:
@@ -212,7 +225,9 @@ class ControllerConfig:
         else:
             why = "only activators and controllers with platform.fleet: knative read it"
             require_defaults("cluster", cluster, _CLUSTER_ONLY, why=why)
-        read_dashboard_origin(file)  # rejects the host of functions
+        dashboard_url = _dashboard_url(file)  # rejects the host of functions
+        issuers = read_issuers(file)
+        secrets = _check_issuers(issuers, dashboard_url)
         require_tls_or_loopback(
             "controller.listen", settings.listen, is_known=platform.tls_cert is not None
         )
@@ -228,6 +243,9 @@ class ControllerConfig:
             egress=node.egress()
             if platform.fleet == "local" and node.function_network == "own" and os.geteuid() == 0
             else None,
+            issuers=issuers,
+            issuer_secrets=secrets,
+            dashboard_url=dashboard_url,
         )
 
 
@@ -253,6 +271,39 @@ def refused_plan(plan: Plan, settings: ClusterSettings) -> tuple[str, str, str] 
         )
         return "reserved_memory_bytes", "no memory of a node can be kept free", hint
     return None
+
+
+def _dashboard_url(file: Path | None) -> str | None:
+    """Return the URL of the dashboard's origin, as far as it is known. Raises SettingsInvalid."""
+    if (origin := read_dashboard_origin(file)) is not None:
+        return origin.url
+    listen = str(load_section_key("activator", "listen", file) or "127.0.0.1:8700")
+    host, _, port = listen.rpartition(":")
+    return f"http://{host}:{port}" if is_loopback(host.strip("[]")) else None
+
+
+def _check_issuers(issuers: Mapping[str, Issuer], dashboard_url: str | None) -> dict[str, str]:
+    """Return the secrets of our clients at issuers, by issuer. Raises SettingsInvalid."""
+    found = {}
+    for name, issuer in issuers.items():
+        for number, rule in enumerate(issuer.sign_in):
+            if rule.scope not in [scope.value for scope in Scope]:
+                raise SettingsInvalid(
+                    f"issuers.{name}.sign_in[{number}].scope = {rule.scope!r}: must be one of "
+                    f"{', '.join(Scope)}"
+                )
+        if issuer.sign_in and issuer.redirect_url is None and dashboard_url is None:
+            raise SettingsInvalid(
+                f"issuers.{name}.redirect_url is missing: the address of the dashboard is not "
+                f"known: set it, or controller.dashboard_url"
+            )
+        try:
+            secret = read_secret("client_secret", None, issuer.client_secret_file)
+        except ValueError as e:
+            raise SettingsInvalid(f"issuers.{name}.{e}") from e
+        if secret is not None:
+            found[name] = secret
+    return found
 
 
 def _check_plans(

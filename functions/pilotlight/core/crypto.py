@@ -9,6 +9,7 @@
 | `replies` | the activator's | controller, activators | responses that activators store in Redis: under idempotency keys, and those of response caches |
 | `visitors` | the activator's | controller, activators | attributing a dashboard cookie's connections to an API key; does not authenticate |
 | `sessions` | the platform's | controller | session cookies of the dashboard |
+| `sign_ins` | the platform's | controller | cookies of sign-ins by an issuer that a browser has begun |
 | `webhooks` | the platform's | controller | signing secrets of webhooks |
 | `answers` | the platform's | controller | responses that the controller stores under idempotency keys |
 
@@ -117,6 +118,7 @@ class PlatformKey:
     Attributes:
         activator: the activators' key, derived or configured separately.
         sessions: seals cookies of the dashboard.
+        sign_ins: seals cookies of sign-ins that a browser has begun.
         webhooks: seals secrets of webhooks.
         answers: seals responses stored under idempotency keys.
         node_token: authenticates node agents with this key file to the controller.
@@ -129,6 +131,7 @@ class PlatformKey:
         self._raw = base64.urlsafe_b64decode(key)
         self.activator = activator or ActivatorKey(derive_key(self._raw, "activator"))
         self.sessions = Sealer(self._raw, "sessions")
+        self.sign_ins = Sealer(self._raw, "sign-ins")
         self.webhooks = Sealer(self._raw, "webhooks")
         self.answers = Sealer(self._raw, "answers")
         self.node_token = self.derived(_NODE_TOKEN_LABEL).hex()

@@ -42,6 +42,7 @@ _SECTIONS = (
     "weight_cache",
     "prices",
     "plans",
+    "issuers",
 )
 
 

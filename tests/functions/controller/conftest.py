@@ -3,7 +3,7 @@ behind it."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from pilotlight.controller.settings import ControllerConfig, ControllerSettings
 from pilotlight.controller.weights.blobs import BlobStore
 from pilotlight.core.crypto import PlatformKey
 from pilotlight.core.object_store import DirectoryStore, ObjectStore
+from pilotlight.core.oidc.settings import Issuer
 from pilotlight.core.settings import Paths
 from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
 from snapshotter.client import AgentClient
@@ -130,9 +131,12 @@ async def running_controller(
     home: Path,
     run: Path,
     database: tuple[str, str] | None = None,
+    issuers: Mapping[str, Issuer] | None = None,
+    secrets: Mapping[str, str] | None = None,
+    settings: ControllerSettings | None = None,
 ) -> AsyncIterator[Controller]:
     """The same, on whichever loop enters it. `database`: its URL, and the first key in it; None = a
-    new one in `home`."""
+    new one in `home`. `issuers`: by which people sign in, with the `secrets` of our clients there."""
     paths = Paths(home=home, run=run)
     agent = SmallAgent()
     server = await agent.serve(paths.socket("snapshotter"))
@@ -143,7 +147,13 @@ async def running_controller(
     watched = Store(url, clock=clock, on_fed=bell.ring)
     context = Context(
         config=ControllerConfig(
-            settings=ControllerSettings(), paths=paths, trust="isolated", uid_base=20_000
+            settings=settings or ControllerSettings(),
+            paths=paths,
+            trust="isolated",
+            uid_base=20_000,
+            issuers=issuers or {},
+            issuer_secrets=secrets or {},
+            dashboard_url="http://controller",
         ),
         store=watched,
         files=BlobStore(
@@ -165,6 +175,7 @@ async def running_controller(
     ) as http:
         assert (await http.put(f"/v1/blobs/{BUNDLE_DIGEST}", content=BUNDLE)).status_code == 200
         yield Controller(context=context, http=http, agent=agent, cache=cache, clock=clock, key=key)
+    await context.issuers.aclose()
     await context.agent.aclose()
     await context.cache.aclose()
     server.close()

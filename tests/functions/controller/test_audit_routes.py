@@ -38,8 +38,13 @@ DATA = {("POST", "/v1/feedback"), ("PUT", "/v1/volume-chunks/{digest}")}
 """Kept as data of calls; parts of files, until a commit, which is in the log, names them."""
 RENEWALS = {("POST", "/v1/apps/{app}:renew")}
 """As frequent as a heartbeat; the deploy with a lease and the deletion are in the log."""
-SIGN_INS = {("POST", "/v1/sign-in-codes")}
-"""They change nothing that is stored."""
+SIGN_INS = {
+    ("POST", "/v1/sign-in-codes"),
+    ("POST", "/v1/device-sign-ins"),
+    ("POST", "/v1/device-sign-ins:redeem"),
+}
+"""They change nothing that is stored; the key of a sign-in by an issuer is in the log
+(`sign_in/test_device_sign_ins.py`)."""
 FREED = "blob.collect"
 """Written after the change that a deletion is, when blobs were freed by it."""
 LAST_MONTH_S = 40 * 86_400.0

@@ -35,6 +35,7 @@ _WHAT_TO_DO = {
     "blob_max_bytes).",
     "unsupported-media-type": "Send JSON: a function of another tenant accepts no other type.",
     "unauthenticated": "Run `pilotlight login`, set PILOTLIGHT_API_KEY or pass --profile; "
+    "`pilotlight login --oidc` signs in with an issuer; "
     "`pilotlight up` wrote the first key of this machine's platform to ~/.pilotlight.toml.",
     "forbidden": "Use a key with a higher scope: `pilotlight token create --scope deploy`.",
     "method-not-allowed": "Use one of the methods that the answer's header `Allow` names.",

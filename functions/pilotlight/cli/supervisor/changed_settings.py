@@ -37,13 +37,22 @@ def read_sections(file: Path) -> dict[str, Any]:
 def changed_settings(file: Path) -> dict[str, Any]:
     """The sections of `file` without the keys that have their default. Raises SettingsInvalid."""
     changed = {
-        section: _changed_plans(file, written)
-        if section == "plans"
-        else _changed_keys(file, section, written)
+        section: _changed_section(file, section, written)
         for section, written in read_sections(file).items()
         if written
     }
     return {section: kept for section, kept in changed.items() if kept}
+
+
+def _changed_section(file: Path, section: str, written: dict[str, Any]) -> dict[str, Any]:
+    if section == "plans":
+        return _changed_plans(file, written)
+    if section == "issuers":  # there are none by default
+        from pilotlight.core.oidc.settings import read_issuers
+
+        read_issuers(file)
+        return written
+    return _changed_keys(file, section, written)
 
 
 def _changed_keys(file: Path, section: str, written: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from pilotlight.client.errors import error_from_response
 from pilotlight.client.json_stream import Json, without_none
 from pilotlight.client.resources.collections import CollectionResources
 from pilotlight.client.transport import path_segment
@@ -51,6 +52,25 @@ class TenantResources(CollectionResources):
         """Create a one-time code that signs one browser in to the dashboard within a minute:
         `{"code", "expires_at", "dashboard_url"}`. Raises Forbidden, TooManyRequests."""
         return dict(self._transport.request("POST", "/v1/sign-in-codes").json())
+
+    def begin_sign_in(self, issuer: str | None = None) -> Json:
+        """Begin to sign in by an issuer of the platform, without a key: `{"code", "user_code",
+        "verification_uri", "verification_uri_complete", "expires_at", "interval_s", "issuer"}`.
+        Raises NotFound, InvalidInput, TooManyRequests, Unavailable."""
+        return self._post_without_key("/v1/device-sign-ins", without_none({"issuer": issuer}))
+
+    def redeem_sign_in(self, code: str) -> Json:
+        """Exchange a sign-in to which the person has agreed for an API key, once: `{"status",
+        "interval_s", "tenant", "key"}`. Raises Unauthenticated, Forbidden, Unavailable."""
+        return self._post_without_key("/v1/device-sign-ins:redeem", {"code": code})
+
+    def _post_without_key(self, path: str, body: Json) -> Json:
+        # a 401 says why the person was refused, and not that a key is missing
+        unauthenticated = frozenset({401})
+        answer = self._transport.request("POST", path, json=body, accept_status=unauthenticated)
+        if answer.status_code in unauthenticated:
+            raise error_from_response(answer.status_code, dict(answer.headers), answer.content)
+        return dict(answer.json())
 
     def keys(self) -> list[Json]:
         """List API keys: ids, scopes, restrictions and dates, never the secrets."""

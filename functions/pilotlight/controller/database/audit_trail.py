@@ -56,6 +56,11 @@ def with_client_address(address: str) -> Iterator[None]:
         _address.reset(token)
 
 
+def client_address() -> str:
+    """Return the address of the caller of this request; "" outside one."""
+    return _address.get()
+
+
 def record(
     write: Write,
     *,

@@ -12,6 +12,9 @@ from pilotlight.errors import Forbidden, Unauthenticated
 from pilotlight.protocol import HEADER_CUSTOMER
 from pilotlight.spec.identifiers import DEFAULT_ENVIRONMENT, Scope, require_customer
 
+SIGN_IN_ACTOR = "issuer:"
+"""Begin of the maker of keys that were made for a sign-in by an issuer,
+`issuer:<name>:<subject>`. They end with it, so they count for no administrator of the tenant."""
 PLATFORM_TENANT = "default"
 """The tenant whose administrators operate the platform; they may create tenants."""
 
@@ -31,6 +34,8 @@ class Principal:
         bound_customer: the customer for which all calls of this key are made; None = its holder may
         name any.
         suspended: the tenant is suspended: its keys may read but not change anything.
+        issuer: by which the person signed in for whom the key was made; None = it is no such key.
+        expires_at: when the key ends, in seconds since the epoch; None = never.
     """
 
     tenant: str
@@ -44,6 +49,8 @@ class Principal:
     bound_function: str | None = None
     bound_customer: str | None = None
     suspended: bool = False
+    issuer: str | None = None
+    expires_at: float | None = None
 
     def require_scope(self, scope: Scope) -> None:
         """Raise Forbidden unless this key's scope includes `scope`."""
@@ -207,6 +214,11 @@ def find_principal(
     if row is None or row.revoked_at is not None or row.deleted_at is not None:
         raise Unauthenticated("this API key is unknown or was revoked")
     if row.expires_at is not None and row.expires_at <= now:
+        if issuer_of(row.created_by) is not None:
+            raise Unauthenticated(
+                "this sign-in has ended: sign in again, on a command line with `pilotlight login "
+                "--oidc`"
+            )
         raise Unauthenticated(f"API key {row.id} has expired")
     if row.environment is not None and environment not in (None, row.environment):
         raise Forbidden(
@@ -225,4 +237,13 @@ def find_principal(
         bound_function=row.function,
         bound_customer=row.customer,
         suspended=row.suspended_at is not None,
+        issuer=issuer_of(row.created_by),
+        expires_at=row.expires_at,
     )
+
+
+def issuer_of(created_by: str) -> str | None:
+    """Return the issuer of a key's maker that signed in by one; None for other makers."""
+    if not created_by.startswith(SIGN_IN_ACTOR):
+        return None
+    return created_by.removeprefix(SIGN_IN_ACTOR).partition(":")[0]

@@ -139,6 +139,7 @@ def change(
         values["quotas"] = canonical_json(quotas.parse(bounds, of_key=True)).decode()
     if expiry is not None:
         _check("", UNRESTRICTED, expiry[0])
+        _require_lasting(row)
         values["expires_at"] = ends_at = None if expiry[0] is None else write.now + expiry[0]
         earlier = ends_at is not None and ends_at < (row.expires_at or float("inf"))
         if (
@@ -182,6 +183,7 @@ def rotate(
         )
     row = find(write.sql, tenant=tenant, key_id=key_id)
     _require_unrevoked(row)
+    _require_lasting(row)
     if row.expires_at is not None and row.expires_at <= write.now:
         raise Conflict(f"API key {key_id} has expired: create a new one", key=key_id)
     successor = write.sql.execute(
@@ -373,6 +375,7 @@ def _is_last_admin(write: Write, row: sa.Row[Any], *, until: float | None = None
         _TABLE.c.expires_at.is_(None) | (_TABLE.c.expires_at > write.now)
     )
     which = (_TABLE.c.tenant == row.tenant) & (_TABLE.c.scope == Scope.ADMIN.value) & is_in_force
+    which &= ~_TABLE.c.created_by.startswith(access_control.SIGN_IN_ACTOR)
     if until is not None:
         which &= (
             (_TABLE.c.id == row.id)
@@ -387,6 +390,15 @@ def _is_last_admin(write: Write, row: sa.Row[Any], *, until: float | None = None
         return False
     is_whole = found.pop(row.id)
     return not any(found.values()) if is_whole else not found
+
+
+def _require_lasting(row: sa.Row[Any]) -> None:
+    if row.created_by.startswith(access_control.SIGN_IN_ACTOR):
+        raise Conflict(
+            f"API key {row.id} was made for a sign-in and ends with it: create another key, or "
+            f"sign in again",
+            key=row.id,
+        )
 
 
 def _require_unrevoked(row: sa.Row[Any]) -> None:

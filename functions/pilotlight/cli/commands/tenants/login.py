@@ -45,38 +45,60 @@ def login(
             "profile, else http://127.0.0.1:8700.",
         ),
     ] = None,
+    oidc: Annotated[
+        bool,
+        typer.Option(
+            "--oidc",
+            help="Sign in in a browser, by an issuer that the platform's operator has configured, "
+            "instead of with an API key.",
+        ),
+    ] = False,
+    issuer: Annotated[
+        str | None,
+        typer.Option(help="Which issuer, where the platform has several; implies --oidc."),
+    ] = None,
 ) -> None:
     """Sign in to a platform: try an API key and write it to a profile.
 
     The key is prompted for, or read from stdin; `URL KEY` in one line also works. It never stands
     on the command line, where the shell's history would keep it. A profile that has another
-    platform's key is kept."""
+    platform's key is kept. With --oidc no key is typed: a page and a code are shown, and the key
+    that the profile gets ends after some hours."""
     from pilotlight import profile
+    from pilotlight.cli.commands.tenants import sign_in
 
-    words = _read_words()
-    key = words[-1]
+    is_by_issuer = oidc or issuer is not None
+    words = [] if is_by_issuer else _read_words()
     selected = session.options.profile or session.environ.get("PILOTLIGHT_PROFILE")
     current = selected or profile.selected_name(session.profile_environ())
     held = saved_profile(session, current)
     typed_url = words[0] if len(words) == 2 else None
     address = (url or typed_url or (held.url if held else profile.DEFAULT_URL)).rstrip("/")
     environment = session.profile_environ().get("PILOTLIGHT_ENVIRONMENT")
+    signed_in = sign_in.sign_in(session, address, issuer) if is_by_issuer else None
+    key = words[-1] if signed_in is None else signed_in["key"]["secret"]
     wanted = profile.Profile(
         url=address, api_key=key, environment=environment or DEFAULT_ENVIRONMENT
     )
     known, who = _try(wanted, is_bound_allowed=environment is None)
     host = urlsplit(address).hostname or current
     name = selected or free_profile_name(session, address, preferred=current, otherwise=host)
+    if signed_in is not None:
+        sign_in.drop_sign_in(session, name, address)
     file = save_profile(session, known, name=name, activate=True)
     for variable in ("PILOTLIGHT_URL", "PILOTLIGHT_API_KEY"):
         if session.environ.get(variable):
             session.say(f"{variable} is set in this shell and overrides the profile: unset it")
     shown = {**_identity(known, who), "profile": name, "file": str(file)}
+    ends = ""
+    if signed_in is not None:
+        shown["expires_at"] = signed_in["key"]["expires_at"]
+        ends = f", until {sign_in.describe_expiry(shown['expires_at'])}"
     session.show(
         shown,
         lambda: (
             f"signed in to {address} as tenant {who['tenant']['name']}, scope {who['scope']}, "
-            f"environment {known.environment}; written to profile {name!r} of {file}"
+            f"environment {known.environment}{ends}; written to profile {name!r} of {file}"
         ),
     )
 

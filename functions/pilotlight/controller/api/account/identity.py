@@ -25,7 +25,9 @@ router = APIRouter(prefix="/v1", tags=["tenancy"])
 
 
 class Whoami(schemas.Body):
-    """The caller's identity. `bound_…` null: the key is not bound to one."""
+    """The caller's identity. `bound_…` null: the key is not bound to one.
+    `issuer`: by which the person signed in for whom the key was made; null: it is no such key.
+    `expires_at` null: the key never expires."""
 
     tenant: TenantInfo
     key: str
@@ -35,6 +37,8 @@ class Whoami(schemas.Body):
     bound_app: str | None
     bound_function: str | None
     suspended: bool
+    issuer: str | None
+    expires_at: float | None
 
 
 @router.get("/whoami")
@@ -49,6 +53,8 @@ def whoami(caller: AnyKey) -> Whoami:
         bound_app=caller.bound_app,
         bound_function=caller.bound_function,
         suspended=caller.suspended,
+        issuer=caller.issuer,
+        expires_at=caller.expires_at,
     )
 
 

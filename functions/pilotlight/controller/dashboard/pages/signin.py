@@ -1,12 +1,12 @@
-"""Signing in with a key or a one-time code, and signing out."""
+"""Signing in with a key, a one-time code, or by an issuer, and signing out."""
 
 from __future__ import annotations
 
 import secrets
-from typing import Annotated
+from typing import Annotated, Literal
 
 import anyio.to_thread
-from fastapi import Form, Request
+from fastapi import Form, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
 from pilotlight.controller.context import Context, Ctx
@@ -16,6 +16,7 @@ from pilotlight.controller.dashboard.page_context import (
     MAX_NAME,
     Cookies,
     PageRoute,
+    cookie_of,
     cookie_terms,
 )
 from pilotlight.controller.dashboard.page_context import Form as FormCookie
@@ -24,8 +25,14 @@ from pilotlight.controller.identity import access_control, sessions
 from pilotlight.controller.identity.access_control import Principal
 from pilotlight.controller.identity.sessions import CookieAttributes
 from pilotlight.controller.lazy_routes import APIRouter
+from pilotlight.controller.server.request_id import request_id
+from pilotlight.controller.sign_in import browser_sign_in, keys
+from pilotlight.controller.sign_in.browser_sign_in import Callback
+from pilotlight.controller.sign_in.issuers import Identity
 from pilotlight.core.dashboard.dashboard_origin import DASHBOARD_PATH
-from pilotlight.errors import PilotlightError, Unauthenticated
+from pilotlight.core.dashboard.visitor_cookie import MAX_COOKIE
+from pilotlight.core.oidc.settings import CALLBACK_PATH
+from pilotlight.errors import Forbidden, PilotlightError, Unauthenticated
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
@@ -62,16 +69,83 @@ async def login(
     except PilotlightError as e:
         return _login_page(context, request, status=e.status, error=str(e))
     answer = RedirectResponse(DASHBOARD_PATH, status_code=303)
-    terms, lasts = cookie_terms(context, request), int(sessions.SESSION_S)
-    _set(
-        answer,
-        terms,
-        sessions.COOKIE,
-        sessions.issue_cookie(context.key, caller, now=context.clock()),
-        max_age=lasts,
-    )
-    _set(answer, terms, sessions.FORM_COOKIE, secrets.token_urlsafe(16), max_age=lasts)
+    _start_session(context, request, answer, caller)
     return answer
+
+
+@router.get("/dashboard/login/by/{issuer}")
+async def begin_by_issuer(context: Ctx, request: Request, issuer: str) -> Response:
+    """Send the browser to an issuer's page."""
+    try:
+        _require_private(context, request)
+        if not sessions.is_same_site(request.headers):
+            raise Forbidden("this sign-in was begun by another site: begin it here")
+        context.issuers.client(issuer)  # it exists
+        begun, page = await browser_sign_in.begin(
+            context.issuers,
+            issuer,
+            redirect_url=context.config.redirect_url(issuer),
+            now=context.clock(),
+        )
+    except PilotlightError as e:
+        return _login_page(context, request, status=e.status, error=str(e))
+    answer = RedirectResponse(page, status_code=303, headers={"cache-control": "no-store"})
+    terms = cookie_terms(context, request)
+    cookie = begun.seal(context.key.sign_ins)
+    lasts = int(browser_sign_in.LASTS_S)
+    # lax: the issuer's page sends the browser back
+    _set(answer, terms, browser_sign_in.COOKIE, cookie, max_age=lasts, samesite="lax")
+    return answer
+
+
+@router.get(CALLBACK_PATH)
+async def end_by_issuer(
+    *,
+    context: Ctx,
+    request: Request,
+    state: Annotated[str, Query(max_length=MAX_NAME)] = "",
+    code: Annotated[str, Query(max_length=browser_sign_in.MAX_CODE)] = "",
+    iss: Annotated[str, Query(max_length=MAX_COOKIE)] = "",
+    error: Annotated[str, Query(max_length=MAX_COOKIE)] = "",
+    error_description: Annotated[str, Query(max_length=MAX_COOKIE)] = "",
+) -> Response:
+    """Sign in a browser that an issuer sends back."""
+    callback = Callback(
+        state=state, code=code, issuer=iss, error=error, description=error_description
+    )
+    try:
+        _require_private(context, request)
+        caller = await _caller_of(context, request, callback)
+    except PilotlightError as e:
+        answer = _login_page(context, request, status=e.status, error=str(e))
+    else:
+        # A page, not a redirect: browsers send no strict cookie with a redirect that begins at
+        # another site.
+        answer = render("signed_in.html", location=DASHBOARD_PATH)
+        _start_session(context, request, answer, caller)
+    terms = cookie_terms(context, request)
+    _set(answer, terms, browser_sign_in.COOKIE, "", max_age=0, samesite="lax")
+    return answer
+
+
+async def _caller_of(context: Context, request: Request, callback: Callback) -> Principal:
+    cookie = cookie_of(context, request, browser_sign_in.COOKIE, limit=MAX_COOKIE)
+    begun = browser_sign_in.open_cookie(cookie, context.key.sign_ins, now=context.clock())
+    identity = await browser_sign_in.end(context.issuers, begun, callback)
+    return await anyio.to_thread.run_sync(_create_key, context, identity, request_id(request))
+
+
+def _create_key(context: Context, identity: Identity, request: str) -> Principal:
+    with context.store.write() as write:
+        return keys.create_for_dashboard(write, identity, request=request)
+
+
+def _start_session(context: Context, request: Request, answer: Response, caller: Principal) -> None:
+    """Set a new session's cookies."""
+    terms, lasts = cookie_terms(context, request), int(sessions.SESSION_S)
+    cookie = sessions.issue_cookie(context.key, caller, now=context.clock())
+    _set(answer, terms, sessions.COOKIE, cookie, max_age=lasts)
+    _set(answer, terms, sessions.FORM_COOKIE, secrets.token_urlsafe(16), max_age=lasts)
 
 
 @router.post("/dashboard/logout")
@@ -107,13 +181,26 @@ def _login_page(
     token = secrets.token_urlsafe(16)
     # A link of another site must not sign a visitor in to its author's account.
     takes_codes = sessions.is_same_site(request.headers)
-    answer = render("login.html", status=status, error=error, form=token, takes_codes=takes_codes)
+    answer = render(
+        "login.html",
+        status=status,
+        error=error,
+        form=token,
+        takes_codes=takes_codes,
+        issuers=context.issuers.names,
+    )
     _set(answer, cookie_terms(context, request), sessions.FORM_COOKIE, token, max_age=None)
     return answer
 
 
 def _set(
-    answer: Response, terms: CookieAttributes, name: str, value: str, *, max_age: int | None
+    answer: Response,
+    terms: CookieAttributes,
+    name: str,
+    value: str,
+    *,
+    max_age: int | None,
+    samesite: Literal["strict", "lax"] = "strict",
 ) -> None:
     answer.set_cookie(
         terms.name(name),
@@ -121,7 +208,7 @@ def _set(
         max_age=max_age,
         path=terms.path,
         httponly=True,
-        samesite="strict",
+        samesite=samesite,
         secure=terms.is_secure,
     )
 
@@ -129,6 +216,7 @@ def _set(
 def _end(context: Context, session: str, key: str, until: float) -> None:
     with context.store.write() as write:
         sessions.end_session(write, session=session, key=key, until=until)
+        keys.end_dashboards(write, key)
 
 
 def _find_caller(context: Context, key_id: str) -> Principal:
