@@ -26,6 +26,7 @@ from activator.context import ActivatorContext, load_context, own_socket
 from activator.coordination.identity import ANY, FROM_HOSTNAME, IdentityInvalid, identity_of
 from activator.coordination.state import SharedStateUnreachable
 from activator.lifecycle import Activator
+from activator.open_inference.grpc.process import open_grpc_sockets
 from activator.process_user import drop_root
 from activator.settings import ActivatorSettings
 from pilotlight.core import logging_config
@@ -254,6 +255,9 @@ def main(argv: list[str] | None = None) -> None:
         metrics = _open_sockets(
             context, platform, settings, listeners, offset=offset, is_given=is_given
         )
+        grpc = open_grpc_sockets(settings, context.paths.run / f"grpc-{context.index}.sock")
+        if grpc is not None:
+            listeners.append(listen_unix(grpc.activator))
         drop_root(context, platform, settings)
         app = ActivatorApp(
             settings=settings,
@@ -262,6 +266,7 @@ def main(argv: list[str] | None = None) -> None:
             cluster=cluster,
             dashboard=dashboard,
             issuers=issuers,
+            grpc=grpc,
         )
     except JournalInUse as e:
         sys.exit(f"activator: a-{identity.index} is already served: {e}")

@@ -6,6 +6,7 @@ them through these lists."""
 
 from __future__ import annotations
 
+import secrets
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
@@ -65,6 +66,7 @@ from activator.llm.engine_throttler import EngineTerms, EngineThrottler
 from activator.llm.openai.api import OpenAI
 from activator.metrics.metrics import Metrics
 from activator.open_inference.api import OpenInferenceApi
+from activator.open_inference.grpc.process import GrpcProcess, GrpcSockets
 from activator.prediction_log.pipeline import PredictionLogs
 from activator.quotas.process_store import ProcessQuotas
 from activator.quotas.unauthenticated_limit import (
@@ -111,9 +113,10 @@ class ActivatorApp:
         cluster: ClusterSettings | None = None,
         dashboard: DashboardOrigin | None = None,
         issuers: Mapping[str, Issuer] | None = None,
+        grpc: GrpcSockets | None = None,
     ) -> None:
         """`cluster`: set where instances are pods (`platform.fleet: knative`); None = instances run
-        on this machine.
+        on this machine. `grpc`: of the Open Inference Protocol over gRPC; None = it is off.
 
         `dashboard`: the dashboard's own origin; None = it shares the one URL. `issuers`: those that
         the operator trusts, by name.
@@ -123,6 +126,7 @@ class ActivatorApp:
         self.settings = settings
         self._dashboard = dashboard
         self._issuers = issuers or {}
+        self._grpc = grpc
         self._is_local = cluster is None
         self.early_loops: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = []
         self.context = context
@@ -502,8 +506,14 @@ class ActivatorApp:
     def _forwarded(self) -> ForwardedCallers | None:
         """Return who is believed about callers; None where no other server forwards requests."""
         token = self.context.key.token if self.siblings is not None else ""
+        grpc_token = secrets.token_hex(16) if self._grpc is not None else ""
+        if self._grpc is not None:
+            self.grpc = GrpcProcess(self._grpc, grpc_token, self.settings)
+            self.loops.append(("grpc", self.grpc.run))
         proxies = self.settings.trusted_proxies
-        return ForwardedCallers(proxies, token=token) if proxies or token else None
+        if not (proxies or token or grpc_token):
+            return None
+        return ForwardedCallers(proxies, token=token, grpc_token=grpc_token)
 
     def _pipeline(self, *observers: CallObserver) -> CallPipeline:
         settings = self.settings

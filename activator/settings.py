@@ -55,6 +55,8 @@ class ActivatorSettings:
             None = only this machine.
         agents_listen: host:port at which node agents of a cluster pass on the calls that functions
             in pods make, with mutual TLS (`platform.tls_*`); None = such functions need a key.
+        grpc_listen: host:port of the Open Inference Protocol over gRPC, which a process of its own
+            serves; without TLS, as `listen` is. None = it is off.
         max_body_bytes: limit of a request's body; a larger one is answered 413 before any start.
         max_header_bytes: limit of request line and headers together; more closes the connection
             with 431.
@@ -140,6 +142,7 @@ class ActivatorSettings:
     sibling_url: str | None = None
     sibling_listen: str | None = None
     agents_listen: str | None = None
+    grpc_listen: str | None = None
     max_body_bytes: int = 10 * 1024 * 1024
     max_header_bytes: int = 64 * 1024
     header_timeout_s: float = 10.0
@@ -254,8 +257,10 @@ class ActivatorSettings:
             )
         if listen is not None and not listen.rpartition(":")[2].isdigit():
             raise ValueError(f"sibling_listen = {listen!r}: must be host:port, or null")
-        if (agents := self.agents_listen) is not None and not agents.rpartition(":")[2].isdigit():
-            raise ValueError(f"agents_listen = {agents!r}: must be host:port, or null")
+        for name in ("agents_listen", "grpc_listen"):
+            given = getattr(self, name)
+            if given is not None and not _is_address(given):
+                raise ValueError(f"{name} = {given!r}: must be host:port, or null")
         if url is not None and listen is None:
             raise ValueError(
                 f"sibling_url = {url!r}: needs sibling_listen, the address at which the other "
@@ -326,6 +331,11 @@ class ActivatorSettings:
     def port(self) -> int:
         """The port part of `listen`."""
         return int(self.listen.rpartition(":")[2])
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdigit()
 
 
 def _check_network(text: str) -> None:

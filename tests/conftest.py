@@ -152,6 +152,22 @@ def vllm_env() -> Path:
     return directory
 
 
+@pytest.fixture(scope="session")
+def inference_clients() -> Path:
+    """An interpreter with the official clients of the Open Inference Protocol:
+    `PILOTLIGHT_INFERENCE_CLIENTS`, else where scripts/install-inference-clients puts it."""
+    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share")
+    directory = Path(
+        os.environ.get("PILOTLIGHT_INFERENCE_CLIENTS") or data / "pilotlight/inference-clients"
+    )
+    if not (directory / "pyvenv.cfg").exists():
+        _require_or_skip(
+            f"no clients in {directory} (scripts/install-inference-clients, or "
+            f"PILOTLIGHT_INFERENCE_CLIENTS)"
+        )
+    return directory / "bin/python"
+
+
 @pytest.fixture
 def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As pytest's own, which looks through the directories of all tests before for a number that is

@@ -55,7 +55,7 @@ def answer_of(document: bytes, body: bytes) -> bytes:
 
 def _translation(asked: dict[str, Any], body: bytes) -> bytes:
     try:
-        memo, data = translated(asked["translate"], body, is_answer=asked["is_answer"])
+        found = translated(asked["translate"], body, is_answer=asked["is_answer"])
     except (errors.InvalidInput, errors.TooLarge) as e:
         return json.dumps(
             {"error": type(e).__name__, "message": str(e), "detail": e.detail}
@@ -68,7 +68,9 @@ def _translation(asked: dict[str, Any], body: bytes) -> bytes:
                 "detail": {},
             }
         ).encode()
-    return json.dumps({"error": None, "memo": memo}).encode() + b"\n" + data
+    fields = found._asdict()
+    del fields["body"]
+    return json.dumps({"error": None, "fields": fields}).encode() + b"\n" + found.body
 
 
 def _guarded(asked: dict[str, Any], body: bytes) -> bytes:

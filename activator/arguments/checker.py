@@ -12,11 +12,17 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from typing import Any
 from weakref import WeakValueDictionary
 
 from activator.arguments.check_process import GUARD
-from activator.arguments.translations import SMALL_BYTES, TRANSLATION_S, Asked, translated
+from activator.arguments.translations import (
+    SMALL_BYTES,
+    TRANSLATION_S,
+    Asked,
+    TooSlow,
+    Translated,
+    translated,
+)
 from activator.arguments.validator import ArgumentValidator, CheckTooExpensive
 from pilotlight import errors
 from pilotlight.core.compute.process import ComputeProcess, ComputeProcessLost
@@ -62,11 +68,15 @@ class ArgumentChecker:
 
     async def translate(
         self, asked: Asked, body: bytes, *, tenant: str, is_answer: bool
-    ) -> tuple[Any, bytes]:
-        """Run `arguments.translations.translated` for `tenant`. Raises TooManyRequests,
-        Unavailable, too."""
-        if len(body) <= SMALL_BYTES:
-            return translated(asked, body, is_answer=is_answer)
+    ) -> Translated:
+        """Run `arguments.translations.translated` for `tenant`, in another process unless little of
+        the body has to become JSON values. Raises TooManyRequests, Unavailable, too."""
+        is_binary = asked["head_bytes"] is not None or asked["is_packed"]
+        if is_binary or len(body) <= SMALL_BYTES:
+            try:
+                return translated(asked, body, is_answer=is_answer, inline_bytes=SMALL_BYTES)
+            except TooSlow:
+                pass
         document = json.dumps({"translate": asked, "is_answer": is_answer}).encode()
         head, _, data = (
             await self._check_in_process(document, body, tenant, TRANSLATION_S)
@@ -79,7 +89,7 @@ class ArgumentChecker:
                 else errors.InvalidInput
             )
             raise kind(result["message"], **result["detail"])
-        return result["memo"], data
+        return Translated(data, **result["fields"])
 
     async def find_rule(self, guard: bytes, text: str, *, is_end: bool, tenant: str) -> str:
         """Return the first rule of a guard (`guard_patterns.patterns_of`) that a long text matches;

@@ -1,5 +1,4 @@
-"""Converts between tensors of the Open Inference Protocol (version 2, HTTP/REST) and JSON values.
-Pure.
+"""Converts between tensors of the Open Inference Protocol (version 2) and JSON values. Pure.
 
 A tensor has a name, a shape, a datatype and its elements, nested or flat in row-major order."""
 
@@ -8,11 +7,25 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 from typing import Any
 
+from pilotlight.core.binary_tensors import (
+    ELEMENT_BYTES,
+    MAX_DIMENSION,
+    MAX_DIMENSIONS,
+    Buffer,
+    InvalidTensor,
+    Tensor,
+    check_size,
+    decode,
+    encode,
+    is_shape,
+)
 from pilotlight.errors import InvalidInput
+from pilotlight.protocol import CONTENT_NPY
 
 MAX_ELEMENTS = 250_000
 """Maximum elements of one tensor, more than an image of 224 x 224 x 3 has: each takes up to a
@@ -20,19 +33,108 @@ microsecond of the event loop."""
 MAX_LISTS = 250_000
 """Maximum lists of all inputs together: a dimension of 1 is two bytes of a shape, but a list around
 each element."""
-MAX_DIMENSIONS = 32
 _INTEGERS = {
     **{f"INT{bits}": (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) for bits in (8, 16, 32, 64)},
     **{f"UINT{bits}": (0, (1 << bits) - 1) for bits in (8, 16, 32, 64)},
 }
-_FLOATS = ("FP16", "BF16", "FP32", "FP64")
-DATATYPES = ("BOOL", *_INTEGERS, *_FLOATS, "BYTES")
+DATATYPES = (*ELEMENT_BYTES, "BYTES")
 _JSON_TYPES = {"boolean": "BOOL", "integer": "INT64", "number": "FP64", "string": "BYTES"}
 
 
-def value_of(tensor: Any) -> tuple[str, Any]:
-    """Name and value of an input: lists nested as the shape requires. Raises InvalidInput naming
-    tensor, limit and actual value."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """An input tensor of a request, without its data.
+
+    Attributes:
+        data: its elements as JSON, nested or flat; None = they follow the JSON.
+        binary_bytes: size of the data that follows the JSON; 0 without.
+    """
+
+    name: str
+    shape: list[int]
+    datatype: str
+    data: list[Any] | None
+    binary_bytes: int = 0
+
+    def elements(self) -> list[Any]:
+        """Return the elements of `data`, flat. Raises InvalidInput."""
+        self._require_few()
+        elements = list(_leaves(self.data or []))
+        if len(elements) != math.prod(self.shape):
+            raise _wrong(
+                self.name,
+                f"shape {self.shape} has {math.prod(self.shape)} elements, data {len(elements)}",
+            )
+        for element in elements:
+            if not _is_of(self.datatype, element):
+                raise _wrong(self.name, f"{element!r} is not of datatype {self.datatype}")
+        return elements
+
+    def value(self) -> Any:
+        """Return the elements of `data`, nested as the shape requires. Raises InvalidInput."""
+        return _nested(self.elements(), self.shape)
+
+    def tensor(self, data: Buffer) -> Tensor:
+        """Return the tensor with these bytes. Raises InvalidInput naming both sizes."""
+        try:
+            check_size(self.datatype, self.shape, len(data))
+        except InvalidTensor as e:
+            raise _wrong(self.name, str(e)) from e
+        return Tensor(self.name, self.datatype, tuple(self.shape), data)
+
+    def encoded(self) -> Tensor:
+        """Return the tensor of the elements of `data`. Raises InvalidInput."""
+        try:
+            return self.tensor(encode(self.datatype, self.elements()))
+        except InvalidTensor as e:
+            raise _wrong(self.name, str(e)) from e
+
+    def decoded(self, data: Buffer) -> Any:
+        """Return the elements in these bytes as JSON values, nested. Raises InvalidInput."""
+        self._require_few()
+        tensor = self.tensor(data)
+        try:
+            elements = decode(self.datatype, tensor.data, math.prod(self.shape))
+            if self.datatype == "BYTES":
+                elements = [element.decode() for element in elements]
+        except UnicodeDecodeError as e:
+            raise _wrong(
+                self.name, f"an element is not UTF-8: annotate the parameter as bytes ({e.reason})"
+            ) from e
+        except InvalidTensor as e:
+            raise _wrong(self.name, str(e)) from e
+        return _nested(elements, self.shape)
+
+    def single(self, data: Buffer) -> Tensor:
+        """Return the tensor of a parameter that takes bytes: the one element of BYTES, or the
+        elements of UINT8. Raises InvalidInput."""
+        tensor = self.tensor(data)
+        if self.datatype == "UINT8":
+            return Tensor(self.name, "UINT8", (len(data),), data)
+        if self.datatype != "BYTES" or math.prod(self.shape) != 1:
+            raise _wrong(
+                self.name,
+                f"shape {self.shape} of {self.datatype}: the parameter takes bytes: one element "
+                f"of BYTES, or elements of UINT8",
+            )
+        try:
+            (element,) = decode("BYTES", tensor.data, 1)
+        except InvalidTensor as e:
+            raise _wrong(self.name, str(e)) from e
+        return Tensor(self.name, "UINT8", (len(element),), element)
+
+    def _require_few(self) -> None:
+        count = math.prod(self.shape)
+        if count > MAX_ELEMENTS:
+            raise _wrong(
+                self.name,
+                f"shape {self.shape} has {_format_count(count)} elements: at most {MAX_ELEMENTS}; "
+                f"annotate the parameter as numpy.ndarray and send binary data to pass more",
+            )
+
+
+def input_of(tensor: Any) -> Input:
+    """Parse an input but its data. Raises InvalidInput naming tensor, limit and actual value."""
     if (
         not isinstance(tensor, Mapping)
         or not isinstance(tensor.get("name"), str)
@@ -41,32 +143,61 @@ def value_of(tensor: Any) -> tuple[str, Any]:
         raise InvalidInput(
             "inputs: each is an object with name, shape, datatype and data", parameter="inputs"
         )
-    name = tensor["name"]
-    shape, datatype = _shape(name, tensor.get("shape")), tensor.get("datatype")
+    name, shape, datatype = tensor["name"], tensor.get("shape"), tensor.get("datatype")
+    if not is_shape(shape):
+        raise _wrong(name, f"shape = {shape!r}: a list of at most {MAX_DIMENSIONS} whole numbers")
     if datatype not in DATATYPES:
         raise _wrong(name, f"datatype = {datatype!r}: must be one of {', '.join(DATATYPES)}")
-    if not isinstance(tensor.get("data"), list):
+    size, data = _binary_bytes(name, tensor.get("parameters")), tensor.get("data")
+    if size is None and not isinstance(data, list):
         raise _wrong(
             name,
-            "data must be a list, nested or flat; binary data after the JSON is not supported",
+            "data must be a list, nested or flat, or parameters must have binary_data_size",
         )
-    elements = list(_leaves(tensor["data"]))
-    if len(elements) != math.prod(shape):
-        raise _wrong(name, f"shape {shape} has {math.prod(shape)} elements, data {len(elements)}")
-    for element in elements:
-        if not _is_of(datatype, element):
-            raise _wrong(name, f"{element!r} is not of datatype {datatype}")
-    return name, _nested(elements, shape)
+    if size is not None and data is not None:
+        raise _wrong(name, "has data and binary_data_size: send one of them")
+    return Input(
+        name=name,
+        shape=list(shape or ()),
+        datatype=datatype,
+        data=data,
+        binary_bytes=size or 0,
+    )
 
 
-def require_few_elements(inputs: Iterable[Any]) -> None:
-    """Raises InvalidInput if the shapes require more lists than MAX_LISTS. Invalid shapes are
-    reported by `value_of`."""
-    shapes = [
-        given["shape"]
-        for given in inputs
-        if isinstance(given, Mapping) and _is_shape(given.get("shape"))
-    ]
+def _binary_bytes(name: str, parameters: Any) -> int | None:
+    if not isinstance(parameters, Mapping):
+        return None
+    for refused in ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"):
+        if refused in parameters:
+            raise _wrong(name, f"{refused} is not supported: send the data with the request")
+    size = parameters.get("binary_data_size")
+    if size is not None and not (type(size) is int and 0 <= size <= MAX_DIMENSION):
+        raise _wrong(name, f"binary_data_size = {size!r}: a number of bytes")
+    return size
+
+
+def value_of(tensor: Any) -> tuple[str, Any]:
+    """Name and value of an input with data in JSON: lists nested as the shape requires. Raises
+    InvalidInput naming tensor, limit and actual value."""
+    given = input_of(tensor)
+    return given.name, given.value()
+
+
+def kind_of(schema: Any) -> str:
+    """How a parameter with this schema takes a tensor: "array", "bytes", or "" = as JSON."""
+    if not isinstance(schema, Mapping):
+        return ""
+    if options := schema.get("anyOf"):
+        kinds = {kind_of(option) for option in options if option != {"type": "null"}}
+        return kinds.pop() if len(kinds) == 1 else ""
+    if str(schema.get("contentMediaType", "")).startswith(CONTENT_NPY):
+        return "array"
+    return "bytes" if schema.get("contentEncoding") == "base64" else ""
+
+
+def require_few_lists(shapes: Iterable[Sequence[int]]) -> None:
+    """Raises InvalidInput if the shapes require more lists than MAX_LISTS."""
     lists = sum(sum(accumulate(shape[:-1], mul)) for shape in shapes)
     if lists > MAX_LISTS:
         raise InvalidInput(
@@ -95,12 +226,38 @@ def tensor_of(name: str, value: Any) -> dict[str, Any]:
     return {"name": name, "shape": shape, "datatype": datatype, "data": elements}
 
 
-def tensors_of(value: Any) -> list[dict[str, Any]]:
-    """Convert an answer to output tensors: one for each member of an object, otherwise one named
-    `output`."""
-    if isinstance(value, dict) and value:
-        return [tensor_of(name, inner) for name, inner in value.items()]
-    return [tensor_of("output", value)]
+def output_of(tensor: Tensor, *, is_binary: bool) -> dict[str, Any]:
+    """Convert a tensor that a function returned to an output tensor, with its elements unless it
+    is binary. Raises InvalidInput for one that JSON cannot have."""
+    output: dict[str, Any] = {
+        "name": tensor.name,
+        "shape": list(tensor.shape),
+        "datatype": tensor.datatype,
+    }
+    if is_binary:
+        return output
+    count = math.prod(tensor.shape)
+    where, hint = f"output {tensor.name[:80]!r}", "request binary data"
+    if count > MAX_ELEMENTS:
+        raise InvalidInput(
+            f"{where}: {count} elements, at most {MAX_ELEMENTS} as JSON: {hint}",
+            parameter="outputs",
+        )
+    try:
+        elements = decode(tensor.datatype, tensor.data, count)
+        if tensor.datatype == "BYTES":
+            elements = [element.decode() for element in elements]
+    except (InvalidTensor, UnicodeDecodeError) as e:
+        raise InvalidInput(f"{where}: {e}: {hint}", parameter="outputs") from e
+    return {**output, "data": elements}
+
+
+def take_data(output: dict[str, Any]) -> bytes:
+    """Remove the elements of an output tensor, and return them as bytes. Raises InvalidInput."""
+    try:
+        return encode(output["datatype"], output.pop("data"))
+    except InvalidTensor as e:
+        raise InvalidInput(f"output {output['name'][:80]!r}: {e}", parameter="outputs") from e
 
 
 def is_scalar(schema: Any) -> bool:
@@ -122,6 +279,8 @@ def tensor_metadata(name: str, schema: Any) -> dict[str, Any]:
         and dimensions < MAX_DIMENSIONS
     ):
         schema, dimensions = schema.get("items"), dimensions + 1
+    if not dimensions and kind_of(schema) == "array":
+        return {"name": name, "datatype": _array_datatype(schema), "shape": [-1]}
     kind = schema.get("type") if isinstance(schema, Mapping) else None
     return {
         "name": name,
@@ -130,22 +289,11 @@ def tensor_metadata(name: str, schema: Any) -> dict[str, Any]:
     }
 
 
-def _shape(name: str, given: Any) -> list[int]:
-    if not _is_shape(given):
-        raise _wrong(name, f"shape = {given!r}: a list of at most {MAX_DIMENSIONS} whole numbers")
-    if math.prod(given) > MAX_ELEMENTS:
-        raise _wrong(
-            name,
-            f"shape {given} has {_format_count(math.prod(given))} elements: at most {MAX_ELEMENTS}",
-        )
-    return list(given)
-
-
-def _is_shape(given: Any) -> bool:
-    is_list = isinstance(given, list) and len(given) <= MAX_DIMENSIONS
-    return is_list and all(
-        isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in given
-    )
+def _array_datatype(schema: Mapping[str, Any]) -> str:
+    options = schema.get("anyOf", [schema])
+    said = next(str(one["contentMediaType"]) for one in options if "contentMediaType" in one)
+    datatype = said.rpartition("=")[2]
+    return datatype if datatype in DATATYPES else "FP32"
 
 
 def _format_count(count: int) -> str:

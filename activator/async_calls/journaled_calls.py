@@ -14,7 +14,7 @@ from activator.billing.journal import Journal
 from activator.calls.call import Call
 from activator.calls.caller import Caller
 from activator.calls.trace_context import Trace
-from activator.http.payloads import Payload, accepts_pickles, checked_type
+from activator.http.payloads import Payload, accepts_pickles, stored_type
 from activator.llm.openai.call import call_of_kept
 from activator.quotas.admission import UNCOUNTED, Admission
 from activator.routing.api_keys import ANONYMOUS, FUNCTION_KEY, FunctionPrincipal, Principal
@@ -59,7 +59,7 @@ class JournaledCalls:
         target.check(record.method)
         # the key of its caller may have been revoked since
         accepts_pickle = accepts_pickles(record.tenant, owner)
-        content_type = checked_type(kept["content_type"].encode(), accepts=accepts_pickle)
+        content_type = stored_type(kept["content_type"].encode(), accepts=accepts_pickle)
         entry = self._access.entry(self._caller(kept["key"], record.tenant), target)
         deadline_at = kept.get("deadline_at")
         make = (

@@ -32,7 +32,7 @@ from activator.calls.response_store import (
     fallback_key,
     owner_of,
 )
-from activator.http.payloads import PICKLE
+from activator.http.payloads import JSON
 from activator.routing.api_keys import FUNCTION_KEY, SCHEDULER, FunctionPrincipal
 from activator.routing.call_target import CallTarget
 from activator.routing.route_table import RouteTable
@@ -224,7 +224,7 @@ class FallbackChain:
         self, call: Call, kind: str, rung: Fallback, attempt: int
     ) -> tuple[Call, ArgumentValidator | None]:
         """Return the call for the fallback's function, and the check of its arguments there; None
-        for a pickle.
+        for a body that is not JSON.
 
         Raises NotFound, Unavailable; Forbidden when the caller's key is for other functions;
         UnsupportedMediaType for a pickle when it is another tenant's."""
@@ -242,7 +242,7 @@ class FallbackChain:
         check = target.check(call.method)
         other = call.stand_in(target, name_of(kind, rung.function))
         other.attempt = attempt
-        return other, check if call.content_type is not PICKLE else None
+        return other, check if call.content_type is JSON else None
 
     def _check_reach(self, call: Call, address: FunctionAddress) -> None:
         """Check that the caller's key may access the fallback's function. Raises Forbidden."""

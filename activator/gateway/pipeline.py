@@ -13,18 +13,21 @@ from functools import partial
 from typing import Any
 
 from activator.access.grants import AccessGrant
+from activator.arguments import binary_bodies
 from activator.arguments.checker import ArgumentChecker
 from activator.calls.call import AnsweredCall, Call
 from activator.calls.runner import CallRunner
 from activator.gateway.response_writer import ResponseWriter
-from activator.http.payloads import JSON, PICKLE, Payload
+from activator.http.payloads import CONTENT_TYPE, JSON, TENSORS, Payload, binary_type
 from activator.http.request import Request, accept_of
 from activator.quotas.admission import Admission
 from activator.response_cache.cached_calls import CachedCalls
 from activator.tracing.tracer import Tracer
+from pilotlight.core.binary_tensors import values_of
+from pilotlight.protocol import CONTENT_BYTES
 
-ReadArguments = Callable[[], Awaitable[bytes]]
-"""Reads a request, and returns JSON arguments."""
+ReadArguments = Callable[[], Awaitable[Payload]]
+"""Reads a request, and returns arguments in JSON or TENSORS."""
 
 
 class CallPipeline:
@@ -91,30 +94,30 @@ class CallPipeline:
         read_arguments: ReadArguments | None = None,
     ) -> Call:
         """Check the content type, read the body within its limits and check the arguments, before
-        anything is started or billed. `read_arguments`: reads JSON arguments in the body's place,
-        for an adapter.
+        anything is started or billed. `read_arguments`: reads arguments in the body's place, for an
+        adapter.
 
         Raises NotFound, InvalidInput, TooLarge, TooManyRequests, UnsupportedMediaType."""
         check = entry.target.check(method)
         caller = entry.caller_of(request.headers, request.origin)
-        content_type, accept = JSON, JSON
         if read_arguments is None:
-            content_type = entry.content_type(request.headers)
-            accept = accept_of(request.headers)
+            read_arguments = self._reader(request, entry, method)
         asked_ns = time.monotonic_ns()
-        body = await (
-            read_arguments()
-            if read_arguments is not None
-            else request.body(limit_bytes=entry.body_bytes, timeout_s=self._body_timeout_s)
-        )
+        payload = await read_arguments()
         upload_ns = time.monotonic_ns() - asked_ns  # time spent by the caller
-        if content_type is not PICKLE:
-            await self._arguments.check(check, body, tenant=entry.target.tenant)
+        if payload.content_type is JSON:
+            await self._arguments.check(check, payload.body, tenant=entry.target.tenant)
+        elif payload.content_type is TENSORS:
+            await self._arguments.check(
+                entry.target.tensor_check(method),
+                values_of(payload.body),
+                tenant=entry.target.tenant,
+            )
         call = Call(
             id=request.id,
             target=entry.target,
             method=method,
-            payload=Payload(body, content_type, accept),
+            payload=payload,
             caller=caller,
             admission=admission,
             choice=request.choice,
@@ -124,6 +127,26 @@ class CallPipeline:
         self.tracer.begin(call, request.headers)
         request.on_failed = partial(self.tracer.failed, call)
         return call
+
+    def _reader(self, request: Request, entry: AccessGrant, method: str) -> ReadArguments:
+        """Return what reads the body of a call by its content type. Raises InvalidInput,
+        UnsupportedMediaType."""
+        content_type = entry.content_type(request.headers)
+        accept = accept_of(request.headers)
+        binary = binary_type(request.headers.get(CONTENT_TYPE)).decode()
+        parameter = ""
+        if binary:
+            parameter = binary_bodies.parameter_of(binary, entry.target.method(method))
+            if not parameter and binary != CONTENT_BYTES:  # which is JSON for other functions
+                raise binary_bodies.not_taken(binary)
+
+        async def read() -> Payload:
+            body = await request.body(limit_bytes=entry.body_bytes, timeout_s=self._body_timeout_s)
+            if parameter:
+                return Payload(binary_bodies.packed(binary, parameter, body), TENSORS, accept)
+            return Payload(body, content_type, accept)
+
+        return read
 
     async def admit_line(self, entry: AccessGrant, call: Call) -> None:
         """Admit the call of a batch's line, whose body is loaded. Raises InvalidInput, OverQuota,

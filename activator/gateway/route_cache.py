@@ -16,7 +16,15 @@ from activator.billing.usage_pricing import encode_optional_fields
 from activator.calls.call import Call, priority_lines
 from activator.calls.caller import Caller
 from activator.calls.response import forwarded_lines
-from activator.http.payloads import CONTENT_TYPE, GUARD_LINES, PICKLE, TRUSTED_LINE, payload_type
+from activator.http.payloads import (
+    CONTENT_TYPE,
+    GUARD_LINES,
+    JSON,
+    PICKLE,
+    TRUSTED_LINE,
+    binary_type,
+    payload_type,
+)
 from activator.http.request import MAX_ACCEPT_BYTES, Request
 from activator.http.server import KnownHead
 from activator.metrics.call_counters import WarmCounters
@@ -263,7 +271,10 @@ class RouteCache:
         if fast_route is None or not is_simple(headers, max_body_bytes=fast_route.entry.body_bytes):
             return None
         caller = fast_route.entry.callers.get(headers.get(b"pilotlight-priority"))
-        content_type = payload_type(headers.get(CONTENT_TYPE))
+        given = headers.get(CONTENT_TYPE, JSON)
+        if given != JSON and binary_type(given):
+            return None  # it may become TENSORS
+        content_type = payload_type(given)
         if caller is None or (content_type is PICKLE and not caller.accepts_pickle):
             return None  # refused with the reason
         if CUSTOMER in headers:

@@ -1,4 +1,5 @@
-"""Content types of call bodies, JSON or pickle, and the callers whose pickles are accepted.
+"""Content types of call bodies (JSON, pickle or tensors), and the callers whose pickles are
+accepted.
 
 A caller that sends a pickle runs code in the function's worker, with its environment and its
 secrets. Pickles are therefore accepted only from callers of the function's own tenant. Only this
@@ -16,18 +17,25 @@ from typing import Final, NamedTuple
 
 from pilotlight import errors
 from pilotlight.protocol import (
+    CONTENT_BYTES,
     CONTENT_JSON,
     CONTENT_NDJSON,
+    CONTENT_NPY,
     CONTENT_PICKLE,
     CONTENT_PICKLE_STREAM,
     CONTENT_PROBLEM,
     CONTENT_SSE,
+    CONTENT_TENSORS,
     HEADER_TRUSTED_PICKLE,
     is_pickle,
 )
 
 JSON: Final = CONTENT_JSON.encode()
 PICKLE: Final = CONTENT_PICKLE.encode()
+TENSORS: Final = CONTENT_TENSORS.encode()
+"""What the activator makes of other bodies; callers cannot send it."""
+BINARY_TYPES: Final = frozenset({CONTENT_BYTES.encode(), CONTENT_NPY.encode()})
+"""Types of bodies that are one argument, for functions that take one."""
 TRUSTED_LINE: Final = b"\r\n%b: 1" % HEADER_TRUSTED_PICKLE.encode()
 """Header line of a request to a worker whose body is a pickle that was accepted."""
 CONTENT_TYPE: Final = b"content-type"
@@ -35,7 +43,8 @@ _PICKLES: Final = frozenset({CONTENT_PICKLE, CONTENT_PICKLE_STREAM})
 
 
 class Payload(NamedTuple):
-    """What a caller sends with a call: a body, its type (JSON or PICKLE), the `Accept` header."""
+    """What a caller sends with a call: a body, its type (JSON, PICKLE or TENSORS), the `Accept`
+    header."""
 
     body: bytes
     content_type: bytes = JSON
@@ -53,6 +62,14 @@ def payload_type(given: bytes | None) -> bytes:
     return PICKLE if is_pickle(given) else JSON
 
 
+def binary_type(given: bytes | None) -> bytes:
+    """Return the one of BINARY_TYPES that a request's Content-Type is; b"" for any other."""
+    if given is None or given == JSON:
+        return b""
+    name = given.partition(b";")[0].strip().lower()
+    return name if name in BINARY_TYPES else b""
+
+
 def accepts_pickles(caller: str, owner: str) -> bool:
     """Whether a caller of tenant `caller` ("" = anonymous) may send pickles to a function of tenant
     `owner`."""
@@ -65,6 +82,11 @@ def checked_type(given: bytes | None, *, accepts: bool) -> bytes:
     if found is PICKLE and not accepts:
         raise not_accepted()
     return found
+
+
+def stored_type(stored: bytes, *, accepts: bool) -> bytes:
+    """Return the type of a body in the journal, which may be TENSORS. Raises as `checked_type`."""
+    return TENSORS if stored == TENSORS else checked_type(stored, accepts=accepts)
 
 
 def not_accepted() -> errors.UnsupportedMediaType:
@@ -87,7 +109,7 @@ def answered_type(sent: bytes, answered: str) -> str:
     return answered
 
 
-OPAQUE: Final = b"application/octet-stream"
+OPAQUE: Final = CONTENT_BYTES.encode()
 GUARD: Final = ((b"x-content-type-options", b"nosniff"), (b"content-security-policy", b"sandbox"))
 """Sent with every response that a function influences, and with the platform's own responses that
 repeat input of callers and functions."""
@@ -96,6 +118,7 @@ _TYPES: Final = frozenset(
     {
         CONTENT_JSON,
         CONTENT_NDJSON,
+        CONTENT_NPY,
         CONTENT_PICKLE,
         CONTENT_PICKLE_STREAM,
         CONTENT_PROBLEM,

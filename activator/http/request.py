@@ -295,7 +295,7 @@ class Request:
         """Send a complete response with header lines that are already bytes (each ends in CRLF,
         without content-length), compressed if it is JSON and its caller accepts that. Used on the
         hot path."""
-        if len(body) >= MIN_COMPRESSED_BYTES and self._is_compressed(_content_type(head), body):
+        if len(body) >= MIN_COMPRESSED_BYTES and self._is_compressed(content_type_of(head), body):
             body, head = await compress(body), head + _GZIP_LINES
         head += b"content-length: %d\r\n" % len(body)
         connection = self.scope.get("connection")
@@ -385,7 +385,8 @@ class Request:
         )
 
 
-def _content_type(head: bytes) -> bytes:
+def content_type_of(head: bytes) -> bytes:
+    """Return the content type in header lines; b"" where there is none."""
     return head.partition(b"content-type: ")[2].partition(b"\r\n")[0]
 
 

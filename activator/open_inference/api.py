@@ -5,7 +5,8 @@ A model is `app/function` (or `app/Class.method`); a version of it is a revision
 A request is translated into a call of the function and its answer back. In between it is treated
 like every call, with its quotas, choice of a revision, and billing.
 
-Sources of the formats: Open Inference Protocol, HTTP/REST (required inference API); TensorFlow
+Sources of the formats: Open Inference Protocol, HTTP/REST (required inference API), and its binary
+tensor data extension; TensorFlow
 Serving's predict API for `instances` and `predictions`."""
 
 from __future__ import annotations
@@ -14,24 +15,28 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
+from typing import Any, Final
 
 from activator.access.grants import AccessGrant
 from activator.access.resolver import RequestResolver
 from activator.arguments import tensors
 from activator.arguments.checker import ArgumentChecker
 from activator.arguments.translations import SMALL_BYTES, parsed, properties, translation_of
-from activator.http.request import Request
+from activator.http.payloads import JSON, OPAQUE, TENSORS, Payload
+from activator.http.request import Request, content_type_of
 from activator.settings import ActivatorSettings
 from pilotlight import errors
 from pilotlight.spec.function import MethodSpec
 
 V1, V2 = "/v1/models/", "/v2"
 
-ReadJson = Callable[[], Awaitable[bytes]]
-RunCall = Callable[[Request, AccessGrant, str, ReadJson], Awaitable[tuple[int, bytes, bytes]]]
-"""Runs a call of a method with these JSON arguments; returns the status, the header lines and the
-body of its whole response."""
+_HEAD_BYTES: Final = b"inference-header-content-length"
+"""Header with the size of the JSON of a request or an answer, where data of tensors follow it."""
+MAX_DIGITS: Final = 12
+ReadArguments = Callable[[], Awaitable[Payload]]
+RunCall = Callable[[Request, AccessGrant, str, ReadArguments], Awaitable[tuple[int, bytes, bytes]]]
+"""Runs a call of a method with these arguments; returns the status, the header lines and the body
+of its whole response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,28 +145,38 @@ class OpenInferenceApi:
         routed, method, tag = self._resolver.routed(request, caller, asked.model, owner)
         entry = self._resolver.enter(request, caller, routed, asked.version or tag)
         spec = entry.target.method(method)
-        translation = translation_of(asked.verb, asked.model, spec, revision=entry.target.revision)
-        if b"inference-header-content-length" in request.headers:
-            raise errors.InvalidInput(
-                "binary tensor data is not supported: send the elements as JSON"
-            )
+        translation = {
+            **translation_of(asked.verb, asked.model, spec, revision=entry.target.revision),
+            "head_bytes": _head_bytes(request, asked.verb),
+        }
         memo: Any = None
 
-        async def read_arguments() -> bytes:
+        async def read_arguments() -> Payload:
             nonlocal memo
             body = await request.body(
                 limit_bytes=entry.body_bytes, timeout_s=self._settings.body_timeout_s
             )
-            memo, made = await self._arguments.translate(
+            found = await self._arguments.translate(
                 translation, body, tenant=request.tenant, is_answer=False
             )
-            return made
+            memo = found.memo
+            return Payload(
+                found.body,
+                TENSORS if found.is_packed else JSON,
+                TENSORS if found.wants_tensors else JSON,
+            )
 
         status, head, body = await self._run(request, entry, method, read_arguments)
         if status == 200:
-            _, body = await self._arguments.translate(
-                {**translation, "memo": memo}, body, tenant=request.tenant, is_answer=True
+            is_packed = content_type_of(head) == OPAQUE
+            answer = await self._arguments.translate(
+                {**translation, "memo": memo, "head_bytes": None, "is_packed": is_packed},
+                body,
+                tenant=request.tenant,
+                is_answer=True,
             )
+            body = answer.body
+            head = _with_lengths(head, is_packed=is_packed, head_bytes=answer.head_bytes)
         elif asked.verb == "infer":
             body = _as_error(body)
         await request.respond_whole(status, head, body)
@@ -188,6 +203,33 @@ class OpenInferenceApi:
             200,
             {"name": asked.model, "versions": names, "platform": "pilotlight", **_described(spec)},
         )
+
+
+def _head_bytes(request: Request, verb: str) -> int | None:
+    """Return the size of the JSON that tensor data follow; None = the body is JSON."""
+    given = request.headers.get(_HEAD_BYTES)
+    if given is None:
+        return None
+    if verb != "infer" or not given.isdigit() or len(given) > MAX_DIGITS:
+        raise errors.InvalidInput(
+            f"header {_HEAD_BYTES.decode()}: must be the size of the JSON of an inference request",
+            parameter=_HEAD_BYTES.decode(),
+        )
+    return int(given)
+
+
+def _with_lengths(head: bytes, *, is_packed: bool, head_bytes: int) -> bytes:
+    """Return the head of a translated answer: with the type of its body, and the size of its
+    JSON."""
+    sent = OPAQUE if is_packed else content_type_of(head)
+    if head_bytes:
+        head = head.replace(_type_line(sent), _type_line(OPAQUE), 1)
+        return b"%b%b: %d\r\n" % (head, _HEAD_BYTES, head_bytes)
+    return head.replace(_type_line(sent), _type_line(JSON), 1)
+
+
+def _type_line(content_type: bytes) -> bytes:
+    return b"content-type: %b\r\n" % content_type
 
 
 def _as_error(body: bytes) -> bytes:
@@ -219,4 +261,8 @@ def _described(spec: MethodSpec) -> dict[str, Any]:
 
 
 def _server() -> dict[str, Any]:
-    return {"name": "pilotlight", "version": metadata.version("pilotlight"), "extensions": []}
+    return {
+        "name": "pilotlight",
+        "version": metadata.version("pilotlight"),
+        "extensions": ["binary_tensor_data"],
+    }

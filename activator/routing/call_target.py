@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from activator.arguments.translations import for_tensors
 from activator.arguments.validator import ArgumentValidator
 from pilotlight import errors
 from pilotlight.protocol import FunctionRoute
@@ -36,6 +37,7 @@ class CallTarget:
 
     __slots__ = (
         "_checks",
+        "_tensor_checks",
         "app",
         "batched",
         "cache",
@@ -115,6 +117,7 @@ class CallTarget:
         except KeyError as e:
             raise _without_price(str(e.args[0])) from e
         self._checks: dict[str, ArgumentValidator] = {}
+        self._tensor_checks: dict[str, ArgumentValidator] = {}
 
     def __repr__(self) -> str:
         return f"<Target {self.app}/{self.function}@{self.revision}>"
@@ -180,9 +183,22 @@ class CallTarget:
         if check is None:
             check = self._checks[method] = ArgumentValidator(
                 self.method(method),
-                f"schema of {self.app}/{self.function} in revision {self.revision}",
+                self._place_of_schema,
             )
         return check
+
+    def tensor_check(self, method: str) -> ArgumentValidator:
+        """Return the check of what a method's arguments have beside tensors, which are null."""
+        check = self._tensor_checks.get(method)
+        if check is None:
+            check = self._tensor_checks[method] = ArgumentValidator(
+                for_tensors(self.method(method)), self._place_of_schema
+            )
+        return check
+
+    @property
+    def _place_of_schema(self) -> str:
+        return f"schema of {self.app}/{self.function} in revision {self.revision}"
 
 
 def _without_price(gpu: str) -> errors.Unavailable:

@@ -64,6 +64,9 @@ HEADER_WEBHOOK = "pilotlight-webhook"
 """On a submitted call: name of the webhook that is notified when it ends."""
 MIN_LEASE_S, MAX_LEASE_S = 10, 30 * 86_400
 """Bounds of an app's lease."""
+HEADER_GRPC_TOKEN, HEADER_GRPC_CALLER = "pilotlight-grpc-token", "pilotlight-grpc-caller"
+"""On a request of the activator's own process for gRPC: what shows that it is, and the address of
+the caller."""
 TENANT_PATH = "/t/"
 """`/t/<tenant name>/v1/functions/…` and `/t/<tenant name>/fn/…`: a function that another tenant
 shares, or a public one."""
@@ -77,6 +80,15 @@ CONTENT_PICKLE = "application/vnd.pilotlight.pickle"
 only in the tenant's worker and in the calling SDK.
 
 Accepted only from callers of the function's own tenant (HEADER_TRUSTED_PICKLE)."""
+CONTENT_BYTES = "application/octet-stream"
+"""The body is the one `bytes` argument, or the result."""
+CONTENT_NPY = "application/x-npy"
+"""The body is the one array argument, or the result, as `numpy.save` writes it. In a schema, as
+`contentMediaType` and with a parameter `datatype` where that is known, it marks a value that is a
+`numpy.ndarray`."""
+CONTENT_TENSORS = "application/vnd.pilotlight.tensors"
+"""Arguments, or the members of a result, of which some are tensors (`pilotlight.core.
+binary_tensors`). Between activators and workers only."""
 CONTENT_PICKLE_STREAM = "application/vnd.pilotlight.pickle-stream"
 """A generator's items: each a 4-byte big-endian length, then that many cloudpickle bytes; length
 0xFFFFFFFF precedes a pickled exception."""

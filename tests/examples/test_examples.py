@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from starlette.testclient import TestClient
 from websockets.sync.client import connect
@@ -157,6 +159,28 @@ def test_single_sentences_share_passes_and_an_empty_one_fails_alone(
     assert embed.cosine(meal, dinner) > 0.85
     assert embed.cosine(meal, market) < 0.2
     assert answers[3].json()["error"] == {"type": "ValueError", "message": "the text is empty"}
+
+
+def test_open_inference_takes_arrays_and_bytes_as_they_are(platform: PlatformUnderTest) -> None:
+    deploy(platform, "open_inference.py")
+    file = io.BytesIO()
+    np.save(file, np.full((2, 3, 3), 7, np.uint8))
+    for function, body, kind in (
+        ("grayscale", file.getvalue(), "application/x-npy"),
+        ("reverse", b"desserts", "application/octet-stream"),
+    ):
+        answer = httpx.post(
+            f"{platform.url}/v1/functions/vision/{function}:invoke",
+            content=body,
+            headers={**platform.headers, "content-type": kind, "accept": kind},
+            timeout=120,
+        )
+        assert (answer.status_code, answer.headers["content-type"]) == (200, kind), answer.text
+        if function == "grayscale":
+            gray = np.load(io.BytesIO(answer.content), allow_pickle=False)
+            assert (gray.dtype, gray.tolist()) == (np.uint8, [[7, 7, 7], [7, 7, 7]])
+        else:
+            assert answer.content == b"stressed"
 
 
 def test_tabular_ranks_the_better_candidate_first(platform: PlatformUnderTest) -> None:

@@ -24,6 +24,7 @@ from activator.idempotency.process_store import ProcessIdempotency
 from activator.idempotency.store_protocol import Claim
 from activator.lifecycle import Activator, server_config
 from activator.llm.engine_throttler import EngineTerms, EngineThrottler
+from activator.open_inference.grpc.process import GrpcProcess, open_grpc_sockets
 from activator.quotas.rules import Rule
 from activator.resilience.breaker import Outcome, State
 from activator.settings import ActivatorSettings
@@ -122,6 +123,24 @@ def test_it_listens_where_it_says_and_shares_its_port(fleet: str) -> None:
     assert shared[0].getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT)
     for one in shared:
         one.close()
+
+
+@proves("ActivatorSettings.grpc_listen")
+async def test_inference_is_served_over_grpc_where_it_says(fleet: str, short_tmp: Path) -> None:
+    assert open_grpc_sockets(configured(short_tmp, fleet, ""), short_tmp / "s") is None
+    settings = configured(short_tmp, fleet, "grpc_listen: '127.0.0.1:0'")
+    sockets = open_grpc_sockets(settings, short_tmp / "s")
+    assert sockets is not None
+    running = asyncio.create_task(GrpcProcess(sockets, "token", settings).run())
+    reader, writer = await asyncio.open_connection(*sockets.listeners[0].getsockname())
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+    head = await reader.readexactly(9)
+    assert head[3] == 4, "a server of HTTP/2 begins with SETTINGS"
+    writer.close()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    for listener in sockets.listeners:
+        listener.close()
 
 
 @proves("ActivatorSettings.metrics_listen", "ActivatorSettings.metrics_series")

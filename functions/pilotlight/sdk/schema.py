@@ -22,6 +22,8 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from pilotlight.protocol import CONTENT_NPY
+
 Schema = dict[str, Any]
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -59,6 +61,17 @@ _STREAMS = (
     collections.abc.AsyncGenerator,
     collections.abc.AsyncIterable,
 )
+_DATATYPES = {
+    "bool": "BOOL",
+    "bool_": "BOOL",
+    **{
+        f"{sign}int{bits}": f"{sign}int{bits}".upper()
+        for sign in ("", "u")
+        for bits in (8, 16, 32, 64)
+    },
+    **{f"float{bits}": f"FP{bits}" for bits in (16, 32, 64)},
+}
+"""Datatypes of the Open Inference Protocol, by the names of numpy's types."""
 MAX_RETURNS_BYTES = 65_536
 """Larger schemas of results are omitted: they help no reader."""
 _BOUNDS = {
@@ -201,6 +214,8 @@ class _SchemaBuilder:
             return self.of(hint.__bound__) if hint.__bound__ is not None else {}
         if isinstance(hint, typing.NewType):
             return self.of(hint.__supertype__)
+        if is_array(origin):
+            return _array_of(args)
         container = self._container(origin or hint, args)
         return container if container is not None else self._named(hint)
 
@@ -254,6 +269,8 @@ class _SchemaBuilder:
     def _named(self, hint: Any) -> Schema:
         if not isinstance(hint, type):
             return {}
+        if is_array(hint):
+            return {"contentMediaType": CONTENT_NPY}
         if issubclass(hint, enum.Enum):
             return (
                 {"enum": [member.value for member in hint]}
@@ -309,6 +326,30 @@ class _SchemaBuilder:
         self._names[kind] = name
         self.definitions[name] = {}
         return name
+
+
+def is_array(hint: Any) -> bool:
+    """Whether a type is `numpy.ndarray`, without importing numpy."""
+    return (
+        getattr(hint, "__module__", None) == "numpy"
+        and getattr(hint, "__name__", None) == "ndarray"
+    )
+
+
+def array_dtype(args: tuple[Any, ...]) -> Any:
+    """Return the type of the elements of `numpy.ndarray[…]`, as `numpy.typing.NDArray` writes it;
+    None where it names none."""
+    dtype = args[1] if len(args) == 2 else None
+    found = next(iter(typing.get_args(dtype)), None)
+    return found if isinstance(found, type) else None
+
+
+def _array_of(args: tuple[Any, ...]) -> Schema:
+    dtype = array_dtype(args)
+    datatype = _DATATYPES.get(getattr(dtype, "__name__", ""))
+    if datatype is None:
+        return {"contentMediaType": CONTENT_NPY}
+    return {"contentMediaType": f"{CONTENT_NPY};datatype={datatype}"}
 
 
 def _array(items: Schema) -> Schema:

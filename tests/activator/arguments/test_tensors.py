@@ -112,14 +112,6 @@ def test_there_and_back_nothing_is_lost(made: tuple[list[int], list[float]]) -> 
     assert (back["shape"], back["data"]) == (shape, elements)
 
 
-def test_an_object_is_a_tensor_for_each_member() -> None:
-    assert [one["name"] for one in tensors.tensors_of({"score": 0.5, "label": "a"})] == [
-        "score",
-        "label",
-    ]
-    assert [one["name"] for one in tensors.tensors_of([1])] == ["output"]
-
-
 def test_a_schema_says_what_its_tensor_looks_like() -> None:
     matrix = {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}
     assert tensors.tensor_metadata("x", matrix) == {

@@ -250,16 +250,6 @@ async def test_what_the_function_raised_is_said_in_the_member_error(models: Edge
     assert (answer.status_code, answer.json()["error"]) == (500, "ValueError: no")
 
 
-async def test_binary_tensors_are_refused(models: Edge) -> None:
-    answer = await post(
-        models,
-        "/v2/models/shop/sum/infer",
-        {"inputs": [tensor("rows", [1])]},
-        **{"inference-header-content-length": "9"},
-    )
-    assert "send the elements as JSON" in answer.json()["error"]
-
-
 # -- health and metadata ---------------------------------------------------------------------------
 
 

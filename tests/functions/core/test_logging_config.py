@@ -54,5 +54,5 @@ def test_every_process_logs_so() -> None:
     ] == ["functions/pilotlight/core/logging_config.py"]
     assert (
         len([file for file in sources if "logging_config.configure_logging(" in file.read_text()])
-        == 4
+        == 5
     )

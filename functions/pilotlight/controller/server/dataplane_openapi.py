@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 from pilotlight.controller.server.model_openapi import model_server_paths, openai_paths
 from pilotlight.controller.server.openapi_parts import (
+    BINARY,
     RESPONSE_HEADERS,
     TEXT,
     cache_control,
@@ -27,7 +28,14 @@ from pilotlight.controller.server.openapi_parts import (
     webhook,
 )
 from pilotlight.controller.server.sandbox_openapi import sandbox_paths
-from pilotlight.protocol import CONTENT_JSON, CONTENT_NDJSON, CONTENT_SSE, CallRecord
+from pilotlight.protocol import (
+    CONTENT_BYTES,
+    CONTENT_JSON,
+    CONTENT_NDJSON,
+    CONTENT_NPY,
+    CONTENT_SSE,
+    CallRecord,
+)
 from snapshotter.types import StartKind
 
 TAG = "calls"
@@ -36,9 +44,14 @@ _ARGUMENTS: dict[str, Any] = {
     "description": (
         "by name (an object) or by position (an array), checked against the function's signature; "
         "a pickle, as the SDK sends it, is "
-        "accepted only from callers of the function's own tenant (else 415)"
+        "accepted only from callers of the function's own tenant (else 415); bytes, or an array of "
+        "numpy, for a function that takes one"
     ),
-    "content": {CONTENT_JSON: {"schema": {"oneOf": [{"type": "object"}, {"type": "array"}]}}},
+    "content": {
+        CONTENT_JSON: {"schema": {"oneOf": [{"type": "object"}, {"type": "array"}]}},
+        CONTENT_BYTES: BINARY,
+        CONTENT_NPY: BINARY,
+    },
 }
 _BINDING: dict[str, Any] = {
     "description": (
@@ -293,7 +306,8 @@ def _health() -> dict[str, dict[str, Any]]:
 
 def _invoked() -> dict[str, Any]:
     streams = {CONTENT_SSE: TEXT, CONTENT_NDJSON: TEXT}
-    content = {CONTENT_JSON: {"schema": _ANY}, **streams}
+    binary = {CONTENT_BYTES: BINARY, CONTENT_NPY: BINARY}
+    content = {CONTENT_JSON: {"schema": _ANY}, **streams, **binary}
     return {
         "200": {
             "description": "the result; a generator's items in the format that Accept names",

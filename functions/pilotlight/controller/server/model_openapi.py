@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from pilotlight.controller.server.openapi_parts import (
+    BINARY,
     RESPONSE_HEADERS,
     TEXT,
     environment,
@@ -16,7 +17,7 @@ from pilotlight.controller.server.openapi_parts import (
     operation,
     timeout,
 )
-from pilotlight.protocol import CONTENT_JSON, CONTENT_SSE
+from pilotlight.protocol import CONTENT_BYTES, CONTENT_JSON, CONTENT_SSE
 
 _OPENAI_ERROR: dict[str, Any] = {
     "type": "object",
@@ -95,6 +96,8 @@ def _infer(end: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
         "input tensors by argument: name, shape, datatype, data",
         {"id": {"type": "string"}, "inputs": {"type": "array"}},
     )
+    # with the header Inference-Header-Content-Length: the JSON, then the data of tensors
+    tensors["content"][CONTENT_BYTES] = BINARY
     inferred = json_response(
         "output tensors",
         {
@@ -102,6 +105,7 @@ def _infer(end: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
             "properties": {"model_version": {"type": "string"}, "outputs": {"type": "array"}},
         },
     )
+    inferred["content"][CONTENT_BYTES] = BINARY
     return operation(
         f"infer{end}",
         "Call with tensors (Open Inference Protocol).",

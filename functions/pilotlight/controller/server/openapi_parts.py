@@ -27,6 +27,7 @@ RESPONSE_HEADERS = {
     "Content-Security-Policy": "sandbox",
 }
 TEXT: dict[str, Any] = {"schema": {"type": "string"}}
+BINARY: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
 
 
 def operation(

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from pilotlight.controller.server.openapi_parts import (
+    BINARY,
     environment,
     in_path,
     in_query,
@@ -13,9 +14,10 @@ from pilotlight.controller.server.openapi_parts import (
     json_response,
     operation,
 )
+from pilotlight.protocol import CONTENT_BYTES
 from pilotlight.spec.sandboxes import FILE_PIECE_BYTES, WAIT_S
 
-_BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+_BYTES = {CONTENT_BYTES: BINARY}
 _NUMBER = {"type": "integer", "minimum": 0}
 _FLAG = {"type": "string", "enum": ["0", "1"], "default": "0"}
 _OUTPUT: dict[str, Any] = {

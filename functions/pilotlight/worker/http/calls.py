@@ -28,6 +28,7 @@ from pilotlight.protocol import (
     CONTENT_JSON,
     CONTENT_PICKLE,
     CONTENT_SSE,
+    CONTENT_TENSORS,
     HEADER_ATTEMPT,
     HEADER_CALL,
     HEADER_DEADLINE,
@@ -45,7 +46,7 @@ from pilotlight.worker.http.connection import Request
 from pilotlight.worker.http.execution_deadlines import ExecutionDeadlines
 from pilotlight.worker.http.first_step import start_task
 from pilotlight.worker.process.call_threads import CallThread, CallThreads, Job, Outcome
-from pilotlight.worker.user_code import output, serialization, user_errors
+from pilotlight.worker.user_code import output, serialization, tensors, user_errors
 from pilotlight.worker.user_code.current_call import RunningCall
 from pilotlight.worker.user_code.spans import CallSpans
 from pilotlight.worker.user_code.target import Method, Style
@@ -61,6 +62,7 @@ _PRIORITY = HEADER_PRIORITY.encode()
 _JSON = CONTENT_JSON.encode()
 _PICKLE = CONTENT_PICKLE.encode()
 _SSE = CONTENT_SSE.encode()
+_TENSORS = CONTENT_TENSORS.encode()
 _TRUSTED = HEADER_TRUSTED_PICKLE.encode()
 _PREFIX = len(WORKER_INVOKE)
 _NOT_AGAIN = f"{HEADER_RETRY}: no\r\n".encode()
@@ -87,6 +89,7 @@ class Call(RunningCall):
         is_awaiting: whether a stop cancels it: not while an item of a stream is being sent.
         job, thread: what a stop interrupts.
         is_bound: whether its arguments fit the function.
+        takes_tensors: whether its body is CONTENT_TENSORS.
         line: a further header line of its response, with CRLF.
     """
 
@@ -99,6 +102,7 @@ class Call(RunningCall):
     thread: CallThread | None = None
     variables: contextvars.Context
     is_bound = False
+    takes_tensors = False
     line = b""
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = types.MappingProxyType({})
@@ -133,10 +137,14 @@ class Call(RunningCall):
         RUNNING.set(self)
         CURRENT_RECORDER.set(self.spans)
         self.spans.make_current()
-        binder, body = self.method.binder, self.request.body
-        self.args, self.kwargs = (
-            binder.from_pickle(body) if self.speaks_pickle else binder.from_json(body)
-        )
+        binder = self.method.binder
+        if self.speaks_pickle:
+            self.args, self.kwargs = binder.from_pickle(self.request.body)
+        elif self.takes_tensors:
+            # arrays share this memory, and may be written to
+            self.args, self.kwargs = binder.from_tensors(bytearray().join(self.request.parts))
+        else:
+            self.args, self.kwargs = binder.from_json(self.request.body)
         self.is_bound = True
 
     def leave(self) -> None:
@@ -212,7 +220,10 @@ class Calls:
             )
             request.respond_error(full, outcome=b"busy")
         else:
-            self._run(Call(request, method, speaks_pickle=speaks_pickle, slow_s=self._slow_s))
+            call = Call(request, method, speaks_pickle=speaks_pickle, slow_s=self._slow_s)
+            if content_type == _TENSORS:
+                call.takes_tensors = True
+            self._run(call)
 
     def _run(self, call: Call) -> None:
         call.request.connection.leave = call.leave
@@ -405,6 +416,10 @@ def _answer(call: Call, ok: bool, value: Any, line: bytes) -> None:
         try:
             if call.speaks_pickle:
                 kind, body = _PICKLE, serialization.as_pickle(value)
+            elif (accept := call.request.headers.get(b"accept")) is not None and (
+                found := tensors.answer(accept, value)
+            ) is not None:
+                kind, body = found
             else:
                 kind, body = _JSON, serialization.as_json(value)
         except BaseException as e:  # the user's types may raise anything while they are encoded

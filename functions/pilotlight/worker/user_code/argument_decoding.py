@@ -1,5 +1,5 @@
 """Converts JSON values to the annotated types of parameters: base64 to bytes, objects to
-dataclasses, text to dates, arrays to tuples.
+dataclasses, text to dates, arrays to tuples and numpy's arrays.
 
 The counterpart of `pilotlight.sdk.schema`, which describes the arguments to callers. Converters are
 compiled once, before the snapshot; a hint that JSON represents directly, or that is unknown, has no
@@ -23,7 +23,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pilotlight.sdk.schema import hints_of_class
+from pilotlight.sdk.schema import array_dtype, hints_of_class, is_array
 
 Convert = Callable[[Any], Any]
 
@@ -62,6 +62,8 @@ class _Compiler:
         origin, args = typing.get_origin(hint), typing.get_args(hint)
         if origin in (typing.Union, types.UnionType):
             return self._union(args)
+        if is_array(origin or hint):
+            return _to_array(array_dtype(args))
         if origin in _COLLECTIONS or hint in _COLLECTIONS:
             return self._collection(_COLLECTIONS[origin or hint], args)
         if origin is tuple or hint is tuple:
@@ -217,6 +219,21 @@ def _first_that_fits(choices: Sequence[tuple[Any, Convert | None]]) -> Convert:
     return convert
 
 
+def _to_array(dtype: Any) -> Convert:
+    numpy = sys.modules["numpy"]
+    kinds = (numpy.ndarray, numpy.generic, list, tuple, int, float)
+
+    def convert(value: Any) -> Any:
+        if not isinstance(value, kinds):
+            raise ArgumentMismatch(f"{_abbreviate(value)} is not an array")
+        try:
+            return numpy.asarray(value, dtype)
+        except (ValueError, TypeError, OverflowError) as e:
+            raise ArgumentMismatch(f"{_abbreviate(value)} is not an array: {e}") from e
+
+    return convert
+
+
 def _each_item(convert: Convert, make: Callable[[list[Any]], Any]) -> Convert:
     def convert_all(value: Any) -> Any:
         if not isinstance(value, list):
@@ -297,7 +314,9 @@ def _utc_z(text: str) -> str:
 
 _TEXTS: dict[Any, Convert] = {
     bytes: lambda text: base64.b64decode(text, validate=True),
-    bytearray: lambda text: bytearray(base64.b64decode(text, validate=True)),
+    bytearray: lambda given: bytearray(
+        given if isinstance(given, bytes) else base64.b64decode(given, validate=True)
+    ),
     dt.datetime: lambda text: dt.datetime.fromisoformat(_utc_z(text)),
     dt.date: dt.date.fromisoformat,
     dt.time: lambda text: dt.time.fromisoformat(_utc_z(text)),

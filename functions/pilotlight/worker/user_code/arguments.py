@@ -10,12 +10,15 @@ from __future__ import annotations
 import inspect
 import json
 import pickle
+import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pilotlight.core.binary_tensors import InvalidTensor, unpack
 from pilotlight.errors import InvalidInput
-from pilotlight.sdk.schema import hints_of
+from pilotlight.sdk.schema import hints_of, is_array
 from pilotlight.worker.user_code.argument_decoding import ArgumentMismatch, Convert, converter
+from pilotlight.worker.user_code.tensors import argument
 
 Bound = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -55,9 +58,9 @@ class Binder:
         self._exactly = None if self._positional_only else self._named
         self._takes_any_name = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
         self._takes_any_number = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
-        self._converters = _converters(
-            function, self._named, hints_of(function) if hints is None else hints
-        )
+        known = hints_of(function) if hints is None else hints
+        self._converters = _converters(function, self._named, known)
+        self._arrays = frozenset(name for name, hint in known.items() if _takes_array(hint))
 
     def __repr__(self) -> str:
         return f"<Binder {self._signature}>"
@@ -83,6 +86,17 @@ class Binder:
                 f"{type(document).__name__}"
             )
         return self._converted(args, kwargs) if self._converters else (args, kwargs)
+
+    def from_tensors(self, body: bytearray) -> Bound:
+        """Arguments from CONTENT_TENSORS, by name. Raises InvalidInput naming the parameter."""
+        try:
+            values, found = unpack(body)
+        except InvalidTensor as e:
+            raise InvalidInput(f"the tensors of the body are not valid: {e}") from e
+        document = _parsed(values)
+        for tensor in found:
+            document[tensor.name] = argument(tensor, is_array=tensor.name in self._arrays)
+        return self.from_document(document)
 
     def from_pickle(self, body: bytes) -> Bound:
         """Arguments from cloudpickle bytes of `(args, kwargs)`. Raises InvalidInput."""
@@ -212,6 +226,13 @@ def _parsed(body: bytes) -> Any:
         return document if end == len(text) else json.loads(text)
     except ValueError as e:  # JSONDecodeError, or bytes that are not UTF-8
         raise InvalidInput(f"the body is not JSON: {e}") from e
+
+
+def _takes_array(hint: Any) -> bool:
+    """Whether a parameter takes an array, perhaps within Annotated, or besides None."""
+    return is_array(typing.get_origin(hint) or hint) or any(
+        map(_takes_array, typing.get_args(hint))
+    )
 
 
 def _converters(
