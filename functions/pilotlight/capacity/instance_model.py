@@ -4,7 +4,8 @@ slower calls get the more of them run at once. Pure.
 With n calls at once, a call takes 1 + σ(n - 1) times as long as alone: σ = 0 where calls do not
 disturb each other, σ = 1 where they share one processor. So n calls at once do n / (1 + σ(n - 1))
 times the work of one: Amdahl's law, with σ the contention of the Universal Scalability Law
-(N. J. Gunther, "Guerrilla Capacity Planning", 2007, section 4.4). An instance is never assumed to
+(N. J. Gunther, "Guerrilla Capacity Planning", 2007, section 4.4). The work of a call is its
+time without that factor. An instance is never assumed to
 do more work at once than it was measured to: beyond the calls at once that were measured, further
 ones only divide its speed."""
 
@@ -19,11 +20,14 @@ from pilotlight.capacity.measurements import MeasuredCall
 from pilotlight.capacity.simulation import Work
 from pilotlight.loadtest.distributions import LengthDistribution
 
-MAX_SLOWDOWN = 3.0
-"""Largest σ: beyond 1, calls at once do less work than one after the other."""
+MAX_SLOWDOWN = 1.0
+"""Largest σ. With it the work of calls adds up to the time that their instance was busy. More would
+say that calls at once do less work than one after the other; what looks so is mostly a pause of the
+machine, in which calls pile up."""
 _REACH = 0.99
 """Share of calls that ran with at most so many at once as count as measured."""
 _STEPS = 40
+_LEAST_MS = 0.001
 _DRAWN = 4_000
 """Calls that are drawn for given lengths of prompts and answers."""
 
@@ -100,11 +104,16 @@ def estimate(calls: Sequence[MeasuredCall], *, slots: int) -> InstanceModel:
 
 def _slowdown(calls: Sequence[MeasuredCall]) -> float:
     """Return the σ for which the work of calls does not depend on the number of calls at once: what
-    arrives when others run is no other work. 0 if there never were others."""
+    arrives when others run is no other work. 0 if there never were others. By logarithms, so that
+    single long calls do not decide it."""
     mean = sum(call.calls_at_once for call in calls) / len(calls)
+    logs = [math.log(max(call.exec_ms, _LEAST_MS)) for call in calls]
 
     def dependence(slowdown: float) -> float:
-        return sum((c.calls_at_once - mean) * _work(c, slowdown).whole_ms for c in calls)
+        return sum(
+            (call.calls_at_once - mean) * (log - math.log(_factor(call, slowdown)))
+            for call, log in zip(calls, logs, strict=True)
+        )
 
     low, high = 0.0, MAX_SLOWDOWN
     if dependence(low) <= 0:
@@ -117,8 +126,12 @@ def _slowdown(calls: Sequence[MeasuredCall]) -> float:
     return low
 
 
+def _factor(call: MeasuredCall, slowdown: float) -> float:
+    return 1 + slowdown * (call.calls_at_once - 1)
+
+
 def _work(call: MeasuredCall, slowdown: float) -> Work:
-    factor = 1 + slowdown * (call.calls_at_once - 1)
+    factor = _factor(call, slowdown)
     whole = call.exec_ms / factor
     return Work(first_ms=whole if call.first_ms is None else call.first_ms / factor, whole_ms=whole)
 

@@ -64,7 +64,8 @@ def make_report(
     lengths: Lengths,
     around: Surroundings,
 ) -> dict[str, Any]:
-    """Plan, and return the report. Raises InvalidInput where too little was measured."""
+    """Plan, and return the report. Raises InvalidInput where too little was measured
+    (`require_calls`)."""
     require_calls(name, measured)
     model = instance_model.estimate(measured.calls, slots=measured.slots)
     times = instance_model.token_times(measured.calls, model.works)
@@ -282,8 +283,8 @@ def _busy_machine(measured: Measurements, around: Surroundings) -> Iterator[str]
     before, after = _median(first), _median(last)
     if max(before, after) > _DRIFT * min(before, after):
         yield (
-            f"calls took {before:.1f} ms at the begin of this time and {after:.1f} ms at its end "
-            f"(medians): the machine was busy, or arguments differ; choose the time with --since"
+            f"calls took {before:.1f} ms at first and {after:.1f} ms at last (medians): the machine was "
+            f"busy, or arguments differ; choose another time with --since"
         )
     if around.load is not None and around.cores and around.load > _LOAD * around.cores:
         yield (

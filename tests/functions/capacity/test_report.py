@@ -65,7 +65,7 @@ def test_a_report_of_enough_calls_has_a_plan_a_cost_and_no_warnings() -> None:
 def test_too_few_calls_are_refused_with_what_to_do() -> None:
     with pytest.raises(InvalidInput, match="has 19 measured calls") as refused:
         report(measured(made_calls(19)))
-    assert "pilotlight loadtest app/f" in (refused.value.hint or "")
+    assert "pilotlight loadtest app/f" in str(refused.value.detail)
 
 
 def test_an_impossible_bound_is_no_plan_and_says_by_how_much() -> None:

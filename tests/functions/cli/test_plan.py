@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 from collections.abc import Iterator
 
@@ -52,14 +53,21 @@ def _platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedContro
         yield platform
 
 
-def plan(platform: ServedController, *words: str, key: str | None = None) -> Result:
+@pytest.fixture(name="key", scope="module")
+def _key(platform: ServedController) -> str:
+    """A key that may only call, and sees no nodes."""
+    with platform.client() as client:
+        return str(client.create_key(scope="invoke")["secret"])
+
+
+def plan(platform: ServedController, key: str, *words: str) -> Result:
     return CliRunner().invoke(
         build(), ["plan", *words], env=platform.environ(key), prog_name="pilotlight"
     )
 
 
-def test_a_plan_has_instances_cost_and_what_was_measured(platform: ServedController) -> None:
-    done = plan(platform, "search/hello", "--rate", "50", "--p99", "300ms", "--zones", "3", "--json")
+def test_a_plan_has_instances_cost_and_what_was_measured(platform: ServedController, key: str) -> None:
+    done = plan(platform, key, "search/hello", "--rate", "50", "--p99", "300ms", "--zones", "3", "--json")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["measured"]["calls"] == CALLS
@@ -71,13 +79,13 @@ def test_a_plan_has_instances_cost_and_what_was_measured(platform: ServedControl
     assert found["cost_per_day"]["currency"] == "USD"
 
 
-def test_the_same_for_people(platform: ServedController) -> None:
-    done = plan(platform, "search/hello", "--rate", "200", "--p99", "0.1s", "--headroom", "0.1")
+def test_the_same_for_people(platform: ServedController, key: str) -> None:
+    done = plan(platform, key, "search/hello", "--rate", "200", "--p99", "0.1s", "--headroom", "0.1")
     assert done.exit_code == 0, done.output
     lines = [line for line in done.stdout.splitlines() if line.strip()]
     assert lines[0].startswith("search/hello v1-")
     assert "200 calls/s, 99 % within 100 ms" in lines[0]
-    first = {line[:15].strip(): line[15:].strip() for line in lines[1:]}
+    first = dict(re.split(r" {2,}", line.strip(), maxsplit=1) for line in lines[1:] if "  " in line)
     assert first["measured"].startswith(f"{CALLS} calls, ")
     assert first["starts"].startswith("COLD p50 3.00 s")
     assert first["instances"].endswith("reserve 0")
@@ -85,8 +93,8 @@ def test_the_same_for_people(platform: ServedController) -> None:
     assert "! max_instances=3 allows fewer" in done.stdout
 
 
-def test_what_is_impossible_ends_with_1(platform: ServedController) -> None:
-    done = plan(platform, "search/hello", "--rate", "5", "--p99", "12ms")
+def test_what_is_impossible_ends_with_1(platform: ServedController, key: str) -> None:
+    done = plan(platform, key, "search/hello", "--rate", "5", "--p99", "12ms")
     assert done.exit_code == 1
     assert "! impossible: with no other call the 99th percentile is 29." in done.stdout
     assert "instances" not in done.stdout.partition("!")[0]
@@ -126,20 +134,21 @@ def test_what_is_impossible_ends_with_1(platform: ServedController) -> None:
     ],
 )
 def test_bad_input_is_a_clear_error(
-    platform: ServedController, words: tuple[str, ...], message: str
+    platform: ServedController, key: str, words: tuple[str, ...], message: str
 ) -> None:
-    done = plan(platform, *words)
+    done = plan(platform, key, *words)
     assert done.exit_code == 1
     assert message in done.stderr
 
 
-def test_a_key_that_only_calls_may_plan_and_others_see_nothing(platform: ServedController) -> None:
+def test_a_key_that_only_calls_may_plan_and_others_see_nothing(
+    platform: ServedController, key: str
+) -> None:
     words = ("search/hello", "--rate", "50", "--p99", "300ms", "--json")
     with platform.client() as client:
-        invoker = client.create_key(scope="invoke")["secret"]
         stranger = client.create_tenant("acme")["key"]["secret"]
-    found = json.loads(plan(platform, *words, key=invoker).stdout)
+    found = json.loads(plan(platform, key, *words).stdout)
     assert found["plan"]["room"] is None
-    refused = plan(platform, *words, key=stranger)
+    refused = plan(platform, stranger, *words)
     assert refused.exit_code == 1
     assert "there is no function search/hello" in refused.stderr

@@ -12,6 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from pilotlight.controller.analytics.time_range import DAY_S
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.serving_revisions import select_serving
 from pilotlight.errors import NotFound
@@ -58,12 +59,15 @@ def read(
     rates: Rates,
 ) -> dict[str, Any]:
     """Return the times of the newest `limit` calls of the revision with the most traffic, and what
-    it is deployed with, as JSON values. Raises NotFound."""
+    it is deployed with, as JSON values; starts are of a day at least. Raises NotFound."""
     serving = _serving(sql, tenant=tenant, environment=environment, app=app, function=function)
-    seen_since = _scanned_since(sql, tenant=tenant, since=since, until=until)
-    within = _within(tenant, seen_since, until)
-    rows = _records(sql, within, serving, method, calls=limit)
-    calls = [row for row in rows if row.kind == "CALL"]
+    scanned = _scanned_since(sql, tenant=tenant, since=min(since, until - DAY_S), until=until)
+    seen_since = max(since, scanned)
+    own = (tables.usage.c.function_id == serving.id, tables.usage.c.revision == serving.revision)
+    of_method = () if method is None else (tables.usage.c.method == method,)
+    within = (*_within(tenant, seen_since, until), *own, *of_method)
+    calls = _newest(sql, ("CALL",), within, limit)
+    starts = _newest(sql, _STARTS, (*_within(tenant, scanned, until), *own), MAX_STARTS)
     answered = [row for row in calls if row.outcome == "ok" and row.start_kind == "WARM"]
     is_full = len(calls) >= limit
     return {
@@ -75,7 +79,7 @@ def read(
         "failed": sum(row.outcome != "ok" and row.outcome not in NOT_RUN for row in calls),
         "cold": sum(row.outcome == "ok" and row.start_kind not in ("WARM", CACHED) for row in calls),
         "cached": sum(row.start_kind == CACHED for row in calls),
-        "starts_ms": _starts([row for row in rows if row.kind in _STARTS]),
+        "starts_ms": _starts(starts),
         **_deployed(json.loads(serving.spec), rates),
     }
 
@@ -107,27 +111,15 @@ def _scanned_since(sql: sa.Connection, *, tenant: str, since: float, until: floa
     return since if oldest is None else max(since, float(oldest))
 
 
-def _records(
-    sql: sa.Connection,
-    within: Sequence[sa.ColumnElement[bool]],
-    serving: sa.Row[Any],
-    method: str | None,
-    *,
-    calls: int,
-) -> list[sa.Row[Any]]:
-    """The newest calls and starts of a revision within the scanned time."""
+def _newest(
+    sql: sa.Connection, kinds: Sequence[str], where: Sequence[sa.ColumnElement[bool]], limit: int
+) -> Sequence[sa.Row[Any]]:
+    """The newest records of these kinds."""
     c = tables.usage.c
     waited = (c.queued_ms + c.start_ms).label("waited_ms")
-    names = (c.kind, c.outcome, c.start_kind, *(c[name] for name in _COLUMNS), waited)
-    own = (*within, c.function_id == serving.id, c.revision == serving.revision)
-    found: list[sa.Row[Any]] = []
-    for kinds, limit in ((("CALL",), calls), (_STARTS, MAX_STARTS)):
-        where = [c.kind.in_(kinds)]
-        if method is not None and kinds == ("CALL",):
-            where.append(c.method == method)
-        query = sa.select(*names).where(*own, *where).order_by(c.started_at.desc())
-        found += sql.execute(query.limit(limit))
-    return found
+    names = (c.outcome, c.start_kind, *(c[name] for name in _COLUMNS), waited)
+    query = sa.select(*names).where(*where, c.kind.in_(kinds)).order_by(c.started_at.desc())
+    return sql.execute(query.limit(limit)).all()
 
 
 def _columns(calls: Sequence[sa.Row[Any]]) -> dict[str, list[Any]]:

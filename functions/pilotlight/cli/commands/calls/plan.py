@@ -24,7 +24,7 @@ from pilotlight.cli.core.formatting import (
     parse_time,
 )
 from pilotlight.cli.core.session import Session
-from pilotlight.errors import Forbidden, InvalidInput
+from pilotlight.errors import Forbidden, InvalidInput, Unavailable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -91,7 +91,7 @@ def plan(
     The calls of the window are simulated as they were measured; `pilotlight loadtest` measures
     them. Exit status 1 where no number of instances is enough."""
     from pilotlight.capacity.measurements import Measurements
-    from pilotlight.capacity.report import make_report
+    from pilotlight.capacity.report import make_report, require_calls
 
     app, function, method = parse_address(
         target, hint="Write APP/FUNCTION. Plans of tenants are shown by `pilotlight tenant plans`."
@@ -107,6 +107,7 @@ def plan(
     with session.client() as client:
         body = client.service_times(app, function, method=method, since=begin)
         measured = Measurements.from_json(body)
+        require_calls(target, measured)
         around = _surroundings(session, client, measured)
     found = make_report(
         target, measured, zones=zones, lengths=lengths, around=around, **options
@@ -155,13 +156,13 @@ def _surroundings(session: Session, client: Client, measured: Measurements) -> S
 
 
 def _room(client: Client, measured: Measurements) -> Room | None:
-    """The room on the platform's nodes; None where this key may not see them."""
+    """The room on the platform's nodes; None where this key may not see them, or they are away."""
     from pilotlight.capacity import nodes
 
     try:
         machine = nodes.node_of_machine(client.machine())
         found = [machine] if machine else list(map(nodes.node_of_report, client.nodes()))
-    except Forbidden:
+    except (Forbidden, Unavailable):
         return None
     return nodes.room(found, measured)
 
