@@ -1,13 +1,12 @@
 """Model of one instance, estimated from its measured calls: the work of each call, and how much
 slower calls get the more of them run at once. Pure.
 
-With n calls at once, a call takes 1 + σ(n - 1) times as long as alone: σ = 0 where calls do not
-disturb each other, σ = 1 where they share one processor. So n calls at once do n / (1 + σ(n - 1))
-times the work of one: Amdahl's law, with σ the contention of the Universal Scalability Law
-(N. J. Gunther, "Guerrilla Capacity Planning", 2007, section 4.4). The work of a call is its
-time without that factor. An instance is never assumed to
-do more work at once than it was measured to: beyond the calls at once that were measured, further
-ones only divide its speed."""
+With n calls at once, a call takes 1 + s (n - 1) times as long as alone: s = 0 where calls do not
+disturb each other, s = 1 where they share one processor. So n calls at once do n / (1 + s (n - 1))
+times the work of one: Amdahl's law, with s the contention of the Universal Scalability Law
+(N. J. Gunther, "Guerrilla Capacity Planning", 2007, section 4.4). The work of a call is its time
+without that factor. An instance is never assumed to do more work at once than it was measured to:
+beyond the calls at once that were measured, further ones only divide its speed."""
 
 from __future__ import annotations
 
@@ -21,9 +20,9 @@ from pilotlight.capacity.simulation import Work
 from pilotlight.loadtest.distributions import LengthDistribution
 
 MAX_SLOWDOWN = 1.0
-"""Largest σ. With it the work of calls adds up to the time that their instance was busy. More would
-say that calls at once do less work than one after the other; what looks so is mostly a pause of the
-machine, in which calls pile up."""
+"""Largest slowdown. With it the work of calls adds up to the time that their instance was busy.
+More would say that calls at once do less work than one after the other; what looks so is mostly a
+pause of the machine, in which calls pile up."""
 _REACH = 0.99
 """Share of calls that ran with at most so many at once as count as measured."""
 _STEPS = 40
@@ -37,8 +36,8 @@ class InstanceModel:
     """An instance.
 
     Attributes:
-        slowdown: σ.
-        measured: calls at once up to which σ was measured.
+        slowdown: s, the share by which each further call at once makes a call slower.
+        measured: calls at once up to which it was measured.
         slots: calls that it runs at once.
         works: work of its calls, to draw from.
     """
@@ -103,9 +102,9 @@ def estimate(calls: Sequence[MeasuredCall], *, slots: int) -> InstanceModel:
 
 
 def _slowdown(calls: Sequence[MeasuredCall]) -> float:
-    """Return the σ for which the work of calls does not depend on the number of calls at once: what
-    arrives when others run is no other work. 0 if there never were others. By logarithms, so that
-    single long calls do not decide it."""
+    """Return the slowdown for which the work of calls does not depend on the number of calls at
+    once: what arrives when others run is no other work. 0 if there never were others. By
+    logarithms, so that single long calls do not decide it."""
     mean = sum(call.calls_at_once for call in calls) / len(calls)
     logs = [math.log(max(call.exec_ms, _LEAST_MS)) for call in calls]
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 _HALF_MS = 0.5
 """The ledger keeps execution times in whole milliseconds, rounded down."""
@@ -94,8 +94,8 @@ class Measurements:
     def from_json(cls, body: Mapping[str, Any]) -> Self:
         """Parse an answer of the platform."""
         columns = body["calls"]
-        rows = zip(*(columns[name] for name in _COLUMNS), strict=True)
-        calls = sorted((_call(*row) for row in rows), key=lambda call: call.at)
+        rows = zip(*(columns[name] for name in _Row._fields), strict=True)
+        calls = sorted((_call(_Row(*row)) for row in rows), key=lambda call: call.at)
         return cls(
             calls=calls,
             prices=None if body["prices"] is None else _prices(body["prices"]),
@@ -103,16 +103,6 @@ class Measurements:
         )
 
 
-_COLUMNS = (
-    "started_at",
-    "waited_ms",
-    "exec_ms",
-    "billed_ns",
-    "first_token_ms",
-    "tokens_in",
-    "tokens_cached",
-    "tokens_out",
-)
 _SAME = (
     "revision",
     "since",
@@ -133,28 +123,33 @@ _SAME = (
 )
 
 
-def _call(
-    at: float,
-    waited_ms: int,
-    exec_ms: int,
-    billed_ns: int,
-    first_token_ms: int,
-    tokens_in: int,
-    tokens_cached: int,
-    tokens_out: int,
-) -> MeasuredCall:
+class _Row(NamedTuple):
+    """A call, by the columns of the answer."""
+
+    started_at: float
+    waited_ms: int
+    exec_ms: int
+    billed_ns: int
+    first_token_ms: int
+    tokens_in: int
+    tokens_cached: int
+    tokens_out: int
+
+
+def _call(row: _Row) -> MeasuredCall:
     # An instance's time is divided among its calls to the nanosecond, so a call that was alone has
     # a share of its whole time, and is known more exactly by it.
-    share_ms = billed_ns / 1e6
-    whole_ms = share_ms if exec_ms <= share_ms <= exec_ms + 2 else exec_ms + _HALF_MS
-    first_ms = float(first_token_ms - waited_ms) if first_token_ms else None
+    share_ms = row.billed_ns / 1e6
+    is_alone = row.exec_ms <= share_ms <= row.exec_ms + 2
+    whole_ms = share_ms if is_alone else row.exec_ms + _HALF_MS
+    first_ms = min(max(float(row.first_token_ms - row.waited_ms), _HALF_MS), whole_ms)
     return MeasuredCall(
-        at=at,
+        at=row.started_at,
         exec_ms=whole_ms,
-        first_ms=None if first_ms is None else min(max(first_ms, _HALF_MS), whole_ms),
+        first_ms=first_ms if row.first_token_ms else None,
         calls_at_once=max(1.0, whole_ms / share_ms) if share_ms else 1.0,
-        tokens_in=max(0, tokens_in - tokens_cached),
-        tokens_out=tokens_out,
+        tokens_in=max(0, row.tokens_in - row.tokens_cached),
+        tokens_out=row.tokens_out,
     )
 
 

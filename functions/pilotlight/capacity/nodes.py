@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,9 +61,9 @@ def room(nodes: Sequence[Node], measured: Measurements) -> Room | None:
     )
 
 
-def _by_gpu(node: Node, measured: Measurements) -> float:
+def _by_gpu(node: Node, measured: Measurements) -> int:
     if not measured.gpu_count or any("-mig-" in kind.lower() for kind in measured.gpu):
-        return float("inf")  # products do not tell how GPUs are divided into MIG instances
+        return sys.maxsize  # products do not tell how GPUs are divided into MIG instances
     fitting = sum(
         any(is_any_gpu(kind) or kind.lower() in product.lower() for kind in measured.gpu)
         for product in node.gpus

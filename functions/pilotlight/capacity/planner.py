@@ -112,9 +112,7 @@ def predict(model: InstanceModel, *, rate_per_s: float, instances: int) -> Predi
     """Predict latencies of `instances` at a rate below their capacity."""
     if instances * model.slots > MAX_SIMULATED_SLOTS:
         return _by_formula(model, rate_per_s, instances)
-    found = simulate(
-        model.works, rate_per_s=rate_per_s, instances=instances, speeds=model.speeds
-    )
+    found = simulate(model.works, rate_per_s=rate_per_s, instances=instances, speeds=model.speeds)
     return Prediction(
         rate_per_s=rate_per_s,
         instances=instances,
@@ -247,7 +245,9 @@ def daily_cost(
     `tokens_out`: mean of a call."""
     busy, calls = Decimal(repr(expected.busy)), Decimal(repr(expected.rate_per_s)) * DAY_S
     idle = Decimal(total) - busy
-    tokens = Decimal(repr(tokens_in)) * prices.token_in + Decimal(repr(tokens_out)) * prices.token_out
+    tokens = (
+        Decimal(repr(tokens_in)) * prices.token_in + Decimal(repr(tokens_out)) * prices.token_out
+    )
     return DailyCost(
         busy=busy * prices.instance_s * DAY_S,
         reserved=idle * prices.instance_s * prices.reserved_factor * DAY_S,

@@ -10,8 +10,8 @@ times with mean S and squared coefficient of variation C². Pure.
   of Allen and Cunneen (A. O. Allen, "Probability, Statistics, and Queueing Theory", 1978), for one
   server that of J. F. C. Kingman, "The single server queue in heavy traffic", 1961. It is exact for
   M/M/c, and for the mean of M/G/1 (Pollaczek and Khinchine).
-- The tail of the wait: exponential, with that mean (W. Whitt, "Approximations for the GI/G/m queue",
-  1993). It is exact for M/M/c; heavy-tailed service times wait longer."""
+- The tail of the wait: exponential, with that mean (W. Whitt, "Approximations for the GI/G/m
+  queue", 1993). It is exact for M/M/c; heavy-tailed service times wait longer."""
 
 from __future__ import annotations
 
@@ -58,9 +58,7 @@ class Wait:
 def wait_of(servers: int, load: float, *, mean: float, scv: float) -> Wait:
     """Return the distribution of the wait (M/G/c), in the unit of `mean`, the mean service time.
     `scv`: variance of service times ÷ mean². `load` must be below `servers`."""
-    return Wait(
-        share=erlang_c(servers, load), mean=mean / (servers - load) * (1 + scv) / 2
-    )
+    return Wait(share=erlang_c(servers, load), mean=mean / (servers - load) * (1 + scv) / 2)
 
 
 def response_quantile(share: float, servers: int, load: float, times: Sequence[float]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -96,9 +96,9 @@ def make_report(
         },
         "measured": _measured(measured, model, times, demand),
         "plan": None if found is None else _plan(found, measured, around.room),
-        "cost_per_day": None if found is None else _cost(found, measured, model, lengths),
+        "cost_per_day": None if found is None else _cost(found, measured, lengths),
         "warnings": [
-            *_impossible(model, p99_ms, shortfall, is_planned=found is not None),
+            *_impossible(p99_ms, shortfall, is_planned=found is not None),
             *_thin_evidence(measured, model, times, lengths),
             *_busy_machine(measured, around),
             *([] if found is None else _too_little_room(found, measured, demand, around.room)),
@@ -204,9 +204,7 @@ def _plan(found: CapacityPlan, measured: Measurements, room: Room | None) -> dic
     }
 
 
-def _cost(
-    found: CapacityPlan, measured: Measurements, model: InstanceModel, lengths: Lengths
-) -> dict[str, Any] | None:
+def _cost(found: CapacityPlan, measured: Measurements, lengths: Lengths) -> dict[str, Any] | None:
     prices = measured.prices
     if prices is None:
         return None
@@ -234,9 +232,7 @@ def _mean(values: Sequence[int]) -> float:
 
 
 # -- warnings --------------------------------------------------------------------------------------
-def _impossible(
-    model: InstanceModel, p99_ms: float, shortfall: float | None, *, is_planned: bool
-) -> Iterator[str]:
+def _impossible(p99_ms: float, shortfall: float | None, *, is_planned: bool) -> Iterator[str]:
     if shortfall is not None:
         yield (
             f"impossible: with no other call the 99th percentile is {p99_ms + shortfall:.1f} ms, "
@@ -268,10 +264,10 @@ def _thin_evidence(
     if not measured.starts_ms:
         yield "no start was measured, so the reserve for growing rates is not known"
     for option, given, known in (
-        ("--tokens-in", lengths.tokens_in, times and times.max_in),
-        ("--tokens-out", lengths.tokens_out, times and times.max_out),
+        ("--tokens-in", lengths.tokens_in, 0 if times is None else times.max_in),
+        ("--tokens-out", lengths.tokens_out, 0 if times is None else times.max_out),
     ):
-        if given is not None and known is not None and given.mean() > known:
+        if given is not None and given.mean() > known:
             yield f"{option} {given.text} is beyond the measured lengths (at most {known} tokens)"
     if measured.prices is not None and measured.prices.rounds:
         yield "prices round the durations of calls up: calls cost more than their time"
@@ -283,8 +279,8 @@ def _busy_machine(measured: Measurements, around: Surroundings) -> Iterator[str]
     before, after = _median(first), _median(last)
     if max(before, after) > _DRIFT * min(before, after):
         yield (
-            f"calls took {before:.1f} ms at first and {after:.1f} ms at last (medians): the machine was "
-            f"busy, or arguments differ; choose another time with --since"
+            f"calls took {before:.1f} ms at first and {after:.1f} ms at last (medians): the "
+            f"machine was busy, or arguments differ; choose another time with --since"
         )
     if around.load is not None and around.cores and around.load > _LOAD * around.cores:
         yield (
@@ -301,7 +297,8 @@ def _too_little_room(
     found: CapacityPlan, measured: Measurements, demand: Demand, room: Room | None
 ) -> Iterator[str]:
     if found.total > measured.max_instances:
-        yield f"max_instances={measured.max_instances} allows fewer: set it to {found.total} or more"
+        most = measured.max_instances
+        yield f"max_instances={most} allows fewer: set it to {found.total} or more"
     if room is not None and found.total > room.instances:
         yield f"the nodes hold {room.instances} instances, by {room.resource}"
     if room is not None and room.cpus is not None:

@@ -69,8 +69,11 @@ def test_longer_answers_take_longer_and_keep_their_spread() -> None:
     )
     mean = sum(work.whole_ms for work in works) / len(works)
     assert mean == pytest.approx(5 + 10 + 400, rel=0.05)
-    assert min(work.whole_ms for work in works) < 0.95 * mean < 1.05 * mean < max(
-        work.whole_ms for work in works
+    assert (
+        min(work.whole_ms for work in works)
+        < 0.95 * mean
+        < 1.05 * mean
+        < max(work.whole_ms for work in works)
     )
 
 

@@ -58,9 +58,7 @@ def test_the_loss_of_a_zone_leaves_enough(zones: int, per_zone: int, total: int)
 def test_the_reserve_grows_with_starts_and_growth() -> None:
     reserves = []
     for start_ms, growth in ((20.0, 0.2), (60_000.0, 0.5), (60_000.0, 2.0)):
-        demand = Demand(
-            rate_per_s=200.0, p99_ms=5_000.0, growth_per_min=growth, start_ms=start_ms
-        )
+        demand = Demand(rate_per_s=200.0, p99_ms=5_000.0, growth_per_min=growth, start_ms=start_ms)
         found = planner.plan(model(), demand)
         assert found is not None
         assert found.total == found.serving + (found.reserve or 0)

@@ -66,8 +66,12 @@ def plan(platform: ServedController, key: str, *words: str) -> Result:
     )
 
 
-def test_a_plan_has_instances_cost_and_what_was_measured(platform: ServedController, key: str) -> None:
-    done = plan(platform, key, "search/hello", "--rate", "50", "--p99", "300ms", "--zones", "3", "--json")
+def test_a_plan_has_instances_cost_and_what_was_measured(
+    platform: ServedController, key: str
+) -> None:
+    done = plan(
+        platform, key, "search/hello", "--rate", "50", "--p99", "300ms", "--zones", "3", "--json"
+    )
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["measured"]["calls"] == CALLS
@@ -80,7 +84,9 @@ def test_a_plan_has_instances_cost_and_what_was_measured(platform: ServedControl
 
 
 def test_the_same_for_people(platform: ServedController, key: str) -> None:
-    done = plan(platform, key, "search/hello", "--rate", "200", "--p99", "0.1s", "--headroom", "0.1")
+    done = plan(
+        platform, key, "search/hello", "--rate", "200", "--p99", "0.1s", "--headroom", "0.1"
+    )
     assert done.exit_code == 0, done.output
     lines = [line for line in done.stdout.splitlines() if line.strip()]
     assert lines[0].startswith("search/hello v1-")

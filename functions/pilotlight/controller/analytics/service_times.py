@@ -77,7 +77,9 @@ def read(
         "is_cut": is_full or seen_since > since,
         "calls": _columns(answered),
         "failed": sum(row.outcome != "ok" and row.outcome not in NOT_RUN for row in calls),
-        "cold": sum(row.outcome == "ok" and row.start_kind not in ("WARM", CACHED) for row in calls),
+        "cold": sum(
+            row.outcome == "ok" and row.start_kind not in ("WARM", CACHED) for row in calls
+        ),
         "cached": sum(row.start_kind == CACHED for row in calls),
         "starts_ms": _starts(starts),
         **_deployed(json.loads(serving.spec), rates),
@@ -150,7 +152,7 @@ def _deployed(spec: dict[str, Any], rates: Rates) -> dict[str, Any]:
 
 
 def _prices(resources: dict[str, Any], rates: Rates) -> dict[str, Any] | None:
-    """Prices with the GPU that is preferred; None where it has no price any more."""
+    """Prices with the GPU that is preferred; None where it has no longer a price."""
     try:
         gpus = acceptable_gpus(resources["gpu"], rates)
     except KeyError:

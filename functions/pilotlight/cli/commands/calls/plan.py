@@ -44,7 +44,8 @@ Target = Annotated[
 ]
 Rate = Annotated[float, typer.Option("--rate", "-r", help="Calls per second.")]
 P99 = Annotated[
-    str, typer.Option("--p99", help="Bound on the 99th percentile, such as 300ms: to the last byte.")
+    str,
+    typer.Option("--p99", help="Bound on the 99th percentile, such as 300ms: to the last byte."),
 ]
 TokensIn = Annotated[
     str | None,
@@ -109,9 +110,7 @@ def plan(
         measured = Measurements.from_json(body)
         require_calls(target, measured)
         around = _surroundings(session, client, measured)
-    found = make_report(
-        target, measured, zones=zones, lengths=lengths, around=around, **options
-    )
+    found = make_report(target, measured, zones=zones, lengths=lengths, around=around, **options)
     session.show(found, lambda: _rendered(found))
     if found["plan"] is None:
         raise typer.Exit(1)
@@ -198,67 +197,56 @@ def _headline(found: Mapping[str, Any]) -> RenderableType:
 
 
 def _measured(measured: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    calls = measured["calls"]
+    since, until = format_time(measured["since"]), format_time(measured["until"])
     cut = ", the newest" if measured["is_cut"] else ""
-    yield "measured", (
-        f"{calls} calls, {format_time(measured['since'])} to {format_time(measured['until'])}{cut}"
-    )
+    yield "measured", f"{measured['calls']} calls, {since} to {until}{cut}"
     left_out = {name: measured[name] for name in ("failed", "cold", "cached") if measured[name]}
     if left_out:
         yield "left out", ", ".join(f"{count} {name}" for name, count in left_out.items())
     yield "a call", _times(measured["exec_ms"])
     yield "of it alone", f"{_times(measured['work_ms'])}, C² {measured['scv']:.2g}"
     if measured["slots"] > 1:
-        yield "calls at once", (
-            f"{measured['calls_at_once']} of {measured['slots']} measured, each makes the others "
-            f"{measured['slowdown']:.0%} slower"
-        )
+        at_once = f"{measured['calls_at_once']} of {measured['slots']} measured"
+        yield "calls at once", f"{at_once}, each makes the others {measured['slowdown']:.0%} slower"
     if (first := measured["first_token_ms"]) is not None:
         yield "first token", _times(first)
     if (tokens := measured["token_times"]) is not None:
-        yield "tokens", (
-            f"{measured['tokens_in']:.0f} in (without cached), {measured['tokens_out']:.0f} out; "
-            f"first token {tokens['prompt_ms']:.3g} ms + {tokens['prompt_token_ms']:.3g} ms each, "
-            f"then {tokens['token_ms']:.3g} ms each"
-        )
+        prompt = f"{tokens['prompt_ms']:.3g} ms + {tokens['prompt_token_ms']:.3g} ms each"
+        lengths = f"{measured['tokens_in']:.0f} in, {measured['tokens_out']:.0f} out"
+        yield "tokens", f"{lengths}; first {prompt}, then {tokens['token_ms']:.3g} ms each"
     starts = measured["starts_ms"]
     yield "starts", "; ".join(f"{kind} {_times(starts[kind])}" for kind in starts) or NO_VALUE
     yield "one instance", f"at most {measured['max_rate_per_s']:.4g} calls/s"
 
 
 def _times(times: Mapping[str, Any]) -> str:
-    return (
-        f"p50 {format_milliseconds(times['p50'])}, p99 {format_milliseconds(times['p99'])} "
-        f"(n {times['n']})"
-    )
+    p50, p99 = format_milliseconds(times["p50"]), format_milliseconds(times["p99"])
+    return f"p50 {p50}, p99 {p99} (n {times['n']})"
 
 
 def _planned(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     planned, asked = found["plan"], found["asked"]
     reserve = NO_VALUE if planned["reserve"] is None else planned["reserve"]
-    zones = f", {planned['per_zone']} in each of {asked['zones']} zones" if asked["zones"] > 1 else ""
-    yield "instances", (
-        f"{planned['instances']}: {planned['serving']} serving, reserve {reserve}{zones}"
-    )
+    count = f"{planned['instances']}: {planned['serving']} serving, reserve {reserve}"
+    zones = f", {planned['per_zone']} in each of {asked['zones']} zones"
+    yield "instances", f"{count}{zones if asked['zones'] > 1 else ''}"
     if planned["gpus"]:
         yield "GPUs", str(planned["gpus"])
     yield "decided by", _CONSTRAINTS[planned["constraint"]]
-    first = planned["first_p99_ms"]
-    yield "expected", (
-        f"p50 {format_milliseconds(planned['p50_ms'])}, p99 "
-        f"{format_milliseconds(planned['p99_ms'])} at {asked['rate_per_s']:g}/s"
-        + (f", first token p99 {format_milliseconds(first)}" if _streams(found) else "")
-    )
-    yield "with headroom", (
-        f"p99 {format_milliseconds(planned['p99_at_headroom_ms'])} at "
-        f"{asked['rate_per_s'] * (1 + asked['headroom']):g}/s"
-    )
+    p50, p99 = format_milliseconds(planned["p50_ms"]), format_milliseconds(planned["p99_ms"])
+    expected = f"p50 {p50}, p99 {p99} at {asked['rate_per_s']:g}/s"
+    if _streams(found):
+        expected += f", first token p99 {format_milliseconds(planned['first_p99_ms'])}"
+    yield "expected", expected
+    peak = asked["rate_per_s"] * (1 + asked["headroom"])
+    late = format_milliseconds(planned["p99_at_headroom_ms"])
+    yield "with headroom", f"p99 {late} at {peak:g}/s"
     yield "busy", f"{planned['busy']:.2f} of {planned['serving']} instances"
     if (cost := found["cost_per_day"]) is not None:
-        yield "cost a day", (
-            f"{format_money(cost['total'], cost['currency'])} (busy {format_money(cost['busy'])}, "
-            f"reserved {format_money(cost['reserved'])}, calls {format_money(cost['calls'])})"
+        parts = ", ".join(
+            f"{name} {format_money(cost[name])}" for name in ("busy", "reserved", "calls")
         )
+        yield "cost a day", f"{format_money(cost['total'], cost['currency'])} ({parts})"
 
 
 def _streams(found: Mapping[str, Any]) -> bool:
