@@ -28,8 +28,8 @@ CALIBRATED, PLANNED = 0.4, 0.6
 WIDE = "60s"
 """A bound that one instance meets."""
 LEDGER_S = 30.0
-FIRST_CALLS = 40
-"""Calls from which the rate that one instance can bear is estimated first."""
+FEWEST_CALLS = 40
+"""Calls of a load, which lasts longer for them: a plan needs half as many."""
 WORDS = ("a", "happy", "person", "walks", "along", "the", "old", "river", "and", "thinks", "today")
 
 
@@ -119,8 +119,7 @@ def model(platform: stack.Stack, folder: Path) -> Subject:
 # -- rounds ----------------------------------------------------------------------------------------
 def compare(platform: stack.Stack, subject: Subject, *, rounds: int, seconds: float) -> list[Round]:
     """Calibrate, plan and measure, `rounds` times."""
-    first_s = max(seconds / 3, FIRST_CALLS / subject.first_rate)
-    _, first = offer(platform, subject, rate=subject.first_rate, seconds=first_s)
+    _, first = offer(platform, subject, rate=subject.first_rate, seconds=seconds / 3)
     most = float(first["measured"]["max_rate_per_s"])
     asked, low = most * PLANNED, most * CALIBRATED
     found = []
@@ -136,7 +135,8 @@ def load(
     platform: stack.Stack, subject: Subject, *, rate: float, seconds: float, seed: int
 ) -> dict[str, Any]:
     """Offer a rate; return loadtest's report. Raises StackFailed where calls failed."""
-    words = ("--rate", f"{rate:g}", "--duration", f"{seconds:g}s", "--seed", str(seed))
+    lasts_s = max(seconds, FEWEST_CALLS / rate)
+    words = ("--rate", f"{rate:g}", "--duration", f"{lasts_s:g}s", "--seed", str(seed))
     seen: dict[str, Any] = platform.command("loadtest", subject.target, *subject.load, *words)
     if seen["good"] < seen["requests"]:
         raise stack.StackFailed(f"{subject.target}: {seen['errors']}")
