@@ -20,6 +20,7 @@ from pilotlight.capacity import queueing
 from pilotlight.capacity.instance_model import InstanceModel
 from pilotlight.capacity.measurements import Prices
 from pilotlight.capacity.simulation import simulate
+from pilotlight.errors import InvalidInput
 from pilotlight.loadtest.results import nearest_rank
 
 SHARE = 0.99
@@ -158,13 +159,21 @@ def shortfall_ms(model: InstanceModel, p99_ms: float) -> float | None:
 
 
 def fewest_for_rate(model: InstanceModel, rate_per_s: float) -> int:
-    """The fewest instances that are not overloaded at a rate."""
-    return max(1, math.ceil(rate_per_s / (model.max_rate_per_s * _MOST_UTILISED)))
+    """The fewest instances that are not overloaded at a rate. Raises InvalidInput for more than
+    MAX_INSTANCES."""
+    found = max(1, math.ceil(rate_per_s / (model.max_rate_per_s * _MOST_UTILISED)))
+    if found > MAX_INSTANCES:
+        raise InvalidInput(
+            f"{rate_per_s:g} calls per second need more than {MAX_INSTANCES} instances, each of "
+            f"which bears {model.max_rate_per_s:.4g}",
+            hint="Plan for a lower --rate, or less --growth.",
+        )
+    return found
 
 
 def fewest(model: InstanceModel, *, rate_per_s: float, p99_ms: float) -> Prediction | None:
     """Return the prediction for the fewest instances whose 99th percentile is within the bound at a
-    rate; None where no number is enough."""
+    rate; None where no number is enough. Raises InvalidInput like `fewest_for_rate`."""
     least = fewest_for_rate(model, rate_per_s)
     most = min(MAX_INSTANCES, max(least + 10, math.ceil(least / _FEW_BUSY)))
     found: dict[int, Prediction] = {}
@@ -192,7 +201,8 @@ def _first(is_enough: Callable[[int], bool], least: int, most: int) -> int | Non
 
 
 def plan(model: InstanceModel, demand: Demand) -> CapacityPlan | None:
-    """Plan for a demand; None where no number of instances is enough."""
+    """Plan for a demand; None where no number of instances is enough. Raises InvalidInput for more
+    than MAX_INSTANCES."""
     peak = demand.rate_per_s * (1 + demand.headroom)
     at_headroom = fewest(model, rate_per_s=peak, p99_ms=demand.p99_ms)
     if at_headroom is None:

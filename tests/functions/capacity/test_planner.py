@@ -12,6 +12,7 @@ from pilotlight.capacity.instance_model import InstanceModel
 from pilotlight.capacity.measurements import Prices
 from pilotlight.capacity.planner import Constraint, Demand
 from pilotlight.capacity.simulation import Work
+from pilotlight.errors import InvalidInput
 from tests.functions.capacity.made_calls import made_calls
 
 
@@ -80,6 +81,15 @@ def test_many_instances_are_planned_by_formula_in_little_time() -> None:
     assert found is not None
     assert not found.expected.is_simulated
     assert 5_400 < found.serving < 6_000
+
+
+@pytest.mark.parametrize("rate, growth", [(5e6, 0.0), (4e6, 9.0)])
+def test_more_instances_than_anyone_has_are_refused(rate: float, growth: float) -> None:
+    demand = Demand(
+        rate_per_s=rate, p99_ms=80.0, headroom=0.0, growth_per_min=growth, start_ms=60_000.0
+    )
+    with pytest.raises(InvalidInput, match="need more than 100000 instances"):
+        planner.plan(model(), demand)
 
 
 def test_calls_at_once_need_fewer_instances_where_they_do_not_disturb_each_other() -> None:
