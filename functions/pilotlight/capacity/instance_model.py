@@ -102,15 +102,16 @@ def estimate(calls: Sequence[MeasuredCall], *, slots: int) -> InstanceModel:
 
 
 def _slowdown(calls: Sequence[MeasuredCall]) -> float:
-    """Return the slowdown for which the work of calls does not depend on the number of calls at
-    once: what arrives when others run is no other work. 0 if there never were others. By
-    logarithms, so that single long calls do not decide it."""
-    mean = sum(call.calls_at_once for call in calls) / len(calls)
+    """Return the slowdown for which the work of calls does not depend on the number of calls that
+    each found at its begin: what arrives then is no other work. (With the calls at once while it
+    ran it would: short calls are more often in a crowd for all of their time.) 0 if none found
+    others. By logarithms, so that single long calls do not decide it."""
+    mean = sum(call.found for call in calls) / len(calls)
     logs = [math.log(max(call.exec_ms, _LEAST_MS)) for call in calls]
 
     def dependence(slowdown: float) -> float:
         return sum(
-            (call.calls_at_once - mean) * (log - math.log(_factor(call, slowdown)))
+            (call.found - mean) * (log - math.log(_factor(call, slowdown)))
             for call, log in zip(calls, logs, strict=True)
         )
 

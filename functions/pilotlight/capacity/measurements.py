@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, NamedTuple, Self
 
@@ -22,6 +23,7 @@ class MeasuredCall:
         first_ms: the part of it to the first token of a stream; None without one.
         calls_at_once: calls of its instance while it ran (harmonic mean over time), itself
             included.
+        found: calls that ran on its instance when it began.
         tokens_in: tokens of its prompt that were not cached.
         tokens_out: tokens of its answer.
     """
@@ -30,6 +32,7 @@ class MeasuredCall:
     exec_ms: float
     first_ms: float | None
     calls_at_once: float
+    found: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
 
@@ -95,7 +98,7 @@ class Measurements:
         """Parse an answer of the platform."""
         columns = body["calls"]
         rows = zip(*(columns[name] for name in _Row._fields), strict=True)
-        calls = sorted((_call(_Row(*row)) for row in rows), key=lambda call: call.at)
+        calls = _with_found(sorted(_Row(*row) for row in rows))
         return cls(
             calls=calls,
             prices=None if body["prices"] is None else _prices(body["prices"]),
@@ -127,6 +130,7 @@ class _Row(NamedTuple):
     """A call, by the columns of the answer."""
 
     started_at: float
+    instance: int
     waited_ms: int
     exec_ms: int
     billed_ns: int
@@ -134,6 +138,20 @@ class _Row(NamedTuple):
     tokens_in: int
     tokens_cached: int
     tokens_out: int
+
+
+def _with_found(rows: Sequence[_Row]) -> list[MeasuredCall]:
+    """The calls, in order of time, with what ran on their instance when each began."""
+    running: dict[int, list[float]] = {}
+    found = []
+    for row in rows:
+        call = _call(row)
+        ends = running.setdefault(row.instance, [])
+        while ends and ends[0] <= call.at:
+            heapq.heappop(ends)
+        found.append(replace(call, found=len(ends)))
+        heapq.heappush(ends, call.at + call.exec_ms / 1000)
+    return found
 
 
 def _call(row: _Row) -> MeasuredCall:

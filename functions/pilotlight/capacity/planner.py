@@ -74,6 +74,7 @@ class Prediction:
 
     Attributes:
         waited: share of calls that wait for a slot; None by formula.
+        at_once: mean number of calls of an instance, with those that wait; None by formula.
         busy: mean number of instances with a call.
         first_p99_ms: to the first byte; None by formula.
         is_simulated: by simulation; else by formula.
@@ -85,6 +86,7 @@ class Prediction:
     p99_ms: float
     busy: float
     waited: float | None
+    at_once: float | None
     first_p99_ms: float | None
     is_simulated: bool
 
@@ -121,6 +123,11 @@ def predict(model: InstanceModel, *, rate_per_s: float, instances: int) -> Predi
         p99_ms=nearest_rank(found.latencies_ms, SHARE),
         busy=found.busy,
         waited=found.waited,
+        at_once=rate_per_s
+        * sum(found.latencies_ms)
+        / len(found.latencies_ms)
+        / 1000
+        / instances,  # J. D. C. Little, "A proof for the queuing formula L = λW", 1961
         first_p99_ms=nearest_rank(found.firsts_ms, SHARE),
         is_simulated=True,
     )
@@ -139,6 +146,7 @@ def _by_formula(model: InstanceModel, rate_per_s: float, instances: int) -> Pred
         p99_ms=queueing.response_quantile(SHARE, servers, load, times),
         busy=min(float(instances), load),
         waited=None,
+        at_once=None,
         first_p99_ms=None,
         is_simulated=False,
     )

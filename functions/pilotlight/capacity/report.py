@@ -21,6 +21,8 @@ ENOUGH_CALLS = 1_000
 """Ten calls are beyond the 99th percentile of so many."""
 _DRIFT = 1.3
 """Ratio of the medians of the first and last quarter of calls that is reported."""
+_MORE, _SOME = 1.5, 0.25
+"""Calls at once on average that are reported: so many times the measured ones, and so many more."""
 _LOAD = 1.5
 """Load of this machine, per core, that is reported."""
 
@@ -101,6 +103,7 @@ def make_report(
             *_impossible(p99_ms, shortfall, is_planned=found is not None),
             *_thin_evidence(measured, model, times, lengths),
             *_busy_machine(measured, around),
+            *([] if found is None else _other_load(found, measured, model)),
             *([] if found is None else _too_little_room(found, measured, demand, around.room)),
         ],
     }
@@ -271,6 +274,18 @@ def _thin_evidence(
             yield f"{option} {given.text} is beyond the measured lengths (at most {known} tokens)"
     if measured.prices is not None and measured.prices.rounds:
         yield "prices round the durations of calls up: calls cost more than their time"
+
+
+def _other_load(found: CapacityPlan, measured: Measurements, model: InstanceModel) -> Iterator[str]:
+    """An instance that has more calls at once than it was measured with may slow them down more."""
+    planned = found.expected.at_once
+    known = _mean([call.found for call in measured.calls])
+    if model.slots > 1 and planned is not None and planned > _MORE * known + _SOME:
+        rate = found.expected.rate_per_s / found.serving
+        yield (
+            f"an instance will have {planned:.1f} calls at once on average, and had {known:.1f} "
+            f"when it was measured: measure one at {rate:.3g} calls/s"
+        )
 
 
 def _busy_machine(measured: Measurements, around: Surroundings) -> Iterator[str]:

@@ -25,9 +25,57 @@ def made_calls(
         work = work_ms * math.exp(source.gauss(0.0, sigma))
         exec_ms = work * (1 + slowdown * (calls - 1))
         found.append(
-            MeasuredCall(at=float(number), exec_ms=exec_ms, first_ms=None, calls_at_once=calls)
+            MeasuredCall(
+                at=float(number),
+                exec_ms=exec_ms,
+                first_ms=None,
+                calls_at_once=calls,
+                found=round(calls) - 1,
+            )
         )
     return found
+
+
+def shared_calls(
+    n: int, *, rate_per_s: float, slowdown: float, work_ms: float = 10.0, seed: int = 5
+) -> list[MeasuredCall]:
+    """`n` Poisson calls of one instance that slow each other down, with exponential work."""
+    source = random.Random(seed)
+    running: dict[int, list[float]] = {}  # call: work left, share of the instance's time
+    begun: dict[int, tuple[float, int]] = {}
+    found: list[MeasuredCall] = []
+    now, arrives, number = 0.0, 0.0, 0
+    while len(found) < n:
+        at_once = len(running)
+        factor = 1 + slowdown * (at_once - 1)
+        ends, first = min(
+            ((now + left * factor, call) for call, (left, _) in running.items()),
+            default=(math.inf, -1),
+        )
+        until = min(arrives, ends)
+        for state in running.values():
+            state[0] -= (until - now) / factor
+            state[1] += (until - now) / at_once
+        now = until
+        if ends <= arrives:
+            share = running.pop(first)[1]
+            at, others = begun.pop(first)
+            whole = now - at
+            found.append(
+                MeasuredCall(
+                    at=at / 1000,
+                    exec_ms=whole,
+                    first_ms=None,
+                    calls_at_once=whole / share,
+                    found=others,
+                )
+            )
+            continue
+        running[number] = [source.expovariate(1 / work_ms), 0.0]
+        begun[number] = (now, at_once)
+        number += 1
+        arrives = now + source.expovariate(rate_per_s) * 1000
+    return sorted(found, key=lambda call: call.at)
 
 
 def made_streams(

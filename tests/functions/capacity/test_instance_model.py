@@ -9,7 +9,7 @@ from pilotlight.capacity.instance_model import MAX_SLOWDOWN, InstanceModel
 from pilotlight.capacity.measurements import MeasuredCall
 from pilotlight.capacity.simulation import Work
 from pilotlight.loadtest.distributions import parse_distribution
-from tests.functions.capacity.made_calls import made_calls, made_streams
+from tests.functions.capacity.made_calls import made_calls, made_streams, shared_calls
 
 
 @pytest.mark.parametrize("slowdown", [0.0, 0.25, 1.0])
@@ -20,6 +20,13 @@ def test_the_slowdown_by_other_calls_is_found(slowdown: float) -> None:
     assert model.mean_ms == pytest.approx(20.9, rel=0.08)
     assert model.scv == pytest.approx(0.094, abs=0.03)
     assert (model.measured, model.slots) == (6, 8)
+
+
+@pytest.mark.parametrize("slowdown", [0.0, 0.4, 1.0])
+def test_the_slowdown_is_found_in_calls_that_came_at_random(slowdown: float) -> None:
+    """Also where most calls are alone: those in a crowd are short ones, and are no evidence."""
+    calls = shared_calls(4_000, rate_per_s=45.0, slowdown=slowdown)
+    assert instance_model.estimate(calls, slots=60).slowdown == pytest.approx(slowdown, abs=0.12)
 
 
 def test_an_instance_is_not_assumed_to_do_more_than_was_measured() -> None:
@@ -38,7 +45,7 @@ def test_without_others_at_once_calls_share_the_instance() -> None:
 
 def test_calls_that_hold_each_other_up_are_bounded() -> None:
     calls = [
-        MeasuredCall(at=n, exec_ms=10.0**n, first_ms=None, calls_at_once=float(n))
+        MeasuredCall(at=n, exec_ms=10.0**n, first_ms=None, calls_at_once=float(n), found=n - 1)
         for n in range(1, 5)
     ]
     assert instance_model.estimate(calls, slots=4).slowdown == MAX_SLOWDOWN

@@ -79,7 +79,7 @@ def test_an_impossible_bound_is_no_plan_and_says_by_how_much() -> None:
     "calls, changes, around, expected",
     [
         (made_calls(200), {}, {}, "only 200 calls were measured"),
-        (made_calls(1_500), {"slots": 8}, {}, "at most 1 of 8 calls ran at once"),
+        (made_calls(1_500, at_once=3), {"slots": 8}, {}, "at most 3 of 8 calls ran at once"),
         (made_calls(1_500), {"failed": 300}, {}, "300 calls failed"),
         (made_calls(1_500), {"starts_ms": {}}, {}, "no start was measured"),
         (made_calls(1_500), {"max_instances": 2}, {}, "max_instances=2 allows fewer"),
@@ -104,6 +104,12 @@ def test_weak_evidence_is_a_warning(
     found = report(measured(calls, **changes), around=Surroundings(**around))
     (warning,) = found["warnings"]
     assert expected in warning
+
+
+def test_a_load_that_was_not_measured_is_a_warning() -> None:
+    found = report(measured(made_calls(1_500), slots=4), rate_per_s=35.0, headroom=0.0)
+    assert found["plan"]["serving"] == 1
+    assert any("and had 0.0 when it was measured" in text for text in found["warnings"])
 
 
 def test_nodes_that_hold_fewer_are_the_constraint() -> None:
@@ -171,9 +177,10 @@ def test_lengths_of_a_plain_function_are_refused() -> None:
 
 def test_columns_of_an_answer_become_calls() -> None:
     columns = {
-        "started_at": [20.0, 10.0, 0.0],
+        "instance": [0, 1, 1],
+        "started_at": [20.0, 0.02, 0.0],
         "waited_ms": [0, 4, 0],
-        "exec_ms": [10, 40, 0],
+        "exec_ms": [10, 40, 50],
         "billed_ns": [10_400_000, 10_000_000, 0],
         "first_token_ms": [0, 14, 0],
         "tokens_in": [0, 50, 0],
@@ -204,4 +211,5 @@ def test_columns_of_an_answer_become_calls() -> None:
     assert alone == MeasuredCall(at=20.0, exec_ms=10.4, first_ms=None, calls_at_once=1.0)
     assert (shared.exec_ms, shared.first_ms, shared.tokens_in) == (40.5, 10.0, 30)
     assert shared.calls_at_once == pytest.approx(4.05)
-    assert (unbilled.exec_ms, unbilled.calls_at_once) == (0.0, 1.0)
+    assert (unbilled.exec_ms, unbilled.calls_at_once) == (50.5, 1.0)
+    assert (unbilled.found, shared.found, alone.found) == (0, 1, 0)

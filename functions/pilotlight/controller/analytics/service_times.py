@@ -42,7 +42,7 @@ _COLUMNS = (
     "tokens_out",
 )
 CALL_COLUMNS = (*_COLUMNS, "waited_ms")
-"""Of each call; `waited_ms`: in the queue."""
+"""Of each call, and `instance`; `waited_ms`: in the queue."""
 
 
 def read(
@@ -119,13 +119,16 @@ def _newest(
     """The newest records of these kinds."""
     c = tables.usage.c
     waited = (c.queued_ms + c.start_ms).label("waited_ms")
-    names = (c.outcome, c.start_kind, *(c[name] for name in _COLUMNS), waited)
+    names = (c.outcome, c.start_kind, c.instance, *(c[name] for name in _COLUMNS), waited)
     query = sa.select(*names).where(*where, c.kind.in_(kinds)).order_by(c.started_at.desc())
     return sql.execute(query.limit(limit)).all()
 
 
 def _columns(calls: Sequence[sa.Row[Any]]) -> dict[str, list[Any]]:
-    return {name: [getattr(call, name) for call in calls] for name in CALL_COLUMNS}
+    numbers: dict[str, int] = {}
+    instances = [numbers.setdefault(call.instance, len(numbers)) for call in calls]
+    columns = {name: [getattr(call, name) for call in calls] for name in CALL_COLUMNS}
+    return {**columns, "instance": instances}
 
 
 def _starts(starts: Sequence[sa.Row[Any]]) -> dict[str, list[float]]:

@@ -23,6 +23,7 @@ router = APIRouter(prefix="/v1", tags=["apps"])
 class CallTimes(Body):
     """Calls that an instance answered without a start, newest first: equally long columns."""
 
+    instance: list[int] = Field(description="a number for each instance")
     started_at: list[float]
     waited_ms: list[int] = Field(description="in the queue")
     exec_ms: list[int] = Field(description="from dispatch to the last byte")
