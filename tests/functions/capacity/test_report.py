@@ -107,7 +107,8 @@ def test_weak_evidence_is_a_warning(
 
 
 def test_a_load_that_was_not_measured_is_a_warning() -> None:
-    found = report(measured(made_calls(1_500), slots=4), rate_per_s=35.0, headroom=0.0)
+    calls = measured(made_calls(1_500), slots=4)
+    found = report(calls, rate_per_s=35.0, p99_ms=2_000.0, headroom=0.0)
     assert found["plan"]["serving"] == 1
     assert any("and had 0.0 when it was measured" in text for text in found["warnings"])
 
