@@ -75,6 +75,7 @@ UNITS = {
         "tests/e2e/test_calls_by_functions.py",
         "tests/e2e/test_cli.py",
         "tests/e2e/test_keys_of_processes.py",
+        "tests/e2e/test_plan.py",
         "tests/e2e/test_sandboxes.py",
         "tests/e2e/test_streams.py",
         "tests/e2e/test_tenancy.py",

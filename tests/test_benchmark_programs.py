@@ -39,6 +39,7 @@ LINES = {
     "benchmarks.traffic": f"wrk, h2load: {SYSTEM}",
     "benchmarks.batching": f"h2load: {SYSTEM}",
     "benchmarks.worker": f"h2load: {SYSTEM}",
+    "benchmarks.capacity": f"criu, vllm: {CRIU} && {VLLM}",
     "benchmarks.llm": f"h2load, criu, vllm: {SYSTEM} && {CRIU} && {VLLM}",
 }
 """What each benchmark prints after its name where no program is installed."""

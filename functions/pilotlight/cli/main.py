@@ -56,6 +56,7 @@ _PANELS: dict[str, dict[str, str]] = {
         "drift": "calls.drift",
         "replay": "calls.replay",
         "loadtest": "calls.loadtest",
+        "plan": "calls.plan",
         "engine": "apps.engine",
         "instance": "operations.instance",
         "shell": "operations.instance",
@@ -80,7 +81,6 @@ _PANELS: dict[str, dict[str, str]] = {
     },
     "Tenants and limits": {
         "tenant": "tenants.tenant",
-        "plan": "tenants.tenant",
         "quota": "tenants.quota",
         "budget": "tenants.budget",
         "customer": "tenants.customer",

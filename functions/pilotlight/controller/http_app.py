@@ -60,6 +60,7 @@ from pilotlight.controller.api.calls import (
     drift,
     feedback,
     predictions,
+    service_times,
     traces,
 )
 from pilotlight.controller.api.internal import (
@@ -200,6 +201,7 @@ _ROUTERS = (
     feedback.router,
     traces.router,
     traces.internal,
+    service_times.router,
     predictions.router,
     drift.router,
     predictions.internal,

@@ -15,6 +15,7 @@ from pilotlight.cli.core.formatting import (
     format_table,
     parse_duration_s,
     parse_pairs,
+    parse_share,
     parse_time,
 )
 from pilotlight.client.server_timing import (
@@ -34,6 +35,7 @@ from pilotlight.errors import InvalidInput
         ("7d", 604_800),
         ("1w", 604_800),
         ("0.5m", 30),
+        ("300ms", 0.3),
     ],
 )
 def test_durations_have_a_number_and_a_unit(text: str, seconds: float) -> None:
@@ -45,6 +47,17 @@ def test_what_is_no_duration_is_refused_with_the_way_to_write_one(text: str) -> 
     with pytest.raises(InvalidInput, match="is not a duration") as failure:
         parse_duration_s(text)
     assert "5m" in failure.value.detail["hint"]
+
+
+@pytest.mark.parametrize("text, share", [("30%", 0.3), ("0.3", 0.3), ("0", 0), ("250%", 2.5)])
+def test_shares_are_percents_or_fractions(text: str, share: float) -> None:
+    assert parse_share(text, option="--headroom") == share
+
+
+@pytest.mark.parametrize("text", ["", "%", "-1", "nan", "a third"])
+def test_what_is_no_share_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"--headroom '.*' is not a share"):
+        parse_share(text, option="--headroom")
 
 
 def test_instants_are_back_from_now_or_iso_times() -> None:

@@ -45,7 +45,7 @@ def test_what_is_kept_is_shown_beside_its_bound(shell: Shell, client: Client) ->
     rows = {row["what"]: (row["used"], row["limit"]) for row in shell.json("storage", "show")}
     assert rows["stored_bytes"] == (len(STRAY), 1_000_000)
     assert "stored_bytes" in shell.run("storage", "show").stdout
-    assert "stored_bytes" in shell.run("plan", "show", "free").stdout
+    assert "stored_bytes" in shell.run("tenant", "plans", "free").stdout
     assert shell.json("quota", "show")["tenant"]["stored_bytes"] == 1_000_000
 
 

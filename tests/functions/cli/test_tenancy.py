@@ -129,7 +129,7 @@ def test_a_tenant_is_deleted_after_a_confirmation_and_its_progress_is_shown(shel
             ("tenant", "set", "default", "--override", "gpus=-1"),
             "gpus = -1: must be between 0 and 1e+06",
         ),
-        (("plan", "show", "gold"), "there is no plan 'gold'"),
+        (("tenant", "plans", "gold"), "there is no plan 'gold'"),
     ],
 )
 def test_what_cannot_be_is_said_with_the_next_step(
@@ -139,15 +139,15 @@ def test_what_cannot_be_is_said_with_the_next_step(
 
 
 def test_plans_are_shown(shell: Shell) -> None:
-    assert shell.json("plan", "list")["default"] == "standard"
-    listed = shell.run("plan", "list")
+    assert shell.json("tenant", "plans")["default"] == "standard"
+    listed = shell.run("tenant", "plans")
     assert "default plan of new tenants: standard" in listed.stderr
     assert [line.split()[0] for line in listed.stdout.splitlines()[1:]] == [
         "free",
         "standard",
         "enterprise",
     ]
-    assert "1.0 MiB" in shell.run("plan", "show", "free").stdout
+    assert "1.0 MiB" in shell.run("tenant", "plans", "free").stdout
 
 
 # -- quotas ----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 NO_VALUE = "-"
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def format_table(
@@ -114,8 +114,9 @@ def format_milliseconds(amount: float) -> str:
 
 
 def parse_duration_s(text: str) -> float:
-    """Parse `90`, `90s`, `5m`, `2h`, `7d` or `1w` as seconds. Raises InvalidInput."""
-    number, unit = (text[:-1], text[-1]) if text and text[-1] in _UNITS_S else (text, "s")
+    """Parse `300ms`, `90`, `90s`, `5m`, `2h`, `7d` or `1w` as seconds. Raises InvalidInput."""
+    unit = next((unit for unit in _UNITS_S if text.endswith(unit)), "")
+    number = text.removesuffix(unit)
     try:
         amount = float(number)
     except ValueError:
@@ -124,7 +125,18 @@ def parse_duration_s(text: str) -> float:
         raise InvalidInput(
             f"{text!r} is not a duration", hint="Write a number and a unit: 30s, 5m, 2h, 7d or 1w."
         )
-    return amount * _UNITS_S[unit]
+    return amount * _UNITS_S.get(unit, 1)
+
+
+def parse_share(text: str, *, option: str) -> float:
+    """Parse `30%` or `0.3` as a share of at least 0. Raises InvalidInput."""
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < float("inf"):
+        raise InvalidInput(f"{option} {text!r} is not a share", hint="Write 30% or 0.3.")
+    return share
 
 
 def parse_time(text: str, *, now: float) -> float:

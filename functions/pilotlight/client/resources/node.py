@@ -81,6 +81,11 @@ class NodeResources:
         raises Forbidden."""
         return self._list("/v1/nodes", "nodes")
 
+    def machine(self) -> Json:
+        """Return the features of the machine, or cluster, and what it has: `{"features",
+        "node"}`."""
+        return self._get("/v1/node")
+
     def cluster(self) -> Json:
         """Return whose objects are in the cluster. For operators; raises Forbidden."""
         return self._get("/v1/cluster")

@@ -1,4 +1,4 @@
-"""Client methods for stored traces."""
+"""Client methods for stored traces, and for measured times of calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PAGE = 500
 
 
 class TraceResources(NodeResources):
-    """Methods of `pilotlight.client.client.Client` for traces."""
+    """Methods of `pilotlight.client.client.Client` for traces and measured times."""
 
     def traces(
         self, *, limit: int | None = None, **filters: str | float | bool | None
@@ -40,3 +40,17 @@ class TraceResources(NodeResources):
         """Return a trace by its id or that of a call in it: `calls`, and `spans` with times in ms
         relative to `at`. Raises NotFound."""
         return self._get(f"{_PATH}/{path_segment(trace)}")
+
+    def service_times(
+        self,
+        app: str,
+        function: str,
+        *,
+        method: str | None = None,
+        since: float | None = None,
+        limit: int | None = None,
+    ) -> Json:
+        """Return the measured times of a function's newest calls and starts since a time (seconds
+        since the epoch; default: a day ago), and what it is deployed with. Raises NotFound."""
+        path = f"/v1/apps/{path_segment(app)}/functions/{path_segment(function)}/service-times"
+        return self._get(path, method=method or None, since=since, limit=limit)

@@ -1,4 +1,4 @@
-"""`pilotlight tenant …` and `plan …`: manage tenants, and show plans."""
+"""`pilotlight tenant …`: manage tenants, and show plans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
-OnPlan = Annotated[str | None, typer.Option("--plan", help="Plan, from `pilotlight plan list`.")]
+OnPlan = Annotated[str | None, typer.Option("--plan", help="Plan, from `pilotlight tenant plans`.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
@@ -63,7 +63,7 @@ DELETED = "deleted"
 
 
 def register(root: typer.Typer) -> None:
-    """Add both command groups."""
+    """Add the command group."""
     command_group(
         root,
         "tenant",
@@ -76,13 +76,8 @@ def register(root: typer.Typer) -> None:
             "suspend": tenant_suspend,
             "resume": tenant_resume,
             "delete": tenant_delete,
+            "plans": tenant_plans,
         },
-    )
-    command_group(
-        root,
-        "plan",
-        "Show plans, which are sets of quotas and terms (section `plans` of platform.yaml).",
-        {"list": plan_list, "show": plan_show},
     )
 
 
@@ -227,16 +222,20 @@ def _deletion_text(found: Mapping[str, Any]) -> str:
     return f"{found['name']}: step {deletion['state']}, {rows} rows deleted{why}"
 
 
-def plan_list(session: Session) -> None:
-    """List all plans; `-` = unlimited."""
+def tenant_plans(
+    session: Session,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Show this plan. Default: list all.")
+    ] = None,
+) -> None:
+    """List all plans, which are sets of quotas and terms (section `plans` of platform.yaml), or
+    show one; `-` = unlimited."""
     body = session.request(lambda client: client.plans())
-    session.show(body, lambda: format_table(body["plans"], _PLAN_COLUMNS, empty="No plans."))
-    session.say(f"default plan of new tenants: {body['default']}")
-
-
-def plan_show(session: Session, name: Name) -> None:
-    """Show a plan."""
-    plans = session.request(lambda client: {plan["name"]: plan for plan in client.plans()["plans"]})
+    if name is None:
+        session.show(body, lambda: format_table(body["plans"], _PLAN_COLUMNS, empty="No plans."))
+        session.say(f"default plan of new tenants: {body['default']}")
+        return
+    plans = {plan["name"]: plan for plan in body["plans"]}
     if name not in plans:
         raise InvalidInput(
             f"there is no plan {name!r}",
