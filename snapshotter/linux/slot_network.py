@@ -104,23 +104,33 @@ async def connect(
         rules = _rules(egress, servers)
         routes = await host_network.open_host(rules)
         name, address = await _make_pair(namespace, routes, rules)
-    orders = _slot_rules(address)
     ends = {"inside": INSIDE, "gateway": GATEWAY, "gateway_mac": _HOST_MAC}
     await asyncio.to_thread(
-        netns.furnish, namespace, "eth0", **ends, also=lambda: net_commands.nft_here(orders)
+        netns.furnish, namespace, "eth0", **ends, also=lambda: _apply_rules(address)
     )
     return name
 
 
-def _slot_rules(address: str) -> str:
+def _apply_rules(address: str) -> None:
+    """Set the rules of this thread's network namespace, a slot's. Raises Unsupported."""
+    try:
+        net_commands.nft_here(_slot_rules(address, most=max_connections()))
+    except Unsupported as e:  # a kernel without CONFIG_NFT_CONNLIMIT
+        net_commands.nft_here(_slot_rules(address, most=None))
+        _log.warning("network.connections_unlimited error=%s", e)
+
+
+def _slot_rules(address: str, *, most: int | None) -> str:
     """nftables rules inside a slot, which nothing in it may change: its address, and its part of
-    what all slots and the host share. Connections to itself are not tracked."""
+    what all slots and the host share. Connections to itself are not tracked. `most`:
+    connections at once; None = any number."""
+    limit = "" if most is None else f"oifname eth0 ct state new ct count over {most} drop"
     return f"""
 table ip {TABLE} {{
   chain own {{ type filter hook output priority raw; oifname lo notrack; }}
   chain shares {{
     type filter hook output priority filter;
-    oifname eth0 ct state new ct count over {max_connections()} drop
+    {limit}
     ip daddr {GATEWAY} meta l4proto {{ tcp, udp }} th dport {PORT} jump names
   }}
   chain names {{

@@ -603,6 +603,24 @@ async def test_a_slot_takes_a_part_of_the_connections_that_the_host_can_track(
                 assert (await reach(other, address, port)).startswith("reached")
 
 
+@pytest.mark.root
+async def test_a_kernel_that_cannot_count_connections_has_slots_with_networks(
+    slot_pool: SlotPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = net_commands.nft_here
+
+    def without_count(orders: str, *, as_json: bool = False) -> str:
+        if "ct count" in orders:
+            raise Unsupported("nft: Could not process rule: No such file or directory")
+        return real(orders, as_json=as_json)
+
+    monkeypatch.setattr(net_commands, "nft_here", without_count)
+    with greeting(host_address()) as port:
+        async with taken(slot_pool, Network.OWN) as slot:
+            assert (await reach(slot, host_address(), port)).startswith("reached")
+    assert "network.connections_unlimited" in caplog.text
+
+
 FLOOD = """
 import socket
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
