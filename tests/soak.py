@@ -42,6 +42,21 @@ FILES = (
     "tests/weight_cache/peers/test_daemons.py",
 )
 TESTS = {
+    "tests/e2e/test_drills.py": (
+        "test_what_fails_comes_back_and_nothing_is_lost[activator",
+        "test_what_fails_comes_back_and_nothing_is_lost[node",
+        "test_what_fails_comes_back_and_nothing_is_lost[bad-route",
+        "test_what_fails_comes_back_and_nothing_is_lost[weight-storm",
+        "test_what_fails_comes_back_and_nothing_is_lost[redis",
+    ),
+    "tests/e2e/test_open_inference.py": (
+        "test_the_official_clients_work",
+        "test_an_activator_that_is_killed_comes_back_with_grpc",
+    ),
+    "tests/e2e/test_plan.py": ("test_a_plan_follows_from_a_load_test",),
+    "tests/contracts/test_retention.py": (
+        "test_old_revisions_without_traffic_are_pruned_and_then_deleted[postgresql",
+    ),
     "tests/weight_cache/store/test_faults.py": (
         "test_what_passes_is_borne[status-500",
         "test_what_passes_is_borne[reset",

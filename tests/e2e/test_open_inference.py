@@ -282,7 +282,9 @@ def test_peers_that_follow_no_rules_reach_no_other_call(
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error
     assert call(channel, "ModelInfer", SEEN, platform.headers)[0].outputs
     assert process_of(platform) == process, "it did not even end"
-    assert activator.memory_info().rss - before < 20 * 2**20
+    # a few of the bodies, which it may be sending; all of them are 300 MB
+    assert activator.memory_info().rss - before < 64 * 2**20
+    assert "Fatal error on transport" not in platform.log_tails(200)
     assert process.memory_info().rss - own_before < 200 * 2**20
 
 

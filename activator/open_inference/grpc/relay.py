@@ -101,6 +101,7 @@ class _Side(asyncio.Protocol):
             self.other.transport.write(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None  # the other side may receive some more
         if self.other is not None and self.other.transport is not None:
             self.other.transport.close()
 
@@ -157,11 +158,11 @@ class _ClientSide(_Side):
             self.transport.abort()
 
     async def _connect(self) -> None:
-        assert self.transport is not None
         try:
             self.other = await self._relay.connect(self._name, self)
         except OSError:
-            self.transport.abort()
+            if self.transport is not None:
+                self.transport.abort()
             return
         self._connecting = None
         early, self._early = self._early, b""
