@@ -3,7 +3,7 @@ Redis."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,10 @@ import pytest
 from activator.coordination import redis_client, redis_state
 from activator.knative import redis_pod_leases
 from pilotlight.controller.database.store import Store
+from pilotlight.controller.server import bootstrap
+from pilotlight.core.object_store import DirectoryStore, ObjectStore
 from tests.fakes.databases import empty_sqlite
+from tests.functions.controller.conftest import Controller, running_controller
 from tests.functions.controller.parts import ManualClock
 
 
@@ -50,3 +53,24 @@ def store(migrated_url: str, clock: ManualClock) -> Iterator[Store]:
     opened = Store(migrated_url, clock=clock)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def blobs(tmp_path: Path) -> ObjectStore:
+    """What the `controller` stores objects in."""
+    return DirectoryStore(tmp_path / "blobs")
+
+
+@pytest.fixture
+async def controller(
+    migrated_url: str, clock: ManualClock, blobs: ObjectStore, tmp_path: Path, short_tmp: Path
+) -> AsyncIterator[Controller]:
+    """A controller on a database of each kind."""
+    store = Store(migrated_url, clock=clock)
+    key = bootstrap.ensure_admin(store, uid_base=20_000)
+    store.close()
+    assert key is not None
+    async with running_controller(
+        clock=clock, blobs=blobs, home=tmp_path, run=short_tmp, database=(migrated_url, key)
+    ) as found:
+        yield found

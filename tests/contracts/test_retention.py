@@ -4,40 +4,17 @@ without revisions."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
-import pytest
 import sqlalchemy as sa
 
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.retention import history, images, revisions
-from pilotlight.controller.server import bootstrap
-from pilotlight.core.object_store import DirectoryStore
-from tests.functions.controller.conftest import Controller, running_controller
+from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import ManualClock, spec
 
 DAY_S = 86_400.0
-
-
-@pytest.fixture
-async def controller(
-    migrated_url: str, clock: ManualClock, tmp_path: Path, short_tmp: Path
-) -> AsyncIterator[Controller]:
-    store = Store(migrated_url, clock=clock)
-    key = bootstrap.ensure_admin(store, uid_base=20_000)
-    store.close()
-    assert key is not None
-    async with running_controller(
-        clock=clock,
-        blobs=DirectoryStore(tmp_path / "blobs"),
-        home=tmp_path,
-        run=short_tmp,
-        database=(migrated_url, key),
-    ) as found:
-        yield found
 
 
 async def deploy(controller: Controller, count: int, **changes: Any) -> None:

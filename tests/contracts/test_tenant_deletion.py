@@ -6,27 +6,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy import event
 
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Store
-from pilotlight.controller.server import bootstrap
 from pilotlight.controller.tenant_deletion import progress
 from pilotlight.controller.tenant_deletion.deleter import IDLE_S, SETTLE_S, TenantDeleter
 from pilotlight.controller.tenant_deletion.tenant_tables import DELETED, KEPT, OF_PLATFORM
-from pilotlight.core.object_store import DirectoryStore, blob_key
+from pilotlight.core.object_store import DirectoryStore, ObjectStore, blob_key
 from pilotlight.core.object_store.errors import ObjectStoreUnavailable
 from pilotlight.protocol import CallRecord
 from snapshotter.errors import AgentUnavailable
-from tests.functions.controller.conftest import Controller, running_controller
-from tests.functions.controller.parts import ManualClock, instance, refused, spec, usage
+from tests.fakes.killed_commits import Killed, killed_after
+from tests.functions.controller.conftest import Controller
+from tests.functions.controller.parts import instance, refused, spec, usage
 
 Row = tuple[Any, ...]
 SHARED = hashlib.sha256(b"of both").hexdigest()
@@ -42,26 +40,9 @@ ON_SQLITE = pytest.mark.parametrize("migrated_url", ["sqlite"], indirect=True)
 """For what does not depend on the database."""
 
 
-class Killed(BaseException):
-    """The controller is killed."""
-
-
 @pytest.fixture
-async def controller(
-    migrated_url: str, clock: ManualClock, tmp_path: Path, short_tmp: Path
-) -> AsyncIterator[Controller]:
-    store = Store(migrated_url, clock=clock)
-    key = bootstrap.ensure_admin(store, uid_base=20_000)
-    store.close()
-    assert key is not None
-    async with running_controller(
-        clock=clock,
-        blobs=AwayStore(tmp_path / "blobs"),
-        home=tmp_path,
-        run=short_tmp,
-        database=(migrated_url, key),
-    ) as found:
-        yield found
+def blobs(tmp_path: Path) -> ObjectStore:
+    return AwayStore(tmp_path / "blobs")
 
 
 def value_of(column: sa.Column[Any], tenant: str) -> Any:
@@ -220,24 +201,6 @@ async def test_a_tenant_is_deleted_and_another_loses_nothing(controller: Control
     assert ("drop_volume", value_of(tables.volumes.c.id, tenant)) in asked
     assert ("delete_image", value_of(tables.images.c.digest, tenant)) in asked
     assert ("drop_volume", value_of(tables.volumes.c.id, other)) not in asked
-
-
-@contextmanager
-def killed_after(store: Store, commits: int) -> Iterator[None]:
-    """Kill at the commit after so many."""
-    left = commits
-
-    def on_commit(_connection: sa.Connection) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise Killed
-
-    event.listen(store.engine, "commit", on_commit)
-    try:
-        yield
-    finally:
-        event.remove(store.engine, "commit", on_commit)
 
 
 @pytest.mark.slow  # some hundred rounds

@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy import event
 
 from pilotlight.controller.billing import billing_jobs, corrections, invoices, ledger, rollups
 from pilotlight.controller.database import pieces, tables
@@ -23,14 +20,11 @@ from pilotlight.controller.usage_archive.archive_file import object_key
 from pilotlight.controller.usage_archive.archiver import UsageArchiver
 from pilotlight.controller.usage_archive.verification import check_archive
 from pilotlight.core.object_store import DirectoryStore
+from tests.fakes.killed_commits import Killed, killed_after
 from tests.functions.controller.parts import ManualClock, usage
 
 DAY_S = 86_400.0
 DAYS = 400
-
-
-class Killed(BaseException):
-    """The controller is killed."""
 
 
 @pytest.fixture(autouse=True)
@@ -141,23 +135,6 @@ async def test_records_without_an_invoice_and_corrections_stay(
     assert kinds == {"CALL", "ADJUSTMENT"}
     assert "req-50/1" in live_ids(store)
     assert_sums_match(store)
-
-
-@contextmanager
-def killed_after(store: Store, commits: int) -> Iterator[None]:
-    left = commits
-
-    def on_commit(_connection: sa.Connection) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise Killed
-
-    event.listen(store.engine, "commit", on_commit)
-    try:
-        yield
-    finally:
-        event.remove(store.engine, "commit", on_commit)
 
 
 @pytest.fixture(name="small_pieces")
