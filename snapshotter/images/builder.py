@@ -315,6 +315,8 @@ class ImageBuild:
     async def _runtime(self, requirements: Sequence[str]) -> None:
         """Install the worker's requirements within the user's pins, and check that no package ends
         up with a version that conflicts with them."""
+        if not requirements:
+            return
         pins = {
             _canonical(m[1]): f"{m[1]}{m[2]}"
             for m in map(_REQUIREMENT.match, self._user_packages())

@@ -77,4 +77,4 @@ def write_json(path: Path, body: Mapping[str, Any], mode: int = 0o600) -> None:
     fd = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, mode)
     with os.fdopen(fd, "w") as f:
         os.fchmod(fd, mode)
-        json.dump(body, f)
+        f.write(json.dumps(body))  # json.dump has no C encoder

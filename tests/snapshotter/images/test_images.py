@@ -39,6 +39,7 @@ from snapshotter.images.pip_config import (
 from snapshotter.images.spec import image_digest, parse_image
 from snapshotter.linux import proc, slot_network
 from snapshotter.linux.cgroups import Cgroups
+from tests.fakes.bare_images import with_empty_pip
 from tests.fakes.gpu_nodes import unassigned_majors
 from tests.fakes.wheels import make_wheel
 
@@ -62,7 +63,7 @@ def wheels() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def environ(wheels: Path) -> dict[str, str]:
     return {
         "PATH": os.environ["PATH"],
@@ -75,6 +76,20 @@ def environ(wheels: Path) -> dict[str, str]:
 @pytest.fixture
 def images(tmp_path: Path, environ: dict[str, str]) -> Images:
     return Images(tmp_path, environ=environ, requirements=["plserver==2.0"])
+
+
+@pytest.fixture(scope="module")
+def bare_environ(
+    environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """For builds that install nothing."""
+    return with_empty_pip(environ, tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def bare_images(tmp_path: Path, bare_environ: dict[str, str]) -> Images:
+    """For tests of steps other than pip's."""
+    return Images(tmp_path, environ=bare_environ, requirements=[])
 
 
 def spec(*steps: Mapping[str, Any]) -> dict[str, Any]:
@@ -387,7 +402,7 @@ async def test_copy_steps_are_fetched_from_a_bucket(
 @pytest.mark.slow
 @needs_root
 @pytest.mark.root
-async def test_a_build_is_confined_like_a_worker(images: Images) -> None:
+async def test_a_build_is_confined_like_a_worker(bare_images: Images) -> None:
     mark = f"pl-build-{os.getpid()}"
     commands = [
         "! unshare -Ur true",
@@ -397,15 +412,15 @@ async def test_a_build_is_confined_like_a_worker(images: Images) -> None:
         f"! test -e {Path(__file__)}",
         "! ls -d /var/* /root/* /home/* /opt/* /srv/* /work/* 2> /dev/null",
     ]
-    await images.build(spec({"op": "run", "commands": commands}), uid=TENANT_UID, part=Parts())
+    await bare_images.build(spec({"op": "run", "commands": commands}), uid=TENANT_UID, part=Parts())
 
     assert not [d for d in ("/var/tmp", "/run/lock", "/dev/shm") if os.path.exists(f"{d}/{mark}")]
 
 
 @pytest.mark.slow
-async def test_one_file_of_a_build_is_bounded(tmp_path: Path, environ: dict[str, str]) -> None:
+async def test_one_file_of_a_build_is_bounded(tmp_path: Path, bare_environ: dict[str, str]) -> None:
     images = Images(
-        tmp_path, environ=environ, requirements=[], bounds=BuildLimits(file_bytes=64 * MIB)
+        tmp_path, environ=bare_environ, requirements=[], bounds=BuildLimits(file_bytes=64 * MIB)
     )
     commands = ["truncate -s 63M small", "truncate -s 65M large"]
     with pytest.raises(ImageBuildFailed) as failed:
@@ -427,9 +442,9 @@ def cgroups(tmp_path: Path) -> Iterator[Cgroups]:
 @needs_root
 @pytest.mark.slow
 async def test_a_build_has_a_cgroup_of_its_own_with_bounds(
-    tmp_path: Path, environ: dict[str, str], cgroups: Cgroups
+    tmp_path: Path, bare_environ: dict[str, str], cgroups: Cgroups
 ) -> None:
-    images = Images(tmp_path, environ=environ, requirements=["plserver==2.0"], cgroups=cgroups)
+    images = Images(tmp_path, environ=bare_environ, requirements=[], cgroups=cgroups)
     description = spec(
         {"op": "run", "commands": ["cat /proc/self/cgroup", "sleep 1000 > /dev/null 2>&1 &"]}
     )
@@ -448,12 +463,12 @@ async def test_a_build_has_a_cgroup_of_its_own_with_bounds(
 @needs_root
 @pytest.mark.slow
 async def test_a_build_opens_no_device_of_the_machine(
-    tmp_path: Path, environ: dict[str, str], cgroups: Cgroups
+    tmp_path: Path, bare_environ: dict[str, str], cgroups: Cgroups
 ) -> None:
     """Neither in /dev, nor by a world-writable node that it finds elsewhere."""
     if not cgroups.controls_devices:
         pytest.skip(f"needs cgroups: {cgroups.why_no_devices}")
-    images = Images(tmp_path, environ=environ, requirements=["plserver==2.0"], cgroups=cgroups)
+    images = Images(tmp_path, environ=bare_environ, requirements=[], cgroups=cgroups)
     directory = Path(tempfile.mkdtemp(prefix="pl", dir="/usr/local"))
     try:
         directory.chmod(0o755)
@@ -492,11 +507,11 @@ async def test_a_build_says_what_it_has_used_however_it_ends(
 @needs_root
 @pytest.mark.slow
 async def test_a_build_that_takes_too_much_memory_is_ended_and_told_why(
-    tmp_path: Path, environ: dict[str, str], cgroups: Cgroups
+    tmp_path: Path, bare_environ: dict[str, str], cgroups: Cgroups
 ) -> None:
     images = Images(
         tmp_path,
-        environ=environ,
+        environ=bare_environ,
         requirements=[],
         cgroups=cgroups,
         bounds=BuildLimits(memory_bytes=192 * MIB),
@@ -519,10 +534,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @needs_root
 @pytest.mark.slow
 async def test_build_that_fills_the_disk_is_ended_at_the_floor_and_leaves_the_rest_to_journals(
-    small_disk: Path, environ: dict[str, str]
+    small_disk: Path, bare_environ: dict[str, str]
 ) -> None:
     floor = DiskFloor(small_disk, 64 * MIB)
-    images = Images(small_disk, environ=environ, requirements=[], bounds=BuildLimits(floor=floor))
+    images = Images(small_disk, environ=bare_environ, requirements=[], bounds=BuildLimits(floor=floor))
     commands = [
         "for n in $(seq 60); do head -c 2M /dev/zero > fill-$n; sleep 0.1; done",
         "sleep 60",
@@ -555,10 +570,10 @@ def few_inodes(tmp_path: Path) -> Iterator[Path]:
 @needs_root
 @pytest.mark.slow
 async def test_build_that_makes_files_without_end_is_ended_while_inodes_are_left(
-    few_inodes: Path, environ: dict[str, str]
+    few_inodes: Path, bare_environ: dict[str, str]
 ) -> None:
     bounds = BuildLimits(floor=DiskFloor(few_inodes, MIB))
-    images = Images(few_inodes, environ=environ, requirements=[], bounds=bounds)
+    images = Images(few_inodes, environ=bare_environ, requirements=[], bounds=bounds)
     # in no hurry with the last ones: on a busy machine the next look at the disk may come late
     pause = 'time.sleep(0.0005 if os.statvfs(".").f_favail > 1900 else 0.05)'
     make = (
@@ -574,9 +589,7 @@ async def test_build_that_makes_files_without_end_is_ended_while_inodes_are_left
 async def test_image_of_too_many_entries_is_refused_with_the_bound_and_the_way_out(
     tmp_path: Path, environ: dict[str, str]
 ) -> None:
-    images = Images(
-        tmp_path, environ=environ, requirements=["plserver==2.0"], bounds=BuildLimits(entries=500)
-    )
+    images = Images(tmp_path, environ=environ, requirements=[], bounds=BuildLimits(entries=500))
     with pytest.raises(
         ImageBuildFailed,
         match="more than 500 files, directories and links, the limit of one image: remove what",
@@ -586,66 +599,75 @@ async def test_image_of_too_many_entries_is_refused_with_the_bound_and_the_way_o
 
 
 @pytest.mark.slow
-async def test_image_is_measured_and_deleted(tmp_path: Path, images: Images) -> None:
-    digest = await images.build(
+async def test_image_is_measured_and_deleted(tmp_path: Path, bare_images: Images) -> None:
+    digest = await bare_images.build(
         spec({"op": "run", "commands": ["head -c 3000000 /dev/zero > fill"]}),
         uid=None,
         part=Parts(),
     )
-    assert 3_000_000 < images.size_bytes(digest) < 100_000_000
-    assert images.delete(digest) > 3_000_000
-    assert (images.size_bytes(digest), images.delete(digest)) == (0, 0)
-    assert images.delete("../../elsewhere") == 0
+    assert 3_000_000 < bare_images.size_bytes(digest) < 100_000_000
+    assert bare_images.delete(digest) > 3_000_000
+    assert (bare_images.size_bytes(digest), bare_images.delete(digest)) == (0, 0)
+    assert bare_images.delete("../../elsewhere") == 0
     with pytest.raises(BundleUnavailable):
-        images.layout(digest)
+        bare_images.layout(digest)
 
 
 @pytest.mark.slow
 @needs_root
 @pytest.mark.root
-@pytest.mark.parametrize("target", ["/data/deep", "/mnt/deep"])
 async def test_steps_see_what_was_copied_to_an_absolute_path(
-    tmp_path: Path, images: Images, target: str
+    tmp_path: Path, bare_images: Images
 ) -> None:
-    first = target.split("/")[1]
-    before = os.path.lexists(f"/{first}")
+    """Below a directory that the machine has as below one that it has not."""
+    before = [os.path.lexists(path) for path in ("/data", "/mnt", "/other")]
     blob = put_tar(tmp_path, {"helper.py": b"said = 'copied'"})
+    targets = ("/data/deep", "/mnt/deep")
     steps: list[dict[str, Any]] = [
-        {"op": "copy", "blob": blob, "target": target},
-        {"op": "run", "commands": [f"cat {target}/helper.py > seen", f"echo 7 > {target}/made"]},
+        *({"op": "copy", "blob": blob, "target": target} for target in targets),
+        {
+            "op": "run",
+            "commands": [
+                *(f"cat {target}/helper.py >> seen" for target in targets),
+                *(f"echo 7 > {target}/made" for target in targets),
+            ],
+        },
         {"op": "copy", "blob": blob, "target": "/other"},
         {
             "op": "run",
             "commands": [
-                f"cat /other/helper.py {target}/made >> seen",
+                f"cat /other/helper.py {' '.join(f'{target}/made' for target in targets)} >> seen",
                 "ls -A / > root; head -c 4 /dev/zero | wc -c >> seen; id -u >> seen",
                 "touch /new 2> denied; echo $$ $(ls /proc | grep -c '^[0-9]') > processes",
             ],
         },
     ]
-    digest = await images.build(spec(*steps), uid=TENANT_UID, part=Parts())
+    digest = await bare_images.build(spec(*steps), uid=TENANT_UID, part=Parts())
 
-    layout = images.layout(digest, uid=TENANT_UID)
+    layout = bare_images.layout(digest, uid=TENANT_UID)
     assert layout.files is not None
-    assert sorted(layout.links) == sorted([first, "other"])
+    assert sorted(layout.links) == ["data", "mnt", "other"]
     seen = (layout.files / "seen").read_text()
-    assert seen == f"said = 'copied'said = 'copied'7\n4\n{TENANT_UID}\n"
-    assert (layout.files / f".absolute{target}/made").read_text() == "7\n"
-    assert set(os.listdir("/")) - {first, "other"} <= set(
+    copied = "said = 'copied'"
+    assert seen == f"{copied}{copied}{copied}7\n7\n4\n{TENANT_UID}\n"
+    for target in targets:
+        assert (layout.files / f".absolute{target}/made").read_text() == "7\n"
+    assert set(os.listdir("/")) - {"data", "mnt", "other"} <= set(
         (layout.files / "root").read_text().split("\n")
     )
     assert "denied" in (layout.files / "denied").read_text()
     assert int((layout.files / "processes").read_text().split()[1]) < 10
     # the machine's own root directory is as it was
-    assert (os.path.lexists(f"/{first}"), os.path.lexists("/other")) == (before, False)
+    assert [os.path.lexists(path) for path in ("/data", "/mnt", "/other")] == before
 
 
 @pytest.mark.slow
 @needs_root
 @pytest.mark.root
 async def test_pip_installs_what_was_copied_to_an_absolute_path(
-    tmp_path: Path, images: Images
+    tmp_path: Path, environ: dict[str, str]
 ) -> None:
+    images = Images(tmp_path, environ=environ, requirements=[])
     make_wheel(tmp_path, "plcopied", "3.0")
     (wheel,) = tmp_path.glob("plcopied-*.whl")
     blob = put_tar(tmp_path, {wheel.name: wheel.read_bytes()})
@@ -659,7 +681,7 @@ async def test_pip_installs_what_was_copied_to_an_absolute_path(
 
 
 @pytest.mark.slow
-async def test_failed_step_leaves_its_log_and_no_image(tmp_path: Path, images: Images) -> None:
+async def test_failed_step_leaves_its_log_and_no_image(tmp_path: Path, bare_images: Images) -> None:
     blob = put_tar(tmp_path, {"helper.py": b"said = 'copied'"})
     command = "cat /data/helper.py; echo about to fail; exit 7"
     broken = spec(
@@ -670,7 +692,7 @@ async def test_failed_step_leaves_its_log_and_no_image(tmp_path: Path, images: I
         match=f"step 3 of 4 failed: run {command}: exited with status 7; what was copied to /data "
         f"is there in instances only: copy it to a relative path",
     ) as caught:
-        await images.build(broken, uid=None, part=Parts())
+        await bare_images.build(broken, uid=None, part=Parts())
     assert "about to fail" in caught.value.detail["log_tail"]
     assert [p.name for p in (tmp_path / "node" / "images").iterdir()] == [
         f"{image_digest(broken)}.log"
@@ -684,13 +706,13 @@ async def test_failed_step_leaves_its_log_and_no_image(tmp_path: Path, images: I
 
 @pytest.mark.slow
 async def test_failed_step_that_printed_long_lines_has_an_error_that_can_be_sent(
-    images: Images,
+    bare_images: Images,
 ) -> None:
     commands = [
         "i=0; while [ $i -lt 45 ]; do head -c 65000 /dev/zero; echo; i=$((i+1)); done; exit 1"
     ]
     with pytest.raises(ImageBuildFailed, match="exited with status 1") as caught:
-        await images.build(spec({"op": "run", "commands": commands}), uid=None, part=Parts())
+        await bare_images.build(spec({"op": "run", "commands": commands}), uid=None, part=Parts())
     assert 1000 < len(json.dumps(caught.value.detail)) < 100_000
 
 
@@ -720,19 +742,19 @@ async def test_missing_blob_fails_before_anything_is_made(images: Images) -> Non
 
 @pytest.mark.slow
 async def test_callers_share_one_build_and_the_last_to_leave_ends_it(
-    tmp_path: Path, images: Images
+    tmp_path: Path, bare_images: Images
 ) -> None:
     forever = spec({"op": "run", "commands": ["sleep 1000"]})
     parts = [Parts(), Parts()]
-    callers = [asyncio.create_task(images.build(forever, uid=None, part=p)) for p in parts]
+    callers = [asyncio.create_task(bare_images.build(forever, uid=None, part=p)) for p in parts]
     await asyncio.gather(*(p.first.wait() for p in parts))
-    assert repr(images).endswith("building=1>")
+    assert repr(bare_images).endswith("building=1>")
     callers[0].cancel()
     await asyncio.wait([callers[0]])
-    assert repr(images).endswith("building=1>")
+    assert repr(bare_images).endswith("building=1>")
     callers[1].cancel()
     await asyncio.wait([callers[1]])
-    assert repr(images).endswith("building=0>")
+    assert repr(bare_images).endswith("building=0>")
     assert [p.suffix for p in (tmp_path / "node" / "images").iterdir()] == [".log"]
 
 
@@ -783,7 +805,7 @@ def is_alive(pid: int) -> bool:
 
 @pytest.mark.slow
 async def test_killed_builder_takes_its_steps_along_and_is_cleaned_up_after(
-    tmp_path: Path, images: Images, builder: asyncio.subprocess.Process
+    tmp_path: Path, bare_images: Images, builder: asyncio.subprocess.Process
 ) -> None:
     assert builder.stdout is not None
     while not (await builder.stdout.readline()).startswith(b"asleep"):
@@ -797,6 +819,6 @@ async def test_killed_builder_takes_its_steps_along_and_is_cleaned_up_after(
     while any(is_alive(pid) for pid in started):
         await asyncio.sleep(0.01)
     with pytest.raises(ImageBuildFailed):
-        await images.build(spec({"op": "run", "commands": ["exit 1"]}), uid=None, part=Parts())
+        await bare_images.build(spec({"op": "run", "commands": ["exit 1"]}), uid=None, part=Parts())
     assert list(root.glob(".tmp-*")) == []
     assert not [p for p in root.iterdir() if p.suffix != ".log"]
