@@ -160,17 +160,43 @@ async def ended(process: SandboxProcess) -> int:
     return -1 if status is None else os.waitstatus_to_exitcode(status)
 
 
-@pytest.fixture
-def bench(short_tmp: Path, criu: Criu, criu_proof: SelfTest) -> Iterator[Bench]:
+@contextlib.contextmanager
+def bench_in(folder: Path, criu_proof: SelfTest) -> Iterator[Bench]:
     assert criu_proof.kdat is not None
     for name in ("images", "work"):
-        (short_tmp / name).mkdir()
+        (folder / name).mkdir()
     images, work = (
-        os.open(short_tmp / name, os.O_RDONLY | os.O_DIRECTORY) for name in ("images", "work")
+        os.open(folder / name, os.O_RDONLY | os.O_DIRECTORY) for name in ("images", "work")
     )
-    yield Bench(criu=criu, kdat=criu_proof.kdat, folder=short_tmp, images=images, work=work)
+    kdat = criu_proof.kdat
+    yield Bench(criu=criu_proof.criu(), kdat=kdat, folder=folder, images=images, work=work)
     os.close(images)
     os.close(work)
+
+
+@pytest.fixture
+def bench(short_tmp: Path, criu_proof: SelfTest) -> Iterator[Bench]:
+    with bench_in(short_tmp, criu_proof) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def waiting(
+    tmp_path_factory: pytest.TempPathFactory, criu_proof: SelfTest
+) -> tuple[int, Mapping[str, bytes]]:
+    """The pid and the images of a process that waits."""
+
+    async def dumped(bench: Bench) -> int:
+        async with bench.place() as place:
+            process = await bench.subject(place, "wait()\nfine()")
+            await bench.dump(place, process.pid)
+            process.close()
+        return process.pid
+
+    folder = tmp_path_factory.mktemp("waiting")
+    with bench_in(folder, criu_proof) as made:
+        pid = asyncio.run(dumped(made))
+    return pid, {path.name: path.read_bytes() for path in (folder / "images").iterdir()}
 
 
 async def test_process_comes_back_with_its_memory(bench: Bench) -> None:
@@ -427,12 +453,13 @@ async def test_process_that_is_not_there_is_named(bench: Bench) -> None:
 @pytest.mark.parametrize(
     "image", ["inventory.img", "pstree.img", "core-{pid}.img", "mm-{pid}.img", "pagemap-{pid}.img"]
 )
-async def test_damaged_image_is_never_a_success(bench: Bench, damage: str, image: str) -> None:
-    async with bench.place() as place:
-        process = await bench.subject(place, "wait()\nfine()")
-        await bench.dump(place, process.pid)
-        process.close()
-    path = bench.folder / "images" / image.format(pid=process.pid)
+async def test_damaged_image_is_never_a_success(
+    bench: Bench, waiting: tuple[int, Mapping[str, bytes]], damage: str, image: str
+) -> None:
+    pid, images = waiting
+    for name, content in images.items():
+        (bench.folder / "images" / name).write_bytes(content)
+    path = bench.folder / "images" / image.format(pid=pid)
     content = path.read_bytes()
     match damage:
         case "truncated":

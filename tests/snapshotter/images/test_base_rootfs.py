@@ -33,6 +33,7 @@ from snapshotter.images.pip_config import named_paths
 from snapshotter.linux import slot_network
 from snapshotter.shim.sandbox.root_directory import complete
 from tests.fakes.agent_home import AgentHome
+from tests.fakes.bare_images import with_empty_pip
 from tests.fakes.slot_workshop import Place, Workshop, workshop
 from tests.fakes.small_rootfs import HAS_APT, make_base
 from tests.fakes.wheels import make_wheel
@@ -64,22 +65,43 @@ def wheels() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@pytest.fixture
-async def images(short_tmp: Path, base: Path, wheels: Path) -> AsyncIterator[Images]:
-    yield images_at(short_tmp / "home", base, wheels)
-    await slot_network.sweep()
-
-
-def images_at(home: Path, base: Path, wheels: Path) -> Images:
-    (home / "node").mkdir(parents=True, exist_ok=True)
-    (home / "node" / "rootfs").symlink_to(base)
-    environ = {
+@pytest.fixture(scope="module")
+def environ(wheels: Path) -> dict[str, str]:
+    return {
         "PATH": os.environ["PATH"],
         "HOME": "/nonexistent",
         "PIP_NO_INDEX": "1",
         "PIP_FIND_LINKS": str(wheels),
     }
-    return Images(home, environ=environ, requirements=["plserver==1.0"])
+
+
+@pytest.fixture(scope="module")
+def bare_environ(
+    environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """For builds that install nothing with pip."""
+    return with_empty_pip(environ, tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+async def images(short_tmp: Path, base: Path, environ: dict[str, str]) -> AsyncIterator[Images]:
+    home = home_with(base, short_tmp / "home")
+    yield Images(home, environ=environ, requirements=["plserver==1.0"])
+    await slot_network.sweep()
+
+
+@pytest.fixture
+async def bare_images(
+    short_tmp: Path, base: Path, bare_environ: dict[str, str]
+) -> AsyncIterator[Images]:
+    yield Images(home_with(base, short_tmp / "home"), environ=bare_environ, requirements=[])
+    await slot_network.sweep()
+
+
+def home_with(base: Path, home: Path) -> Path:
+    (home / "node").mkdir(parents=True, exist_ok=True)
+    (home / "node" / "rootfs").symlink_to(base)
+    return home
 
 
 class Lines:
@@ -180,12 +202,12 @@ async def test_steps_are_root_of_the_image_and_nobody_on_the_machine(images: Ima
     ],
 )
 async def test_a_link_in_place_of_a_directory_is_refused_by_name(
-    images: Images, command: str, said: str
+    bare_images: Images, command: str, said: str
 ) -> None:
     before = sorted(os.listdir("/root"))
     out = Lines()
     with pytest.raises(ImageBuildFailed) as failure:
-        await images.build(described(command), uid=UID, part=out)
+        await bare_images.build(described(command, "true"), uid=UID, part=out)
     assert said in "\n".join([str(failure.value), *out.lines])
     assert sorted(os.listdir("/root")) == before
 
@@ -194,11 +216,12 @@ async def test_a_link_in_place_of_a_directory_is_refused_by_name(
 @pytest.mark.root
 @pytest.mark.slow  # an image, a dump and a restore
 async def test_a_worker_lives_in_it_and_comes_back_from_a_snapshot_by_the_machines_own_criu(
-    short_tmp: Path, base: Path, wheels: Path, criu: Criu, criu_proof: SelfTest
+    short_tmp: Path, base: Path, bare_environ: dict[str, str], criu: Criu, criu_proof: SelfTest
 ) -> None:
     home = AgentHome(short_tmp)
     async with workshop(home, criu, criu_proof.kdat) as shop:
-        shop.images = images_at(home.paths.home, base, wheels)
+        node = home_with(base, home.paths.home)
+        shop.images = Images(node, environ=bare_environ, requirements=[])
         shop.kit = await make_bundle(criu.binary, home.paths.home / "kit")
         planted = (
             "mkdir -p /usr/lib/criu && echo none > /usr/lib/criu/planted.so && echo "

@@ -382,7 +382,9 @@ async def test_no_process_of_a_build_outlives_its_step_or_its_caller(
         if body.get("text", "") == f"$ {second}":
             between.extend(processes_with(f"{index}/stay.py"))
 
-    build = asyncio.create_task(bare_images.build(run_step(first, second), uid=TENANT_UID, part=watch))
+    build = asyncio.create_task(
+        bare_images.build(run_step(first, second), uid=TENANT_UID, part=watch)
+    )
     await asyncio.wait(
         [build, asyncio.create_task(output.seen.wait())], return_when=asyncio.FIRST_COMPLETED
     )
@@ -437,7 +439,9 @@ async def test_tenants_build_the_same_description_each_for_itself(bare_images: I
     ]
     assert digests[0] == digests[1]
     for uid in (TENANT_UID, TENANT_UID + 1):
-        assert (bare_images.layout(digests[0], uid=uid).site[1] / "files.txt").read_text() == f"{uid}\n"
+        assert (
+            bare_images.layout(digests[0], uid=uid).site[1] / "files.txt"
+        ).read_text() == f"{uid}\n"
 
 
 # -- what slots bind -------------------------------------------------------------------------------

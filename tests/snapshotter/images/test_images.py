@@ -537,7 +537,9 @@ async def test_build_that_fills_the_disk_is_ended_at_the_floor_and_leaves_the_re
     small_disk: Path, bare_environ: dict[str, str]
 ) -> None:
     floor = DiskFloor(small_disk, 64 * MIB)
-    images = Images(small_disk, environ=bare_environ, requirements=[], bounds=BuildLimits(floor=floor))
+    images = Images(
+        small_disk, environ=bare_environ, requirements=[], bounds=BuildLimits(floor=floor)
+    )
     commands = [
         "for n in $(seq 60); do head -c 2M /dev/zero > fill-$n; sleep 0.1; done",
         "sleep 60",

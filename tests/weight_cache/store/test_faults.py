@@ -251,12 +251,11 @@ async def test_clock_that_jumps_neither_loses_nor_favours_anybody(tmp_path: Path
     store.close()
 
 
-@pytest.mark.slow  # half a gigabyte
+@pytest.mark.slow  # a quarter of a gigabyte
 async def test_large_sparse_model_streams_through_little_memory(tmp_path: Path) -> None:
-    """Four times what may be in flight, of zeros: memory is bounded by the turns, not by the
-    model."""
+    """Twice what may be in flight, of zeros: memory is bounded by the turns, not by the model."""
     origin = ZeroOrigin()
-    name, size = origin.put_model(32 * CHUNK_BYTES + 5)
+    name, size = origin.put_model(16 * CHUNK_BYTES + 5)
     store = Store.open(tmp_path / "w", origin=origin, max_bytes=2 * size, clock=time.time)
     _, path = await store.lease(name, holder="s")
     assert (path / "zeros").stat().st_size == size

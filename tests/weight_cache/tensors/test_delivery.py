@@ -33,6 +33,12 @@ def pool() -> Iterator[Pool]:
         yield one
 
 
+@pytest.fixture(scope="module")
+def larger(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
+    """A file of more pieces than one thread has stages."""
+    return large(tmp_path_factory.mktemp("larger"), mebibytes=70)
+
+
 def reading_threads() -> list[str]:
     return [
         thread.name for thread in threading.enumerate() if thread.name.startswith("read tensors")
@@ -53,9 +59,12 @@ def test_every_kind_of_tensor_arrives_as_it_was(
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("make", DEVICES)
 def test_stages_are_used_again_only_when_their_bytes_have_left(
-    tmp_path: Path, pool: Pool, make: Callable[[], Device], threads: int
+    larger: tuple[Path, dict[str, torch.Tensor]],
+    pool: Pool,
+    make: Callable[[], Device],
+    threads: int,
 ) -> None:
-    file, state = large(tmp_path, mebibytes=70)
+    file, state = larger
     device = make()
     tensors = deliver(
         file, [(tensor, device) for tensor in read_tensors(file)], pool=pool, threads=threads
@@ -75,8 +84,10 @@ def test_each_tensor_goes_to_its_own_device(tmp_path: Path, pool: Pool) -> None:
     assert (one.settled, two.settled) == (1, 1)
 
 
-def test_what_is_in_flight_is_bounded_by_the_pool(tmp_path: Path) -> None:
-    file, state = large(tmp_path, mebibytes=100)
+def test_what_is_in_flight_is_bounded_by_the_pool(
+    larger: tuple[Path, dict[str, torch.Tensor]],
+) -> None:
+    file, state = larger
     with Pool(2 * PIECE_BYTES) as small:
         placed = [(tensor, LateDevice()) for tensor in read_tensors(file)]
         # one thread's stages are all that fit
