@@ -42,6 +42,8 @@ from weight_cache.types import Lease, ModelInfo, OpenedLease, Prediction, Tier, 
 WORKER = Path(__file__).with_name("slot_worker.py")
 REPOSITORY = WORKER.parent.parent.parent
 MIB = 1024**2
+CRIU_CACHE = Path(tempfile.gettempdir()) / f"pilotlight-criu-{os.geteuid()}"
+"""Where the proof of CRIU is kept that all tests share."""
 
 
 class FakeWeights:
@@ -180,7 +182,7 @@ class AgentHome:
             build_delay_s=0.0,
             approved_copies={} if is_cluster else None,
             container_images=container_images,
-            criu_cache=Path(tempfile.gettempdir()) / f"pilotlight-criu-{os.geteuid()}",
+            criu_cache=CRIU_CACHE,
         )
         values = {
             "snapshots": False,

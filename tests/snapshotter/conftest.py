@@ -1,4 +1,4 @@
-"""The real CRIU, proven once per session, and a catalogue of snapshots."""
+"""The real CRIU, proven once per boot, and a catalogue of snapshots."""
 
 from __future__ import annotations
 
@@ -18,19 +18,16 @@ from snapshotter.snapshots.selector import SnapshotSelector
 from snapshotter.starts import strategy
 from snapshotter.types import LaunchSpec
 from tests.conftest import RequireOrSkip
-from tests.fakes.agent_home import AgentHome
+from tests.fakes.agent_home import CRIU_CACHE, AgentHome
 from tests.fakes.slot_workshop import Workshop, workshop
 from tests.snapshotter.snapshots import shapes
 
 
 @pytest.fixture(scope="session")
-def criu_proof(
-    tmp_path_factory: pytest.TempPathFactory, require_or_skip: RequireOrSkip
-) -> SelfTest:
+def criu_proof(require_or_skip: RequireOrSkip) -> SelfTest:
     """CRIU as its self test found it. Without one that works the test is skipped, and fails in
     CI."""
-    cache: Path = tmp_path_factory.mktemp("criu")
-    found = asyncio.run(self_test(cache=cache, environ=os.environ))
+    found = asyncio.run(self_test(cache=CRIU_CACHE, environ=os.environ))
     if not found.on:
         require_or_skip(found.why)
     return found
