@@ -180,6 +180,9 @@ TESTS = {
         "test_tabular_ranks_the_better_candidate_first",
         "test_canary_plays_a_good_release_and_a_bad_one",
     ),
+    "tests/examples/test_modal_style.py": (
+        "test_web_applications_with_packages_of_their_own_answer",
+    ),
     "tests/functions/controller/test_dashboard_browser.py": (
         "test_no_page_is_wider_than_a_phone",
         "test_signing_out_ends_every_tab_and_a_kept_cookie_is_worth_nothing",

@@ -62,21 +62,30 @@ def test_a_sandbox_runs_what_somebody_else_wrote(platform: PlatformUnderTest) ->
     assert (done.returncode, done.stdout) == (0, "said: 42\n"), done.stderr
 
 
-def test_web_applications_answer(platform: PlatformUnderTest) -> None:
-    for name in ("endpoint_on_class", "endpoints", "web_server", "wsgi"):
+def ask(platform: PlatformUnderTest, path: str, **options: Any) -> httpx.Response:
+    method = "POST" if "json" in options else "GET"
+    url = f"{platform.url}/fn/{path}"
+    return httpx.request(method, url, headers=platform.headers, timeout=120, **options)
+
+
+def test_a_web_server_answers(platform: PlatformUnderTest) -> None:
+    platform.cli("deploy", str(KINDS / "web_server.py"), "--no-wait")
+
+    assert ask(platform, "style-web-server/files/").text == "Hello from a process"
+    assert ask(platform, "style-web-server/files/absent.html").status_code == 404
+    # as the server says
+    assert ask(platform, "style-web-server/files/", json={}).status_code == 501
+
+
+def test_web_applications_with_packages_of_their_own_answer(platform: PlatformUnderTest) -> None:
+    for name in ("endpoint_on_class", "endpoints", "wsgi"):
         platform.cli("deploy", str(KINDS / f"{name}.py"), "--no-wait")
 
-    def ask(path: str, **options: Any) -> httpx.Response:
-        method = "POST" if "json" in options else "GET"
-        url = f"{platform.url}/fn/{path}"
-        return httpx.request(method, url, headers=platform.headers, timeout=120, **options)
-
-    answer = ask("style-endpoint-on-class/Counter-web", params={"text": "aha"})
+    answer = ask(platform, "style-endpoint-on-class/Counter-web", params={"text": "aha"})
     assert answer.json() == {"vowels": 2}
-    assert ask("style-endpoints/greet?user=Ada").json() == {"greeting": "Hello, Ada!"}
-    assert ask("style-endpoints/order", json={"item": "tea"}).json() == {"ordered": ["tea"]}
-    assert ask("style-wsgi/site/").text == "Hello from Flask"
-    assert ask("style-wsgi/site/echo", json={"a": 1}).json() == {"a": 1}
-    assert ask("style-web-server/files/").text == "Hello from a process"
-    assert ask("style-web-server/files/absent.html").status_code == 404
-    assert ask("style-web-server/files/", json={}).status_code == 501  # as the server says
+    assert ask(platform, "style-endpoints/greet?user=Ada").json() == {"greeting": "Hello, Ada!"}
+    assert ask(platform, "style-endpoints/order", json={"item": "tea"}).json() == {
+        "ordered": ["tea"]
+    }
+    assert ask(platform, "style-wsgi/site/").text == "Hello from Flask"
+    assert ask(platform, "style-wsgi/site/echo", json={"a": 1}).json() == {"a": 1}
