@@ -78,6 +78,7 @@ TESTS = {
         "test_a_list_is_shortened_where_later_modules_change_what_earlier_ones_do",
         "test_a_module_that_starts_a_thread_is_left_out_by_name",
         "test_a_later_revision_that_answers_differently_switches_it_off_as_well",
+        "test_code_that_begins_with_other_imports_starts_cold[import beta",
     ),
     "tests/snapshotter/images/oci/test_registry_base.py": (
         "test_it_can_have_a_python_of_this_machine",
