@@ -3,6 +3,7 @@ one, with nothing in it but the fake."""
 
 from __future__ import annotations
 
+import compileall
 import importlib.metadata
 import os
 import shutil
@@ -51,6 +52,8 @@ def make_environment(directory: Path) -> Path:
     _describe(site)
     for name in NEEDS:
         _copy_distribution(name, site)
+    # an engine may not write beside its packages: it would compile them at each start
+    compileall.compile_dir(site, quiet=2)
     return directory
 
 

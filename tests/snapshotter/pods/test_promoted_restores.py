@@ -8,6 +8,7 @@ import contextlib
 import importlib.util
 import shutil
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from tests.fakes.fake_shim import function_spec
 from tests.fakes.image_registry import ImageRegistry
 from tests.fakes.pods_agent import serving
 from tests.fakes.pushed_image import TENANT, images_of_node
+from tests.fakes.trees import remove_tree
 from tests.fakes.warm_pod import TARGET, UID, WarmPod, warm_pod
 
 pytestmark = [
@@ -122,6 +124,15 @@ def warm(node: Node) -> Iterator[WarmPod]:
         if made is None:
             pytest.skip("no control groups can be made on this machine")
         yield made
+
+
+@pytest.fixture(scope="module")
+def image_home() -> Iterator[Path]:
+    """Where container images are unpacked: the one of these tests takes seconds."""
+    directory = Path(tempfile.mkdtemp(prefix="pl"))
+    directory.chmod(0o755)
+    yield directory
+    remove_tree(directory)
 
 
 async def promoted(warm: WarmPod, launch: LaunchSpec) -> str:
@@ -370,9 +381,9 @@ def f(x=1):
 
 @pytest.mark.timeout(600)  # compiles an interpreter's library, once
 async def test_a_function_with_an_image_of_its_own_boots_and_is_restored_in_its_root(
-    node: Node, image_registry: ImageRegistry, pushed: str
+    node: Node, image_home: Path, image_registry: ImageRegistry, pushed: str
 ) -> None:
-    images = images_of_node(node.home.paths.home, image_registry)
+    images = images_of_node(image_home, image_registry)
     labels = {"tenant": TENANT, CONTAINER_IMAGE_LABEL: pushed}
     launch = node.launch(IN_ITS_IMAGE, image="e" * 64, labels=labels)
     started, answers = [], []
@@ -408,9 +419,9 @@ async def test_a_function_with_an_image_of_its_own_boots_and_is_restored_in_its_
 
 @pytest.mark.timeout(600)  # compiles an interpreter's library, once
 async def test_a_worker_that_fails_in_its_own_root_ends_the_pod_with_its_status(
-    node: Node, warm: WarmPod, image_registry: ImageRegistry, pushed: str
+    node: Node, warm: WarmPod, image_home: Path, image_registry: ImageRegistry, pushed: str
 ) -> None:
-    images = images_of_node(node.home.paths.home, image_registry)
+    images = images_of_node(image_home, image_registry)
     labels = {"tenant": TENANT, CONTAINER_IMAGE_LABEL: pushed}
     await images.ensure(pushed, tenant=TENANT)
     async with node.agent(container_images=images):
