@@ -79,12 +79,6 @@ class Pieces:
             return self._clock() - began
 
 
-def is_one_of(table: sa.Table, keys: Keys) -> sa.ColumnElement[bool]:
-    """The condition for rows with these primary keys, of a table whose key is one column."""
-    (column,) = table.primary_key
-    return column.in_([key for (key,) in keys])
-
-
 def delete(write: Write, table: sa.Table, keys: Keys) -> int:
     """Delete rows; returns how many there were."""
     return bulk.delete(write.sql, table.name, tuple(c.name for c in table.primary_key), keys)
