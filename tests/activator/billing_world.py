@@ -14,7 +14,8 @@ from activator.billing.budgets.balance import BudgetBalance
 from activator.billing.budgets.budgets import Budgets
 from activator.billing.budgets.leases import BudgetLeaser
 from activator.billing.budgets.sync import BudgetStates
-from activator.billing.instance_account import BillingTerms, InstanceAccount, OpenRecord
+from activator.billing.instance_account import InstanceAccount, OpenRecord
+from activator.billing.instance_time import BillingTerms
 from activator.billing.journal import Journal
 from activator.billing.segments import read_segment, segment_numbers
 from activator.billing.shipping import Shipper

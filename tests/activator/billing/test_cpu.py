@@ -11,7 +11,8 @@ import pytest
 
 from activator.billing.budgets.budgets import Budgets
 from activator.billing.cpu import GRACE_S, PauseCpuMeter
-from activator.billing.instance_account import BillingTerms, InstanceAccount, OpenRecord
+from activator.billing.instance_account import InstanceAccount, OpenRecord
+from activator.billing.instance_time import BillingTerms
 from activator.billing.journal import Journal
 from pilotlight.protocol import UsageRecord
 from pilotlight.spec.pricing import Rates

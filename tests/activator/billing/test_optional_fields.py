@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from activator.billing.budgets.budgets import Budgets
-from activator.billing.instance_account import BillingTerms, InstanceAccount
+from activator.billing.instance_account import InstanceAccount
+from activator.billing.instance_time import BillingTerms
 from activator.billing.journal import Journal
 from activator.billing.segments import Cursor, segment_numbers
 from activator.billing.usage_pricing import encode_optional_fields

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from activator.billing.budgets.budgets import Budgets, token_picos
-from activator.billing.instance_account import BillingTerms, Charge, InstanceAccount, OpenRecord
+from activator.billing.instance_account import Charge, InstanceAccount, OpenRecord
+from activator.billing.instance_time import BillingTerms
 from activator.billing.journal import Journal
 from activator.billing.usage_pricing import PICO, UsageTemplate
 from activator.quotas.token_reservation import TokenReservation
