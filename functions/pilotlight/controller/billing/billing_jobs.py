@@ -12,6 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from pilotlight.controller.billing import invoices, price_lists, storage_charges
 from pilotlight.controller.billing.credits import grants
 from pilotlight.controller.database.store import Store
+from pilotlight.controller.database.transactions import in_write
 from pilotlight.controller.server.node_backend import NodeBackend
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.errors import PilotlightError
@@ -93,9 +94,5 @@ async def charge_storage(store: Store, agent: NodeBackend, config: ControllerCon
     except SnapshotterError as e:
         log.info("event=snapshots_not_seen error=%r", e)
         found = None
-
-    def charge() -> int:
-        with store.write() as write:
-            return storage_charges.charge_storage(write, config, snapshots=found)
-
-    return await anyio.to_thread.run_sync(charge)
+    charge = partial(storage_charges.charge_storage, config=config, snapshots=found)
+    return await in_write(store, charge)

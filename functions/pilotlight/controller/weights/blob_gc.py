@@ -24,6 +24,7 @@ import sqlalchemy as sa
 
 from pilotlight.controller.database import audit_trail, tables
 from pilotlight.controller.database.store import Store, Write
+from pilotlight.controller.database.transactions import in_read
 from pilotlight.controller.identity import stored_bytes
 from pilotlight.controller.weights.blob_upload import STORE_RETRY_S, store_errors
 from pilotlight.controller.weights.blobs import BlobStore
@@ -235,14 +236,13 @@ class BlobCollector:
     ) -> set[str]:
         """Those of `digests` that are manifests of the tenant; loads their file lists."""
 
-        def look() -> set[str]:
-            with self._store.read() as sql:
-                found = find_roots(
-                    sql, self._revisions, tenant=tenant, removed_before=float("inf")
-                ).manifests
-                return (found | known) & _owned(sql, tenant=tenant).keys() & digests
+        def look(sql: sa.Connection) -> set[str]:
+            found = find_roots(
+                sql, self._revisions, tenant=tenant, removed_before=float("inf")
+            ).manifests
+            return (found | known) & _owned(sql, tenant=tenant).keys() & digests
 
-        found = await anyio.to_thread.run_sync(look)
+        found = await in_read(self._store, look)
         return found - await self._load(found - self._named.keys())
 
     async def _load(self, digests: set[str]) -> set[str]:
@@ -345,14 +345,11 @@ async def collect_garbage(
 ) -> tuple[ReleasedBlobs, DeletedBlobs]:
     """Collect for every tenant, then delete. A tenant whose collection fails keeps all its blobs.
     Raises ObjectStoreError."""
-
-    def tenants() -> list[str]:
-        with store.read() as sql:
-            return sorted(sql.execute(sa.select(tables.blob_owners.c.tenant).distinct()).scalars())
-
+    owners = sa.select(tables.blob_owners.c.tenant).distinct()
+    tenants = await in_read(store, lambda sql: sorted(sql.execute(owners).scalars()))
     size_bytes, orphaned = 0, 0
     digests: set[str] = set()
-    for tenant in await anyio.to_thread.run_sync(tenants):
+    for tenant in tenants:
         try:
             done = await collector.collect(tenant=tenant, unused_since=unused_since)
         except PilotlightError as e:
