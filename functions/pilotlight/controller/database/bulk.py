@@ -5,12 +5,23 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 _POSTGRESQL = "postgresql"
+MAX_VALUES = 500
+"""Values of one statement: databases limit its parameters, old versions of SQLite to 999
+(SQLITE_MAX_VARIABLE_NUMBER)."""
+T = TypeVar("T")
+
+
+def parts(values: Iterable[T]) -> Iterator[list[T]]:
+    """Yield the values in lists that fit into a statement."""
+    rest = list(values)
+    for begin in range(0, len(rest), MAX_VALUES):
+        yield rest[begin : begin + MAX_VALUES]
 
 
 def select_in(

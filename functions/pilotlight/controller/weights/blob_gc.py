@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import anyio.to_thread
 import sqlalchemy as sa
 
-from pilotlight.controller.database import audit_trail, tables
+from pilotlight.controller.database import audit_trail, bulk, tables
 from pilotlight.controller.database.store import Store, Write
 from pilotlight.controller.database.transactions import in_read
 from pilotlight.controller.identity import stored_bytes
@@ -43,8 +43,6 @@ MAX_LISTED = 1000
 _LONGEST_EVER_BYTES = 64 * 1024 * 1024
 """Size limit of a manifest in earlier releases. A manifest longer than today's limit refers to no
 blobs."""
-_AT_ONCE = 500
-"""Digests per statement: databases limit the number of parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,9 +306,8 @@ def drop(write: Write, *, tenant: str, digests: set[str]) -> int:
     """Delete the tenant's ownership rows, whatever refers to these blobs, and mark those that have
     no owner now; returns the number of marked blobs."""
     table, owners = tables.blobs, tables.blob_owners
-    names, marked = sorted(digests), 0
-    for begin in range(0, len(names), _AT_ONCE):
-        part = names[begin : begin + _AT_ONCE]
+    marked = 0
+    for part in bulk.parts(sorted(digests)):
         theirs = (owners.c.tenant == tenant, owners.c.digest.in_(part))
         size = sa.select(sa.func.coalesce(sa.func.sum(table.c.size_bytes), 0))
         size = size.join(owners, owners.c.digest == table.c.digest).where(*theirs)

@@ -15,7 +15,7 @@ from pilotlight.controller.billing import rollups
 from pilotlight.controller.billing.credits import accounts
 from pilotlight.controller.billing.credits.accounts import REFUND, AccountKey, CreditAccount
 from pilotlight.controller.billing.ledger import LedgerInsert, LedgerRow
-from pilotlight.controller.billing.ledger_totals import HALF, money_sums
+from pilotlight.controller.billing.ledger_totals import HALF, money_sums, picos_of
 from pilotlight.controller.billing.usage_aggregation import AT, COLUMNS, SpendKey
 from pilotlight.controller.database import bulk, tables
 from pilotlight.controller.database.store import Write
@@ -126,7 +126,7 @@ def uses(sql: sa.Connection, *, tenant: str, customer: str, month: str) -> list[
             environment=environment,
             app=app,
             function=function,
-            picos=int(high) * HALF + int(low),
+            picos=picos_of(high, low),
         )
         for currency, day, environment, app, function, high, low in sql.execute(query)
     ]
@@ -144,7 +144,7 @@ def used_in_month(
         .where(_U.month == month)
     )
     high, low = sql.execute(query).one()
-    return None if high is None else int(high) * HALF + int(low)
+    return None if high is None else picos_of(high, low)
 
 
 def _of(tenant: str, customer: str) -> tuple[sa.ColumnElement[bool], ...]:

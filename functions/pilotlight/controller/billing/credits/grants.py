@@ -16,13 +16,13 @@ from pilotlight.controller.billing.credits.accounts import (
     CreditAccount,
     CreditEntry,
     CreditGrant,
-    to_text,
 )
 from pilotlight.controller.billing.credits.definition import GrantDefinition
 from pilotlight.controller.database import audit_trail, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.spec.identifiers import require_customer
+from pilotlight.spec.pricing import picos_text
 
 MAX_ACCOUNTS = 10_000
 """Open accounts of a tenant: every activator has all of them."""
@@ -111,7 +111,7 @@ def withdraw(
     picos = found.unused if amount is None else amount
     if picos > found.unused:
         raise InvalidInput(
-            f"amount: {to_text(found.unused)} {account.currency} of grant {grant_id} are left",
+            f"amount: {picos_text(found.unused)} {account.currency} of grant {grant_id} are left",
             parameter="amount",
         )
     entry = _reduce(write, account, found, picos, kind=WITHDRAWAL, actor=actor, note=note.strip())
@@ -142,7 +142,7 @@ def close(
         actor=actor,
         action="credit.close",
         subject=f"customer {customer}",
-        after={"account": account.id, "balance": to_text(account.balance(write.now))},
+        after={"account": account.id, "balance": picos_text(account.balance(write.now))},
         request=request,
     )
     return account
@@ -247,5 +247,5 @@ def _require_same(known: CreditEntry, customer: str, terms: GrantDefinition) -> 
     if (known.kind, known.customer, known.currency, known.amount) != same:
         raise Conflict(
             f"reference {terms.reference!r} was used for another entry: {known.kind} of "
-            f"{to_text(known.amount)} {known.currency} for customer {known.customer!r}"
+            f"{picos_text(known.amount)} {known.currency} for customer {known.customer!r}"
         )
