@@ -11,6 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from pilotlight.controller.billing import invoices, price_lists, storage_charges
 from pilotlight.controller.billing.credits import grants
+from pilotlight.controller.database import audit_trail
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.database.transactions import in_write
 from pilotlight.controller.server.node_backend import NodeBackend
@@ -26,7 +27,6 @@ ROUND_S = 300.0
 ISSUE_BATCH = 20
 """Invoices per transaction: each takes a few milliseconds, during which usage waits for the write
 lock."""
-ACTOR = "platform"
 
 
 def initialise_billing(store: Store, config: ControllerConfig) -> None:
@@ -64,7 +64,7 @@ def issue_due_invoices(store: Store, *, after_days: int) -> int:
             )
             for tenant, month, currency in found:
                 made = invoices.issue(
-                    write, tenant=tenant, month=month, currency=currency, actor=ACTOR
+                    write, tenant=tenant, month=month, currency=currency, actor=audit_trail.PLATFORM
                 )
                 log.info(
                     "event=invoice_issued invoice=%s tenant=%s month=%s", made["id"], tenant, month

@@ -37,7 +37,6 @@ from weight_cache.errors import ManifestInvalid
 
 log = logging.getLogger(__name__)
 
-PLATFORM = "platform"
 MAX_LISTED = 1000
 """Maximum number of digests in a response."""
 _LONGEST_EVER_BYTES = 64 * 1024 * 1024
@@ -79,7 +78,7 @@ class BlobCollector:
         tenant: str,
         unused_since: float,
         dry_run: bool = False,
-        actor: str = PLATFORM,
+        actor: str = audit_trail.PLATFORM,
         request: str = "",
     ) -> ReleasedBlobs:
         """Release blobs without references that were not used since `unused_since`. Raises

@@ -38,7 +38,6 @@ LEAD_S = 1.0
 whose clock is behind."""
 SETTLED_AT_ONCE = 500
 """Expired grants per transaction."""
-ACTOR = "platform"
 _A, _E, _G = tables.credit_accounts.c, tables.credit_entries.c, tables.credit_grants.c
 
 
@@ -155,7 +154,7 @@ def settle_expired(write: Write, *, limit: int = SETTLED_AT_ONCE) -> int:
     found = {row.id: row.account for row in write.sql.execute(query)}
     for account in accounts.select(write.sql, _A.id.in_(sorted(set(found.values())))):
         for one in [one for one in account.grants if one.id in found]:
-            _reduce(write, account, one, one.unused, kind=EXPIRY, actor=ACTOR)
+            _reduce(write, account, one, one.unused, kind=EXPIRY, actor=audit_trail.PLATFORM)
         accounts.save(write, account)
     return len(found)
 
