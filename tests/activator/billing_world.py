@@ -71,6 +71,12 @@ def account(
     )
 
 
+def open_attempt(books: InstanceAccount, **changes: Any) -> OpenRecord:
+    """Open a first, warm attempt that did not wait; `changes`: what is different of it."""
+    plain = {"attempt": 1, "key": "k", "method": "", "start_kind": "WARM", "now_ns": 0, "at_ns": 0}
+    return books.open(**{**plain, "queued_ms": 0, "start_ms": 0, **changes})
+
+
 def budget(id: str = "b-1", *, amount: str = "1", period: str = "day", **more: Any) -> BudgetRecord:
     """A hard budget of the whole tenant."""
     scope = {
@@ -163,14 +169,9 @@ class Life:
     def open(self, customer: str = "") -> OpenRecord:
         """Open a call."""
         self.calls += 1
-        return self.books.open(
+        return open_attempt(
+            self.books,
             call=f"c{self.wall.now_ns}-{self.calls}",
-            attempt=1,
-            key="k",
-            method="",
-            start_kind="WARM",
-            queued_ms=0,
-            start_ms=0,
             now_ns=self.wall.now_ns,
             at_ns=self.wall.now_ns,
             mark=encode_optional_fields(customer=customer),

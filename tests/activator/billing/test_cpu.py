@@ -23,6 +23,7 @@ from tests.activator.billing_world import (
     Wall,
     account,
     budget,
+    open_attempt,
     records_on_disk,
     subject,
 )
@@ -186,17 +187,7 @@ class Metered:
         return START_S * SECOND + self.now_ns
 
     def open(self, call: str = "c") -> OpenRecord:
-        return self.account.open(
-            call=call,
-            attempt=1,
-            key="k",
-            method="",
-            start_kind="WARM",
-            queued_ms=0,
-            start_ms=0,
-            now_ns=self.now_ns,
-            at_ns=self.at_ns,
-        )
+        return open_attempt(self.account, call=call, now_ns=self.now_ns, at_ns=self.at_ns)
 
     def close(self, ticket: OpenRecord) -> None:
         self.account.close(ticket, status=200, outcome="ok", now_ns=self.now_ns, at_ns=self.at_ns)

@@ -22,6 +22,7 @@ from tests.activator.billing_world import (
     Wall,
     account,
     budget,
+    open_attempt,
     records_on_disk,
     subject,
 )
@@ -144,17 +145,7 @@ def test_what_came_up_for_copies_is_free_until_it_answers_a_call(tmp_path: Path)
     books.started(start_kind="COLD", billed_ns=5 * SECOND, at_ns=5 * SECOND)
     closed(books, opened(books, "copied-shadow", is_shadow=True))
     assert books.settle_idle(now_ns=100 * SECOND, at_ns=100 * SECOND) == 0
-    ticket = books.open(
-        call="asked",
-        attempt=1,
-        key="k",
-        method="",
-        start_kind="WARM",
-        queued_ms=0,
-        start_ms=0,
-        now_ns=200 * SECOND,
-        at_ns=200 * SECOND,
-    )
+    ticket = open_attempt(books, call="asked", now_ns=200 * SECOND, at_ns=200 * SECOND)
     books.close(ticket, status=200, outcome="ok", now_ns=201 * SECOND, at_ns=201 * SECOND)
     assert books.settle_idle(now_ns=300 * SECOND, at_ns=300 * SECOND) == 1
     journal.abandon()
