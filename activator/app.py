@@ -172,7 +172,7 @@ class ActivatorApp:
     def _make_routing(self, prices: PriceSettings) -> None:
         settings, context = self.settings, self.context
         self.table = RouteTable(prices.lists(), context.key.secrets)
-        self.metrics.collect_tenants(self.table.tenant_names)
+        self.metrics.collect_tenants(self.table.tenants.names)
         self.quotas = shared_stores.quota_store(settings, context)
         self.access = AccessCache(table=self.table, store=self.quotas, settings=settings)
         self.feed = ConfigWatcher(
@@ -389,7 +389,7 @@ class ActivatorApp:
             self.calls, controller=context.controller, token=context.key.token, activator=context.id
         )
         self.loops.append(("due calls", self.schedule_poller.run))
-        self.loops.append(("metrics", lambda: self.metrics.sweep(self.table.deployed)))
+        self.loops.append(("metrics", lambda: self.metrics.sweep(self.table.functions.deployed)))
         self.closing.append(self.schedule_poller.aclose)
 
     def _make_shadow_traffic(self) -> None:

@@ -116,11 +116,11 @@ class ClusterApp:
         return autoscaler
 
     def _loads(self) -> Statement:
-        scaler, bridges = self._scaler(), self.fleet.bridges().values()
+        scaler, bridges = self._scaler(), self.fleet.claimed.promoted().values()
         return loads_of(
             scaler.throttlers(),
             scaler.concurrency(),
-            self.fleet.held(),
+            self.fleet.claimed.by_uid(),
             time.monotonic(),
             promoted={held.pod.uid for pods in bridges for held in pods},
             promised=self.fleet.starts.promised,

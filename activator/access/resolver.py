@@ -140,7 +140,7 @@ class RequestResolver:
             raise errors.NotFound(str(e)) from e
         environment = self.environment_of(request, caller)
         caller.check_reach(environment=environment, app=app, function=function)
-        tenant = caller.tenant if owner is None else self.table.tenant_named(owner) or NO_TENANT
+        tenant = caller.tenant if owner is None else self.table.tenants.named(owner) or NO_TENANT
         address = FunctionAddress(
             tenant=TenantId(tenant),
             environment=environment,

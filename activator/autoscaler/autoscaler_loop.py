@@ -182,7 +182,7 @@ class AutoscalerLoop:
         """Record and decide, until cancelled. Begins after the first reconciliation, because
         instances that look missing before may exist."""
         await self.reconciled.wait()
-        for name in self._table.kept_warm():
+        for name in self._table.functions.kept_warm():
             self.route_changed(name)
         tick = 0
         while True:

@@ -42,7 +42,7 @@ class ScheduledFloors:
     def changes(self) -> Iterator[tuple[CallTarget, int]]:
         """Yield the revisions of at most AT_ONCE functions whose floors may have changed, with
         their floors."""
-        now, names = self.wall(), self._table.with_scaling_schedules()
+        now, names = self.wall(), self._table.functions.with_scaling_schedules()
         for name in self._holds.keys() - names:
             del self._holds[name]
         due = (n for n in sorted(names) if n not in self._holds or not self._holds[n].is_valid(now))

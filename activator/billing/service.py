@@ -18,7 +18,8 @@ from activator.billing.budgets.budgets import Budgets
 from activator.billing.budgets.leases import BudgetLeaser, BudgetLeaseStore
 from activator.billing.budgets.sync import BudgetSource, BudgetStates, parse_states
 from activator.billing.errors import LedgerRefused, LedgerUnavailable
-from activator.billing.instance_account import BillingTerms, InstanceAccount
+from activator.billing.instance_account import InstanceAccount
+from activator.billing.instance_time import BillingTerms
 from activator.billing.journal import Journal
 from activator.billing.shipping import Lag, Ledger, Shipper, usage_body
 from activator.billing.usage_pricing import UsageSubject

@@ -10,7 +10,7 @@ While Redis is unreachable, warm calls continue, and each store follows its own 
   activator counts alone, as `activator.without_redis` says;
 * idempotency keys (`idempotency.redis_store`): requests that name one are refused with 503;
 * shared answers (`response_cache.redis_store`): calls run, and Redis is not asked for a second;
-* pods (`knative.pod_leases`): none is claimed, and claimed ones stay in use;
+* pods (`knative.leases`): none is claimed, and claimed ones stay in use;
 * reports of loads (`knative.autoscaler.leader`): they count as missing, which stops no pod."""
 
 from __future__ import annotations

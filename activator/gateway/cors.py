@@ -104,7 +104,7 @@ class CrossOrigin:
             path = place[len(FUNCTIONS) :].rpartition(":")[0]
         else:
             return frozenset()
-        tenant = self._table.tenant_named(owner)
+        tenant = self._table.tenants.named(owner)
         try:
             app, function, _ = parse_function_path(path.partition("@")[0])
         except ValueError:

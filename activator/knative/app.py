@@ -12,8 +12,8 @@ from activator.knative.deletion_cost import DeletionCosts
 from activator.knative.fleet import KnativeFleet
 from activator.knative.forks.pod_forks import PodForks
 from activator.knative.lazy_client import LazyCluster
+from activator.knative.leases.pod_leases import InMemoryPodLeases, PodLeaseStore
 from activator.knative.node_gpus import NodeGpus
-from activator.knative.pod_leases import InMemoryPodLeases, PodLeaseStore
 from activator.knative.pod_registry import PodTargets
 from activator.knative.pod_watcher import Pod, PodWatcher
 from activator.knative.readiness_probe import PROXY_PORT, WORKER_PORT
@@ -105,7 +105,13 @@ def cluster_parts(settings: ClusterSettings, context: FleetContext) -> ClusterPa
         promotions=_promotions(settings, context),
     )
     if settings.warm_pods:
-        handover = HandoverLoop(fleet, context.revisions, handover_s=settings.handover_s)
+        handover = HandoverLoop(
+            fleet.scale_requester,
+            context.revisions,
+            promoted=fleet.claimed.promoted,
+            free_own_pods=fleet.claimer.free_own_pods,
+            handover_s=settings.handover_s,
+        )
     deletion_costs = DeletionCosts(pods, cluster, load_of=partial(_loads, fleet, context))
     fleet.on_released = deletion_costs.on_released
     return ClusterParts(
@@ -137,7 +143,7 @@ def _loads(fleet: KnativeFleet, context: FleetContext) -> Mapping[str, tuple[str
     calls = context.in_flight()
     return {
         uid: (key, sum(calls.get(instance, 0) for instance in instances))
-        for uid, (instances, key) in fleet.held().items()
+        for uid, (instances, key) in fleet.claimed.by_uid().items()
     }
 
 
@@ -164,7 +170,7 @@ def _promotions(settings: ClusterSettings, context: FleetContext) -> Promotions 
 def _claims(context: FleetContext) -> PodLeaseStore:
     if context.redis_url is None:
         return InMemoryPodLeases(member=context.member)
-    from activator.knative.redis_pod_leases import RedisPodLeases
+    from activator.knative.leases.redis_pod_leases import RedisPodLeases
 
     return RedisPodLeases(context.redis_url, platform=context.platform, member=context.member)
 

@@ -17,19 +17,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 
 from activator.knative import start_failure
 from activator.knative.forks.fork_loop import ForkLoop
 from activator.knative.forks.pod_forks import PodForks
 from activator.knative.lazy_client import Access
+from activator.knative.leases.pod_leases import PodLeaseStore
+from activator.knative.pod_claimer import PodClaim, PodClaimer
 from activator.knative.pod_deletion import PodDeletion, PodEnding
-from activator.knative.pod_leases import ClaimsUnreachable, PodLeaseStore
 from activator.knative.pod_registry import OwnedPod, PodClaims, PodRegistry, PodTargets
 from activator.knative.pod_status import WorkerExit
 from activator.knative.pod_watcher import Pod, PodWatcher
-from activator.knative.readiness_probe import ReadinessListener, ReadinessProbe
+from activator.knative.readiness_probe import ReadinessProbe
 from activator.knative.scale_request import ScaleRequester
 from activator.knative.start_failure import StartChecks
 from activator.knative.unsupported import PodFleetLimits
@@ -45,15 +46,11 @@ from snapshotter.types import (
     InstanceInfo,
     InstanceState,
     RevisionKey,
-    StartKind,
 )
 
 LOOK_S = 0.25
 """While a start waits: interval between attempts at pods that were claimed by others. Changes of
 pods are events and not polled."""
-FIRST_ANSWER_S = 0.25
-"""How long the worker of a pod that Kubernetes reports ready may take to answer, before another pod
-is requested."""
 ADOPT_S = 10.0
 """After a restart: how long to wait for the cluster's state before it is reported as
 unavailable."""
@@ -101,6 +98,14 @@ class KnativeFleet(PodFleetLimits):
         self.starts = WaitingStarts(
             pods, self.claimed, promotions, give_back=self._release_unneeded
         )
+        self.claimer = PodClaimer(
+            pods,
+            self.claims,
+            self.readiness,
+            self.starts,
+            targets=targets,
+            deletion=self._deletion,
+        )
         self._ending = PodEnding(pods, self.claimed, self.claims, self.readiness)
         self._checks = StartChecks(
             cluster,
@@ -145,7 +150,7 @@ class KnativeFleet(PodFleetLimits):
         Raises StartFailed, StartTimeout, NoCapacity, Unavailable. If cancelled, it releases what it
         may have claimed."""
         if (held := self.claimed.of_instance(instance_id)) is not None:
-            return self._info(target, held.pod, instance_id, StartKind.WARM, {})
+            return self._info(target, instance_id, PodClaim(pod=held.pod))
         began = time.monotonic()
         try:
             with self.starts.waits(target, instance_id, secret_env) as start:
@@ -173,84 +178,24 @@ class KnativeFleet(PodFleetLimits):
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await self.pods.synced.wait()
-        began, others = start.began, set[str]()
-        if (info := await self._claim_existing(target, start.instance, began, others)) is not None:
-            return info
+        others = set[str]()
+        if (made := await self.claimer.claim_existing(target, start, others)) is not None:
+            return self._info(target, start.instance, made)
         async with AsyncExitStack() as request:
             while True:
                 changed = self.pods.changed(target.key)
-                info = await self._claim_pod(target, start.instance, began, others)
-                if info is not None or (info := await self._fork(target, start)) is not None:
+                if (made := await self.claimer.claim(target, start, others)) is not None:
+                    return self._info(target, start.instance, made)
+                if (info := await self._fork(target, start)) is not None:
                     return info
                 self.starts.promote(target.key)
                 if not (start.has_requested or self.starts.is_promised(target.key, start)):
                     start.has_requested = True
                     await request.enter_async_context(self.scale_requester.requested(target))
-                self._checks.require_possible(target, began, others)
+                self._checks.require_possible(target, start.began, others)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_S):
                         await changed.wait()
-
-    async def _claim_existing(
-        self, target: CallTarget, instance_id: InstanceId, began: float, others: set[str]
-    ) -> InstanceInfo | None:
-        """Claim an existing pod. A pod that Kubernetes reports ready, but that was not probed yet,
-        gets a moment to answer."""
-        changed = self.pods.changed(target.key)
-        info = await self._claim_pod(target, instance_id, began, others)
-        unasked = [
-            pod
-            for pod in self.pods.of(target.key)
-            if pod.is_ready and pod.is_usable and self.readiness.of(pod.life) is None
-            if pod not in self.claimed
-        ]
-        if info is not None or not unasked:
-            return info
-        with suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_ANSWER_S):
-                await changed.wait()
-        return await self._claim_pod(target, instance_id, began, others)
-
-    async def _claim_pod(
-        self, target: CallTarget, instance_id: InstanceId, began: float, others: set[str]
-    ) -> InstanceInfo | None:
-        """Claim a pod that is ready and unclaimed. Adds the lives that others have claimed to
-        `others`."""
-        async with self.starts.claiming(target.key):
-            pods = self.pods.of(target.key)
-            candidates = {
-                pod.life: pod
-                for pod in pods
-                if pod.is_usable
-                and pod not in self.claimed
-                and not self._deletion.is_replaced(pod)
-                and self._targets.gpus.is_known(target, pod)
-            }
-            for pod in candidates.values():
-                self.readiness.probe(pod)
-            ready = [life for life in candidates if self.readiness.of(life) is not None]
-            ready.sort(key=lambda life: candidates[life].is_promoted)
-            if not ready:
-                return None
-            asked_at = time.monotonic()
-            try:
-                life = await self.claims.claim(
-                    target.key, instance_id, ready, pods=sum(pod.is_coming for pod in pods)
-                )
-            except ClaimsUnreachable:
-                return None
-            if life is None:
-                others |= set(ready)
-                for other in ready:
-                    self.starts.on_claimed(candidates[other])
-                return None
-            found = self.pods.alive(life)
-            if found is None or not found.is_usable:  # it ended during the claim
-                await self.claims.release(life)
-                return None
-            return self._register(
-                target, found, instance_id, began, asked_at, was_others=life in others
-            )
 
     async def _fork(self, target: CallTarget, start: WaitingStart) -> InstanceInfo | None:
         """Fork an instance in a promoted pod of the revision that is claimed here."""
@@ -271,48 +216,11 @@ class KnativeFleet(PodFleetLimits):
         own_ms = sum(ready.phases_ms.values())
         pod_ms = max(0.0, (time.monotonic() - start.began) * 1000 - own_ms)
         phases_ms = {"pod": pod_ms, **ready.phases_ms}
-        return self._info(target, held.pod, start.instance, ready.start_kind, phases_ms)
+        one = PodClaim(pod=held.pod, start_kind=ready.start_kind, phases_ms=phases_ms)
+        return self._info(target, start.instance, one)
 
-    def _register(
-        self,
-        target: CallTarget,
-        pod: Pod,
-        instance_id: InstanceId,
-        began: float,
-        asked_at: float,
-        *,
-        was_others: bool,
-    ) -> InstanceInfo:
-        self.claims.add(OwnedPod(pod, instance_id, {instance_id: self._targets.port_of(pod)}))
-        self.pods.notify(target.key)  # the other starts may fork in it
-        took_ms = self.starts.on_claimed(pod)
-        now = time.monotonic()
-        ready = self.readiness.of(pod.life) or ReadinessListener(start_kind=StartKind.COLD)
-        is_fresh = not was_others and (
-            pod.seen_at >= began or (ready.asks > 1 and ready.at >= began)
-        )
-        claim_ms = {"claim": (now - asked_at) * 1000}
-        if not is_fresh:
-            return self._info(target, pod, instance_id, StartKind.WARM, claim_ms)
-        warm_ms = {"warm": took_ms} if took_ms is not None else {}
-        known_ms = sum((*ready.phases_ms.values(), *warm_ms.values(), *claim_ms.values()))
-        pod_ms = max(0.0, (now - began) * 1000 - known_ms)
-        return self._info(
-            target,
-            pod,
-            instance_id,
-            ready.start_kind,
-            {**warm_ms, "pod": pod_ms, **ready.phases_ms, **claim_ms},
-        )
-
-    def _info(
-        self,
-        target: CallTarget,
-        pod: Pod,
-        instance_id: InstanceId,
-        kind: StartKind,
-        phases_ms: Mapping[str, float],
-    ) -> InstanceInfo:
+    def _info(self, target: CallTarget, instance_id: InstanceId, made: PodClaim) -> InstanceInfo:
+        pod = made.pod
         held = self.claimed.get(pod.life)
         assert pod.ip is not None
         assert held is not None
@@ -322,8 +230,8 @@ class KnativeFleet(PodFleetLimits):
             revision=RevisionKey(pod.key),
             state=InstanceState.READY,
             socket=tcp_address(pod.ip, held.ports[instance_id]),
-            start_kind=kind,
-            phases_ms=phases_ms,
+            start_kind=made.start_kind,
+            phases_ms=made.phases_ms,
             lessee=self._member,
             started_at=time.time(),
             pid=0,
@@ -489,8 +397,7 @@ class KnativeFleet(PodFleetLimits):
                 and await self._are_gpus_known(target, held.pod)
             ):
                 infos += [
-                    self._info(target, held.pod, instance, StartKind.WARM, {})
-                    for instance in held.ports
+                    self._info(target, instance, PodClaim(pod=held.pod)) for instance in held.ports
                 ]
             else:
                 await self._release(held.pod.life)
@@ -518,31 +425,6 @@ class KnativeFleet(PodFleetLimits):
         pod = self.pods.find(uid)
         held = self.claimed.get(pod.life) if pod is not None else None
         return held if held is not None and not held.is_lost else None
-
-    def held(self) -> Mapping[str, tuple[Sequence[str], str]]:
-        """Instances and revision key of each of our pods, by its uid."""
-        return {held.pod.uid: (tuple(held.ports), held.pod.key) for held in self.claimed}
-
-    def bridges(self) -> Mapping[str, Sequence[OwnedPod]]:
-        """Our promoted pods, by revision key."""
-        found: dict[str, list[OwnedPod]] = {}
-        for held in self.claimed:
-            if held.pod.is_promoted:
-                found.setdefault(held.pod.key, []).append(held)
-        return found
-
-    async def free_own_pods(self, key: str) -> int:
-        """Number of pods of the revision's own that answer, and that no activator has claimed.
-        Raises ClaimsUnreachable."""
-        own = [
-            pod
-            for pod in self.pods.of(key)
-            if pod.is_usable and not pod.is_promoted and pod not in self.claimed
-        ]
-        for pod in own:
-            self.readiness.probe(pod)
-        ready = [pod.life for pod in own if self.readiness.of(pod.life) is not None]
-        return len(await self._lease_store.free(key, ready)) if ready else 0
 
     async def aclose(self) -> None:
         """Stop all requests. Claims remain: when this member leaves for good, its pods become

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from activator.knative.lazy_client import Access
-from activator.knative.pod_leases import ClaimsUnreachable
+from activator.knative.leases.pod_leases import ClaimsUnreachable
 from activator.knative.pod_registry import OwnedPod, PodClaims, PodRegistry
 from activator.knative.pod_watcher import Pod, PodWatcher
 from activator.knative.readiness_probe import ReadinessProbe

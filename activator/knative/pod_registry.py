@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from activator.knative.activation_requests import RevisionNameOf
+from activator.knative.leases.pod_leases import ClaimsUnreachable, PodLeaseStore
 from activator.knative.node_gpus import NodeGpus
-from activator.knative.pod_leases import ClaimsUnreachable, PodLeaseStore
 from activator.knative.pod_watcher import Pod, PodWatcher
 from activator.knative.readiness_probe import WORKER_PORT
 from activator.routing.route_table import CallTarget
@@ -91,6 +91,18 @@ class PodRegistry:
         """The pods of a revision."""
         return [held for held in self._pods.values() if held.pod.key == key]
 
+    def by_uid(self) -> dict[str, tuple[tuple[InstanceId, ...], str]]:
+        """Instances and revision key of each pod, by its uid."""
+        return {held.pod.uid: (tuple(held.ports), held.pod.key) for held in self}
+
+    def promoted(self) -> dict[str, list[OwnedPod]]:
+        """The promoted pods, by revision key."""
+        found: dict[str, list[OwnedPod]] = {}
+        for held in self:
+            if held.pod.is_promoted:
+                found.setdefault(held.pod.key, []).append(held)
+        return found
+
     def add(self, held: OwnedPod) -> None:
         """Add a pod with its instances."""
         self._pods[held.pod.life] = held
@@ -133,7 +145,7 @@ class PodClaims:
         self._store = store
         self._on_lost = on_lost
         self._pods = pods
-        self._claimed = claimed
+        self.claimed = claimed
         self._lives: set[str] = set()
         self._is_reachable = True
         self.restored = asyncio.Event()
@@ -143,7 +155,7 @@ class PodClaims:
 
     def add(self, held: OwnedPod) -> None:
         """Register a claimed pod."""
-        self._claimed.add(held)
+        self.claimed.add(held)
         self._lives.add(held.pod.life)
 
     def had(self, life: str) -> bool:
@@ -165,6 +177,10 @@ class PodClaims:
             raise
         self._is_reachable = True
         return life
+
+    async def free(self, revision: str, lives: Sequence[str]) -> int:
+        """How many of `lives` no activator has claimed. Raises ClaimsUnreachable."""
+        return len(await self._store.free(revision, lives)) if lives else 0
 
     async def release(self, life: str) -> None:
         """Release a claim, as `PodLeaseStore.release`."""
@@ -188,7 +204,7 @@ class PodClaims:
             return
         self._is_reachable = True
         for life in lost:
-            held = self._claimed.get(life)
+            held = self.claimed.get(life)
             if held is None:
                 continue
             held.is_lost = True
@@ -217,7 +233,7 @@ class PodClaims:
             raise errors.AgentUnavailable(str(e)) from e
         self.restored.set()
         for claim in claims:
-            if self._claimed.get(claim.life) is not None:
+            if self.claimed.get(claim.life) is not None:
                 continue  # already claimed by a start
             pod = self._pods.alive(claim.life)
             if pod is None or not pod.is_usable:
@@ -227,4 +243,4 @@ class PodClaims:
                 held = OwnedPod(pod, instance, {instance: port_of(pod)})
                 self.add(held)
                 await adopt(held)
-                self._claimed.add(held)  # with all its instances
+                self.claimed.add(held)  # with all its instances

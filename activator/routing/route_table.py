@@ -1,16 +1,13 @@
 """The state of the data plane from the controller's feed: functions, tenants, secrets and keys.
 
-The table is in memory only and stores compressed documents (about a kilobyte each); a `CallTarget`
-(parsed spec, compiled argument checks) is created when a revision is first called, so thousands of
-functions at zero instances cost only their documents. Owner: the event loop; every method is
-synchronous, so no lock is needed. An invalid document is refused as a whole, and the last valid one
-is kept."""
+The table is in memory only. A `CallTarget` (parsed spec, compiled argument checks) is created when
+a revision is first called; of other functions it has what `FunctionIndex` keeps. Owner: the event
+loop; every method is synchronous, so no lock is needed. An invalid document is refused as a whole,
+and the last valid one is kept."""
 
 from __future__ import annotations
 
-import json
 import logging
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -23,6 +20,7 @@ from activator.routing.api_keys import (
     unknown_key,
 )
 from activator.routing.call_target import CallTarget
+from activator.routing.function_index import FunctionIndex
 from activator.routing.model_catalog import Engines
 from activator.routing.tenants import Tenants, TenantSecrets
 from activator.routing.traffic_split import (
@@ -34,7 +32,6 @@ from activator.routing.traffic_split import (
 from pilotlight import errors
 from pilotlight.core.crypto import Sealer
 from pilotlight.protocol import BudgetRecord, CreditRecord, FeedChange, FunctionRoute
-from pilotlight.spec.cors import common_origins
 from pilotlight.spec.function import PUBLIC
 from pilotlight.spec.identifiers import ANY_CUSTOMER, DEFAULT_ENVIRONMENT, FunctionAddress
 from pilotlight.spec.pricing import Rates
@@ -52,7 +49,7 @@ class RouteTable:
     invalidate cached results. `on_function` is called with the name of a changed function, and the
     keys of the revisions that can no longer be called. `on_budget` is called with the id of a
     budget and its new state, None when it was deleted; `on_tenant_deleted` with the id of a tenant
-    that is deleted. `handovers`: None = traffic moves at once.
+    that is deleted. `handovers`: None = traffic moves at once. `functions`: what is deployed.
     `engines`: the functions that are language models. `secrets`: those of all tenants. `tokens`:
     callers by a token of an issuer; None = there are none."""
 
@@ -61,15 +58,7 @@ class RouteTable:
         tenants."""
         self._lists = lists
         self._own_rates = next(iter(lists.values()))
-        self._functions: dict[str, bytes] = {}
-        self._names: dict[str, str] = {}
-        self._kept_warm: set[str] = set()
-        self._scheduled: set[str] = set()
-        self._access: dict[str, frozenset[frozenset[str]]] = {}
-        """By function: with whom its answering revisions are shared. Other callers are refused
-        without parsing its document."""
-        self._origins: dict[str, frozenset[str]] = {}
-        """By function with `cors`: the origins that every answering revision permits."""
+        self.functions = FunctionIndex()
         self._routed: dict[str, FunctionRouter] = {}
         self._keys = ApiKeyIndex()
         self.tokens: TokenVerifier | None = None
@@ -91,7 +80,7 @@ class RouteTable:
 
     def __repr__(self) -> str:
         return (
-            f"<RouteTable version {self.version}: {len(self._functions)} functions, "
+            f"<RouteTable version {self.version}: {len(self.functions)} functions, "
             f"{self._keys!r}, {self.refused} refused>"
         )
 
@@ -123,12 +112,7 @@ class RouteTable:
         for budget in self._budgets:
             self.on_budget(budget, None)
         for held in (
-            self._functions,
-            self._names,
-            self._kept_warm,
-            self._scheduled,
-            self._access,
-            self._origins,
+            self.functions,
             self._routed,
             self._previous,
             self._keys,
@@ -141,32 +125,14 @@ class RouteTable:
             held.clear()
 
     def _apply_function(self, name: str, value: Any) -> None:
-        before, route, routed = self._route(name), None, None
-        self._kept_warm.discard(name)
-        self._scheduled.discard(name)
+        before, route, routed = self.functions.route(name), None, None
         if value is None:
-            self._functions.pop(name, None)
-            self._access.pop(name, None)
-            self._origins.pop(name, None)
-            self._names.pop(before.id if before is not None else "", None)
+            self.functions.remove(name)
         else:
             route = FunctionRoute.from_json(value)
             # validates the document; created again when called
             routed = FunctionRouter(route, self.rates_of(route.tenant))
-            self._access[name] = frozenset(
-                frozenset(target.spec.access) for target in routed.answering
-            )
-            self._origins.pop(name, None)
-            if origins := common_origins(target.spec.cors for target in routed.answering):
-                self._origins[name] = origins
-            self._functions[name] = zlib.compress(json.dumps(value).encode(), level=1)
-            if before is not None and before.id != route.id:
-                del self._names[before.id]
-            self._names[route.id] = name
-            if any(target.spec.scaling.schedules for target in routed.targets.values()):
-                self._scheduled.add(name)
-            if any(target.spec.scaling.min_instances for target in routed.targets.values()):
-                self._kept_warm.add(name)
+            self.functions.put(name, value, routed, id=route.id)
         if route is not None and route.stopped:
             routed = None
         self.engines.apply(name, routed)
@@ -205,7 +171,7 @@ class RouteTable:
         self._has_resumed = True
         previous, self._previous = self._previous, {}
         for name, before in previous.items():
-            route = self._route(name)
+            route = self.functions.route(name)
             if self.handovers is None or route is None:
                 continue
             routed = FunctionRouter(route, self.rates_of(route.tenant))
@@ -218,7 +184,7 @@ class RouteTable:
     def handed_over(self, name: str) -> None:
         """End a cutover: the previous revisions get no more calls."""
         self.generation += 1
-        route = self._route(name)
+        route = self.functions.route(name)
         if self._routed.pop(name, None) is not None and route is not None and not route.stopped:
             self._routed[name] = FunctionRouter(route, self.rates_of(route.tenant))
         self.on_function(name, frozenset())
@@ -327,17 +293,9 @@ class RouteTable:
         """Return the bytes of a node's instance memory that are reserved, by tenant."""
         return self.tenants.reserved()
 
-    def tenant_named(self, name: str) -> str | None:
-        """Return the id of the tenant of that name."""
-        return self.tenants.named(name)
-
     def tenant_name(self, tenant: str) -> str:
         """Return a tenant's name; "" when unknown."""
         return self.tenants.name_of(tenant)
-
-    def tenant_names(self) -> Mapping[str, str]:
-        """Return all names by id."""
-        return self.tenants.names()
 
     def routed_for(self, caller: Principal, address: FunctionAddress) -> FunctionRouter:
         """Return `routed` for a caller that may be of another tenant. Functions that it may not
@@ -352,8 +310,8 @@ class RouteTable:
         name = _name_of(address)
         if (known := self._routed.get(name)) is not None:
             shared: Iterable[Iterable[str]] = [target.spec.access for target in known.answering]
-        elif name in self._access:
-            shared = self._access[name]
+        elif name in self.functions.access:
+            shared = self.functions.access[name]
         else:
             return False
         names = {PUBLIC, caller.tenant_name} - {""}
@@ -362,7 +320,7 @@ class RouteTable:
     def origins_of(self, address: FunctionAddress) -> frozenset[str]:
         """Return the origins whose pages may call a function; empty without `cors`. A public
         function's only, so the answer reveals no other."""
-        return self._origins.get(_name_of(address), frozenset())
+        return self.functions.origins.get(_name_of(address), frozenset())
 
     def routed(self, address: FunctionAddress) -> FunctionRouter:
         """Return the router of a function. Raises NotFound or Unavailable."""
@@ -375,7 +333,7 @@ class RouteTable:
         return self.routed(address).any(revision)
 
     def _make_routed(self, name: str, address: FunctionAddress) -> FunctionRouter:
-        route = self._route(name)
+        route = self.functions.route(name)
         if route is None:
             raise _no_function(address)
         if route.stopped:
@@ -384,14 +342,6 @@ class RouteTable:
             )
         routed = self._routed[name] = FunctionRouter(route, self.rates_of(route.tenant))
         return routed
-
-    def _route(self, name: str) -> FunctionRoute | None:
-        document = self._functions.get(name)
-        return (
-            FunctionRoute.from_json(json.loads(zlib.decompress(document)))
-            if document is not None
-            else None
-        )
 
     def targets_of(self, name: str) -> tuple[CallTarget, ...]:
         """Return the revisions of `<tenant>/<environment>/<app>/<function>` that can be called, or
@@ -405,7 +355,7 @@ class RouteTable:
                 *known.targets.values(),
                 *(known.handover.held if known.handover is not None else ()),
             )
-        route = self._route(name)
+        route = self.functions.route(name)
         if route is None or route.stopped:
             return ()
         targets = FunctionRouter(route, self.rates_of(route.tenant)).targets
@@ -415,34 +365,20 @@ class RouteTable:
     def has_function(self, tenant: str, key: str) -> bool:
         """Whether the function of a revision's platform-wide key is the tenant's, and has a route
         here, be it to other revisions."""
-        return self._names.get(key.rpartition("@")[0], "").startswith(f"{tenant}/")
+        return self.functions.name_of(key).startswith(f"{tenant}/")
 
     def target_keyed(self, tenant: str, key: str) -> CallTarget | None:
         """Return the tenant's revision with that platform-wide key, while it can be called. Not for
         the hot path."""
-        name = self._names.get(key.rpartition("@")[0], "")
-        if not name.startswith(f"{tenant}/"):
+        if not self.has_function(tenant, key):
             return None
+        name = self.functions.name_of(key)
         return next((target for target in self.targets_of(name) if target.key == key), None)
-
-    def deployed(self) -> set[tuple[str, ...]]:
-        """Return tenant, app and function of all functions, of whatever environment."""
-        return {
-            (tenant, app, function) for tenant, _, app, function in map(_split, self._functions)
-        }
-
-    def with_scaling_schedules(self) -> frozenset[str]:
-        """Return the names of functions that need instances at certain times."""
-        return frozenset(self._scheduled)
-
-    def kept_warm(self) -> list[str]:
-        """Return the names of functions that need instances without calls (`min_instances`)."""
-        return sorted(self._kept_warm)
 
     def previous_retention_s(self, name: str) -> float:
         """Return how long a revision that has just lost the function's traffic stays warm; 0 after
         a rollback, or when the function was removed."""
-        route = self._route(name)
+        route = self.functions.route(name)
         if route is None or route.stopped or document_of(route).at_once:
             return 0.0
         return max(
@@ -452,7 +388,7 @@ class RouteTable:
     def statistics(self) -> Mapping[str, int]:
         """Return sizes, for metrics."""
         return {
-            "functions": len(self._functions),
+            "functions": len(self.functions),
             "keys": len(self._keys),
             "refused": self.refused,
             "version": self.version,
@@ -472,10 +408,6 @@ def _ignore_tenant(tenant: str) -> None:
 
 def _ignore_budget(budget: str, record: BudgetRecord | None) -> None:
     """Default of `on_budget`."""
-
-
-def _split(name: str) -> list[str]:
-    return name.split("/")
 
 
 def _name_of(address: FunctionAddress) -> str:

@@ -120,7 +120,7 @@ class TokenCallers:
         return (
             self._clock() < found.until
             and found.client.trusts(found.thumbprint)
-            and self._table.tenant_named(found.caller.tenant_name) == found.caller.tenant
+            and self._table.tenants.named(found.caller.tenant_name) == found.caller.tenant
         )
 
     async def verify(self, authorization: bytes, address: str) -> None:
@@ -218,7 +218,7 @@ class TokenCallers:
     def _caller_by(
         self, issuer: str, number: int, claims: Mapping[str, Any], until: float, *, rule: CallerRule
     ) -> TokenPrincipal:
-        tenant = self._table.tenant_named(rule.tenant)
+        tenant = self._table.tenants.named(rule.tenant)
         if tenant is None:
             raise TokenRefused(
                 f"issuers.{issuer}.callers[{number}]: there is no tenant {rule.tenant!r}"

@@ -22,7 +22,7 @@ from typing import Any
 
 from snapshotter.criu.fd_numbers import FIRST_FD, SOCKET_FD
 from snapshotter.shim import seqpacket
-from snapshotter.shim.pages import page_server
+from snapshotter.shim.pages import page_server_process
 from snapshotter.shim.sandbox import mounts
 from snapshotter.shim.sandbox.mount import mount
 
@@ -127,7 +127,7 @@ def _obey(
                 answer["socket"] = message["socket"]
             case "pages":
                 images, work, working_set, brought = fds
-                answer["pid"] = page_server.fork(
+                answer["pid"] = page_server_process.fork(
                     images=images,
                     work=work,
                     working_set=working_set,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from snapshotter.shim import child, seqpacket
-from snapshotter.shim.pages import page_server
+from snapshotter.shim.pages import page_server_process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +85,11 @@ class CriuProcesses:
 
     def serve_pages(self, message: Mapping[str, Any], fds: list[int]) -> None:
         """Start a page server; it listens when this returns. The caller keeps the descriptors:
-        images, work directory, working set, and the end of a pipe (`page_server.fork`)."""
+        images, work directory, working set, and the end of a pipe (`page_server_process.fork`)."""
         images, work, working_set, brought = fds
         cgroup = child.Cgroup(**message["cgroup"])
         try:
-            pid = page_server.fork(
+            pid = page_server_process.fork(
                 images=images,
                 work=work,
                 working_set=working_set,

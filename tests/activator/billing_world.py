@@ -14,7 +14,8 @@ from activator.billing.budgets.balance import BudgetBalance
 from activator.billing.budgets.budgets import Budgets
 from activator.billing.budgets.leases import BudgetLeaser
 from activator.billing.budgets.sync import BudgetStates
-from activator.billing.instance_account import BillingTerms, InstanceAccount, OpenRecord
+from activator.billing.instance_account import InstanceAccount, OpenRecord
+from activator.billing.instance_time import BillingTerms
 from activator.billing.journal import Journal
 from activator.billing.segments import read_segment, segment_numbers
 from activator.billing.shipping import Shipper
@@ -68,6 +69,12 @@ def account(
         started_ns=0,
         budgets=budgets,
     )
+
+
+def open_attempt(books: InstanceAccount, **changes: Any) -> OpenRecord:
+    """Open a first, warm attempt that did not wait; `changes`: what is different of it."""
+    plain = {"attempt": 1, "key": "k", "method": "", "start_kind": "WARM", "now_ns": 0, "at_ns": 0}
+    return books.open(**{**plain, "queued_ms": 0, "start_ms": 0, **changes})
 
 
 def budget(id: str = "b-1", *, amount: str = "1", period: str = "day", **more: Any) -> BudgetRecord:
@@ -162,14 +169,9 @@ class Life:
     def open(self, customer: str = "") -> OpenRecord:
         """Open a call."""
         self.calls += 1
-        return self.books.open(
+        return open_attempt(
+            self.books,
             call=f"c{self.wall.now_ns}-{self.calls}",
-            attempt=1,
-            key="k",
-            method="",
-            start_kind="WARM",
-            queued_ms=0,
-            start_ms=0,
             now_ns=self.wall.now_ns,
             at_ns=self.wall.now_ns,
             mark=encode_optional_fields(customer=customer),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from activator.coordination import redis_client, redis_state
-from activator.knative import redis_pod_leases
+from activator.knative.leases import redis_pod_leases
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.server import bootstrap
 from pilotlight.core.object_store import DirectoryStore, ObjectStore

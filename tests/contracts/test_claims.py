@@ -13,14 +13,14 @@ import pytest
 from redis.asyncio import Redis
 
 from activator.coordination.redis_state import RedisState
-from activator.knative.pod_leases import (
+from activator.knative.leases.pod_leases import (
     ClaimsUnreachable,
     InMemoryPodLeases,
     PodLease,
     PodLeaseStore,
     PodLeaseTable,
 )
-from activator.knative.redis_pod_leases import RedisPodLeases
+from activator.knative.leases.redis_pod_leases import RedisPodLeases
 
 REVISION = "f-shop-hello@v1"
 OTHER = "f-shop-other@v1"

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from pilotlight.controller.billing import corrections, invoices, usage_ingestion
 from pilotlight.controller.billing.credits import accounts, consumption, grants
-from pilotlight.controller.billing.credits.accounts import CreditAccount, CreditEntry, to_text
+from pilotlight.controller.billing.credits.accounts import CreditAccount, CreditEntry
 from pilotlight.controller.billing.credits.definition import GrantDefinition
 from pilotlight.controller.database import audit_trail, tables
 from pilotlight.controller.database.audit_trail import AuditQuery
@@ -20,6 +20,7 @@ from pilotlight.controller.database.store import Store
 from pilotlight.controller.identity import tenants
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.protocol import BudgetState, UsageRecord
+from pilotlight.spec.pricing import picos_text
 from tests.functions.controller.parts import ManualClock, usage
 
 NOW = 1_800_000_000.0
@@ -83,7 +84,7 @@ def balance(store: Store, tenant: str, at: float = NOW) -> str:
 
 
 def shown(picos: int) -> str:
-    return f"{Decimal(to_text(picos)).normalize():f}"
+    return f"{Decimal(picos_text(picos)).normalize():f}"
 
 
 def ledger(store: Store, tenant: str) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ import pytest
 
 from activator.balancing.fleet import Fleet, NodeFleet
 from activator.balancing.instance_lifecycle import new_instance_id
-from activator.knative.pod_leases import InMemoryPodLeases, PodLeaseTable
+from activator.knative.leases.pod_leases import InMemoryPodLeases, PodLeaseTable
 from activator.knative.readiness_probe import exchange
 from activator.routing.route_table import CallTarget
 from pilotlight.spec.function import Clocks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import threading
 from decimal import Decimal
 from pathlib import Path
@@ -28,7 +29,7 @@ from pilotlight.controller.analytics import (
 )
 from pilotlight.controller.analytics.time_range import TimeRange
 from pilotlight.controller.billing import ledger
-from pilotlight.controller.database import audit_trail, feed, tables
+from pilotlight.controller.database import audit_trail, bulk, feed, tables
 from pilotlight.controller.database import store as store_module
 from pilotlight.controller.database.store import Store, newest_schema_revision
 from pilotlight.controller.deployments import app_registry
@@ -625,3 +626,20 @@ def test_a_second_controller_on_one_database_is_refused_by_name(
     for _ in range(20):  # the database may still be ending the session before
         with database_lock.ControllerLock(tmp_path / "controller.lock", store.engine):
             pass
+
+
+def test_rows_with_one_of_several_keys_are_found_by_the_index(store: Store) -> None:
+    table = tables.revisions
+    keys = [("f-1", "v1"), ("f-1", "v2"), ("f-2", "v1")]
+    with store.read() as sql:
+        those = bulk.is_one_of(sql, (table.c.function, table.c.name), keys)
+        query = sa.select(table).where(those)
+        assert sql.execute(query).all() == []
+        text = str(query.compile(sql, compile_kwargs={"literal_binds": True}))
+        if sql.dialect.name == "postgresql":
+            sql.exec_driver_sql("SET LOCAL enable_seqscan = off")  # the table is empty
+            text = f"EXPLAIN {text}"
+        else:
+            text = f"EXPLAIN QUERY PLAN {text}"
+        plan = "\n".join(str(tuple(row)) for row in sql.exec_driver_sql(text))
+    assert re.search(r"SEARCH revisions USING INDEX|Index Scan", plan), plan

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from activator.knative.activation_requests import ActivationRequests
 from activator.knative.fleet import KnativeFleet
+from activator.knative.leases.pod_leases import InMemoryPodLeases, PodLeaseStore
 from activator.knative.node_gpus import NodeGpus
-from activator.knative.pod_leases import InMemoryPodLeases, PodLeaseStore
 from activator.knative.pod_registry import PodTargets
 from activator.knative.pod_watcher import PodWatcher
 from activator.knative.scale_request import ScaleRequester

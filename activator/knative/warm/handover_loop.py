@@ -10,13 +10,13 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from activator.balancing.throttler import Throttler
-from activator.knative.pod_leases import ClaimsUnreachable
+from activator.knative.leases.pod_leases import ClaimsUnreachable
 from activator.knative.pod_registry import OwnedPod
 from activator.knative.scale_request import ScaleRequester
 from activator.knative.warm.handover import BridgeLoad, BridgeObservation, decide
@@ -24,21 +24,6 @@ from activator.knative.warm.handover import BridgeLoad, BridgeObservation, decid
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-
-
-class BridgedFleet(Protocol):
-    """The part of `activator.knative.fleet.KnativeFleet` that is used here."""
-
-    @property
-    def scale_requester(self) -> ScaleRequester:
-        """Requests pods of a revision's own."""
-
-    def bridges(self) -> Mapping[str, Sequence[OwnedPod]]:
-        """Promoted pods that this activator has claimed, by revision key."""
-
-    async def free_own_pods(self, key: str) -> int:
-        """Number of the revision's own pods that answer, and that no activator has claimed. Raises
-        ClaimsUnreachable."""
 
 
 class CalledRevisions(Protocol):
@@ -67,14 +52,21 @@ class HandoverLoop:
 
     def __init__(
         self,
-        fleet: BridgedFleet,
+        scale_requester: ScaleRequester,
         revisions: Callable[[], CalledRevisions],
         *,
+        promoted: Callable[[], Mapping[str, Sequence[OwnedPod]]],
+        free_own_pods: Callable[[str], Awaitable[int]],
         handover_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`handover_s`: how long load must last until own pods are requested."""
-        self._fleet = fleet
+        """`promoted`: the promoted pods that this activator has claimed, by revision key.
+        `free_own_pods`: the number of a revision's own pods that answer, and that no activator has
+        claimed; raises ClaimsUnreachable. `handover_s`: how long load must last until own pods are
+        requested."""
+        self._scale_requester = scale_requester
+        self._promoted = promoted
+        self._free_own_pods = free_own_pods
         self._revisions = revisions
         self._handover_s = handover_s
         self._clock = clock
@@ -101,7 +93,7 @@ class HandoverLoop:
 
     async def poll_once(self) -> None:
         """Look at all revisions once."""
-        found, revisions = self._fleet.bridges(), self._revisions()
+        found, revisions = self._promoted(), self._revisions()
         loads = revisions.concurrency() if found else {}
         for key in self._bridges.keys() - found.keys():
             await self._end(key)
@@ -141,7 +133,7 @@ class HandoverLoop:
             promoted=len(promoted),
             idle=sum(not one.in_flight for one in promoted),
             own=own,
-            own_free=await self._fleet.free_own_pods(key) if lasts or own else 0,
+            own_free=await self._free_own_pods(key) if lasts or own else 0,
             starting=throttler.starting,
             needed=self._needed(key, throttler),
             room=throttler.target.spec.scaling.max_instances
@@ -167,5 +159,5 @@ class HandoverLoop:
         bridge.requests, bridge.asks = AsyncExitStack(), asks
         for _ in range(asks):
             await bridge.requests.enter_async_context(
-                self._fleet.scale_requester.requested(throttler.target)
+                self._scale_requester.requested(throttler.target)
             )

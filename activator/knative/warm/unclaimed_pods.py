@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from activator.knative.forks import launcher_client
-from activator.knative.pod_leases import ClaimsUnreachable, PodLeaseStore
+from activator.knative.leases.pod_leases import ClaimsUnreachable, PodLeaseStore
 from activator.knative.pod_watcher import Pod, PodWatcher
 from activator.knative.readiness_probe import ReadinessProbe
 from activator.knative.warm.source import WarmPodSource

@@ -141,7 +141,7 @@ class Models:
     def visible(self, request: Request, caller: Principal, owner: str | None) -> list[Engine]:
         """The engines that this caller may call, by name: of its own tenant, or of the one that the
         path names."""
-        tenant = caller.tenant if owner is None else self._table.tenant_named(owner)
+        tenant = caller.tenant if owner is None else self._table.tenants.named(owner)
         environment = self._resolver.environment_of(request, caller)
         if tenant is None:
             return []

@@ -175,6 +175,16 @@ def price_duration(billed_ns: int, per_s: Decimal, per_request: Decimal = Decima
         return (per_s * billed_ns / _NS_PER_S + per_request).quantize(COST_QUANTUM)
 
 
+def picos_text(picos: int) -> str:
+    """Format picounits as a decimal with twelve places."""
+    return format(COST_QUANTUM * picos, "f")
+
+
+def parse_picos(text: str) -> int:
+    """Parse what `picos_text` wrote."""
+    return int(Decimal(text) / COST_QUANTUM)
+
+
 def billable_ns(billed_ns: int, rates: Rates) -> int:
     """Return the duration charged for a call of `billed_ns`: at least the minimum, and rounded
     up."""

@@ -21,6 +21,7 @@ from pilotlight.spec.instances.scaling import Scaling
 from pilotlight.spec.pricing import Rates, rate_per_s
 from snapshotter.errors import Unsupported
 from snapshotter.types import GpuDevice, GpuGrant
+from tests.activator.billing_world import open_attempt
 from tests.activator.scaled_world import ScaledWorld
 from tests.fakes.reference_prices import price_usage
 from tests.fakes.routes import route_of, spec_of
@@ -63,16 +64,8 @@ async def call(throttler: Throttler) -> None:
     """One call of an instance, billed."""
     reservation = await throttler.reserve(5)
     account = reservation.instance.account
-    ticket = account.open(
-        call="req-1",
-        attempt=1,
-        key="k",
-        method="",
-        start_kind="COLD",
-        queued_ms=0,
-        start_ms=0,
-        now_ns=time.monotonic_ns(),
-        at_ns=time.time_ns(),
+    ticket = open_attempt(
+        account, call="req-1", start_kind="COLD", now_ns=time.monotonic_ns(), at_ns=time.time_ns()
     )
     await asyncio.sleep(0.001)
     account.close(

@@ -32,7 +32,7 @@ from activator.billing.shipping import Shipper
 from activator.billing.usage_pricing import PICO, to_picos
 from pilotlight import errors
 from pilotlight.protocol import BudgetRecord
-from tests.activator.billing_world import SECOND, Wall, account, budget
+from tests.activator.billing_world import SECOND, Wall, account, budget, open_attempt
 from tests.fakes.clock import ManualClock
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.money_board import BoardMoney, MoneyBoard
@@ -99,14 +99,9 @@ class Member:
         self.calls += 1
         while True:
             try:
-                return self.books.open(
+                return open_attempt(
+                    self.books,
                     call=f"{self.books!r}{self.calls}",
-                    attempt=1,
-                    key="k",
-                    method="",
-                    start_kind="WARM",
-                    queued_ms=0,
-                    start_ms=0,
                     now_ns=int(self.clock() * SECOND),
                     at_ns=self.wall.now_ns,
                 )

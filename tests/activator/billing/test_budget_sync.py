@@ -15,7 +15,7 @@ from activator.billing.errors import LedgerUnavailable
 from activator.billing.usage_pricing import to_picos
 from pilotlight.protocol import BudgetState
 from pilotlight.spec.record_json import canonical_json
-from tests.activator.billing_world import SECOND, Life, Wall, budget, records_on_disk
+from tests.activator.billing_world import SECOND, Life, Wall, budget, open_attempt, records_on_disk
 from tests.fakes.ledger import FakeLedger
 from tests.hypothesis_profiles import examples
 
@@ -56,17 +56,7 @@ async def test_a_new_life_knows_what_the_last_one_spent_shipped_or_not(
     shipped = life.call(2)
     await life.shipper.flush()
     kept = life.call(5)
-    life.books.open(
-        call="lost",
-        attempt=1,
-        key="k",
-        method="",
-        start_kind="WARM",
-        queued_ms=0,
-        start_ms=0,
-        now_ns=life.wall.now_ns,
-        at_ns=life.wall.now_ns,
-    )
+    open_attempt(life.books, call="lost", now_ns=life.wall.now_ns, at_ns=life.wall.now_ns)
     life.wall.pass_s(1)
     life.journal.heartbeat()
     life.die()

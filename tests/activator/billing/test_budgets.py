@@ -20,7 +20,14 @@ from activator.billing.journal import Journal
 from activator.billing.usage_pricing import PICO
 from pilotlight import errors
 from pilotlight.protocol import BudgetRecord, BudgetState
-from tests.activator.billing_world import SECOND, Wall, account, budget, records_on_disk
+from tests.activator.billing_world import (
+    SECOND,
+    Wall,
+    account,
+    budget,
+    open_attempt,
+    records_on_disk,
+)
 from tests.hypothesis_profiles import examples
 
 MIDNIGHT = 1_795_219_200 * SECOND
@@ -60,14 +67,9 @@ class World:
 
     def open(self, instance: str = "i-1", *, limit_s: float | None = None) -> OpenRecord:
         self._calls += 1
-        return self.instance(instance).open(
+        return open_attempt(
+            self.instance(instance),
             call=f"c{self._calls}",
-            attempt=1,
-            key="k",
-            method="",
-            start_kind="WARM",
-            queued_ms=0,
-            start_ms=0,
             now_ns=self.up_ns,
             at_ns=self.wall.now_ns,
             limit_ns=None if limit_s is None else int(limit_s * SECOND),

@@ -11,7 +11,8 @@ import pytest
 
 from activator.billing.budgets.budgets import Budgets
 from activator.billing.cpu import GRACE_S, PauseCpuMeter
-from activator.billing.instance_account import BillingTerms, InstanceAccount, OpenRecord
+from activator.billing.instance_account import InstanceAccount, OpenRecord
+from activator.billing.instance_time import BillingTerms
 from activator.billing.journal import Journal
 from pilotlight.protocol import UsageRecord
 from pilotlight.spec.pricing import Rates
@@ -22,6 +23,7 @@ from tests.activator.billing_world import (
     Wall,
     account,
     budget,
+    open_attempt,
     records_on_disk,
     subject,
 )
@@ -185,17 +187,7 @@ class Metered:
         return START_S * SECOND + self.now_ns
 
     def open(self, call: str = "c") -> OpenRecord:
-        return self.account.open(
-            call=call,
-            attempt=1,
-            key="k",
-            method="",
-            start_kind="WARM",
-            queued_ms=0,
-            start_ms=0,
-            now_ns=self.now_ns,
-            at_ns=self.at_ns,
-        )
+        return open_attempt(self.account, call=call, now_ns=self.now_ns, at_ns=self.at_ns)
 
     def close(self, ticket: OpenRecord) -> None:
         self.account.close(ticket, status=200, outcome="ok", now_ns=self.now_ns, at_ns=self.at_ns)

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from activator.billing.budgets.applicable import Subject
 from activator.billing.budgets.budgets import Budgets
-from activator.billing.instance_account import BillingTerms, InstanceAccount, OpenRecord
+from activator.billing.instance_account import InstanceAccount, OpenRecord
 from activator.billing.instance_meter import IdleKind, InstanceMeter
+from activator.billing.instance_time import BillingTerms
 from activator.billing.journal import Journal
 from activator.billing.segments import segment_path
 from activator.billing.usage_pricing import UsageSubject

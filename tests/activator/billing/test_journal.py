@@ -20,7 +20,14 @@ from activator.billing.segments import Cursor, segment_numbers, segment_path
 from pilotlight.errors import Conflict, NotFound
 from pilotlight.protocol import UsageRecord
 from pilotlight.spec.pricing import price_duration
-from tests.activator.billing_world import SECOND, Wall, account, records_on_disk, template
+from tests.activator.billing_world import (
+    SECOND,
+    Wall,
+    account,
+    open_attempt,
+    records_on_disk,
+    template,
+)
 
 
 def journal_at(
@@ -47,15 +54,14 @@ def open_call(journal: Journal, call: str, *, instance: str = "i-1") -> None:
 def test_a_call_becomes_one_complete_record(tmp_path: Path) -> None:
     journal = journal_at(tmp_path)
     books = account(journal)
-    ticket = books.open(
+    ticket = open_attempt(
+        books,
         call='r"1',
-        attempt=1,
         key="k-1",
         method="embed",
         start_kind="FORK",
         queued_ms=3,
         start_ms=12,
-        now_ns=0,
         at_ns=1000 * SECOND,
     )
     bill = books.close(
@@ -186,48 +192,18 @@ def test_on_a_full_disk_a_call_is_refused_and_no_half_line_stays(tmp_path: Path)
     books = account(journal)
     size = segment_path(tmp_path, 1).stat().st_size
     with FullDisk(size + 20), pytest.raises(JournalFull) as refused:
-        books.open(
-            call="c",
-            attempt=1,
-            key="k",
-            method="",
-            start_kind="WARM",
-            queued_ms=0,
-            start_ms=0,
-            now_ns=0,
-            at_ns=0,
-        )
+        open_attempt(books, call="c")
     assert (refused.value.status, refused.value.retry_after_s) == (503, 5)
     assert segment_path(tmp_path, 1).stat().st_size == size
     assert books.meter.in_flight == 0
-    books.open(
-        call="c",
-        attempt=1,
-        key="k",
-        method="",
-        start_kind="WARM",
-        queued_ms=0,
-        start_ms=0,
-        now_ns=0,
-        at_ns=0,
-    )
+    open_attempt(books, call="c")
     journal.close()
 
 
 def test_a_close_without_room_waits_in_memory_and_nothing_new_is_opened(tmp_path: Path) -> None:
     journal = journal_at(tmp_path)
     books = account(journal)
-    ticket = books.open(
-        call="c",
-        attempt=1,
-        key="k",
-        method="",
-        start_kind="WARM",
-        queued_ms=0,
-        start_ms=0,
-        now_ns=0,
-        at_ns=0,
-    )
+    ticket = open_attempt(books, call="c")
     with FullDisk(segment_path(tmp_path, 1).stat().st_size):
         books.close(ticket, status=200, outcome="ok", now_ns=9, at_ns=9)
         assert journal.statistics().deferred == 1

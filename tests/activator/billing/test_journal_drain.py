@@ -28,7 +28,7 @@ from pilotlight.core.crypto import PlatformKey
 from pilotlight.core.settings import Paths, PlatformSettings
 from pilotlight.core.transport.endpoint import Endpoint
 from pilotlight.protocol import CALLS_PATH, DUE_PATH, USAGE_PATH, CallRecord
-from tests.activator.billing_world import SECOND, account
+from tests.activator.billing_world import SECOND, account, open_attempt
 from tests.fakes.databases import empty_sqlite
 from tests.fakes.fake_worker import FakeWorker, WorkerAnswer, WorkerRequest
 from tests.fakes.routes import TENANT
@@ -136,11 +136,9 @@ async def left_behind(home: Path) -> None:
     running = asyncio.create_task(journal.run())
     books = account(journal)
     for call in ("done", "open"):
-        ticket = books.open(
+        ticket = open_attempt(
+            books,
             call=call,
-            attempt=1,
-            key="k",
-            method="",
             start_kind="FORK",
             queued_ms=1,
             start_ms=1,
@@ -210,11 +208,10 @@ async def test_attempts_that_were_made_count_on(short_tmp: Path, desk: Desk) -> 
     await asyncio.gather(journal.submit("c", kept("c")), journal.sync())
     books = account(journal)
     for attempt in (1, 2):
-        books.open(
+        open_attempt(
+            books,
             call="c",
             attempt=attempt,
-            key="k",
-            method="",
             start_kind="FORK",
             queued_ms=1,
             start_ms=1,

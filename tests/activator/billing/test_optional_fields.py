@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from activator.billing.budgets.budgets import Budgets
-from activator.billing.instance_account import BillingTerms, InstanceAccount
+from activator.billing.instance_account import InstanceAccount
+from activator.billing.instance_time import BillingTerms
 from activator.billing.journal import Journal
 from activator.billing.segments import Cursor, segment_numbers
 from activator.billing.usage_pricing import encode_optional_fields
@@ -21,6 +22,7 @@ from tests.activator.billing_world import (
     Wall,
     account,
     budget,
+    open_attempt,
     records_on_disk,
     subject,
 )
@@ -143,17 +145,7 @@ def test_what_came_up_for_copies_is_free_until_it_answers_a_call(tmp_path: Path)
     books.started(start_kind="COLD", billed_ns=5 * SECOND, at_ns=5 * SECOND)
     closed(books, opened(books, "copied-shadow", is_shadow=True))
     assert books.settle_idle(now_ns=100 * SECOND, at_ns=100 * SECOND) == 0
-    ticket = books.open(
-        call="asked",
-        attempt=1,
-        key="k",
-        method="",
-        start_kind="WARM",
-        queued_ms=0,
-        start_ms=0,
-        now_ns=200 * SECOND,
-        at_ns=200 * SECOND,
-    )
+    ticket = open_attempt(books, call="asked", now_ns=200 * SECOND, at_ns=200 * SECOND)
     books.close(ticket, status=200, outcome="ok", now_ns=201 * SECOND, at_ns=201 * SECOND)
     assert books.settle_idle(now_ns=300 * SECOND, at_ns=300 * SECOND) == 1
     journal.abandon()

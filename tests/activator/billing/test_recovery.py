@@ -22,7 +22,14 @@ from activator.billing.journal import Journal
 from activator.billing.segments import Cursor, segment_numbers, segment_path
 from activator.billing.shipping import Shipper
 from pilotlight.spec.pricing import price_duration
-from tests.activator.billing_world import RATES, SECOND, Wall, account, records_on_disk
+from tests.activator.billing_world import (
+    RATES,
+    SECOND,
+    Wall,
+    account,
+    open_attempt,
+    records_on_disk,
+)
 from tests.fakes.ledger import FakeLedger
 
 ROOT = Path(__file__).parents[3]
@@ -39,16 +46,8 @@ def append_raw(directory: Path, text: bytes) -> None:
 
 def begin(journal: Journal, call: str, *, at_s: float, books: Any) -> Any:
     at_ns = int(at_s * SECOND)
-    return books.open(
-        call=call,
-        attempt=1,
-        key="k",
-        method="",
-        start_kind="FORK",
-        queued_ms=4,
-        start_ms=5,
-        now_ns=at_ns,
-        at_ns=at_ns,
+    return open_attempt(
+        books, call=call, start_kind="FORK", queued_ms=4, start_ms=5, now_ns=at_ns, at_ns=at_ns
     )
 
 

@@ -12,7 +12,7 @@ from activator.billing.errors import LedgerUnavailable
 from activator.billing.journal import Journal
 from activator.billing.segments import CHECKPOINT_NAME, load_checkpoint
 from activator.billing.shipping import REFUSED_NAME, Shipper, read_batch, usage_body
-from tests.activator.billing_world import SECOND, Wall, account
+from tests.activator.billing_world import SECOND, Wall, account, open_attempt
 from tests.fakes.ledger import FakeLedger
 
 
@@ -27,17 +27,7 @@ def journal_at(
 def make_calls(journal: Journal, names: range, *, at_ns: int = 1000 * SECOND) -> None:
     books = account(journal, f"i-{names.start}")
     for n in names:
-        ticket = books.open(
-            call=f"c{n}",
-            attempt=1,
-            key="k",
-            method="",
-            start_kind="WARM",
-            queued_ms=0,
-            start_ms=0,
-            now_ns=n,
-            at_ns=at_ns,
-        )
+        ticket = open_attempt(books, call=f"c{n}", now_ns=n, at_ns=at_ns)
         books.close(ticket, status=200, outcome="ok", now_ns=n, at_ns=at_ns)
 
 

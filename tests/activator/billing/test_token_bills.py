@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from activator.billing.budgets.budgets import Budgets, token_picos
-from activator.billing.instance_account import BillingTerms, Charge, InstanceAccount, OpenRecord
+from activator.billing.instance_account import Charge, InstanceAccount, OpenRecord
+from activator.billing.instance_time import BillingTerms
 from activator.billing.journal import Journal
 from activator.billing.usage_pricing import PICO, UsageTemplate
 from activator.quotas.token_reservation import TokenReservation
@@ -28,6 +29,7 @@ from tests.activator.billing_world import (
     SECOND,
     Wall,
     budget,
+    open_attempt,
     records_on_disk,
     subject,
 )
@@ -58,18 +60,7 @@ class Engine:
         )
 
     def open(self, use: TokenReservation | None, call: str = "c1") -> OpenRecord:
-        return self.books.open(
-            call=call,
-            attempt=1,
-            key="k",
-            method="",
-            start_kind="WARM",
-            queued_ms=0,
-            start_ms=0,
-            now_ns=0,
-            at_ns=self.wall.now_ns,
-            tokens=use,
-        )
+        return open_attempt(self.books, call=call, at_ns=self.wall.now_ns, tokens=use)
 
     def close(self, ticket: OpenRecord, *, status: int = 200, outcome: str = "ok") -> Charge:
         return self.books.close(

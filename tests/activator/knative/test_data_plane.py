@@ -24,7 +24,7 @@ from activator.coordination.redis_state import RedisState
 from activator.gateway.health import Health
 from activator.knative.activation_requests import ActivationRequests
 from activator.knative.fleet import KnativeFleet
-from activator.knative.redis_pod_leases import RedisPodLeases
+from activator.knative.leases.redis_pod_leases import RedisPodLeases
 from activator.settings import ActivatorSettings
 from pilotlight.spec.function import FunctionKind, MethodSpec
 from tests.activator.conftest import KEY, Edge, served
@@ -392,7 +392,7 @@ async def test_an_activator_without_a_pod_is_given_the_one_that_another_does_not
         assert (await two.call(x=2)).json() == {"x": 2}
         assert (await one.call(x=3)).json() == {"x": 3}
         assert len(pod.calls) == 3
-        holders = [site for site in (one, two) if site.fleet.held()]
+        holders = [site for site in (one, two) if site.fleet.claimed.by_uid()]
         assert len(holders) == 1
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from activator.knative import pod_deletion
 from activator.knative.fleet import KnativeFleet
+from activator.knative.leases.pod_leases import ClaimsUnreachable, InMemoryPodLeases, PodLeaseTable
 from activator.knative.pod_deletion import REPLACEMENTS
-from activator.knative.pod_leases import ClaimsUnreachable, InMemoryPodLeases, PodLeaseTable
 from activator.routing.route_table import CallTarget
 from pilotlight.errors import Unavailable
 from pilotlight.spec.function import Clocks

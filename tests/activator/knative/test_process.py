@@ -22,7 +22,7 @@ import yaml
 
 from activator.coordination.redis_state import RedisState
 from activator.coordination.state import platform_id
-from activator.knative.redis_pod_leases import RedisPodLeases
+from activator.knative.leases.redis_pod_leases import RedisPodLeases
 from pilotlight.core.crypto import ActivatorKey
 from pilotlight.kubernetes.names import revision_name, service_name, tenant_namespace
 from pilotlight.kubernetes.settings import ClusterSettings

@@ -239,8 +239,8 @@ async def test_a_removed_function_has_no_series_after_its_last_scrape(edge: Edge
     assert seen() == {"hello", "kept"}
     removed = dataclasses.replace(change(9, route_of(spec_of())), value=None)
     assert edge.table.apply(removed)
-    gone = metrics.delete_removed(edge.table.deployed(), frozenset())
+    gone = metrics.delete_removed(edge.table.functions.deployed(), frozenset())
     assert (gone, seen()) == ({(TENANT, "shop", "hello")}, {"hello", "kept"})
-    gone = metrics.delete_removed(edge.table.deployed(), gone)
+    gone = metrics.delete_removed(edge.table.functions.deployed(), gone)
     assert (gone, seen()) == (set(), {"kept"})
     assert len(metrics.functions.names()) == 1

@@ -250,7 +250,7 @@ def test_functions_that_want_instances_without_being_asked_are_listed() -> None:
     table.apply(change(1, route_of(spec_of("cold"))))
     table.apply(change(2, route_of(spec_of("warm", scaling=Scaling(min_instances=1)))))
 
-    assert table.kept_warm() == [f"{TENANT}/main/shop/warm"]
+    assert table.functions.kept_warm() == [f"{TENANT}/main/shop/warm"]
 
 
 def test_a_function_that_was_never_called_is_not_kept_parsed() -> None:

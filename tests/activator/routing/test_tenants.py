@@ -95,15 +95,15 @@ def test_a_tenant_is_found_by_its_name_also_after_it_was_renamed() -> None:
     assert table.authenticate(b"Bearer pl_a", 0.0).tenant_name == "acme"
     tenant(table, name="apex")
 
-    assert (table.tenant_named("acme"), table.tenant_named("apex")) == (None, TENANT)
+    assert (table.tenants.named("acme"), table.tenants.named("apex")) == (None, TENANT)
     assert table.authenticate(b"Bearer pl_a", 0.0).tenant_name == "apex"
-    assert (table.tenant_name(TENANT), table.tenant_name("t-2"), dict(table.tenant_names())) == (
+    assert (table.tenant_name(TENANT), table.tenant_name("t-2"), dict(table.tenants.names())) == (
         "apex",
         "",
         {TENANT: "apex"},
     )
     told(table, "tenant", TENANT, None)
-    assert table.tenant_named("apex") is None
+    assert table.tenants.named("apex") is None
 
 
 def test_a_name_that_passed_on_to_another_tenant_is_the_new_ones() -> None:

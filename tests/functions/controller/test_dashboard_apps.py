@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pilotlight.controller.dashboard.pages import invoke
+from pilotlight.controller.dashboard.pages.calls import invoke
 from pilotlight.controller.identity import sessions
 from pilotlight.controller.scheduling import dispatch_queue
 from tests.functions.controller.conftest import Controller

@@ -10,7 +10,8 @@ from fastapi import Request
 
 from pilotlight.controller.dashboard import log_lines
 from pilotlight.controller.dashboard.page_context import form_cookie, page_context, session_cookie
-from pilotlight.controller.dashboard.pages import live_events, logs
+from pilotlight.controller.dashboard.pages import live_events
+from pilotlight.controller.dashboard.pages.calls import logs
 from snapshotter.errors import LogsBusy
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import instance, spec

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from pilotlight.controller.dashboard.pages.experiments import drawn, tone_of
+from pilotlight.controller.dashboard.pages.functions.experiments import drawn, tone_of
 from pilotlight.controller.database import tables
 from pilotlight.controller.experiments import guardrails, report
 from pilotlight.protocol import UsageRecord

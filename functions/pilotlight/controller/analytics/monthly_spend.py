@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from pilotlight.controller.analytics.rollup_queries import HALF
 from pilotlight.controller.billing.budget_periods import MONTH, Period, day_of, period_of
 from pilotlight.controller.billing.forecast import FULL_DAYS, Forecast, forecast
+from pilotlight.controller.billing.ledger_totals import picos_of
 from pilotlight.controller.database import tables
 
 
@@ -51,4 +51,4 @@ def by_day(
         table.c.currency == currency,
     )
     rows = sql.execute(sa.select(table.c.day, *sums).where(*where).group_by(table.c.day))
-    return {day: int(high) * HALF + int(low) for day, high, low in rows}
+    return {day: picos_of(high, low) for day, high, low in rows}

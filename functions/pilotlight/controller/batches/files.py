@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from pilotlight.controller.context import Context
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
+from pilotlight.controller.database.transactions import in_read, in_write
 from pilotlight.controller.identity import stored_bytes
 from pilotlight.controller.identity.access_control import Principal
 from pilotlight.controller.weights import storage_usage
@@ -287,23 +288,21 @@ async def read(context: Context, file: BatchFile, *, offset: int, length: int) -
 async def delete_expired(context: Context) -> int:
     """Delete some files whose time is over; returns their number. Raises StorageFull,
     Unavailable."""
-    found = await anyio.to_thread.run_sync(_expired, context)
+    found = await in_read(context.store, partial(_expired, now=context.clock()))
     for file in found:
         with store_errors():
             for number in range(file.parts + 1):
                 await context.files.objects.delete(file.part(number))
-        await anyio.to_thread.run_sync(_forget, context, file)
+        await in_write(context.store, partial(_forget, file=file))
     return len(found)
 
 
-def _expired(context: Context) -> Sequence[BatchFile]:
-    query = sa.select(tables.batch_files).where(_C.expires_at <= context.clock())
-    with context.store.read() as sql:
-        return [BatchFile(**row) for row in sql.execute(query.limit(EXPIRE_BATCH)).mappings()]
+def _expired(sql: sa.Connection, *, now: float) -> Sequence[BatchFile]:
+    query = sa.select(tables.batch_files).where(_C.expires_at <= now).limit(EXPIRE_BATCH)
+    return [BatchFile(**row) for row in sql.execute(query).mappings()]
 
 
-def _forget(context: Context, file: BatchFile) -> None:
-    with context.store.write() as write:
-        gone = sa.delete(tables.batch_files).where(_C.id == file.id).returning(_C.size_bytes)
-        for size_bytes in write.sql.execute(gone).scalars().all():
-            stored_bytes.count(write, tenant=file.tenant, more_bytes=-size_bytes)
+def _forget(write: Write, *, file: BatchFile) -> None:
+    gone = sa.delete(tables.batch_files).where(_C.id == file.id).returning(_C.size_bytes)
+    for size_bytes in write.sql.execute(gone).scalars().all():
+        stored_bytes.count(write, tenant=file.tenant, more_bytes=-size_bytes)

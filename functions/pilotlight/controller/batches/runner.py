@@ -16,11 +16,10 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
-import anyio.to_thread
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -35,6 +34,7 @@ from pilotlight.controller.batches.validation import Validation
 from pilotlight.controller.context import Context
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
+from pilotlight.controller.database.transactions import in_read, in_write
 from pilotlight.controller.identity import access_control
 from pilotlight.controller.identity.access_control import Principal
 from pilotlight.core.backoff import delay_s
@@ -83,6 +83,7 @@ class BatchRunner:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._store = context.store
         self.parser = LineParser()
         self._validations: dict[str, Validation] = {}
         self._written: dict[str, float] = {}
@@ -124,7 +125,7 @@ class BatchRunner:
         """Take one step of each running batch; return the seconds to the next round. Raises
         SQLAlchemyError."""
         await self._clean()
-        found = await self._read(_active)
+        found = await in_read(self._store, _active)
         self._forget({batch.id for batch in found})
         if not found:
             await self.aclose()
@@ -158,7 +159,7 @@ class BatchRunner:
         if time.monotonic() < self._cleaned + CLEAN_S:
             return
         self._cleaned = time.monotonic()
-        await self._write(lambda write: batches.purge(write, now=write.now))
+        await in_write(self._store, lambda write: batches.purge(write, now=write.now))
         try:
             while await files.delete_expired(self._context) == files.EXPIRE_BATCH:
                 pass
@@ -175,7 +176,7 @@ class BatchRunner:
                 await self._cancel(batch, stop)
             return await self._move(batch, caller, share)
         if stop is not None:
-            await self._write(partial(_finish, batch))
+            await in_write(self._store, partial(_finish, batch))
             return False
         return caller is not None and await self._validate(batch, caller)
 
@@ -183,7 +184,7 @@ class BatchRunner:
         """Stop a batch whose time is over or whose key was revoked. Return it, and the key while
         its lines may run: not while its tenant is suspended."""
         now = self._context.clock()
-        caller, why = await self._read(partial(_caller, batch, now))
+        caller, why = await in_read(self._store, partial(_caller, batch, now))
         stop = batch.stop
         if now >= batch.expires_at and (stop is None or stop["code"] not in STOPPED):
             text = "This request could not be executed before the completion window expired."
@@ -198,14 +199,14 @@ class BatchRunner:
     async def _move(self, batch: Batch, caller: Principal | None, share: int) -> bool:
         """Write answers, or begin more lines, or end the batch."""
         self._written.setdefault(batch.id, time.monotonic())
-        counts = await self._read(lambda sql: lines.count(sql, batch.id))
+        counts = await in_read(self._store, lambda sql: lines.count(sql, batch.id))
         if self._is_flush_due(batch, counts):
             await self._flush(batch)
             return True
         file = await self._input(batch)
         if batch.position >= file.size_bytes:
             if not counts.running and not counts.ended:
-                await self._write(partial(_finish, batch))
+                await in_write(self._store, partial(_finish, batch))
             return False
         if batch.stop is not None:
             return await self._advance(batch, file, CHECKED_LINES, None)
@@ -216,7 +217,7 @@ class BatchRunner:
 
     async def _input(self, batch: Batch) -> BatchFile:
         """Return the input file. Raises NotFound."""
-        file = await self._read(lambda sql: files.get(sql, batch.input_file))
+        file = await in_read(self._store, lambda sql: files.get(sql, batch.input_file))
         if file is None:
             raise NotFound(f"the input file {batch.input_file} is gone")
         return file
@@ -233,13 +234,13 @@ class BatchRunner:
     async def _stop(self, batch: Batch, code: str, message: str) -> Batch:
         log.info("event=batch_stopped batch=%s code=%s", batch.id, code)
         stop = {"code": code, "message": message}
-        return await self._write(lambda write: batches.change(write, batch, stop=stop))
+        return await in_write(self._store, lambda write: batches.change(write, batch, stop=stop))
 
     async def _cancel(self, batch: Batch, stop: Mapping[str, str]) -> None:
         is_late = self._context.clock() > batch.times.get("stopped", 0.0) + CANCEL_S
         if batch.id in self._cancelled and not is_late:
             return
-        await self._write(lambda write: lines.cancel(write, batch, stop, is_all=is_late))
+        await in_write(self._store, lambda write: lines.cancel(write, batch, stop, is_all=is_late))
         self._cancelled.add(batch.id)
 
     # -- reading -----------------------------------------------------------------------------------
@@ -258,13 +259,13 @@ class BatchRunner:
             state.problems.append({"code": e.type, "message": str(e), "line": line, "param": None})
         else:
             found = await self._parse(batch, data)
-            resolved = await self._read(partial(_resolve, caller, batch, _models(found)))
+            resolved = await in_read(self._store, partial(_resolve, caller, batch, _models(found)))
             state.add(found, {m: e for m, e in resolved.items() if isinstance(e, PilotlightError)})
             state.position += len(data)
             state.line += data.count(b"\n")
             if state.position < file.size_bytes and not state.is_hopeless:
                 return True
-        await self._write(partial(_validated, batch, state))
+        await in_write(self._store, partial(_validated, batch, state))
         del known[batch.id]
         return True
 
@@ -277,12 +278,15 @@ class BatchRunner:
             data = await self._piece(file, batch.position, room)
         except ContentLost as e:
             await self._stop(batch, e.type, str(e))
-            await self._write(lambda write: batches.change(write, batch, position=file.size_bytes))
+            await in_write(
+                self._store,
+                lambda write: batches.change(write, batch, position=file.size_bytes),
+            )
             return True
         found = await self._parse(batch, data)
         resolved: Mapping[str, LineTarget | PilotlightError] = {}
         if caller is not None:
-            resolved = await self._read(partial(_resolve, caller, batch, _models(found)))
+            resolved = await in_read(self._store, partial(_resolve, caller, batch, _models(found)))
 
         def add(write: Write) -> bool:
             now = _reload(write.sql, batch)
@@ -300,7 +304,7 @@ class BatchRunner:
             )
             return True
 
-        return await self._write(add) and batch.stop is not None
+        return await in_write(self._store, add) and batch.stop is not None
 
     async def _piece(self, file: BatchFile, position: int, max_lines: int) -> bytes:
         """Return up to `max_lines` whole lines. Raises _LineTooLong, NotFound, Unavailable."""
@@ -323,7 +327,7 @@ class BatchRunner:
     async def _flush(self, batch: Batch) -> None:
         """Write lines that have ended to the batch's files. Where the plan has no room, the answers
         are lost: the lines say so, and the batch stops."""
-        found = await self._read(lambda sql: lines.ended(sql, batch))
+        found = await in_read(self._store, lambda sql: lines.ended(sql, batch))
         try:
             await self._put(batch, found, is_forced=False)
         except StorageQuotaExceeded as e:
@@ -338,7 +342,7 @@ class BatchRunner:
             some = [one.to_json() for one in found if one.is_failed == is_failed]
             if some:
                 data = await self.parser.compose(some)
-                file_id = await self._write(partial(_file_of, batch, column))
+                file_id = await in_write(self._store, partial(_file_of, batch, column))
                 file = await files.prepare(self._context, file_id, data, is_forced=is_forced)
                 parts.append((file, len(data)))
 
@@ -354,22 +358,7 @@ class BatchRunner:
                 .values(completed=c.completed + len(found) - failed, failed=c.failed + failed)
             )
 
-        await self._write(count)
-
-    # -- the database ------------------------------------------------------------------------------
-    async def _read(self, query: Callable[[sa.Connection], T]) -> T:
-        def run() -> T:
-            with self._context.store.read() as sql:
-                return query(sql)
-
-        return await anyio.to_thread.run_sync(run)
-
-    async def _write(self, change: Callable[[Write], T]) -> T:
-        def run() -> T:
-            with self._context.store.write() as write:
-                return change(write)
-
-        return await anyio.to_thread.run_sync(run)
+        await in_write(self._store, count)
 
 
 def _active(sql: sa.Connection) -> list[Batch]:

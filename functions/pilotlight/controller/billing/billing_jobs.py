@@ -11,7 +11,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from pilotlight.controller.billing import invoices, price_lists, storage_charges
 from pilotlight.controller.billing.credits import grants
+from pilotlight.controller.database import audit_trail
 from pilotlight.controller.database.store import Store
+from pilotlight.controller.database.transactions import in_write
 from pilotlight.controller.server.node_backend import NodeBackend
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.errors import PilotlightError
@@ -25,7 +27,6 @@ ROUND_S = 300.0
 ISSUE_BATCH = 20
 """Invoices per transaction: each takes a few milliseconds, during which usage waits for the write
 lock."""
-ACTOR = "platform"
 
 
 def initialise_billing(store: Store, config: ControllerConfig) -> None:
@@ -63,7 +64,7 @@ def issue_due_invoices(store: Store, *, after_days: int) -> int:
             )
             for tenant, month, currency in found:
                 made = invoices.issue(
-                    write, tenant=tenant, month=month, currency=currency, actor=ACTOR
+                    write, tenant=tenant, month=month, currency=currency, actor=audit_trail.PLATFORM
                 )
                 log.info(
                     "event=invoice_issued invoice=%s tenant=%s month=%s", made["id"], tenant, month
@@ -93,9 +94,5 @@ async def charge_storage(store: Store, agent: NodeBackend, config: ControllerCon
     except SnapshotterError as e:
         log.info("event=snapshots_not_seen error=%r", e)
         found = None
-
-    def charge() -> int:
-        with store.write() as write:
-            return storage_charges.charge_storage(write, config, snapshots=found)
-
-    return await anyio.to_thread.run_sync(charge)
+    charge = partial(storage_charges.charge_storage, config=config, snapshots=found)
+    return await in_write(store, charge)

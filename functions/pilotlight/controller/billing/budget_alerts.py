@@ -17,13 +17,11 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from pilotlight.controller.database import tables
+from pilotlight.controller.database import bulk, tables
 from pilotlight.controller.database.delivery_retry import AT_ONCE_OF_ONE, MAX_ERROR
 from pilotlight.controller.database.store import Write
 
 _SECRET_BYTES = 32
-_BUDGETS_AT_ONCE = 500
-"""Databases limit the number of parameters per statement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,10 +101,8 @@ def recorded_alerts(
 ) -> set[tuple[str, str, int]]:
     """Return (budget, period, percent) of the alerts recorded for these budgets and periods."""
     table, found = tables.budget_alerts, set[tuple[str, str, int]]()
-    for at in range(0, len(budgets), _BUDGETS_AT_ONCE):
-        matches = table.c.budget.in_(budgets[at : at + _BUDGETS_AT_ONCE]) & table.c.period.in_(
-            list(periods)
-        )
+    for part in bulk.parts(budgets):
+        matches = table.c.budget.in_(part) & table.c.period.in_(list(periods))
         found |= {
             (row.budget, row.period, row.percent)
             for row in sql.execute(sa.select(*_KEY).where(matches))
@@ -170,8 +166,8 @@ def listing(
     """Return the alerts of these budgets (in these periods; None: in all), newest first."""
     table = tables.budget_alerts
     found: list[BudgetAlert] = []
-    for at in range(0, len(budgets), _BUDGETS_AT_ONCE):
-        query = sa.select(*_COLUMNS).where(table.c.budget.in_(budgets[at : at + _BUDGETS_AT_ONCE]))
+    for part in bulk.parts(budgets):
+        query = sa.select(*_COLUMNS).where(table.c.budget.in_(part))
         if periods is not None:
             query = query.where(table.c.period.in_(list(periods)))
         page = query.order_by(table.c.at.desc(), table.c.percent.desc()).limit(limit)

@@ -11,12 +11,12 @@ from decimal import Decimal, InvalidOperation
 import sqlalchemy as sa
 
 from pilotlight.controller.billing import ledger, usage_ingestion
-from pilotlight.controller.billing.ledger_totals import HALF, money_sums
+from pilotlight.controller.billing.ledger_totals import money_sums, picos_of
 from pilotlight.controller.database import audit_trail, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.protocol import UsageRecord
-from pilotlight.spec.pricing import COST_QUANTUM
+from pilotlight.spec.pricing import COST_QUANTUM, picos_text
 
 MAX_NOTE_CHARS = 500
 MAX_EXPONENT = 30
@@ -51,7 +51,7 @@ def correct(
         return known[0]
     charged = _charged(write.sql, original)
     if charged + picos < 0:
-        left = format(COST_QUANTUM * charged, "f")
+        left = picos_text(charged)
         raise InvalidInput(
             f"amount = {amount}: record {record} has charged {left} {original.currency}; the "
             f"credit cannot exceed that"
@@ -91,7 +91,7 @@ def _charged(sql: sa.Connection, original: UsageRecord) -> int:
     indexed = (c.tenant == original.tenant) & (c.started_at == original.started_at)
     related = (c.id == original.id) | ((c.corrects == original.id) & (c.kind == ledger.ADJUSTMENT))
     high, low = sql.execute(sa.select(*money_sums(tables.usage)).where(indexed, related)).one()
-    return int(high) * HALF + int(low)
+    return picos_of(high, low)
 
 
 def _adjustment(original: UsageRecord, *, picos: int, note: str, request: str) -> UsageRecord:
@@ -102,7 +102,7 @@ def _adjustment(original: UsageRecord, *, picos: int, note: str, request: str) -
         kind=ledger.ADJUSTMENT,
         outcome="span",
         rate_per_s="0",
-        cost=format(COST_QUANTUM * picos, "f"),
+        cost=picos_text(picos),
         corrects=original.id,
         note=note,
         # The usage is counted by the corrected record only.

@@ -17,12 +17,12 @@ import sqlalchemy as sa
 
 from pilotlight.controller.billing import ledger, price_lists
 from pilotlight.controller.billing.credits import consumption
-from pilotlight.controller.billing.ledger_totals import HALF, Total, money_sums, totals
+from pilotlight.controller.billing.ledger_totals import Total, money_sums, picos_of, totals
 from pilotlight.controller.billing.usage_aggregation import DAY_S, month_of_day, next_month
 from pilotlight.controller.database import audit_trail, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.errors import Conflict, InvalidInput, NotFound
-from pilotlight.spec.pricing import COST_QUANTUM
+from pilotlight.spec.pricing import parse_picos, picos_text
 from pilotlight.spec.record_json import canonical_json
 
 DRAFT, ISSUED, STATEMENT = "draft", "issued", "statement"
@@ -69,7 +69,7 @@ def listing(sql: sa.Connection, *, tenant: str) -> list[dict[str, Any]]:
             "id": None,
             "month": month,
             "currency": currency,
-            "total": _text(int(high) * HALF + int(low)),
+            "total": picos_text(picos_of(high, low)),
             "issued_at": None,
             "status": DRAFT,
         }
@@ -242,7 +242,7 @@ def verify_totals(sql: sa.Connection, *, tenant: str | None = None) -> list[Invo
     days, table = tables.usage_days, tables.invoices
     keys = (days.c.tenant, days.c.month, days.c.currency)
     sums = {
-        tuple(key): int(high) * HALF + int(low)
+        tuple(key): picos_of(high, low)
         for *key, high, low in sql.execute(sa.select(*keys, *money_sums(days)).group_by(*keys))
     }
     columns = (table.c.id, table.c.tenant, table.c.month, table.c.currency, table.c.total)
@@ -251,7 +251,7 @@ def verify_totals(sql: sa.Connection, *, tenant: str | None = None) -> list[Invo
         query = query.where(table.c.tenant == tenant)
     out = []
     for row in sql.execute(query):
-        expected = _text(sums.get((row.tenant, row.month, row.currency), 0))
+        expected = picos_text(sums.get((row.tenant, row.month, row.currency), 0))
         for found in (row.total, json.loads(row.document)["total"]):
             if found != expected:
                 named = {name: getattr(row, name) for name in ("id", "tenant", "month", "currency")}
@@ -321,7 +321,7 @@ def _document(
         "corrections": _corrections(sql, tenant=tenant, where=where),
         "late": _late(sql, tenant=tenant, where=where),
         "prices": [rates for rates in price_lists.listing(sql) if rates["version"] in used],
-        "total": _text(sum(line.picos for line in lines)),
+        "total": picos_text(sum(line.picos for line in lines)),
     }
 
 
@@ -338,8 +338,8 @@ def _credit(
     )
     if used is None:
         return {}
-    total = int(Decimal(document["total"]) / COST_QUANTUM)
-    return {"credit": {"used": _text(used), "due": _text(total - used)}}
+    total = parse_picos(document["total"])
+    return {"credit": {"used": picos_text(used), "due": picos_text(total - used)}}
 
 
 def _line(total: Total) -> dict[str, Any]:
@@ -347,7 +347,7 @@ def _line(total: Total) -> dict[str, Any]:
         "billed_ms": f"{Decimal(total.sums['billed_ns']) / 10**6:f}",
         **{name: total.sums[name] for name in ("tokens_in", "tokens_out")},
     }
-    return {**total.group, "records": total.records, **sums, "cost": _text(total.picos)}
+    return {**total.group, "records": total.records, **sums, "cost": picos_text(total.picos)}
 
 
 def _corrections(
@@ -382,7 +382,10 @@ def _corrections_of(sql: sa.Connection, day: int, where: Mapping[str, str]) -> l
     ]
     found = sql.execute(sa.select(*columns).where(*within).order_by(c.started_at, c.id)).mappings()
     return [
-        {**{k: v for k, v in row.items() if k != "cost_picos"}, "cost": _text(row["cost_picos"])}
+        {
+            **{k: v for k, v in row.items() if k != "cost_picos"},
+            "cost": picos_text(row["cost_picos"]),
+        }
         for row in found
     ]
 
@@ -395,9 +398,4 @@ def _late(sql: sa.Connection, *, tenant: str, where: Mapping[str, str]) -> dict[
         used = month_of_day(int(total.group["day"]))
         if used != where["month"]:
             out[used] = out.get(used, 0) + total.picos
-    return {used: _text(picos) for used, picos in sorted(out.items())}
-
-
-def _text(picos: int) -> str:
-    """Format picounits with twelve decimal places."""
-    return format(COST_QUANTUM * picos, "f")
+    return {used: picos_text(picos) for used, picos in sorted(out.items())}

@@ -36,6 +36,11 @@ def money_sums(table: sa.Table) -> tuple[sa.ColumnElement[Any], sa.ColumnElement
     return sa.func.sum(table.c.cost_picos // HALF), sa.func.sum(table.c.cost_picos % HALF)
 
 
+def picos_of(high: Any, low: Any) -> int:
+    """Return the sum of picounits whose halves are `money_sums`; 0 of no rows."""
+    return int(high or 0) * HALF + int(low or 0)
+
+
 @dataclass(slots=True, kw_only=True)
 class Total:
     """Sums of one group. `picos` is exact; the three floats are for display. `sums`: MEASURES."""
@@ -318,7 +323,7 @@ def _total(row: sa.RowMapping, groups: Sequence[str]) -> Total:
         records=int(row["records"]),
         errors=int(row["errors"]),
         sums={
-            name: int(row["billed_s"]) * HALF + int(row["billed_rest"])
+            name: picos_of(row["billed_s"], row["billed_rest"])
             if name == "billed_ns"
             else int(row[name])
             for name in MEASURES
@@ -326,5 +331,5 @@ def _total(row: sa.RowMapping, groups: Sequence[str]) -> Total:
         cpu_core_s=float(row["cpu_core_s"]),
         memory_gib_s=float(row["memory_byte_s"]) / GIB,
         gpu_s=float(row["gpu_s"]),
-        picos=int(row["high"]) * HALF + int(row["low"]),
+        picos=picos_of(row["high"], row["low"]),
     )

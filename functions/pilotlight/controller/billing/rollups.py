@@ -15,7 +15,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from pilotlight.controller.billing.ledger_totals import HALF, money_sums
+from pilotlight.controller.billing.ledger_totals import HALF, money_sums, picos_of
 from pilotlight.controller.billing.usage_aggregation import (
     COLUMNS,
     HOURS_PER_DAY,
@@ -184,7 +184,7 @@ def _money_by_day(
     within = (*_of(table, tenant), *where)
     query = sa.select(*keys, records, *money_sums(table)).where(*within).group_by(*keys)
     return {
-        tuple(key): (int(count), int(high) * HALF + int(low))
+        tuple(key): (int(count), picos_of(high, low))
         for *key, count, high, low in sql.execute(query)
     }
 

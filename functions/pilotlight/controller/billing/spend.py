@@ -14,15 +14,12 @@ from itertools import chain
 import sqlalchemy as sa
 
 from pilotlight.controller.billing.budget_periods import Period
+from pilotlight.controller.billing.ledger_totals import money_sums, picos_of
 from pilotlight.controller.billing.usage_aggregation import SpendKey
-from pilotlight.controller.database import tables
+from pilotlight.controller.database import bulk, tables
 
 SpendScope = tuple[str, str, str, str, str, str]
 """(tenant, environment, app, function, currency, customer)."""
-_HALF = 10**9
-_AT_ONCE = 500
-"""Databases limit the parameters of a statement: SQLite to 32,766 by default
-(SQLITE_MAX_VARIABLE_NUMBER), old versions to 999."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,16 +77,9 @@ def _rows(
     sql: sa.Connection, tenants: list[str], currency: str, first_day: int, end_day: int
 ) -> Iterator[tuple[SpendScope, int, int]]:
     table = tables.usage_days
-    parts = (table.c.tenant, table.c.day, table.c.environment, table.c.app, table.c.function)
-    query = sa.select(*parts, sa.func.sum(table.c.high), sa.func.sum(table.c.low)).group_by(*parts)
-    within = (table.c.day >= first_day) & (table.c.day < end_day) & (table.c.currency == currency)
-    for at in range(0, len(tenants), _AT_ONCE):
-        asked = table.c.tenant.in_(tenants[at : at + _AT_ONCE])
-        for tenant, day, environment, app, function, high, low in sql.execute(
-            query.where(asked, within)
-        ):
-            reach = (tenant, environment, app, function, currency, "")
-            yield reach, day, int(high) * _HALF + int(low)
+    within = (table.c.day >= first_day, table.c.day < end_day, table.c.currency == currency)
+    for tenant, day, inside, picos in _daily(sql, table.c.tenant, tenants, *within):
+        yield (tenant, *inside, currency, ""), day, picos
 
 
 def _customer_rows(
@@ -100,21 +90,27 @@ def _customer_rows(
     end_day: int,
 ) -> Iterator[tuple[SpendScope, int, int]]:
     (tenant, currency), table = of, tables.customer_days
-    parts = (table.c.customer, table.c.day, table.c.environment, table.c.app, table.c.function)
-    query = sa.select(*parts, sa.func.sum(table.c.high), sa.func.sum(table.c.low)).group_by(*parts)
     within = (
-        (table.c.tenant == tenant)
-        & (table.c.day >= first_day)
-        & (table.c.day < end_day)
-        & (table.c.currency == currency)
+        table.c.tenant == tenant,
+        table.c.day >= first_day,
+        table.c.day < end_day,
+        table.c.currency == currency,
     )
-    for at in range(0, len(customers), _AT_ONCE):
-        asked = table.c.customer.in_(customers[at : at + _AT_ONCE])
-        for customer, day, environment, app, function, high, low in sql.execute(
-            query.where(within, asked)
-        ):
-            reach = (tenant, environment, app, function, currency, customer)
-            yield reach, day, int(high) * _HALF + int(low)
+    for customer, day, inside, picos in _daily(sql, table.c.customer, customers, *within):
+        yield (tenant, *inside, currency, customer), day, picos
+
+
+def _daily(
+    sql: sa.Connection, owner: sa.Column[str], owners: list[str], *within: sa.ColumnElement[bool]
+) -> Iterator[tuple[str, int, tuple[str, str, str], int]]:
+    """Yield picounits by owner, day, and (environment, app, function)."""
+    table = owner.table
+    parts = (owner, table.c.day, table.c.environment, table.c.app, table.c.function)
+    query = sa.select(*parts, *money_sums(table)).where(*within).group_by(*parts)
+    for some in bulk.parts(owners):
+        for one, day, *inside, high, low in sql.execute(query.where(owner.in_(some))):
+            environment, app, function = inside
+            yield one, day, (environment, app, function), picos_of(high, low)
 
 
 def _summed(

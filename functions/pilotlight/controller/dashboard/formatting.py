@@ -8,13 +8,18 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
-from pilotlight.spec.pricing import GIB
+from pilotlight.spec.pricing import COST_QUANTUM, GIB
 
 DASH = "\u2013"
 TIMES = "\u00d7"
 MINUS = "\u2212"
 _SIGNS = {"USD": "$", "EUR": "€", "GBP": "£"}
 _MIB = 1024**2
+
+
+def amount(picos: int) -> Decimal:
+    """Convert picounits to money."""
+    return COST_QUANTUM * picos
 
 
 def money(amount: Decimal | str, currency: str = "") -> str:

@@ -16,6 +16,8 @@ from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
 from pilotlight.spec.record_json import canonical_json
 
+PLATFORM = "platform"
+"""The actor of changes that the platform makes by itself."""
 MAX_ADDRESS = 64
 """Characters of an address; an IPv6 address with its zone is shorter."""
 _address: ContextVar[str] = ContextVar("address of the caller", default="")

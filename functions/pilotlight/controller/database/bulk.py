@@ -1,16 +1,27 @@
-"""Statements for many rows, as text: SQLAlchemy's handling of expressions and parameters costs more
-than the database's work."""
+"""Statements and conditions for many rows: as text where SQLAlchemy's handling of expressions and
+parameters costs more than the database's work."""
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 _POSTGRESQL = "postgresql"
+MAX_VALUES = 500
+"""Values of one statement: databases limit its parameters, old versions of SQLite to 999
+(SQLITE_MAX_VARIABLE_NUMBER)."""
+T = TypeVar("T")
+
+
+def parts(values: Iterable[T]) -> Iterator[list[T]]:
+    """Yield the values in lists that fit into a statement."""
+    rest = list(values)
+    for begin in range(0, len(rest), MAX_VALUES):
+        yield rest[begin : begin + MAX_VALUES]
 
 
 def select_in(
@@ -23,6 +34,19 @@ def select_in(
         return [tuple(row) for row in sql.exec_driver_sql(text, (of, *more))]
     text = query.replace("{in}", "IN (SELECT value FROM json_each(?))").replace("{}", "?")
     return [tuple(row) for row in sql.exec_driver_sql(text, (json.dumps(list(values)), *more))]
+
+
+def is_one_of(
+    sql: sa.Connection, columns: Sequence[sa.Column[Any]], keys: Iterable[Sequence[Any]]
+) -> sa.ColumnElement[bool]:
+    """Return the condition for rows with one of these values of `columns`, such that databases use
+    the index of `columns`. SQLite would read the whole table for a list of tuples."""
+    values = [tuple(key) for key in keys]
+    if sql.dialect.name == _POSTGRESQL:
+        return sa.tuple_(*columns).in_(values)
+    each = sa.func.json_each(json.dumps(values)).table_valued("value")
+    parts = (sa.func.json_extract(each.c.value, f"$[{n}]") for n in range(len(columns)))
+    return sa.tuple_(*columns).in_(sa.select(*parts))
 
 
 def insert(

@@ -6,13 +6,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
-import anyio.to_thread
 import sqlalchemy as sa
 
 from pilotlight.controller.database import bulk
 from pilotlight.controller.database.store import Store, Write
+from pilotlight.controller.database.transactions import in_read, in_write
 
 PIECE_S: Final = 0.03
 """How long a transaction is to hold the writer."""
@@ -53,7 +54,7 @@ class Pieces:
         limit = begin = 0
         while begin < len(keys):
             part = keys[begin : begin + (limit or FIRST)]
-            took_s = await anyio.to_thread.run_sync(self._write, change, part)
+            took_s = await in_write(self._store, partial(self._timed, change, part))
             begin += len(part)
             fitting = int(len(part) * PIECE_S / max(took_s, 1e-4))
             limit = max(LEAST, min(MOST, 2 * len(part), fitting))
@@ -65,24 +66,12 @@ class Pieces:
         """Primary keys of some rows that match `where`. They are read apart, because finding them
         may take long, and readers keep no writer waiting."""
         query = sa.select(*table.primary_key).where(where).limit(limit)
+        return await in_read(self._store, lambda sql: [tuple(row) for row in sql.execute(query)])
 
-        def read() -> Keys:
-            with self._store.read() as sql:
-                return [tuple(row) for row in sql.execute(query)]
-
-        return await anyio.to_thread.run_sync(read)
-
-    def _write(self, change: Change, keys: Keys) -> float:
-        with self._store.write() as write:
-            began = self._clock()
-            change(write, keys)
-            return self._clock() - began
-
-
-def is_one_of(table: sa.Table, keys: Keys) -> sa.ColumnElement[bool]:
-    """The condition for rows with these primary keys, of a table whose key is one column."""
-    (column,) = table.primary_key
-    return column.in_([key for (key,) in keys])
+    def _timed(self, change: Change, keys: Keys, write: Write) -> float:
+        began = self._clock()
+        change(write, keys)
+        return self._clock() - began
 
 
 def delete(write: Write, table: sa.Table, keys: Keys) -> int:

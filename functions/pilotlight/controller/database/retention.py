@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from pilotlight.controller.database import tables
+from pilotlight.controller.database import bulk, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.errors import StorageQuotaExceeded
 from pilotlight.spec.quotas import Plan
@@ -22,8 +22,6 @@ TAGS_KEPT_S = 400 * 86_400.0
 """Bills of the previous year can still be grouped by tags."""
 _SLACK = 100
 """Deleted beyond the excess, so that not every deploy at the limit deletes again."""
-_AT_ONCE = 500
-"""Functions per statement: databases limit the parameters of a statement."""
 
 
 def enforce_retention(write: Write, plan: Plan, *, tenant: str, before: int) -> None:
@@ -61,11 +59,11 @@ def count_revisions(sql: sa.Connection, *, tenant: str) -> int:
 
 def delete_functions(sql: sa.Connection, ids: Sequence[str]) -> None:
     """Delete functions and all that belongs to them except their history and usage."""
-    for begin in range(0, len(ids), _AT_ONCE):
-        _delete_batch(sql, ids[begin : begin + _AT_ONCE])
+    for part in bulk.parts(ids):
+        _delete_part(sql, part)
 
 
-def _delete_batch(sql: sa.Connection, ids: Sequence[str]) -> None:
+def _delete_part(sql: sa.Connection, ids: Sequence[str]) -> None:
     for children, column, parents in (
         (tables.rollout_decisions, tables.rollout_decisions.c.rollout, tables.rollouts),
         (tables.exposures, tables.exposures.c.experiment, tables.experiments),

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from pilotlight.controller.context import Context
-from pilotlight.controller.database import tables
+from pilotlight.controller.database import audit_trail, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.deployments import app_registry, revision_pruning
 from pilotlight.controller.registry import snapshot_gc
@@ -28,7 +28,6 @@ POLL_S = 5.0
 """Interval between two looks for expired apps."""
 BATCH = 100
 """Apps that one look deletes at most."""
-ACTOR = "platform"
 
 
 def renew(write: Write, place: AppRef) -> float:
@@ -56,7 +55,11 @@ def expired(sql: sa.Connection, *, now: float) -> list[AppRef]:
     )
     return [
         AppRef(
-            tenant=row.tenant, uid=row.uid, environment=row.environment, app=row.name, actor=ACTOR
+            tenant=row.tenant,
+            uid=row.uid,
+            environment=row.environment,
+            app=row.name,
+            actor=audit_trail.PLATFORM,
         )
         for row in sql.execute(query)
     ]

@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from pilotlight.controller.database import audit_trail, tables
+from pilotlight.controller.database import audit_trail, bulk, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.deployments import releases
 from pilotlight.controller.deployments.releases import ReleaseOptions, ReleaseResult, ReleaseStage
@@ -298,9 +298,9 @@ def gpus_of(sql: sa.Connection, revisions: Sequence[str]) -> dict[str, int]:
     """Number of accelerators that one instance of each revision holds; `revisions` as nodes name
     them, `<function id>@<revision>`."""
     table = tables.revisions
-    names = [revision.partition("@")[::2] for revision in revisions]
+    names = (revision.partition("@")[::2] for revision in revisions)
     query = sa.select(table.c.function, table.c.name, table.c.spec).where(
-        sa.tuple_(table.c.function, table.c.name).in_(names)
+        bulk.is_one_of(sql, (table.c.function, table.c.name), names)
     )
     found = {
         f"{row.function}@{row.name}": json.loads(row.spec)["resources"]

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from pilotlight.controller.analytics import feedback
-from pilotlight.controller.database import tables
+from pilotlight.controller.database import audit_trail, tables
 from pilotlight.controller.database.store import Store, Write
 from pilotlight.controller.experiments import lifecycle, report
 from pilotlight.controller.experiments.evidence import ExperimentEvidence
@@ -28,7 +28,6 @@ breach."""
 PAUSE = 9.0
 """Rounds take at most a tenth of the time: a round over a hundred thousand units takes one second,
 and then runs every ten."""
-ACTOR = "platform"
 
 
 async def run(store: Store) -> None:
@@ -90,7 +89,7 @@ def _stop(write: Write, seen: Experiment, breach: report.GuardrailCheck) -> list
         uid=_uid(write.sql, found.tenant),
         environment=found.environment,
         app=found.app,
-        actor=ACTOR,
+        actor=audit_trail.PLATFORM,
     )
     lifecycle.stop_arm(write, place, found, arm=breach.arm, reason=str(breach))
     log.warning("event=arm_stopped experiment=%s arm=%s why=%r", found.id, breach.arm, str(breach))

@@ -16,7 +16,7 @@ import anyio.to_thread
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from pilotlight.controller.database import platform_identity, tables
+from pilotlight.controller.database import audit_trail, platform_identity, tables
 from pilotlight.controller.database.change_notifier import ChangeNotifier
 from pilotlight.controller.database.platform_identity import PlatformIdentity
 from pilotlight.controller.database.store import Store
@@ -30,7 +30,6 @@ from pilotlight.controller.kubernetes.node_reports import NodeReports
 from pilotlight.controller.kubernetes.reconciler import Reconciler
 from pilotlight.controller.kubernetes.warm.pool import WarmPool
 from pilotlight.controller.kubernetes.warm.status import WarmPods
-from pilotlight.controller.server import bootstrap
 from pilotlight.controller.server.metrics import Metrics
 from pilotlight.core.crypto import PlatformKey
 from pilotlight.errors import PilotlightError
@@ -158,7 +157,7 @@ def identify(store: Store, adopt: Sequence[str]) -> PlatformIdentity:
         table = tables.tenants
         query = sa.select(table.c.id).where(table.c.name == access_control.PLATFORM_TENANT)
         tenant = write.sql.scalar(query) or ""
-        platform_identity.adopt(write, adopt, tenant=tenant, actor=bootstrap.ACTOR)
+        platform_identity.adopt(write, adopt, tenant=tenant, actor=audit_trail.PLATFORM)
         return platform_identity.read(write.sql)
 
 

@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Final
 
-import anyio.to_thread
-
 from pilotlight.controller.context import Context
+from pilotlight.controller.database.transactions import in_read, in_write
 from pilotlight.controller.predictions import files
 from pilotlight.controller.predictions.files import MAX_FILE_BYTES, PredictionFile, StoredFile
 from pilotlight.controller.weights.blob_upload import store_errors
@@ -25,12 +24,8 @@ async def store(context: Context, name: str, data: bytes) -> bool:
 
     Raises InvalidInput, StorageQuotaExceeded, Unavailable."""
     file = PredictionFile.parse(name)
-
-    def register() -> bool:
-        with context.store.write() as write:
-            return files.register(write, file, size_bytes=len(data), plans=context.config.plans)
-
-    if not await anyio.to_thread.run_sync(register):
+    register = partial(files.register, file=file, size_bytes=len(data), plans=context.config.plans)
+    if not await in_write(context.store, register):
         return False
     with store_errors():
         await context.files.objects.put(file.key, data)
@@ -61,22 +56,13 @@ async def delete_expired(context: Context) -> int:
     """Delete the files whose window is over; returns their number. Raises ObjectStoreError."""
     deleted, batch = 0, EXPIRE_BATCH
     while batch == EXPIRE_BATCH:
-        found = await anyio.to_thread.run_sync(_expired, context)
+        expired = partial(files.expired, now=context.clock(), limit=EXPIRE_BATCH)
+        found = await in_read(context.store, expired)
         for _, key in found:
             await context.files.objects.delete(key)
         if found:
             ids = [file for file, _ in found]
-            await anyio.to_thread.run_sync(partial(_delete_rows, context, ids))
+            await in_write(context.store, partial(files.forget, ids=ids))
         batch = len(found)
         deleted += batch
     return deleted
-
-
-def _expired(context: Context) -> list[tuple[str, str]]:
-    with context.store.read() as sql:
-        return files.expired(sql, now=context.clock(), limit=EXPIRE_BATCH)
-
-
-def _delete_rows(context: Context, ids: Sequence[str]) -> None:
-    with context.store.write() as write:
-        files.forget(write, ids)

@@ -5,16 +5,13 @@ know of single units. Experiments themselves stay, and what is billed does."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 import sqlalchemy as sa
 
-from pilotlight.controller.billing.usage_aggregation import HOUR_S
+from pilotlight.controller.billing.usage_aggregation import DAY_S, HOUR_S
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.pieces import Pieces
 from pilotlight.controller.database.store import Store
-
-DAY_S: Final = 86_400.0
 
 
 async def delete_history(store: Store, *, now: float, days: int | None) -> None:

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import Final
 
 import sqlalchemy as sa
 
+from pilotlight.controller.billing.usage_aggregation import DAY_S
 from pilotlight.controller.context import Context
 from pilotlight.controller.database import audit_trail, tables
 from pilotlight.controller.database.store import Write
@@ -20,9 +20,6 @@ from pilotlight.errors import Conflict, NotFound
 from snapshotter.errors import SnapshotterError
 
 log = logging.getLogger(__name__)
-
-ACTOR: Final = "platform"
-DAY_S: Final = 86_400.0
 
 
 async def delete_images(context: Context) -> int:
@@ -89,5 +86,7 @@ def _forget(write: Write, *, tenant: str, digest: str) -> bool:
         images.delete(write, tenant=tenant, digest=digest)
     except (Conflict, NotFound):  # a deploy uses it now, or it was deleted
         return False
-    audit_trail.record(write, tenant=tenant, actor=ACTOR, action="image.delete", subject=digest)
+    audit_trail.record(
+        write, tenant=tenant, actor=audit_trail.PLATFORM, action="image.delete", subject=digest
+    )
     return True

@@ -14,8 +14,9 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from pilotlight.controller.billing.usage_aggregation import DAY_S
 from pilotlight.controller.context import Context
-from pilotlight.controller.database import retention, tables
+from pilotlight.controller.database import audit_trail, retention, tables
 from pilotlight.controller.database.transactions import in_read, in_write
 from pilotlight.controller.deployments import revision_pruning
 from pilotlight.controller.registry.app_ref import AppRef
@@ -25,10 +26,8 @@ log = logging.getLogger(__name__)
 
 KEPT: Final = 10
 """Revisions of a function that stay, whatever their age; the default of `app prune --keep`, too."""
-ACTOR: Final = "platform"
 AT_ONCE: Final = 50
 """Rows of revisions that one transaction deletes."""
-DAY_S: Final = 86_400.0
 
 
 async def prune_revisions(context: Context) -> int:
@@ -80,7 +79,11 @@ def _apps(sql: sa.Connection, *, before: float) -> list[AppRef]:
     )
     return [
         AppRef(
-            tenant=row.tenant, uid=row.uid, environment=row.environment, app=row.app, actor=ACTOR
+            tenant=row.tenant,
+            uid=row.uid,
+            environment=row.environment,
+            app=row.app,
+            actor=audit_trail.PLATFORM,
         )
         for row in sql.execute(query.distinct())
     ]

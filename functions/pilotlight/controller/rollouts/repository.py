@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from pilotlight.controller.database import tables
+from pilotlight.controller.database import audit_trail, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.controller.rollouts.plan import RolloutPlan, parse
@@ -21,7 +21,6 @@ from pilotlight.spec.record_json import canonical_json, to_json
 
 BEGAN = "began"
 """Action prefix of a decision that (re)starts its step; its evidence contains the baseline."""
-PLATFORM = "platform"
 """Actor of changes that the platform makes itself."""
 
 
@@ -61,7 +60,7 @@ class Rollout:
         """`<app>/<function>`."""
         return f"{self.app}/{self.function}"
 
-    def place(self, *, actor: str = PLATFORM, request: str = "") -> AppRef:
+    def place(self, *, actor: str = audit_trail.PLATFORM, request: str = "") -> AppRef:
         """The app of this rollout, with the actor and request of a change."""
         return AppRef(
             tenant=self.tenant,

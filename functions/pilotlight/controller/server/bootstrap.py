@@ -16,7 +16,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from pilotlight.controller.database import sqlite_file, tables
+from pilotlight.controller.database import audit_trail, sqlite_file, tables
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.identity import access_control, api_keys, tenants
 from pilotlight.controller.identity.tenant_plan import TenantPlan
@@ -27,7 +27,6 @@ from pilotlight.spec.identifiers import Scope
 from pilotlight.spec.quotas import BUILT_IN_PLANS, Plan
 from pilotlight.spec.record_json import from_json, to_json
 
-ACTOR = "platform"
 """The actor in the audit log: the operator, who has access to the files."""
 PLATFORM_PLAN = "enterprise"
 """The first tenant's plan: a platform with a single tenant has no limits by default."""
@@ -99,7 +98,7 @@ def operator_key(
                         write,
                         tenant=tenant,
                         scope=scope,
-                        actor=ACTOR,
+                        actor=audit_trail.PLATFORM,
                         name=name,
                         environment=environment,
                         reach=reach,
@@ -127,8 +126,16 @@ def ensure_admin(
             return None
         terms = TenantPlan(plan=PLATFORM_PLAN, plans=plans)
         tenant = tenants.create(
-            write, name=access_control.PLATFORM_TENANT, uid_base=uid_base, actor=ACTOR, terms=terms
+            write,
+            name=access_control.PLATFORM_TENANT,
+            uid_base=uid_base,
+            actor=audit_trail.PLATFORM,
+            terms=terms,
         )
         return api_keys.create(
-            write, tenant=tenant.id, scope=Scope.ADMIN, actor=ACTOR, name="first admin key"
+            write,
+            tenant=tenant.id,
+            scope=Scope.ADMIN,
+            actor=audit_trail.PLATFORM,
+            name="first admin key",
         ).secret

@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pilotlight.controller.database import store, tables
 from pilotlight.controller.database.store import Store, Write
+from pilotlight.controller.database.transactions import in_write
 from pilotlight.controller.identity import access_control
 from pilotlight.controller.identity.access_control import Principal
 from pilotlight.controller.server import error_responses
@@ -219,14 +220,13 @@ class Idempotency:
             "kept_bytes": ROW_BYTES + len(sealed),
         }
 
-        def update() -> None:
-            with self._store.write() as write:
-                write.sql.execute(
-                    sa.update(tables.idempotency_keys).where(*_is(claim)).values(**values)
-                )
-                self._make_room(write, claim.tenant)
+        def update(write: Write) -> None:
+            write.sql.execute(
+                sa.update(tables.idempotency_keys).where(*_is(claim)).values(**values)
+            )
+            self._make_room(write, claim.tenant)
 
-        await anyio.to_thread.run_sync(update)
+        await in_write(self._store, update)
 
     def _make_room(self, write: Write, tenant: str) -> None:
         """Delete the tenant's oldest responses until the rest fits; claims of running requests are

@@ -72,6 +72,7 @@ class TenantDeleter:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._store = context.store
         self._pieces = Pieces(context.store)
         self._looked_at = time.monotonic()
         storage = TenantStorage(context, self._pieces)
@@ -109,7 +110,7 @@ class TenantDeleter:
         if time.monotonic() >= self._looked_at + LOOK_S:
             self._looked_at = time.monotonic()
             await self.restart_late()
-        found = await self._read(progress.running)
+        found = await in_read(self._store, progress.running)
         waiting = [one for one in found if not await self.advance(one)]
         return RETRY_S if waiting else IDLE_S
 
@@ -126,11 +127,11 @@ class TenantDeleter:
                         found.state,
                         e,
                     )
-                    await self._write(partial(progress.wait, found=found, reason=reason))
+                    await in_write(self._store, partial(progress.wait, found=found, reason=reason))
                 return False
-            await self._write(partial(progress.complete, found=found))
+            await in_write(self._store, partial(progress.complete, found=found))
             log.info("event=tenant_deletion tenant=%s completed=%s", found.tenant, found.state)
-            now = await self._read(partial(progress.find, tenant=found.tenant))
+            now = await in_read(self._store, partial(progress.find, tenant=found.tenant))
             assert now is not None
             found = now
         return True
@@ -138,10 +139,10 @@ class TenantDeleter:
     # -- steps -------------------------------------------------------------------------------------
     async def _end_access(self, found: Deletion) -> None:
         """Remove from the feed what activators know of it, and delete its keys and settings."""
-        published = await self._read(partial(_published, tenant=found.tenant))
+        published = await in_read(self._store, partial(_published, tenant=found.tenant))
         for begin in range(0, len(published), FUNCTIONS_AT_ONCE):
             part = published[begin : begin + FUNCTIONS_AT_ONCE]
-            await self._write(partial(_withdraw, keys=part))
+            await in_write(self._store, partial(_withdraw, keys=part))
         kinds = {tables.api_keys.name: feed.KEY, tables.budgets.name: feed.BUDGET}
         for rows in of_step(Step.ACCESS):
             kind = kinds.get(rows.name)
@@ -150,7 +151,7 @@ class TenantDeleter:
     async def _delete_functions(self, found: Deletion) -> None:
         """Delete snapshots while the functions are known; what a node without an answer keeps is
         found by the periodic sweep."""
-        functions = await self._read(partial(_functions, tenant=found.tenant))
+        functions = await in_read(self._store, partial(_functions, tenant=found.tenant))
         for begin in range(0, len(functions), FUNCTIONS_AT_ONCE):
             part = functions[begin : begin + FUNCTIONS_AT_ONCE]
             if await snapshot_gc.delete_snapshots(self._context.agent, part) is None:
@@ -189,7 +190,7 @@ class TenantDeleter:
             with contextlib.suppress(IntegrityError):  # an app that was deployed meanwhile
                 await self._delete_step(Step.REST, found)
                 return
-        await self._write(partial(progress.restart, found=found))
+        await in_write(self._store, partial(progress.restart, found=found))
         raise Waiting("rows came meanwhile: the steps begin again")
 
     # -- late rows ---------------------------------------------------------------------------------
@@ -197,10 +198,10 @@ class TenantDeleter:
         """Begin again with the deletions that were done and have rows now. Raises
         SQLAlchemyError."""
         since = self._context.clock() - LATE_S
-        for found in await self._read(partial(progress.done_since, at=since)):
+        for found in await in_read(self._store, partial(progress.done_since, at=since)):
             if (rows := await self._late_rows(found.tenant)) is not None:
                 log.info("event=tenant_rows_came tenant=%s table=%s", found.tenant, rows.name)
-                await self._write(partial(progress.restart, found=found))
+                await in_write(self._store, partial(progress.restart, found=found))
 
     async def _late_rows(self, tenant: str) -> TenantRows | None:
         for rows in DELETED:
@@ -209,12 +210,6 @@ class TenantDeleter:
             if await self._pieces.keys(rows.table, rows.where(tenant), limit=1):
                 return rows
         return None
-
-    async def _read(self, query: Callable[[sa.Connection], T]) -> T:
-        return await in_read(self._context.store, query)
-
-    async def _write(self, change: Callable[[Write], T]) -> T:
-        return await in_write(self._context.store, change)
 
 
 def _reason(error: Exception) -> str:

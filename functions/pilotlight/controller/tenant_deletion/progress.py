@@ -136,7 +136,14 @@ def complete(write: Write, found: Deletion) -> str:
         _change(write, found.tenant, stored_bytes=0, collection_bytes=0)
         now = find(write.sql, tenant=found.tenant)
         counts = dict(now.counts) if now is not None else {}
-        _audit(write, found.tenant, found.name, "tenant.deleted", actor="platform", after=counts)
+        _audit(
+            write,
+            found.tenant,
+            found.name,
+            "tenant.deleted",
+            actor=audit_trail.PLATFORM,
+            after=counts,
+        )
     return state
 
 

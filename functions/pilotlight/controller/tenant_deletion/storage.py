@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from pilotlight.controller.batches import files as batch_files
 from pilotlight.controller.context import Context
-from pilotlight.controller.database import pieces, tables
+from pilotlight.controller.database import bulk, tables
 from pilotlight.controller.database.pieces import Keys, Pieces
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.database.transactions import in_read
@@ -97,8 +97,8 @@ def _release(rows: TenantRows, tenant: str, write: Write, keys: Keys) -> None:
 
 
 def _expire(rows: TenantRows, now: float, write: Write, keys: Keys) -> None:
-    change = sa.update(rows.table).where(pieces.is_one_of(rows.table, keys)).values(expires_at=now)
-    write.sql.execute(change)
+    those = bulk.is_one_of(write.sql, tuple(rows.table.primary_key), keys)
+    write.sql.execute(sa.update(rows.table).where(those).values(expires_at=now))
 
 
 def _only_of(sql: sa.Connection, *, tenant: str) -> list[str]:

@@ -22,7 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from pilotlight.controller.billing import ledger
 from pilotlight.controller.billing.usage_aggregation import COLUMNS, DAY_S
-from pilotlight.controller.database import pieces, tables
+from pilotlight.controller.database import bulk, tables
 from pilotlight.controller.database.pieces import Keys, Pieces
 from pilotlight.controller.database.store import Store, Write
 from pilotlight.controller.database.transactions import in_read, in_write
@@ -162,6 +162,6 @@ def _of_tenant(tenant: str, *, before: float) -> sa.Select[LedgerRow]:
 def _remove_records(write: Write, keys: Keys, *, number: int) -> None:
     """Remove records, and add them to the sums of their archive."""
     table = tables.usage
-    query = sa.delete(table).where(pieces.is_one_of(table, keys))
+    query = sa.delete(table).where(bulk.is_one_of(write.sql, tuple(table.primary_key), keys))
     gone = write.sql.execute(query.returning(*(table.c[name] for name in COLUMNS))).all()
     archives.add_sums(write, number, archive_file.day_sums([tuple(row) for row in gone]))

@@ -8,7 +8,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from pilotlight.controller.billing.ledger_totals import HALF
+from pilotlight.controller.billing.ledger_totals import HALF, picos_of
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.usage_archive.archive_file import GENESIS, DayKey, DaySum
@@ -94,7 +94,7 @@ def _sums(sql: sa.Connection, where: sa.ColumnElement[bool]) -> Iterator[tuple[D
     columns = [_DAYS.c[name] for name in _KEYS]
     query = sa.select(*columns, _DAYS.c.records, _DAYS.c.high, _DAYS.c.low).where(where)
     for *key, records, high, low in sql.execute(query):
-        yield DayKey(*key), DaySum(records, high * HALF + low)
+        yield DayKey(*key), DaySum(records, picos_of(high, low))
 
 
 def _read(

@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 
 import sqlalchemy as sa
 
-from pilotlight.controller.database import tables
+from pilotlight.controller.database import bulk, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.identity import stored_bytes
 from pilotlight.controller.weights import storage_usage
@@ -20,7 +20,6 @@ from pilotlight.core.volumes.entries import Entry
 from pilotlight.spec.quotas import Plan
 
 PENDING, STORED, DELETING = "pending", "stored", "deleting"
-_AT_ONCE = 400
 _CHUNKS = tables.volume_chunks
 
 
@@ -46,7 +45,7 @@ def reserve(
         stored_bytes.count(write, tenant=tenant, more_bytes=more)
     again = [digest for digest, (_, state) in rows.items() if state != STORED]
     same = {"tenant": tenant, "state": PENDING, "used_at": write.now}
-    for part in _parts(new):  # together: the database's only writer is held meanwhile
+    for part in bulk.parts(new):  # together: the database's only writer is held meanwhile
         values = [{**same, "digest": digest, "size_bytes": sizes[digest]} for digest in part]
         write.sql.execute(sa.insert(_CHUNKS), values)
     _update(write, tenant=tenant, digests=rows, used_at=write.now)
@@ -90,7 +89,7 @@ def mark_unused(
 
 def forget(write: Write, *, tenant: str, digests: Collection[str]) -> None:
     """Delete the rows of chunks whose objects were deleted."""
-    for part in _parts(digests):
+    for part in bulk.parts(digests):
         gone = (*_are(tenant, part), _CHUNKS.c.state == DELETING)
         sizes = write.sql.execute(sa.delete(_CHUNKS).where(*gone).returning(_CHUNKS.c.size_bytes))
         stored_bytes.count(write, tenant=tenant, more_bytes=-sum(sizes.scalars()))
@@ -105,7 +104,7 @@ def _rows(
     sql: sa.Connection, *, tenant: str, digests: Collection[str]
 ) -> dict[str, tuple[int, str]]:
     found: dict[str, tuple[int, str]] = {}
-    for part in _parts(digests):
+    for part in bulk.parts(digests):
         query = sa.select(_CHUNKS.c.digest, _CHUNKS.c.size_bytes, _CHUNKS.c.state)
         for row in sql.execute(query.where(*_are(tenant, part))):
             found[row.digest] = (row.size_bytes, row.state)
@@ -113,14 +112,9 @@ def _rows(
 
 
 def _update(write: Write, *, tenant: str, digests: Collection[str], **values: object) -> None:
-    for part in _parts(digests):
+    for part in bulk.parts(digests):
         write.sql.execute(sa.update(_CHUNKS).where(*_are(tenant, part)).values(**values))
 
 
 def _are(tenant: str, digests: list[str]) -> tuple[sa.ColumnElement[bool], ...]:
     return _CHUNKS.c.tenant == tenant, _CHUNKS.c.digest.in_(digests)
-
-
-def _parts(digests: Collection[str]) -> list[list[str]]:
-    names = list(digests)
-    return [names[begin : begin + _AT_ONCE] for begin in range(0, len(names), _AT_ONCE)]

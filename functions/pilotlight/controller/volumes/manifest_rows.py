@@ -12,11 +12,10 @@ from collections.abc import Set as AbstractSet
 
 import sqlalchemy as sa
 
-from pilotlight.controller.database import tables
+from pilotlight.controller.database import bulk, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.core.volumes.entries import Entry, EntryKind
 
-_AT_ONCE = 400
 _FEW = 4
 """Directories below which entries are looked for by a query each, which reads all of the volume's
 entries. For more of them the paths are read once."""
@@ -55,8 +54,8 @@ def _put(write: Write, volume: str, put: Sequence[Entry]) -> None:
         index_elements=["volume", "path"],
         set_={"size_bytes": insert.excluded.size_bytes, "entry": insert.excluded.entry},
     )
-    for begin in range(0, len(rows), _AT_ONCE):
-        write.sql.execute(insert, rows[begin : begin + _AT_ONCE])
+    for part in bulk.parts(rows):
+        write.sql.execute(insert, part)
 
 
 def _make_way(sql: sa.Connection, volume: str, put: Sequence[Entry]) -> None:
@@ -126,9 +125,9 @@ def _all_paths(sql: sa.Connection, volume: str) -> list[str]:
 def _kinds(sql: sa.Connection, volume: str, paths: Collection[str]) -> Iterable[tuple[str, bool]]:
     """Those of the paths that have an entry, and whether each is a directory."""
     found: list[tuple[str, bool]] = []
-    for part in _parts(sorted(paths)):
+    for part in bulk.parts(sorted(paths)):
         query = sa.select(_ENTRIES.c.path, _ENTRIES.c.entry).where(
-            _ENTRIES.c.volume == volume, _ENTRIES.c.path.in_(list(part))
+            _ENTRIES.c.volume == volume, _ENTRIES.c.path.in_(part)
         )
         found += [
             (row.path, json.loads(row.entry)["kind"] == EntryKind.DIRECTORY)
@@ -142,14 +141,10 @@ def _parents(path: str) -> list[str]:
     return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
 
 
-def _parts(paths: Sequence[str]) -> Iterable[Sequence[str]]:
-    return (paths[begin : begin + _AT_ONCE] for begin in range(0, len(paths), _AT_ONCE))
-
-
 def _remove(sql: sa.Connection, volume: str, paths: Collection[str]) -> None:
-    for part in _parts(sorted(paths)):
+    for part in bulk.parts(sorted(paths)):
         sql.execute(
-            sa.delete(_ENTRIES).where(_ENTRIES.c.volume == volume, _ENTRIES.c.path.in_(list(part)))
+            sa.delete(_ENTRIES).where(_ENTRIES.c.volume == volume, _ENTRIES.c.path.in_(part))
         )
 
 

@@ -14,13 +14,11 @@ from pilotlight.controller.billing.budget_alerts import BudgetAlert
 from pilotlight.controller.billing.budget_periods import period_named
 from pilotlight.controller.billing.budgets import changes, records
 from pilotlight.controller.billing.budgets.records import Budget
-from pilotlight.controller.database import delivery_retry, tables
+from pilotlight.controller.database import audit_trail, delivery_retry, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.webhooks import deliveries, endpoints
 from pilotlight.controller.webhooks.deliveries import Delivery
 from pilotlight.controller.webhooks.webhook_sender import AttemptResult, WebhookMessage
-
-ACTOR = "platform"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +89,7 @@ def _drop_webhook(write: Write, claimed: ClaimedMessage, outcome: AttemptResult)
             tenant=alert.tenant,
             budget_id=alert.budget,
             url=claimed.url,
-            actor=ACTOR,
+            actor=audit_trail.PLATFORM,
             why=outcome.error or "",
         )
 

@@ -22,8 +22,9 @@ from dataclasses import dataclass
 import anyio.to_thread
 import sqlalchemy as sa
 
-from pilotlight.controller.database import audit_trail, tables
+from pilotlight.controller.database import audit_trail, bulk, tables
 from pilotlight.controller.database.store import Store, Write
+from pilotlight.controller.database.transactions import in_read
 from pilotlight.controller.identity import stored_bytes
 from pilotlight.controller.weights.blob_upload import STORE_RETRY_S, store_errors
 from pilotlight.controller.weights.blobs import BlobStore
@@ -36,14 +37,11 @@ from weight_cache.errors import ManifestInvalid
 
 log = logging.getLogger(__name__)
 
-PLATFORM = "platform"
 MAX_LISTED = 1000
 """Maximum number of digests in a response."""
 _LONGEST_EVER_BYTES = 64 * 1024 * 1024
 """Size limit of a manifest in earlier releases. A manifest longer than today's limit refers to no
 blobs."""
-_AT_ONCE = 500
-"""Digests per statement: databases limit the number of parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +78,7 @@ class BlobCollector:
         tenant: str,
         unused_since: float,
         dry_run: bool = False,
-        actor: str = PLATFORM,
+        actor: str = audit_trail.PLATFORM,
         request: str = "",
     ) -> ReleasedBlobs:
         """Release blobs without references that were not used since `unused_since`. Raises
@@ -235,14 +233,13 @@ class BlobCollector:
     ) -> set[str]:
         """Those of `digests` that are manifests of the tenant; loads their file lists."""
 
-        def look() -> set[str]:
-            with self._store.read() as sql:
-                found = find_roots(
-                    sql, self._revisions, tenant=tenant, removed_before=float("inf")
-                ).manifests
-                return (found | known) & _owned(sql, tenant=tenant).keys() & digests
+        def look(sql: sa.Connection) -> set[str]:
+            found = find_roots(
+                sql, self._revisions, tenant=tenant, removed_before=float("inf")
+            ).manifests
+            return (found | known) & _owned(sql, tenant=tenant).keys() & digests
 
-        found = await anyio.to_thread.run_sync(look)
+        found = await in_read(self._store, look)
         return found - await self._load(found - self._named.keys())
 
     async def _load(self, digests: set[str]) -> set[str]:
@@ -308,9 +305,8 @@ def drop(write: Write, *, tenant: str, digests: set[str]) -> int:
     """Delete the tenant's ownership rows, whatever refers to these blobs, and mark those that have
     no owner now; returns the number of marked blobs."""
     table, owners = tables.blobs, tables.blob_owners
-    names, marked = sorted(digests), 0
-    for begin in range(0, len(names), _AT_ONCE):
-        part = names[begin : begin + _AT_ONCE]
+    marked = 0
+    for part in bulk.parts(sorted(digests)):
         theirs = (owners.c.tenant == tenant, owners.c.digest.in_(part))
         size = sa.select(sa.func.coalesce(sa.func.sum(table.c.size_bytes), 0))
         size = size.join(owners, owners.c.digest == table.c.digest).where(*theirs)
@@ -345,14 +341,11 @@ async def collect_garbage(
 ) -> tuple[ReleasedBlobs, DeletedBlobs]:
     """Collect for every tenant, then delete. A tenant whose collection fails keeps all its blobs.
     Raises ObjectStoreError."""
-
-    def tenants() -> list[str]:
-        with store.read() as sql:
-            return sorted(sql.execute(sa.select(tables.blob_owners.c.tenant).distinct()).scalars())
-
+    owners = sa.select(tables.blob_owners.c.tenant).distinct()
+    tenants = await in_read(store, lambda sql: sorted(sql.execute(owners).scalars()))
     size_bytes, orphaned = 0, 0
     digests: set[str] = set()
-    for tenant in await anyio.to_thread.run_sync(tenants):
+    for tenant in tenants:
         try:
             done = await collector.collect(tenant=tenant, unused_since=unused_since)
         except PilotlightError as e:

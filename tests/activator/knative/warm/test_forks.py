@@ -12,7 +12,7 @@ from activator.knative.forks import fork_loop as loop_module
 from activator.knative.forks import pod_forks as forks_module
 from activator.knative.forks.launcher_client import PodReport
 from activator.knative.forks.pod_forks import PodForks
-from activator.knative.pod_leases import InMemoryPodLeases, PodLeaseTable
+from activator.knative.leases.pod_leases import InMemoryPodLeases, PodLeaseTable
 from activator.knative.warm import unclaimed_pods as unclaimed_module
 from activator.knative.warm.waiting_starts import Promotions
 from activator.routing.route_table import CallTarget
@@ -82,7 +82,7 @@ async def test_starts_fork_in_a_promoted_pod_until_it_is_full(world: World, pool
     assert list(more[0].phases_ms) == ["pod", "fork", "wake"]
     assert [one["secrets"] for one in warm.forked] == [SECRETS, SECRETS]
     assert fleet.max_instances_of(target.key) == 3
-    (instances, key) = fleet.held()[warm.pod.uid]
+    (instances, key) = fleet.claimed.by_uid()[warm.pod.uid]
     assert (set(instances), key) == ({first.id, *(info.id for info in more)}, target.key)
 
     other = await promoted(pool, 1)
@@ -120,7 +120,7 @@ async def test_an_instance_that_is_killed_is_reported_and_the_others_serve_on(
     await warm.end(8080, status=137)
     found = await event(fleet)
     assert (found.kind, found.subject, found.reason) == ("instance_gone", one.id, "killed")
-    assert fleet.held()[warm.pod.uid][0] == (two.id,)
+    assert fleet.claimed.by_uid()[warm.pod.uid][0] == (two.id,)
     assert (await start(fleet, target, 3)).start_kind is StartKind.FORK
 
     await world.maker.gone(warm.pod)
@@ -181,7 +181,7 @@ async def test_a_pod_is_kept_for_its_template_and_goes_first_when_there_is_no_ot
     info = await start(fleet, target, 1)
     await world.until(lambda: has_template(fleet, warm))
     await fleet.stop(info.id, grace_s=1.0)
-    assert fleet.held()[warm.pod.uid] == ((), target.key)
+    assert fleet.claimed.by_uid()[warm.pod.uid] == ((), target.key)
     assert fleet.max_instances_of(target.key) == 0
 
     again = await start(fleet, target, 2)

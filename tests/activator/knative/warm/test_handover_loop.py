@@ -71,7 +71,14 @@ async def test_own_pods_are_requested_claimed_and_the_promoted_one_drains_last(
     target = target_of(spec_of(scaling=Scaling(max_inputs=1, max_instances=4)))
     async with ScaledWorld.running(tmp_path) as world:
         fleet = BridgingFleet()
-        loop = HandoverLoop(fleet, lambda: world.scaler, handover_s=3.0, clock=world.clock)
+        loop = HandoverLoop(
+            fleet.scale_requester,
+            lambda: world.scaler,
+            promoted=fleet.bridges,
+            free_own_pods=fleet.free_own_pods,
+            handover_s=3.0,
+            clock=world.clock,
+        )
         throttler = world.scaler.throttler_of(target)
         call = await throttler.reserve(5.0)
         fleet.key, fleet.promoted = target.key, [call.instance.id]

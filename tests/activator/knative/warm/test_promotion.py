@@ -9,7 +9,7 @@ import pytest
 
 from activator.knative.deletion_cost import DeletionCosts
 from activator.knative.fleet import KnativeFleet
-from activator.knative.pod_leases import InMemoryPodLeases, PodLeaseStore, PodLeaseTable
+from activator.knative.leases.pod_leases import InMemoryPodLeases, PodLeaseStore, PodLeaseTable
 from activator.knative.warm import promotion as promotion_module
 from activator.knative.warm import unclaimed_pods as unclaimed_module
 from activator.knative.warm.promotion import WarmPods

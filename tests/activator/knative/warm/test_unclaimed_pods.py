@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from activator.knative.fleet import KnativeFleet
-from activator.knative.pod_leases import InMemoryPodLeases, PodLeaseTable
+from activator.knative.leases.pod_leases import InMemoryPodLeases, PodLeaseTable
 from activator.knative.warm.unclaimed_pods import (
     NO_DOCUMENT_S,
     ROUTELESS_S,

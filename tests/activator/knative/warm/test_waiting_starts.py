@@ -10,7 +10,7 @@ import pytest
 from activator.knative.fleet import KnativeFleet
 from activator.knative.forks import pod_forks as forks_module
 from activator.knative.forks.pod_forks import PodForks
-from activator.knative.pod_leases import InMemoryPodLeases, PodLeaseTable
+from activator.knative.leases.pod_leases import InMemoryPodLeases, PodLeaseTable
 from activator.knative.warm.waiting_starts import Promotions
 from activator.routing.route_table import CallTarget
 from pilotlight.spec.function import Resources

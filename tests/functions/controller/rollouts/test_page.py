@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from pilotlight.controller.dashboard.pages import releases
+from pilotlight.controller.dashboard.pages.functions import releases
 from pilotlight.controller.rollouts.loop import RolloutController
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.rollouts.test_api import deployed, see

@@ -20,11 +20,11 @@ import sqlalchemy as sa
 
 from pilotlight.cli.commands.operations import backup as archive
 from pilotlight.controller.billing import rollups
-from pilotlight.controller.billing.ledger_totals import HALF, money_sums
+from pilotlight.controller.billing.ledger_totals import money_sums, picos_of
 from pilotlight.controller.database import sqlite_file, tables
 from pilotlight.controller.database.store import Store
 from pilotlight.errors import PilotlightError
-from pilotlight.spec.pricing import COST_QUANTUM
+from pilotlight.spec.pricing import COST_QUANTUM, picos_text
 
 
 class DrillFailed(PilotlightError):
@@ -112,10 +112,7 @@ def _totals(sql: sa.Connection) -> dict[str, str]:
     found = sql.execute(
         sa.select(c.currency, *money_sums(tables.usage)).group_by(c.currency).order_by(c.currency)
     )
-    return {
-        currency: format(COST_QUANTUM * (int(high) * HALF + int(low)), "f")
-        for currency, high, low in found
-    }
+    return {currency: picos_text(picos_of(high, low)) for currency, high, low in found}
 
 
 def _check_invoices(sql: sa.Connection) -> int:
@@ -124,7 +121,7 @@ def _check_invoices(sql: sa.Connection) -> int:
     for row in issued:
         theirs = (c.tenant == row.tenant) & (c.month == row.month) & (c.currency == row.currency)
         high, low = sql.execute(sa.select(*money_sums(tables.usage)).where(theirs)).one()
-        summed = COST_QUANTUM * (int(high or 0) * HALF + int(low or 0))
+        summed = COST_QUANTUM * picos_of(high, low)
         if summed != Decimal(row.total) or Decimal(json.loads(row.document)["total"]) != summed:
             raise DrillFailed(
                 f"invoice {row.id} has total {row.total}, but its records add up to {summed:f}"

@@ -27,7 +27,7 @@ from pilotlight.core import csv_format
 from pilotlight.errors import Forbidden
 from pilotlight.protocol import CONTENT_NDJSON
 from pilotlight.spec.identifiers import Scope
-from pilotlight.spec.pricing import COST_QUANTUM
+from pilotlight.spec.pricing import picos_text
 
 router = APIRouter(prefix="/v1/billing", tags=["billing"])
 Amount = Annotated[str, Field(description="a decimal with twelve decimal places")]
@@ -301,8 +301,8 @@ def verify(context: Ctx, caller: Admin) -> Verification:
             tenant=one.tenant,
             month=one.month,
             currency=one.currency,
-            expected=(one.expected[0], _amount(one.expected[1])),
-            found=(one.found[0], _amount(one.found[1])),
+            expected=(one.expected[0], picos_text(one.expected[1])),
+            found=(one.found[0], picos_text(one.found[1])),
         )
         for one in found
     ]
@@ -345,10 +345,6 @@ def rebuild(context: Ctx, caller: Admin, request: RequestId) -> Rebuilt:
             request=request,
         )
     return Rebuilt(records=records)
-
-
-def _amount(picos: int) -> str:
-    return format(COST_QUANTUM * picos, "f")
 
 
 def _is_platform_administrator(caller: Principal) -> bool:

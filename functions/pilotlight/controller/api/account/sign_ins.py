@@ -3,15 +3,16 @@ they are how a person gets one."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
-import anyio.to_thread
 from pydantic import Field
 
 from pilotlight.controller.api.account.api_keys import KeyCreated, created
 from pilotlight.controller.api.schemas import Body
 from pilotlight.controller.context import Ctx, RequestId, require_disk_space
 from pilotlight.controller.database.audit_trail import client_address
+from pilotlight.controller.database.transactions import in_write
 from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.sign_in import keys
 from pilotlight.controller.sign_in.issuers import Identity
@@ -84,11 +85,6 @@ async def redeem_device_sign_in(
     found = await context.devices.poll(body.code, now=context.clock())
     if not isinstance(found, Identity):
         return DeviceSignInState(status="pending", interval_s=found)
-
-    def create() -> KeyCreated:
-        with context.store.write() as write:
-            made = keys.create(write, found, Means.COMMAND_LINE, request=request)
-        return created(made, keys.actor_of(found))
-
-    key = await anyio.to_thread.run_sync(create)
+    create = partial(keys.create, identity=found, means=Means.COMMAND_LINE, request=request)
+    key = created(await in_write(context.store, create), keys.actor_of(found))
     return DeviceSignInState(status="signed_in", tenant=found.tenant, key=key)

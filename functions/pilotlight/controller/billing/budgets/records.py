@@ -24,10 +24,6 @@ from pilotlight.protocol import BudgetRecord
 
 MAX_BUDGETS = 1000
 """Budgets per tenant, without those that were derived: every usage batch checks all of them."""
-_CUSTOMERS_AT_ONCE = 500
-"""Databases limit the number of parameters per statement."""
-
-
 _LIMITED = "SELECT DISTINCT tenant FROM budgets WHERE tenant {in}"
 
 
@@ -111,8 +107,7 @@ def of_batch(sql: sa.Connection, batch: Collection[SpendKey]) -> list[Budget]:
         return []
     found = select(sql, _C.tenant.in_(tenants), _C.customer == "")
     named = sorted({key.customer for key in batch if key.customer and key.tenant in tenants})
-    for at in range(0, len(named), _CUSTOMERS_AT_ONCE):
-        customers = named[at : at + _CUSTOMERS_AT_ONCE]
+    for customers in bulk.parts(named):
         found += select(sql, _C.tenant.in_(tenants), _C.customer.in_(customers))
     return found
 

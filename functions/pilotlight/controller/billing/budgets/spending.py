@@ -20,7 +20,7 @@ from pilotlight.controller.billing.usage_aggregation import SpendKey
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
 from pilotlight.protocol import BudgetState
-from pilotlight.spec.pricing import COST_QUANTUM
+from pilotlight.spec.pricing import picos_text
 
 _C = tables.budgets.c
 
@@ -125,9 +125,9 @@ def overview(
     return [_overview(budget, total, by_budget.get(budget.id, []), now) for budget in found]
 
 
-def picos_text(picos: int) -> str:
+def _spent_text(picos: int) -> str:
     """Format picounits as a decimal with twelve places; "0" for zero."""
-    return format(picos * COST_QUANTUM, "f") if picos else "0"
+    return picos_text(picos) if picos else "0"
 
 
 def _overview(
@@ -165,7 +165,7 @@ def read(sql: sa.Connection, periods: Mapping[Budget, Collection[Period]]) -> Sp
 def _state(budget: Budget, total: SpendByScope, batch: SpendByScope, now: float) -> BudgetState:
     period = budget.period_at(now)
     spent, part = total.within(budget.reach, period), batch.within(budget.reach, period)
-    return BudgetState(period=period.name, spent=picos_text(spent), batch=picos_text(part))
+    return BudgetState(period=period.name, spent=_spent_text(spent), batch=_spent_text(part))
 
 
 def _record_all(write: Write, spent: Mapping[tuple[Budget, Period], int]) -> None:
@@ -202,6 +202,6 @@ def record_alerts(write: Write, budget: Budget, period: Period, spent: int) -> N
         tenant=budget.tenant,
         period=period.name,
         percents=reached,
-        spent=picos_text(spent),
+        spent=_spent_text(spent),
         is_sent=budget.terms.webhook is not None,
     )

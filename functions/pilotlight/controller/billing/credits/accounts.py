@@ -13,22 +13,19 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
-from decimal import Decimal
 from typing import Any
 
 import sqlalchemy as sa
 
-from pilotlight.controller.database import feed, tables
+from pilotlight.controller.database import bulk, feed, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.protocol import CREDIT_PERIOD, BudgetState, CreditRecord
-from pilotlight.spec.pricing import COST_QUANTUM
+from pilotlight.spec.pricing import parse_picos, picos_text
 
 GRANT, WITHDRAWAL, REFUND, EXPIRY = "grant", "withdrawal", "refund", "expiry"
 AccountKey = tuple[str, str, str]
 """Tenant, customer and currency."""
 _A, _E, _G = tables.credit_accounts.c, tables.credit_entries.c, tables.credit_grants.c
-_AT_ONCE = 500
-"""Databases limit the number of parameters per statement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +57,7 @@ class CreditEntry:
 
     def to_json(self) -> dict[str, Any]:
         """Return it for the audit log."""
-        return {**asdict(self), "amount": to_text(self.amount)}
+        return {**asdict(self), "amount": picos_text(self.amount)}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -145,11 +142,13 @@ class CreditAccount:
         valid = (one for one in self.grants if one.unused and one.is_valid_at(now))
         return BudgetState(
             period=CREDIT_PERIOD,
-            spent=to_text(self.spent),
-            batch=to_text(batch),
-            amount=to_text(self.amount(now)),
+            spent=picos_text(self.spent),
+            batch=picos_text(batch),
+            amount=picos_text(self.amount(now)),
             expiring=tuple(
-                (one.expires_at, to_text(one.unused)) for one in valid if one.expires_at is not None
+                (one.expires_at, picos_text(one.unused))
+                for one in valid
+                if one.expires_at is not None
             ),
             version=self.version,
         )
@@ -164,10 +163,8 @@ def open_accounts(
 ) -> list[CreditAccount]:
     """Return the open accounts of customers with these ids, of these tenants."""
     of = (_A.closed_at.is_(None), _A.tenant.in_(tenants))
-    named, found = sorted(customers), list[CreditAccount]()
-    for at in range(0, len(named), _AT_ONCE):
-        found += select(sql, *of, _A.customer.in_(named[at : at + _AT_ONCE]))
-    return found
+    parts = bulk.parts(sorted(customers))
+    return [one for part in parts for one in select(sql, *of, _A.customer.in_(part))]
 
 
 def find(sql: sa.Connection, key: AccountKey) -> CreditAccount | None:
@@ -190,9 +187,8 @@ def select(
     order = (_A.tenant, _A.customer, _A.opened_at)
     query = sa.select(tables.credit_accounts).where(*where).order_by(*order).limit(limit)
     accounts = {row["id"]: _account(row) for row in sql.execute(query).mappings()}
-    ids = list(accounts)
-    for at in range(0, len(ids), _AT_ONCE):
-        some = _G.account.in_(ids[at : at + _AT_ONCE])
+    for ids in bulk.parts(accounts):
+        some = _G.account.in_(ids)
         grants = sa.select(tables.credit_grants).where(some, _G.is_open).order_by(_G.id)
         for row in sql.execute(grants).mappings():
             accounts[row["account"]].grants.append(_grant(row))
@@ -247,7 +243,7 @@ def append(
     if kind in (GRANT, REFUND):
         account.add(CreditGrant(id=entry.id, amount=amount, expires_at=entry.expires_at))
         row = {"id": entry.id, "account": account.id, "tenant": account.tenant}
-        row |= {"amount": to_text(amount), "used": "0"}
+        row |= {"amount": picos_text(amount), "used": "0"}
         stored = {**row, "expires_at": entry.expires_at, "is_open": True}
         write.sql.execute(sa.insert(tables.credit_grants).values(**stored))
     return entry
@@ -260,8 +256,8 @@ def save(write: Write, account: CreditAccount) -> None:
     rows = [
         {
             "of": grant.id,
-            "amount": to_text(grant.amount),
-            "used": to_text(grant.used),
+            "amount": picos_text(grant.amount),
+            "used": picos_text(grant.used),
             "is_open": grant.unused > 0,
         }
         for grant in account.grants
@@ -284,7 +280,7 @@ def publish(write: Write, account: CreditAccount) -> None:
         app="",
         function="",
         period=CREDIT_PERIOD,
-        amount=to_text(max(0, account.balance(write.now))),
+        amount=picos_text(max(0, account.balance(write.now))),
         currency=account.currency,
         customer=account.customer,
         opened_at=account.opened_at,
@@ -300,26 +296,16 @@ def entries(
     order = (_E.at.desc(), _E.account, _E.number.desc())
     query = sa.select(tables.credit_entries).where(*where).order_by(*order).limit(limit)
     return [
-        CreditEntry(**{**row, "amount": to_picos(row["amount"])})
+        CreditEntry(**{**row, "amount": parse_picos(row["amount"])})
         for row in sql.execute(query).mappings()
     ]
-
-
-def to_text(picos: int) -> str:
-    """Format picounits as a decimal with twelve places."""
-    return format(COST_QUANTUM * picos, "f")
-
-
-def to_picos(text: str) -> int:
-    """Parse what `to_text` wrote."""
-    return int(Decimal(text) / COST_QUANTUM)
 
 
 def _mutable(account: CreditAccount) -> dict[str, Any]:
     return {
         "closed_at": account.closed_at,
         "version": account.version,
-        **{name: to_text(getattr(account, name)) for name in _AMOUNTS},
+        **{name: picos_text(getattr(account, name)) for name in _AMOUNTS},
     }
 
 
@@ -327,13 +313,13 @@ _AMOUNTS = ("granted", "spent", "debt")
 
 
 def _account(row: sa.RowMapping) -> CreditAccount:
-    return CreditAccount(**{**row, **{name: to_picos(row[name]) for name in _AMOUNTS}})
+    return CreditAccount(**{**row, **{name: parse_picos(row[name]) for name in _AMOUNTS}})
 
 
 def _grant(row: sa.RowMapping) -> CreditGrant:
     return CreditGrant(
         id=row["id"],
-        amount=to_picos(row["amount"]),
-        used=to_picos(row["used"]),
+        amount=parse_picos(row["amount"]),
+        used=parse_picos(row["used"]),
         expires_at=row["expires_at"],
     )

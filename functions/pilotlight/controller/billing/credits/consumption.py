@@ -15,9 +15,9 @@ from pilotlight.controller.billing import rollups
 from pilotlight.controller.billing.credits import accounts
 from pilotlight.controller.billing.credits.accounts import REFUND, AccountKey, CreditAccount
 from pilotlight.controller.billing.ledger import LedgerInsert, LedgerRow
-from pilotlight.controller.billing.ledger_totals import HALF, money_sums
+from pilotlight.controller.billing.ledger_totals import HALF, money_sums, picos_of
 from pilotlight.controller.billing.usage_aggregation import AT, COLUMNS, SpendKey
-from pilotlight.controller.database import bulk, tables
+from pilotlight.controller.database import audit_trail, bulk, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.protocol import BudgetState
 
@@ -27,7 +27,6 @@ _key = itemgetter(*(AT[name] for name in ("tenant", "customer", "currency")))
 _place = itemgetter(*(AT[name] for name in ("month", "day", "environment", "app", "function")))
 _CUSTOMER, _STARTED_AT, _PICOS = (AT[name] for name in ("customer", "started_at", "cost_picos"))
 _CORRECTS, _NOTE = AT["corrects"], AT["note"]
-ACTOR = "platform"
 _PREPAID = "SELECT DISTINCT tenant FROM credit_accounts WHERE closed_at IS NULL AND tenant {in}"
 _U = tables.credit_uses.c
 
@@ -90,7 +89,9 @@ def charge(write: Write, account: CreditAccount, rows: Iterable[LedgerRow]) -> N
     )
     for row in refunds:
         note = f"correction of {row[_CORRECTS]}: {row[_NOTE]}"
-        accounts.append(write, account, kind=REFUND, amount=-row[_PICOS], actor=ACTOR, note=note)
+        accounts.append(
+            write, account, kind=REFUND, amount=-row[_PICOS], actor=audit_trail.PLATFORM, note=note
+        )
     if refunds:
         accounts.publish(write, account)
 
@@ -126,7 +127,7 @@ def uses(sql: sa.Connection, *, tenant: str, customer: str, month: str) -> list[
             environment=environment,
             app=app,
             function=function,
-            picos=int(high) * HALF + int(low),
+            picos=picos_of(high, low),
         )
         for currency, day, environment, app, function, high, low in sql.execute(query)
     ]
@@ -144,7 +145,7 @@ def used_in_month(
         .where(_U.month == month)
     )
     high, low = sql.execute(query).one()
-    return None if high is None else int(high) * HALF + int(low)
+    return None if high is None else picos_of(high, low)
 
 
 def _of(tenant: str, customer: str) -> tuple[sa.ColumnElement[bool], ...]:

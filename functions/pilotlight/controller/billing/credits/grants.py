@@ -16,13 +16,13 @@ from pilotlight.controller.billing.credits.accounts import (
     CreditAccount,
     CreditEntry,
     CreditGrant,
-    to_text,
 )
 from pilotlight.controller.billing.credits.definition import GrantDefinition
 from pilotlight.controller.database import audit_trail, tables
 from pilotlight.controller.database.store import Write
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.spec.identifiers import require_customer
+from pilotlight.spec.pricing import picos_text
 
 MAX_ACCOUNTS = 10_000
 """Open accounts of a tenant: every activator has all of them."""
@@ -38,7 +38,6 @@ LEAD_S = 1.0
 whose clock is behind."""
 SETTLED_AT_ONCE = 500
 """Expired grants per transaction."""
-ACTOR = "platform"
 _A, _E, _G = tables.credit_accounts.c, tables.credit_entries.c, tables.credit_grants.c
 
 
@@ -111,7 +110,7 @@ def withdraw(
     picos = found.unused if amount is None else amount
     if picos > found.unused:
         raise InvalidInput(
-            f"amount: {to_text(found.unused)} {account.currency} of grant {grant_id} are left",
+            f"amount: {picos_text(found.unused)} {account.currency} of grant {grant_id} are left",
             parameter="amount",
         )
     entry = _reduce(write, account, found, picos, kind=WITHDRAWAL, actor=actor, note=note.strip())
@@ -142,7 +141,7 @@ def close(
         actor=actor,
         action="credit.close",
         subject=f"customer {customer}",
-        after={"account": account.id, "balance": to_text(account.balance(write.now))},
+        after={"account": account.id, "balance": picos_text(account.balance(write.now))},
         request=request,
     )
     return account
@@ -155,7 +154,7 @@ def settle_expired(write: Write, *, limit: int = SETTLED_AT_ONCE) -> int:
     found = {row.id: row.account for row in write.sql.execute(query)}
     for account in accounts.select(write.sql, _A.id.in_(sorted(set(found.values())))):
         for one in [one for one in account.grants if one.id in found]:
-            _reduce(write, account, one, one.unused, kind=EXPIRY, actor=ACTOR)
+            _reduce(write, account, one, one.unused, kind=EXPIRY, actor=audit_trail.PLATFORM)
         accounts.save(write, account)
     return len(found)
 
@@ -247,5 +246,5 @@ def _require_same(known: CreditEntry, customer: str, terms: GrantDefinition) -> 
     if (known.kind, known.customer, known.currency, known.amount) != same:
         raise Conflict(
             f"reference {terms.reference!r} was used for another entry: {known.kind} of "
-            f"{to_text(known.amount)} {known.currency} for customer {known.customer!r}"
+            f"{picos_text(known.amount)} {known.currency} for customer {known.customer!r}"
         )

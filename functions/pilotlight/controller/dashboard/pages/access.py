@@ -11,7 +11,7 @@ from fastapi.responses import Response
 
 from pilotlight.controller.dashboard.html import render
 from pilotlight.controller.dashboard.page_context import PageContext, PageRoute, Visitor
-from pilotlight.controller.dashboard.pages.apps import key_names
+from pilotlight.controller.dashboard.pages.functions.apps import key_names
 from pilotlight.controller.database import tables
 from pilotlight.controller.identity import api_keys
 from pilotlight.controller.lazy_routes import APIRouter

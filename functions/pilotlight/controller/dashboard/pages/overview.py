@@ -26,9 +26,9 @@ from pilotlight.controller.analytics.rightsizing import ObservedUsage, Rightsizi
 from pilotlight.controller.analytics.rollup_queries import UsageCell, UsageSums
 from pilotlight.controller.billing.budgets import spending
 from pilotlight.controller.dashboard import charts, live_summary, page_stats, running_instances
+from pilotlight.controller.dashboard.formatting import amount
 from pilotlight.controller.dashboard.html import render
 from pilotlight.controller.dashboard.page_context import PageContext, PageRoute, Visitor
-from pilotlight.controller.dashboard.pages.budgets import amount
 from pilotlight.controller.dashboard.running_instances import LiveUse
 from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.core.dashboard.dashboard_origin import DASHBOARD_PATH

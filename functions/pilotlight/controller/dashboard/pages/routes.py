@@ -8,23 +8,21 @@ from pilotlight.controller.dashboard import assets
 from pilotlight.controller.dashboard.page_context import PageRoute, Visitor
 from pilotlight.controller.dashboard.pages import (
     access,
+    live_events,
+    overview,
+    platform,
+    sign_in,
+)
+from pilotlight.controller.dashboard.pages.billing import budgets, invoices
+from pilotlight.controller.dashboard.pages.calls import calls, invoke, logs, traces
+from pilotlight.controller.dashboard.pages.functions import (
     apps,
-    budgets,
-    calls,
     drift,
     experiments,
     function,
-    invoices,
-    invoke,
-    live_events,
-    logs,
     models,
     objectives,
-    overview,
-    platform,
     releases,
-    signin,
-    traces,
 )
 from pilotlight.errors import NotFound
 
@@ -43,7 +41,7 @@ routers = (
         part.router
         for part in (
             assets,
-            signin,
+            sign_in,
             live_events,
             overview,
             function,

@@ -17,7 +17,7 @@ from pilotlight.controller.dashboard import formatting
 from pilotlight.controller.dashboard.formatting import DASH, MINUS
 from pilotlight.controller.dashboard.html import render
 from pilotlight.controller.dashboard.page_context import MAX_NAME, PageContext, PageRoute, Visitor
-from pilotlight.controller.dashboard.pages import releases
+from pilotlight.controller.dashboard.pages.functions import releases
 from pilotlight.controller.experiments import lifecycle, report
 from pilotlight.controller.experiments.design import FEEDBACK, QUANTILES, RATIOS
 from pilotlight.controller.experiments.lifecycle import RUNNING, Experiment

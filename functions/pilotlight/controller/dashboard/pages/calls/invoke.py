@@ -17,7 +17,7 @@ from pilotlight.controller.analytics import function_stats
 from pilotlight.controller.context import require_disk_space
 from pilotlight.controller.dashboard.html import render
 from pilotlight.controller.dashboard.page_context import MAX_NAME, PageContext, PageRoute, Visitor
-from pilotlight.controller.dashboard.pages.apps import example_body
+from pilotlight.controller.dashboard.pages.functions.apps import example_body
 from pilotlight.controller.database.store import Write
 from pilotlight.controller.deployments import app_registry
 from pilotlight.controller.identity import sessions

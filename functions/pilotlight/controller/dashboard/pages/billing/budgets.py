@@ -20,12 +20,12 @@ from pilotlight.controller.analytics.time_range import HOUR_S, TimeRange
 from pilotlight.controller.billing.budgets import spending
 from pilotlight.controller.billing.forecast import Forecast
 from pilotlight.controller.dashboard import page_stats, running_instances
+from pilotlight.controller.dashboard.formatting import amount
 from pilotlight.controller.dashboard.html import render
 from pilotlight.controller.dashboard.page_context import PageContext, PageRoute, Visitor
 from pilotlight.controller.identity import stored_bytes
 from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.weights import storage_usage
-from pilotlight.spec.pricing import COST_QUANTUM
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
@@ -113,8 +113,3 @@ def _load(sql: sa.Connection, visit: PageContext) -> _BudgetsData:
             ),
         ),
     )
-
-
-def amount(picos: int) -> Decimal:
-    """Convert picounits to money."""
-    return COST_QUANTUM * picos

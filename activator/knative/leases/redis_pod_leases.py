@@ -11,8 +11,8 @@ from redis.exceptions import RedisError
 
 from activator.coordination.redis_client import redis_client
 from activator.coordination.redis_state import REFUSAL_S, address_of
-from activator.knative import scripts
-from activator.knative.pod_leases import ClaimsUnreachable, PodLease
+from activator.knative.leases import scripts
+from activator.knative.leases.pod_leases import ClaimsUnreachable, PodLease
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 
 from pilotlight.controller.dashboard.html import render
 from pilotlight.controller.dashboard.page_context import MAX_NAME, PageContext, PageRoute, Visitor
-from pilotlight.controller.database import tables
+from pilotlight.controller.database import bulk, tables
 from pilotlight.controller.deployments import app_registry
 from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.release import app_history
@@ -79,7 +79,9 @@ def _load(sql: sa.Connection, visit: PageContext) -> tuple[list[AppRow], dict[st
     query = sa.select(*(table.c[name] for name in columns)).where(
         table.c.tenant == visit.caller.tenant,
         table.c.environment == visit.environment,
-        sa.tuple_(table.c.app, table.c.version).in_([(a["name"], a["version"]) for a in found]),
+        bulk.is_one_of(
+            sql, (table.c.app, table.c.version), [(a["name"], a["version"]) for a in found]
+        ),
     )
     newest = {str(row["app"]): dict(row) for row in sql.execute(query).mappings()}
     rows = [AppRow(app=app, newest=newest.get(app["name"])) for app in found]

@@ -1,0 +1,1 @@
+"""Leases of pods among activators: the protocol, in this process and in Redis."""

@@ -1,0 +1,1 @@
+"""Pages of the section Billing: budgets with quotas, and invoices. Usage is an overview's page."""

@@ -1,0 +1,2 @@
+"""Pages of the section Functions: apps, their functions and releases, experiments, objectives,
+drift, and models."""
