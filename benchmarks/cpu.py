@@ -79,10 +79,10 @@ def _name(pid: int) -> str:
     return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
-def move(pid: int, processor: int) -> None:
-    """Bind a process, its descendants and all of their threads to a processor. What they start later
+def move(pid: int, processors: set[int]) -> None:
+    """Bind a process, its descendants and all of their threads to processors. What they start later
     inherits that."""
     for task in Path(f"/proc/{pid}/task").iterdir():
-        os.sched_setaffinity(int(task.name), {processor})
+        os.sched_setaffinity(int(task.name), processors)
         for child in (task / "children").read_text().split():
-            move(int(child), processor)
+            move(int(child), processors)
