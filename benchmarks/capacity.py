@@ -167,7 +167,7 @@ def model(platform: stack.Stack, folder: Path) -> Subject:
     file.write_text(
         f"import pilotlight\n\napp = pilotlight.App('planned-llm')\n"
         f"app.vllm('tiny', weights=pilotlight.Weights({str(weights)!r}, name='tiny'), "
-        f"max_model_len=1024, max_num_seqs=8, min_instances=1, max_instances=1)\n"
+        f"max_model_len=2048, max_num_seqs=8, min_instances=1, max_instances=1)\n"
     )
     with phase("tiny model: deploy"):
         platform.command("deploy", str(file))
