@@ -1,5 +1,6 @@
-"""CPU time of processes per request, which says more than throughput does: it does not depend on
-what else the machine does at the same time, and the shares of a call add up.
+"""CPU time of processes per request, and the processor that they run on. CPU time says more than
+throughput does: it does not depend on what else the machine does at the same time, and the shares
+of a call add up.
 
 Source: proc(5), `/proc/PID/stat`: user and system time of all threads. The kernel counts in steps
 of 10 ms, so a run should take a second at least."""
@@ -76,3 +77,12 @@ def _children(pid: int) -> list[int]:
 
 def _name(pid: int) -> str:
     return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+def move(pid: int, processors: set[int]) -> None:
+    """Bind a process, its descendants and all of their threads to processors. What they start later
+    inherits that."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(task.name), processors)
+        for child in (task / "children").read_text().split():
+            move(int(child), processors)

@@ -10,7 +10,7 @@ from pilotlight.capacity import instance_model, planner
 from pilotlight.capacity.instance_model import InstanceModel, TokenTimes
 from pilotlight.capacity.measurements import MeasuredCall, Measurements
 from pilotlight.capacity.nodes import Room
-from pilotlight.capacity.planner import CapacityPlan, Constraint, Demand
+from pilotlight.capacity.planner import CapacityPlan, Constraint, Demand, Prediction
 from pilotlight.errors import InvalidInput
 from pilotlight.loadtest.distributions import LengthDistribution
 from pilotlight.loadtest.results import nearest_rank, summary
@@ -200,11 +200,19 @@ def _plan(found: CapacityPlan, measured: Measurements, room: Room | None) -> dic
         "p50_ms": expected.p50_ms,
         "p99_ms": expected.p99_ms,
         "first_p99_ms": expected.first_p99_ms,
+        "load_test": _load_test(expected),
         "p99_at_headroom_ms": found.at_headroom.p99_ms,
         "waited": expected.waited,
         "busy": expected.busy,
         "method": "simulation" if expected.is_simulated else "formula",
     }
+
+
+def _load_test(expected: Prediction) -> dict[str, float] | None:
+    if expected.test_p99_ms is None:
+        return None
+    low, high = expected.test_p99_ms
+    return {"calls": planner.TEST_CALLS, "p99_low_ms": low, "p99_high_ms": high}
 
 
 def _cost(found: CapacityPlan, measured: Measurements, lengths: Lengths) -> dict[str, Any] | None:

@@ -39,12 +39,14 @@ class Simulated:
 
     Attributes:
         latencies_ms, firsts_ms: sorted times from arrival to the last and to the first byte.
+        ended_ms: the same as `latencies_ms`, in the order in which calls ended.
         waited: share of calls that waited for a slot.
         busy: mean number of instances with at least one call.
     """
 
     latencies_ms: Sequence[float]
     firsts_ms: Sequence[float]
+    ended_ms: Sequence[float]
     waited: float
     busy: float
 
@@ -124,6 +126,7 @@ class _Simulation:
         return Simulated(
             latencies_ms=sorted(self._latencies),
             firsts_ms=sorted(self._firsts),
+            ended_ms=self._latencies,
             waited=self._waited / len(self._latencies),
             busy=busy,
         )

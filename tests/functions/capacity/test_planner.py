@@ -38,6 +38,18 @@ def test_the_percentile_decides_where_it_is_narrow() -> None:
     assert fewer.p99_ms > 60.0
 
 
+def test_a_load_test_of_a_busy_instance_varies_more() -> None:
+    """Late calls of a busy instance come together."""
+    spreads = []
+    for rate in (5.0, 38.0):
+        found = planner.predict(model(), rate_per_s=rate, instances=1)
+        assert found.test_p99_ms is not None
+        low, high = found.test_p99_ms
+        assert low < found.p99_ms < high
+        spreads.append((high - low) / found.p99_ms)
+    assert 2 * spreads[0] < spreads[1]
+
+
 def test_what_is_impossible_is_said_with_its_distance() -> None:
     shortfall = planner.shortfall_ms(model(), 30.0)
     assert shortfall is not None
@@ -80,6 +92,7 @@ def test_many_instances_are_planned_by_formula_in_little_time() -> None:
     assert time.process_time() - began < 20.0
     assert found is not None
     assert not found.expected.is_simulated
+    assert found.expected.test_p99_ms is None
     assert 5_400 < found.serving < 6_000
 
 

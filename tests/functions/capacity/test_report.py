@@ -57,6 +57,7 @@ def test_a_report_of_enough_calls_has_a_plan_a_cost_and_no_warnings() -> None:
     assert plan["instances"] == plan["serving"] + plan["reserve"]
     assert plan["p99_ms"] <= plan["p99_at_headroom_ms"] <= 200.0
     assert plan["method"] == "simulation"
+    assert plan["load_test"]["p99_low_ms"] <= plan["p99_ms"] <= plan["load_test"]["p99_high_ms"]
     cost = {name: Decimal(found["cost_per_day"][name]) for name in ("busy", "reserved", "total")}
     assert cost["total"] == pytest.approx(Decimal(plan["instances"]) * Decimal("8.64"))
     assert cost["busy"] + cost["reserved"] == pytest.approx(cost["total"])

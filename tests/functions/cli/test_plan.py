@@ -95,6 +95,7 @@ def test_the_same_for_people(platform: ServedController, key: str) -> None:
     assert first["measured"].startswith(f"{CALLS} calls, ")
     assert first["starts"].startswith("COLD p50 3.00 s")
     assert first["instances"].endswith("reserve 0")
+    assert first["load tests"].endswith("ms in 9 of 10 tests of 1000 calls")
     assert "USD (busy" in first["cost a day"]
     assert "! max_instances=3 allows fewer" in done.stdout
 

@@ -238,6 +238,9 @@ def _planned(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if _streams(found):
         expected += f", first token p99 {format_milliseconds(planned['first_p99_ms'])}"
     yield "expected", expected
+    if (test := planned["load_test"]) is not None:
+        low, high = map(format_milliseconds, (test["p99_low_ms"], test["p99_high_ms"]))
+        yield "load tests", f"p99 {low} to {high} in 9 of 10 tests of {test['calls']} calls"
     peak = asked["rate_per_s"] * (1 + asked["headroom"])
     late = format_milliseconds(planned["p99_at_headroom_ms"])
     yield "with headroom", f"p99 {late} at {peak:g}/s"
