@@ -24,7 +24,7 @@ from activator.billing.usage_pricing import (
     marked_tokens,
 )
 from activator.quotas.token_reservation import TokenReservation
-from pilotlight.spec.pricing import BUSY, BUSY_FREE_MS, is_free
+from pilotlight.spec.pricing import BUSY, BUSY_FREE_MS, NOT_RUN, is_free
 
 
 @dataclass(slots=True)
@@ -239,8 +239,8 @@ class InstanceAccount(InstanceTime):
         exec_ms = (at_ns - ticket.at_ns) // 1_000_000 if at_ns > ticket.at_ns else 0
         if not ticket.is_billed:
             return Charge(exec_ms, billed_ns, "0", 0)
-        unpaid = is_free(outcome, exec_ms, self._busy_left_ms)
-        if outcome == BUSY and unpaid:
+        unpaid = outcome in NOT_RUN and is_free(outcome, exec_ms, self._busy_left_ms)
+        if unpaid and outcome == BUSY:
             self._busy_left_ms -= max(1, exec_ms)
         picos = 0 if unpaid else template.picos(billed_ns, tokens_in, tokens_out)
         cost = cost_text(picos)

@@ -39,11 +39,13 @@ class StatsBucket:
     call adds to them.
 
     Attributes:
+        warm: answered calls that waited for nothing, by latency: what is counted of them elsewhere
+            follows from it, so that each adds to few numbers.
+        delayed: those of them that did not reach their worker at once (AT_ONCE_MS).
         is_drained: its counts were taken: later calls count in another bucket."""
 
     __slots__ = (
         "answered",
-        "at_once",
         "at_once_ms",
         "budgets_ms",
         "cancelled",
@@ -53,6 +55,7 @@ class StatsBucket:
         "cost_picos",
         "crashed",
         "degraded",
+        "delayed",
         "exec",
         "exec_budget_ms",
         "exec_ms",
@@ -87,7 +90,7 @@ class StatsBucket:
         self.compared = self.matched = self.skipped = 0
         self.exec_ms = 0.0
         self.is_drained = False
-        self.at_once = 0
+        self.delayed = 0
         self.warm = [0] * (MAX_BUCKET + 1)
         self.exec = [0] * (MAX_BUCKET + 1)
         self.clocks: dict[str, dict[int, int]] = {}
@@ -100,7 +103,8 @@ class StatsBucket:
 
     def __repr__(self) -> str:
         return (
-            f"<StatsBucket {self.answered} answered, {self.failed} failed, {self.refused} refused, "
+            f"<StatsBucket {self.answered + sum(self.warm)} answered, {self.failed} failed, "
+            f"{self.refused} refused, "
             f"{self.cancelled} cancelled>"
         )
 
@@ -135,10 +139,12 @@ class StatsBucket:
         latency = {name: dict(buckets) for name, buckets in self.clocks.items()}
         for name, counts in (("warm", self.warm), ("exec", self.exec)):
             _add(latency, name, {bucket: count for bucket, count in enumerate(counts) if count})
-        if self.at_once:
+        warm = sum(self.warm)
+        if at_once := warm - self.delayed:
             for name in (*_BEFORE, "start"):
-                _add(latency, name, {0: self.at_once})
+                _add(latency, name, {0: at_once})
         counted: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN}
+        counted["answered"] += warm
         return Observation(
             tenant=tenant,
             function_id=function_id,
@@ -146,7 +152,7 @@ class StatsBucket:
             arm=arm,
             minute=minute,
             **counted,
-            calls_billed=self.records,
+            calls_billed=self.records + warm,
             exec_ms=round(self.exec_ms),
             overruns=dict(self.overruns),
             latency=latency,

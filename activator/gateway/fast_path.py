@@ -26,7 +26,7 @@ from activator.calls.runner import CallRunner
 from activator.gateway.route_cache import FastPathRoute, WarmHead
 from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.http.compression import MIN_COMPRESSED_BYTES, is_compressible
-from activator.http.payloads import PICKLE, Payload
+from activator.http.payloads import PICKLE
 from activator.http.problems import error_answer
 from activator.http.request import Receive, Request, Scope, Send
 from activator.metrics.metrics import Metrics
@@ -181,7 +181,8 @@ class FastPath:
     ) -> bool:
         route = warm.route
         target = route.target
-        if warm.content_type is not PICKLE:
+        payload = warm.payload
+        if payload.content_type is not PICKLE:
             try:
                 route.check(body)
             except errors.InvalidInput:
@@ -190,11 +191,12 @@ class FastPath:
             id=self.call_ids.new(),
             target=target,
             method=route.method,
-            payload=Payload(body, warm.content_type, warm.accept),
+            payload=payload,
             caller=warm.caller,
             admission=admission,
             choice=route.choice,
         )
+        call.body = body
         call.began_ns = call.routed_ns = began_ns
         call.reserved_ns = call.received_ns
         now = call.received_ns / 1e9
@@ -255,24 +257,25 @@ class FastPathCall(Attempt):
 
     def set_result(self, answer: WorkerResponse) -> None:
         """The worker's response, or its head, has arrived."""
+        client, calls = self._client, self._calls
         self._is_done = True
-        self._client.on_gone = None
+        client.on_gone = None
         self.steps.discard(self)
         self.answer = answer
         body = answer.body
         if (
             body is None
             or answer.status >= 500
-            or self._client.flow.write_paused
+            or client.flow.write_paused
             or (
                 len(body) >= MIN_COMPRESSED_BYTES
                 and is_compressible(answer.header(b"content-type"), len(body))
-                and self._client.accepts_gzip
+                and client.accepts_gzip
             )
         ):
             if body is None:
                 self.watch_stream()
-            runner = self._calls.runner
+            runner = calls.runner
             self._continue_in_task(
                 runner.begin_after_busy(self)
                 if answer.is_busy
@@ -292,22 +295,28 @@ class FastPathCall(Attempt):
                 call.admission.release()
         route = self._route
         if status >= 400 or route.target.is_counted_by_head:
-            self._calls.metrics.answered(self, status)
+            calls.metrics.answered(self, status)
         else:
             route.counters.answered(self, status)
-        self._client.answer(
+        client.answer(
             status,
             route.response_headers(call, answer, cost=self.cost, exec_ms=self.exec_ms),
             body,
         )
-        if call.choice is not None and self._calls.shadows is not None:
-            self._calls.shadows.copy(call, status=status, body=body, exec_ms=self.exec_ms)
+        if route.is_followed:
+            self._follow(answer, body)
+        if self.exec_ms > route.target.slow_ms or (call.trace is not None and call.trace.kept_for):
+            calls.tracer.answered(self, status)
+
+    def _follow(self, answer: WorkerResponse, body: bytes) -> None:
+        """Use the response further, where its function or route does (`FastPathRoute`)."""
+        call, calls, status = self.call, self._calls, answer.status
+        if call.choice is not None and calls.shadows is not None:
+            calls.shadows.copy(call, status=status, body=body, exec_ms=self.exec_ms)
         if call.target.log is not None:
-            self._calls.runner.log_answer(self, status, body)
+            calls.runner.log_answer(self, status, body)
         if call.target.spec.fallback:
-            self._calls.runner.remember(call, answer)
-        if self.exec_ms > call.target.slow_ms or (call.trace is not None and call.trace.kept_for):
-            self._calls.tracer.answered(self, status)
+            calls.runner.remember(call, answer)
 
     def set_exception(self, error: BaseException) -> None:
         """The worker's connection broke, or the execution clock ran out."""

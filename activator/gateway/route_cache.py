@@ -22,6 +22,7 @@ from activator.http.payloads import (
     JSON,
     PICKLE,
     TRUSTED_LINE,
+    Payload,
     binary_type,
     payload_type,
 )
@@ -55,6 +56,8 @@ class FastPathRoute:
 
     Attributes:
         choice: None where a single revision answers all calls.
+        is_followed: whether answers are used after their callers got them: for a copy of the call,
+            a prediction log or a fallback.
         retry_budget: of the caller; None before its first call.
     """
 
@@ -80,6 +83,9 @@ class FastPathRoute:
         self.key_id = entry.caller.key_id
         self.check = target.check(method).check
         self.execution_s = target.spec.clocks.execution_s
+        self.is_followed = (
+            choice is not None or target.log is not None or bool(target.spec.fallback)
+        )
         self.retry_budget: CallerRetryBudget | None = None
         self.request_line = (
             b"POST /invoke/%b HTTP/1.1\r\nhost: worker\r\npilotlight-deadline-s: %.3f\r\n"
@@ -118,7 +124,7 @@ class WarmHead:
     its headers. Immutable.
 
     Attributes:
-        content_type: JSON or PICKLE.
+        payload: content type (JSON or PICKLE) and `Accept`; its body is empty.
         is_traced: whether it has a `traceparent`.
         is_lasting: whether the same bytes have the same route, until the route table changes, and
             may come again.
@@ -127,13 +133,12 @@ class WarmHead:
     """
 
     __slots__ = (
-        "accept",
         "caller",
-        "content_type",
         "headers",
         "is_lasting",
         "is_traced",
         "mark",
+        "payload",
         "request_head",
         "route",
     )
@@ -150,8 +155,8 @@ class WarmHead:
         self.route = route
         self.headers = headers
         self.caller = caller
-        self.content_type = content_type
-        self.accept = headers.get(b"accept", b"")
+        accept = headers.get(b"accept", b"")
+        self.payload = Payload(b"", content_type, accept)
         self.is_traced = b"traceparent" in headers
         self.is_lasting = is_lasting and not self.is_traced
         self.mark = route.mark + encode_optional_fields(customer=caller.customer)
@@ -160,7 +165,7 @@ class WarmHead:
                 route.request_line,
                 content_type,
                 TRUSTED_LINE if content_type is PICKLE else b"",
-                b"\r\naccept: " + self.accept if self.accept else b"",
+                b"\r\naccept: " + accept if accept else b"",
                 route.line,
                 priority_lines(route.target, caller.rank),
                 b"\r\ncontent-length: ",

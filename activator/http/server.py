@@ -580,8 +580,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Like uvicorn's method without the keep-alive timer, which `ConnectionLimits.close_idle`
-        replaces."""
-        self.server_state.total_requests += 1
+        replaces, and without a count of requests, which only `limit_max_requests` reads."""
         if self.transport.is_closing():
             return
         if self.pipeline:

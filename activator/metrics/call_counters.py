@@ -174,25 +174,23 @@ class WarmCounters:
         if self._revision.is_drained:
             self._function, self._revision = self._function_of(), self._revision_of()
         function, revision, exec_ms = self._function, self._revision, attempt.exec_ms
+        exec_s = exec_ms / 1000
         statuses, execution = function.statuses, function.execution
         if status in statuses:
             statuses[status] += 1
             function.queue_wait.counts[0] += 1
-            execution.counts[bisect_left(FAST, exec_ms / 1000)] += 1
-            execution.total += exec_ms / 1000
+            execution.counts[bisect_left(FAST, exec_s)] += 1
+            execution.total += exec_s
         else:
-            function.answered(status, exec_ms / 1000)
+            function.answered(status, exec_s)
         call = attempt.call
         before_ms = (attempt.dispatched_ns - call.began_ns) / 1e6
-        revision.answered += 1
-        revision.records += 1
         revision.cost_picos += attempt.picos
         revision.exec_ms += exec_ms
         revision.warm[bisect_left(LATENCY_BOUNDS, before_ms + exec_ms)] += 1
         revision.exec[bisect_left(LATENCY_BOUNDS, exec_ms)] += 1
         if exec_ms > revision.exec_budget_ms:
             revision.overruns["exec"] = revision.overruns.get("exec", 0) + 1
-        if before_ms <= revision.at_once_ms:
-            revision.at_once += 1
-        else:
+        if before_ms > revision.at_once_ms:
+            revision.delayed += 1
             revision.stages(stages_before(call, attempt.dispatched_ns))

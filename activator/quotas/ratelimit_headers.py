@@ -53,12 +53,11 @@ class RateLimitHeaders:
     def lines(self) -> bytes:
         """The header lines as of the last decision. Empty when nothing may be shown, or when the
         quotas have changed since."""
-        if not self._readers:
-            return b""
-        at = self._readers[0][0].at
-        if self._reuses and at - self._formatted_at < REUSED_S:
+        if self._reuses and self._readers[0][0].at - self._formatted_at < REUSED_S:
             self._reuses -= 1
             return self._lines
+        if not self._readers:
+            return b""
         fewest = inf
         numbers: list[float] = []
         for meter, quotas, kinds, depth, each_s, concurrent in self._readers:
@@ -79,7 +78,8 @@ class RateLimitHeaders:
                     (meter.token_depth - left) / meter.tokens_per_s + _NEARLY_ONE,
                 )
                 fewest = 0  # a call may take any number
-        self._formatted_at, self._reuses = at, max(0, int(fewest * REUSED_SHARE))
+        self._formatted_at = self._readers[0][0].at
+        self._reuses = max(0, int(fewest * REUSED_SHARE))
         self._lines = self._template % tuple(numbers)
         return self._lines
 

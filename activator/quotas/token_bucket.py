@@ -171,24 +171,32 @@ def acquire(  # noqa: PLR0917 - names cost a fifth of the time that a decision m
             left += elapsed_s * meter.per_s
             if left > meter.depth:  # noqa: PLR1730  # `min` takes three times as long
                 left = meter.depth
-            meter.requests = left
             if meter.tokens_per_s:
                 meter.tokens = min(meter.token_depth, meter.tokens + elapsed_s * meter.tokens_per_s)
+        held = meter.held + holds
         if (
             requests > left
-            or (holds and meter.held + meter.others + holds > meter.concurrent)
-            or tokens > meter.tokens
+            or held + meter.others > meter.concurrent
+            or (tokens and tokens > meter.tokens)
         ):
-            is_short = True
-    if is_short and (refusal := _refusal(meters, rules, requests, holds, tokens)) is not None:
-        return refusal
-    for meter in meters:
-        meter.requests -= requests
-        meter.held += holds
+            is_short = True  # mostly: `_refusal` decides
+        meter.requests, meter.held = left - requests, held
+    if is_short:
+        _take(meters, -requests, -holds)
+        refusal = _refusal(meters, rules, requests, holds, tokens)
+        if refusal is not None:
+            return refusal
+        _take(meters, requests, holds)
     if tokens:
         for meter in meters:
             meter.tokens -= min(tokens, meter.token_depth)
     return None
+
+
+def _take(meters: Sequence[Meter], requests: int, holds: int) -> None:
+    for meter in meters:
+        meter.requests -= requests
+        meter.held += holds
 
 
 def _refusal(
