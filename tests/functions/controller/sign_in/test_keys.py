@@ -92,7 +92,7 @@ async def test_signing_out_of_the_dashboard_leaves_the_command_lines_key(
     assert await in_force(controller) == [key["id"]]
 
 
-async def test_nobody_gets_a_key_of_a_tenant_that_is_deleted(
+async def test_a_person_of_a_deleted_tenant_gets_no_key(
     controller: Controller, issuer: FakeIssuer
 ) -> None:
     assert (await controller.http.delete("/v1/tenants/acme")).status_code == 202

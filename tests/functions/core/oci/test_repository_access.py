@@ -16,7 +16,7 @@ from tests.fakes.user_code import Answer
 
 def test_a_token_without_end_is_not_read_to_its_end() -> None:
     endless = Answer(stream=(bytes(1024) for _ in itertools.count()))
-    with LoopbackServer(("127.0.0.1", 0), handler_for(lambda asked: endless)) as server:
+    with LoopbackServer(("127.0.0.1", 0), handler_for(lambda _: endless)) as server:
         threading.Thread(target=server.serve_forever).start()
         host = f"127.0.0.1:{server.server_port}"
         access = RepositoryAccess(
