@@ -90,7 +90,7 @@ async def test_people_sign_in_as_the_rules_say(
     assert sent.startswith(BACK)
     back = {name: values[0] for name, values in parse_qs(urlsplit(sent).query).items()}
     callback = Callback(state=back["state"], code=back["code"], issuer=back["iss"])
-    found = await browser_sign_in.end(issuers, begun, callback)
+    found = await browser_sign_in.end(issuers, begun, callback, address="", now=0.0)
     await issuers.aclose()
     assert found == Identity(
         issuer="own",

@@ -18,40 +18,24 @@ import socket
 import sys
 from pathlib import Path
 
-import grpc.aio
 import uvloop
 
 from activator.open_inference.grpc.activator_client import ActivatorClient
+from activator.open_inference.grpc.admission import MAX_READING, Admission
 from activator.open_inference.grpc.process import GrpcTerms
 from activator.open_inference.grpc.relay import ABSTRACT, Relay
-from activator.open_inference.grpc.service import MAX_READING, Service
+from activator.open_inference.grpc.server import new_server
+from activator.open_inference.grpc.service import Service
 from pilotlight.core import logging_config
 
 log = logging.getLogger("activator.grpc")
 
-MAX_STREAMS = 100
-"""Concurrent calls of a connection, as HTTP/2 servers usually allow."""
 OWN_BYTES = 4 * 1024**3
 """Address space of the process without messages, most of which it never touches."""
 _PR_SET_DUMPABLE = 4
 GRACE_S = 2.0
 """How long running calls may continue after the end of standard input: the activator has answered
 those that it knows."""
-_OPTIONS = (
-    ("grpc.max_concurrent_streams", MAX_STREAMS),
-    ("grpc.max_metadata_size", 16 * 1024),
-    ("grpc.absolute_max_metadata_size", 32 * 1024),
-    ("grpc.server_handshake_timeout_ms", 10_000),
-    ("grpc.max_connection_idle_ms", 600_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    # a client may ask each 10 s whether the connection lives; one that asks more often is cut off
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-    ("grpc.http2.max_ping_strikes", 2),
-    # windows do not grow with the bandwidth: they bound what is received before it is read
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", 256 * 1024),
-    ("grpc.so_reuseport", 0),
-)
 
 
 async def _serve(terms: GrpcTerms, listeners: list[socket.socket]) -> None:
@@ -60,16 +44,11 @@ async def _serve(terms: GrpcTerms, listeners: list[socket.socket]) -> None:
     client = ActivatorClient(Path(terms.activator), token=terms.token)
     service = Service(
         client,
-        caller_of=relay.caller_of,
-        read_timeout_s=terms.read_timeout_s,
-        waiting_bytes=terms.waiting_bytes,
+        connections=relay,
+        admission=Admission(max_bytes=terms.waiting_bytes),
+        pause_s=terms.read_timeout_s,
     )
-    sizes = (
-        ("grpc.max_receive_message_length", terms.max_message_bytes),
-        ("grpc.max_send_message_length", -1),
-    )
-    server = grpc.aio.server(options=(*_OPTIONS, *sizes))
-    server.add_generic_rpc_handlers((service.handler(),))
+    server = new_server(service.handler(), max_message_bytes=terms.max_message_bytes)
     server.add_insecure_port(f"{ABSTRACT}{name}")
     await server.start()
     try:

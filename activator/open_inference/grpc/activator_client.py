@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -34,10 +34,22 @@ class ActivatorClient:
         return await self._client.get(path, headers=self._headers(headers, caller))
 
     async def post(
-        self, path: str, headers: Mapping[str, str], body: bytes, *, caller: str
+        self,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        *,
+        caller: str,
+        acquire: Callable[[int], None],
     ) -> httpx.Response:
-        """Send a POST request. Raises httpx.HTTPError."""
-        return await self._client.post(path, content=body, headers=self._headers(headers, caller))
+        """Send a POST request. `acquire`: reserves memory for the answer, before it is read. Raises
+        httpx.HTTPError, and what `acquire` raises."""
+        async with self._client.stream(
+            "POST", path, content=body, headers=self._headers(headers, caller)
+        ) as response:
+            acquire(int(response.headers.get("content-length", 0)))
+            await response.aread()
+        return response
 
     def _headers(self, headers: Mapping[str, str], caller: str) -> dict[str, str]:
         return {

@@ -15,8 +15,10 @@ from typing import Final, cast
 from activator.http.trusted_proxies import network_of
 
 MAX_CONNECTIONS: Final = 2048
-"""Most connections of all addresses, of which one may have half: each takes three descriptors, and
-256 KiB for what is not read yet."""
+"""Most connections of all addresses: each takes three descriptors, and 256 KiB for what is not read
+yet."""
+MAX_OF_ADDRESS: Final = MAX_CONNECTIONS // 8
+"""Most connections of one, each of which can have a hundred calls."""
 BUFFERED_BYTES: Final = 256 * 1024
 """Bytes that wait for a peer before reading from the other one pauses."""
 ABSTRACT: Final = "unix-abstract:"
@@ -28,9 +30,9 @@ class Relay:
     def __init__(self, server: str, *, max_per_address: int) -> None:
         """`server`: name of the gRPC server's abstract Unix socket."""
         self._server = server
-        self._max_per_address = min(max_per_address, MAX_CONNECTIONS // 2)
+        self._max_per_address = min(max_per_address, MAX_OF_ADDRESS)
         self._by_address: Counter[str] = Counter()
-        self._callers: dict[str, str] = {}
+        self._callers: dict[str, tuple[str, _ClientSide]] = {}
         self._numbers = itertools.count()
         self._prefix = f"pilotlight-grpc-{os.getpid()}-{os.urandom(8).hex()}-"
         self.refused = 0
@@ -46,9 +48,16 @@ class Relay:
     def caller_of(self, peer: str) -> str | None:
         """Return the address of a caller, by the name of the server's peer; None for a connection
         that is not the relay's."""
-        return self._callers.get(peer.removeprefix(ABSTRACT))
+        found = self._callers.get(peer.removeprefix(ABSTRACT))
+        return None if found is None else found[0]
 
-    def enter(self, address: str) -> str:
+    def disconnect(self, peer: str) -> None:
+        """End the connection of a caller, by the name of the server's peer."""
+        found = self._callers.get(peer.removeprefix(ABSTRACT))
+        if found is not None:
+            found[1].abort()
+
+    def enter(self, address: str, client: _ClientSide) -> str:
         """Count a connection; return its name, or "" where there are too many."""
         network = network_of(address)
         if (
@@ -59,12 +68,12 @@ class Relay:
             return ""
         self._by_address[network] += 1
         name = f"{self._prefix}{next(self._numbers)}"
-        self._callers[name] = address
+        self._callers[name] = address, client
         return name
 
     def leave(self, name: str) -> None:
         """A connection has ended."""
-        network = network_of(self._callers.pop(name))
+        network = network_of(self._callers.pop(name)[0])
         self._by_address[network] -= 1
         if not self._by_address[network]:
             del self._by_address[network]
@@ -136,11 +145,16 @@ class _ClientSide(_Side):
         super().connection_made(transport)
         assert self.transport is not None
         peer = transport.get_extra_info("peername") or ("",)
-        self._name = self._relay.enter(str(peer[0]))
+        self._name = self._relay.enter(str(peer[0]), self)
         if not self._name:
             self.transport.abort()
             return
         self._connecting = asyncio.get_running_loop().create_task(self._connect(), name="relay")
+
+    def abort(self) -> None:
+        """End the connection, whatever is left to send."""
+        if self.transport is not None:
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

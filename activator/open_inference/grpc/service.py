@@ -1,20 +1,17 @@
 """The gRPC service: each call becomes a request over HTTP to the activator, with the caller's
 address, credentials and deadline; its answer, or its error, comes back.
 
-A message is read within bounds: few at once, of an address fewer, each within a time, and as much
-as fits beside those that wait for their answers."""
+A message is read within bounds (`admission`), and an answer sent: each within a time. A caller that
+does not read its answer is disconnected, because nothing else frees the memory of it."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import logging
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
-from weakref import WeakValueDictionary
+from typing import Any, Final, Protocol
 
 import grpc
 import grpc.aio
@@ -22,22 +19,14 @@ import httpx
 
 from activator.open_inference.grpc import translation
 from activator.open_inference.grpc.activator_client import ActivatorClient
+from activator.open_inference.grpc.admission import Admission, Room
 from activator.open_inference.grpc.messages import SERVICE, message_class
-from activator.open_inference.grpc.statuses import (
-    Status,
-    refused,
-    status_of,
-    trailing_metadata,
-)
+from activator.open_inference.grpc.statuses import Refused, Status, status_of, trailing_metadata
 from activator.open_inference.grpc.translation import InvalidMessage
 
 log = logging.getLogger(__name__)
 
-MAX_CALLS: Final = 1024
-MAX_CALLS_OF_ADDRESS: Final = 512
-MAX_READING: Final = 64
-MAX_READING_OF_ADDRESS: Final = 16
-"""Messages that are read at the same time: each may take the largest size of a message."""
+CANCEL_S: Final = 5.0
 GARBAGE_BYTES: Final = 32 * 1024 * 1024
 _PASSED_ON: Final = frozenset({"authorization", "traceparent", "tracestate", "x-forwarded-for"})
 _PREFIX: Final = "pilotlight-"
@@ -49,21 +38,24 @@ Context = Any
 Answer = Callable[["Caller", bytes], Awaitable[Any]]
 
 
-class Refused(Exception):
-    """Raised for a call that ends with this status."""
+class Connections(Protocol):
+    """The connections of clients (`relay.Relay`)."""
 
-    def __init__(self, status: Status) -> None:
-        super().__init__(status.text)
-        self.status = status
+    def caller_of(self, peer: str) -> str | None:
+        """Return the address behind a peer of the server; None for one that is no client's."""
+
+    def disconnect(self, peer: str) -> None:
+        """End the connection of a peer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A caller: its address, and the headers of requests on its behalf."""
+    """A caller: its address, the headers of requests on its behalf, and what its call holds."""
 
     address: str
     headers: Mapping[str, str]
     context: Context
+    room: Room
 
 
 class Service:
@@ -73,24 +65,19 @@ class Service:
         self,
         client: ActivatorClient,
         *,
-        caller_of: Callable[[str], str | None],
-        read_timeout_s: float,
-        waiting_bytes: int,
+        connections: Connections,
+        admission: Admission,
+        pause_s: float,
     ) -> None:
-        """`caller_of`: the address behind a peer of the server; None = it is not a client's.
-        `read_timeout_s`: how long a caller may take to send its message. `waiting_bytes`: of
-        messages whose calls have not been answered."""
+        """`pause_s`: how long a caller may take to send its message, and to read its answer."""
         self._client = client
-        self._caller_of = caller_of
-        self._read_timeout_s = read_timeout_s
-        self._max_waiting_bytes = waiting_bytes
-        self._waiting_bytes = self._garbage_bytes = 0
-        self._calls: Counter[str] = Counter()
-        self._reading = asyncio.Semaphore(MAX_READING)
-        self._reading_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._connections = connections
+        self._admission = admission
+        self._pause_s = pause_s
+        self._garbage_bytes = 0
 
     def __repr__(self) -> str:
-        return f"<Service {self._calls.total()} calls, {self._waiting_bytes} bytes>"
+        return f"<Service {self._admission!r}>"
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the handler of the service's methods. Messages are not read before a method
@@ -104,19 +91,18 @@ class Service:
             "ModelInfer": self._model_infer,
         }
         handlers = {
-            name: grpc.stream_unary_rpc_method_handler(
+            # on the wire one answer is a stream of one, whose end can be waited for
+            name: grpc.stream_stream_rpc_method_handler(
                 self._method(answer), response_serializer=lambda m: m.SerializeToString()
             )
             for name, answer in methods.items()
         }
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
-    def _method(self, answer: Answer) -> Callable[[AsyncIterator[bytes], Context], Awaitable[Any]]:
-        async def run(messages: AsyncIterator[bytes], context: Context) -> Any:
+    def _method(self, answer: Answer) -> Callable[[AsyncIterator[bytes], Context], Awaitable[None]]:
+        async def run(messages: AsyncIterator[bytes], context: Context) -> None:
             try:
-                with self._counted(context) as caller:
-                    async with self._message(caller, messages) as data:
-                        return await answer(caller, data)
+                await self._run(answer, messages, context)
             except InvalidMessage as e:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
             except Refused as e:
@@ -130,51 +116,43 @@ class Service:
 
         return run
 
-    @contextmanager
-    def _counted(self, context: Context) -> Iterator[Caller]:
-        address = self._caller_of(context.peer())
+    async def _run(self, answer: Answer, messages: AsyncIterator[bytes], context: Context) -> None:
+        address, headers = self._connections.caller_of(context.peer()), _headers(context)
         if address is None:
             raise Refused(
                 Status(grpc.StatusCode.PERMISSION_DENIED, "connect to activator.grpc_listen")
             )
-        if self._calls.total() >= MAX_CALLS or self._calls[address] >= MAX_CALLS_OF_ADDRESS:
-            raise Refused(
-                refused(
-                    f"too many calls run: at most {MAX_CALLS_OF_ADDRESS} of an address, "
-                    f"{MAX_CALLS} in all"
-                )
-            )
-        self._calls[address] += 1
-        try:
-            yield Caller(address, _headers(context), context)
-        finally:
-            self._calls[address] -= 1
-            if not self._calls[address]:
-                del self._calls[address]
-
-    @asynccontextmanager
-    async def _message(
-        self, caller: Caller, messages: AsyncIterator[bytes]
-    ) -> AsyncIterator[bytes]:
-        """Read the only message of a call, and count it until the call ends."""
-        own = self._reading_of.setdefault(caller.address, asyncio.Semaphore(MAX_READING_OF_ADDRESS))
-        async with own, self._reading:
+        party = self._admission.party_of(address, headers.get("authorization", ""))
+        with self._admission.call(party) as room:
+            caller = Caller(address, headers, context, room)
+            data = await self._message(caller, messages)
             try:
-                async with asyncio.timeout(self._read_timeout_s):
+                await self._send(caller, await answer(caller, data))
+            finally:
+                self._collect(len(data))
+
+    async def _message(self, caller: Caller, messages: AsyncIterator[bytes]) -> bytes:
+        """Read the only message of a call."""
+        async with self._admission.reading(caller.room.party, self._pause_s):
+            try:
+                async with asyncio.timeout(self._pause_s):
                     data = await anext(aiter(messages), None)
             except TimeoutError as e:
-                text = f"the message did not arrive within {self._read_timeout_s:g} s"
+                text = f"the message did not arrive within {self._pause_s:g} s"
                 raise Refused(Status(grpc.StatusCode.INVALID_ARGUMENT, text)) from e
         if data is None:
             raise InvalidMessage("the call has no message")
-        if self._waiting_bytes and self._waiting_bytes + len(data) > self._max_waiting_bytes:
-            raise Refused(refused("messages of waiting calls use all of activator.waiting_bytes"))
-        self._waiting_bytes += len(data)
+        caller.room.reserve(len(data))
+        return data
+
+    async def _send(self, caller: Caller, message: Any) -> None:
         try:
-            yield data
-        finally:
-            self._waiting_bytes -= len(data)
-            self._collect(len(data))
+            async with asyncio.timeout(self._pause_s):
+                await caller.context.write(message)
+        except TimeoutError:
+            log.warning("caller does not read its answer address=%s", caller.address)
+            self._connections.disconnect(caller.context.peer())
+            await asyncio.sleep(CANCEL_S)  # the server cancels the calls of a connection that ends
 
     def _collect(self, size: int) -> None:
         """Collect garbage each GARBAGE_BYTES of messages: cycles of calls hold them, of which the
@@ -188,6 +166,12 @@ class Service:
         response = await self._client.get(path, caller.headers, caller=caller.address)
         _require_ok(response)
         return response.json()
+
+    async def _get_model(self, caller: Caller, path: str) -> Any:
+        """Raises Refused. Only those whom the activator knows get an answer about a model."""
+        document = await self._get(caller, path)
+        self._admission.remember(caller.headers.get("authorization", ""))
+        return document
 
     async def _server_live(self, caller: Caller, data: bytes) -> Any:
         document = await self._get(caller, "/v2/health/live")
@@ -206,13 +190,13 @@ class Service:
     async def _model_ready(self, caller: Caller, data: bytes) -> Any:
         asked = translation.parse("ModelReadyRequest", data)
         path = translation.model_path(asked.name, asked.version)
-        document = await self._get(caller, f"{path}/ready")
+        document = await self._get_model(caller, f"{path}/ready")
         return message_class("ModelReadyResponse")(ready=document["ready"])
 
     async def _model_metadata(self, caller: Caller, data: bytes) -> Any:
         asked = translation.parse("ModelMetadataRequest", data)
         path = translation.model_path(asked.name, asked.version)
-        return translation.metadata_response(await self._get(caller, path))
+        return translation.metadata_response(await self._get_model(caller, path))
 
     async def _model_infer(self, caller: Caller, data: bytes) -> Any:
         asked = translation.parse_infer(data)
@@ -224,8 +208,11 @@ class Service:
             "content-type": "application/octet-stream",
             _HEAD_BYTES: str(head_bytes),
         }
-        response = await self._client.post(f"{path}/infer", headers, body, caller=caller.address)
+        response = await self._client.post(
+            f"{path}/infer", headers, body, caller=caller.address, acquire=caller.room.reserve
+        )
         _require_ok(response)
+        self._admission.remember(caller.headers.get("authorization", ""))
         caller.context.set_trailing_metadata(trailing_metadata(response.headers))
         given = response.headers.get(_HEAD_BYTES, "")
         answer = response.content

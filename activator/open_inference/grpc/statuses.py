@@ -47,6 +47,14 @@ class Status:
     metadata: Metadata = ()
 
 
+class Refused(Exception):
+    """Raised for a call that ends with this status."""
+
+    def __init__(self, status: Status) -> None:
+        super().__init__(status.text)
+        self.status = status
+
+
 def trailing_metadata(headers: Mapping[str, str]) -> Metadata:
     """Return what a response's headers say about its call."""
     return tuple(

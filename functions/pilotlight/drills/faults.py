@@ -16,8 +16,8 @@ from pilotlight.errors import Conflict, InvalidInput, PilotlightError
 
 COMMAND_S = 120.0
 """Longest that a command of the operator's may take."""
-ROUTES = "routes.ndjson"
-"""An activator's copy of the routes, in its directory in the home."""
+ROUTES = "activator/*/routes.ndjson"
+"""Activators' copies of the routes, in the home. Elsewhere in it are files of tenants."""
 _RUBBISH = b'{"seq": "these are no routes"}\n'
 
 
@@ -135,13 +135,15 @@ class BadRoutes(ProcessKill):
 
     def begin(self) -> None:
         """Overwrite the beginning of the file in place, then kill."""
-        files = sorted(self.home.rglob(ROUTES))
+        files = sorted(self.home.glob(ROUTES))
         if not files:
             raise FaultFailed(f"no {ROUTES} below {self.home}", hint="Deploy an app first.")
         for file in files:
             with contextlib.ExitStack() as stack:
                 try:
-                    descriptor = os.open(file, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                    descriptor = os.open(
+                        file, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                    )
                 except OSError as e:
                     raise FaultFailed(
                         f"cannot write {file}: {e.strerror}",

@@ -104,8 +104,11 @@ async def begin(
     return begun, f"{page}{'&' if '?' in page else '?'}{urlencode(query)}"
 
 
-async def end(issuers: SignInIssuers, begun: BrowserSignIn, callback: Callback) -> Identity:
-    """Return who signed in. Raises Forbidden, Unauthenticated, Unavailable."""
+async def end(
+    issuers: SignInIssuers, begun: BrowserSignIn, callback: Callback, *, address: str, now: float
+) -> Identity:
+    """Return who signed in, at this address. Raises Forbidden, Unauthenticated, TooManyRequests,
+    Unavailable."""
     if not hmac.compare_digest(callback.state.encode(), begun.state.encode()):
         raise Forbidden(f"another sign-in was begun in this browser, or elsewhere: {AGAIN}")
     client = issuers.client(begun.issuer)
@@ -117,12 +120,12 @@ async def end(issuers: SignInIssuers, begun: BrowserSignIn, callback: Callback) 
         if callback.error or not callback.code:
             why = f"{callback.error} {callback.description}".strip() or "it sent no code"
             raise Unauthenticated(f"issuer {begun.issuer!r} did not sign you in: {why[:300]}")
-        answer = await client.request_token(
-            {
-                "grant_type": "authorization_code",
-                "code": callback.code,
-                "redirect_uri": begun.redirect_url,
-                "code_verifier": begun.verifier,
-            }
-        )
+        form = {
+            "grant_type": "authorization_code",
+            "code": callback.code,
+            "redirect_uri": begun.redirect_url,
+            "code_verifier": begun.verifier,
+        }
+        with issuers.attempts.attempt(address, now):
+            answer = await client.request_token(form)
     return await issuers.identify(client, answer, nonce=begun.nonce)

@@ -9,13 +9,13 @@ address, and the issuer is asked no more often than it permits."""
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import math
 import secrets
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from pilotlight.controller.sign_in.attempts import network_of
 from pilotlight.controller.sign_in.issuers import AGAIN, Identity, SignInIssuers, refusals_of
 from pilotlight.core.oidc.errors import GrantRefused, IssuerUnreachable
 from pilotlight.core.oidc.settings import is_endpoint
@@ -76,9 +76,9 @@ class DeviceSignIns:
         client = self._issuers.client(issuer)
         code = secrets.token_urlsafe(32)
         name, digest = client.issuer.name, _digest(code)
-        pending = self._reserve(digest, name, _network_of(address), now)
+        pending = self._reserve(digest, name, network_of(address), now)
         try:
-            with refusals_of(name):
+            with refusals_of(name), self._issuers.attempts.attempt(address, now):
                 answer = await client.request_device_code({"scope": " ".join(client.issuer.scopes)})
                 shown = _shown(answer)
                 if not is_endpoint(shown[1], of=client.issuer):
@@ -173,17 +173,6 @@ def _shown(answer: Any) -> tuple[str, str, str]:
 def _seconds(value: Any, otherwise: float) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and 0 <= value <= MAX_LASTS_S else otherwise
-
-
-def _network_of(address: str) -> str:
-    """Return the address as which a client is counted: IPv6 networks of one client have /64."""
-    try:
-        ip = ipaddress.ip_address(address)
-    except ValueError:
-        return address
-    if isinstance(ip, ipaddress.IPv6Address):
-        return str(ipaddress.ip_network((ip, 64), strict=False))
-    return str(ip)
 
 
 def _digest(code: str) -> bytes:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pilotlight.controller.sign_in.attempts import AttemptLimit
 from pilotlight.core.oidc.errors import GrantRefused, IssuerUnreachable, OidcError, TokenRefused
 from pilotlight.core.oidc.settings import Issuer, has_claims
 from pilotlight.errors import (
@@ -60,7 +61,10 @@ class Identity:
 
 
 class SignInIssuers:
-    """The issuers with rules for people. Owner: the event loop."""
+    """The issuers with rules for people. Owner: the event loop.
+
+    Attributes:
+        attempts: of networks to sign in, that issuers refused."""
 
     def __init__(
         self,
@@ -75,6 +79,7 @@ class SignInIssuers:
         self._secrets = secrets or {}
         self._clock = clock
         self._clients: dict[str, IssuerClient] = {}
+        self.attempts = AttemptLimit()
 
     def __repr__(self) -> str:
         return f"<SignInIssuers {', '.join(self._issuers) or 'none'}>"

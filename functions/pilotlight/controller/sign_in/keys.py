@@ -13,7 +13,7 @@ from pilotlight.controller.identity import access_control, api_keys, sessions, t
 from pilotlight.controller.identity.access_control import SIGN_IN_ACTOR, Principal
 from pilotlight.controller.identity.api_keys import KeyRestrictions, NewKey
 from pilotlight.controller.sign_in.issuers import Identity
-from pilotlight.errors import Forbidden, NotFound
+from pilotlight.errors import Conflict, Forbidden, NotFound
 
 MAX_OF_PERSON = 10
 """Sign-ins of a person in force; one more ends the oldest."""
@@ -34,9 +34,10 @@ def actor_of(identity: Identity) -> str:
 
 def create(write: Write, identity: Identity, means: Means, *, request: str = "") -> NewKey:
     """Create the key of a sign-in, and end the person's oldest ones beyond MAX_OF_PERSON. Raises
-    Forbidden, if the tenant or the environment of the rule does not exist."""
+    Forbidden, if the tenant or the environment of the rule does not exist, or the tenant is
+    deleted."""
     try:
-        tenant = str(tenants.find(write.sql, name=identity.tenant).id)
+        tenant = str(tenants.find_existing(write.sql, name=identity.tenant).id)
         _end_oldest(write, tenant, actor_of(identity), request)
         return api_keys.create(
             write,
@@ -48,7 +49,7 @@ def create(write: Write, identity: Identity, means: Means, *, request: str = "")
             expires_in_s=identity.lasts_s,
             request=request,
         )
-    except NotFound as e:
+    except (Conflict, NotFound) as e:
         raise Forbidden(
             f"issuers.{identity.issuer}.sign_in: {e}: ask the platform's operator"
         ) from e

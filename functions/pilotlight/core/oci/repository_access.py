@@ -10,6 +10,7 @@ Sources: token authentication: distribution.github.io, "Token Authentication Spe
 from __future__ import annotations
 
 import base64
+import json
 import re
 import ssl
 from collections.abc import Mapping
@@ -110,18 +111,25 @@ class RepositoryAccess:
                 "client_id": "pilotlight",
                 "refresh_token": login.identity_token,
             }
-            answer = self.http.post(realm, data=form)
+            request = self.http.build_request("POST", realm, data=form)
+            login = None
         else:
-            auth = httpx.BasicAuth(login.user, login.password) if login is not None else None
-            answer = self.http.get(realm.copy_merge_params(asked), auth=auth)
-        if not answer.is_success:
-            raise AccessRefused(
-                f"{realm.host} answered {answer.status_code}", status=answer.status_code
-            )
+            request = self.http.build_request("GET", realm.copy_merge_params(asked))
+        auth = httpx.BasicAuth(login.user, login.password) if login is not None else None
+        answer = self.http.send(request, auth=auth, stream=True)
         try:
-            if len(answer.content) > _MAX_TOKEN_BYTES:
-                raise ValueError(f"more than {_MAX_TOKEN_BYTES} bytes")
-            body: Any = answer.json()
+            if not answer.is_success:
+                raise AccessRefused(
+                    f"{realm.host} answered {answer.status_code}", status=answer.status_code
+                )
+            raw = bytearray()
+            for piece in answer.iter_raw():
+                raw += piece
+                if len(raw) > _MAX_TOKEN_BYTES:
+                    raise ValueError(f"more than {_MAX_TOKEN_BYTES} bytes")
+            body: Any = json.loads(raw)
             return str(body.get("token") or body["access_token"])
-        except (ValueError, KeyError, AttributeError) as e:
+        except (ValueError, RecursionError, KeyError, AttributeError, TypeError) as e:
             raise AccessRefused(f"{realm.host} returned no access token: {e!r}") from e
+        finally:
+            answer.close()

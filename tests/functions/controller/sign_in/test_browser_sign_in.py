@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlencode
 
@@ -11,9 +12,11 @@ import pytest
 
 from pilotlight.controller.identity import sessions
 from pilotlight.controller.settings import ControllerSettings
-from pilotlight.controller.sign_in import browser_sign_in
+from pilotlight.controller.sign_in import attempts, browser_sign_in
+from pilotlight.controller.sign_in.attempts import AttemptLimit
 from pilotlight.core.oidc import issuer_client
 from pilotlight.core.oidc.settings import CALLBACK_PATH
+from pilotlight.errors import TooManyRequests
 from tests.fakes.issuer import FakeIssuer, encoded, new_key
 from tests.fakes.user_code import Answer
 from tests.functions.controller.conftest import Controller
@@ -367,3 +370,33 @@ async def test_a_session_ends_with_its_key_and_by_signing_out(
     await browser.sign_in()
     clock.now += 43_200
     assert (await browser.get("/dashboard")).status_code == 303
+
+
+async def test_a_stranger_makes_the_issuer_refuse_a_few_codes_and_not_those_of_others(
+    issuer: FakeIssuer, browser: Browser
+) -> None:
+    browser.headers["x-forwarded-for"] = "127.0.0.7"
+    for number in range(attempts.MAX_REFUSED + 3):
+        state = query_of(await browser.begin())["state"]
+        query = urlencode({"state": state, "code": number, "iss": issuer.url})
+        answer = await browser.get(f"{CALLBACK_PATH}?{query}")
+        refused = 401 if number < attempts.MAX_REFUSED else 429
+        assert answer.status_code == refused
+    assert issuer.asked("/token") == attempts.MAX_REFUSED
+    del browser.headers["x-forwarded-for"]
+    assert (await browser.sign_in()).status_code == 200
+
+
+def test_attempts_come_back_and_networks_are_forgotten() -> None:
+    limit = AttemptLimit()
+    for _ in range(attempts.MAX_REFUSED):
+        with suppress(KeyError), limit.attempt("::ffff:192.0.2.7", 100.0):
+            raise KeyError
+    for address in ("::ffff:192.0.2.8", "2001:db8::1"):
+        with limit.attempt(address, 100.0):
+            pass
+    assert repr(limit) == "<AttemptLimit 1 networks>"
+    with pytest.raises(TooManyRequests), limit.attempt("192.0.2.7", 100.0):
+        pass
+    with limit.attempt("192.0.2.7", 100.0 + attempts.REGAIN_S):
+        pass

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import sqlalchemy as sa
 
+from pilotlight.controller.database import tables
 from pilotlight.controller.sign_in import keys
 from pilotlight.controller.sign_in.keys import MAX_OF_PERSON
 from tests.fakes.issuer import FakeIssuer
@@ -88,3 +90,16 @@ async def test_signing_out_of_the_dashboard_leaves_the_command_lines_key(
     with controller.context.store.write() as write:
         keys.end_dashboards(write, key["id"])
     assert await in_force(controller) == [key["id"]]
+
+
+async def test_a_person_of_a_deleted_tenant_gets_no_key(
+    controller: Controller, issuer: FakeIssuer
+) -> None:
+    assert (await controller.http.delete("/v1/tenants/acme")).status_code == 202
+    issuer.person = {"sub": "u-1", "groups": ["acme"]}
+    shown = await begun(controller)
+    issuer.decide(shown["user_code"])
+    assert "is deleted" in refused(await redeem(controller, shown["code"]), 403)
+    with controller.context.store.read() as sql:
+        made = sa.select(tables.api_keys).where(tables.api_keys.c.created_by.like("issuer:%"))
+        assert not sql.execute(made).all()

@@ -21,6 +21,7 @@ from pilotlight.controller.dashboard.page_context import (
 )
 from pilotlight.controller.dashboard.page_context import Form as FormCookie
 from pilotlight.controller.database import tables
+from pilotlight.controller.database.audit_trail import client_address
 from pilotlight.controller.identity import access_control, sessions
 from pilotlight.controller.identity.access_control import Principal
 from pilotlight.controller.identity.sessions import CookieAttributes
@@ -131,7 +132,9 @@ async def end_by_issuer(
 async def _caller_of(context: Context, request: Request, callback: Callback) -> Principal:
     cookie = cookie_of(context, request, browser_sign_in.COOKIE, limit=MAX_COOKIE)
     begun = browser_sign_in.open_cookie(cookie, context.key.sign_ins, now=context.clock())
-    identity = await browser_sign_in.end(context.issuers, begun, callback)
+    identity = await browser_sign_in.end(
+        context.issuers, begun, callback, address=client_address(), now=context.clock()
+    )
     return await anyio.to_thread.run_sync(_create_key, context, identity, request_id(request))
 
 
