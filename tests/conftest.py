@@ -191,9 +191,7 @@ def tmp_path(
 def short_tmp(request: pytest.FixtureRequest) -> Iterator[Path]:
     """An empty directory with a path short enough for Unix sockets (107 bytes), open to other
     users' processes."""
-    directory = Path(
-        tempfile.mkdtemp(prefix="pl", dir=memory.directory_of(request.node.nodeid))
-    )
+    directory = Path(tempfile.mkdtemp(prefix="pl", dir=memory.directory_of(request.node.nodeid)))
     directory.chmod(0o755)
     yield directory
     remove_tree(directory)

@@ -26,6 +26,8 @@ FOLDERS = (
     "tests/fuzz/",
     "tests/options/",
 )
+ON_DISK = ("tests/functions/worker/",)
+"""Of these: workers are told which of their open files a snapshot takes in, by where they lie."""
 MEMORY = Path("/dev/shm")
 FREE_BYTES = 2 * 2**30
 """Room that there must be: clusters of PostgreSQL have 70 MB each, one for each process of the run
@@ -54,7 +56,8 @@ def directory() -> str | None:
 
 def directory_of(nodeid: str) -> str | None:
     """The same for a test."""
-    return directory() if nodeid.startswith(FOLDERS) else None
+    is_in_memory = nodeid.startswith(FOLDERS) and not nodeid.startswith(ON_DISK)
+    return directory() if is_in_memory else None
 
 
 def _has_room() -> bool:
