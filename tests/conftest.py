@@ -29,7 +29,7 @@ import redis
 from hypothesis import HealthCheck, given, is_hypothesis_test, settings
 from hypothesis import strategies as st
 
-from tests import hypothesis_profiles
+from tests import hypothesis_profiles, memory
 from tests.fakes import postgres_server as postgres_server_module
 from tests.fakes import s3_server, seaweedfs_server
 from tests.fakes.image_registry import ImageRegistry
@@ -100,6 +100,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for the report of a failure (python/cpython#106905), which ends the run."""
     if sys.version_info < (3, 11, 5) and config.option.tbstyle == "auto":
         config.option.tbstyle = "native"
+    memory.make_directory(config)
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -169,18 +170,28 @@ def inference_clients() -> Path:
 
 
 @pytest.fixture
-def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tmp_path(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
     """As pytest's own, which looks through the directories of all tests before for a number that is
-    free."""
+    free. In memory it goes with its test."""
     name = re.sub(r"\W", "_", request.node.name)[:24]
-    return tmp_path_factory.mktemp(f"{name}-{os.getpid()}-{next(_NUMBERS)}", numbered=False)
+    name = f"{name}-{os.getpid()}-{next(_NUMBERS)}"
+    in_memory = memory.directory_of(request.node.nodeid)
+    if in_memory is None:
+        yield tmp_path_factory.mktemp(name, numbered=False)
+        return
+    directory = Path(in_memory) / name
+    directory.mkdir(mode=0o700)
+    yield directory
+    remove_tree(directory)
 
 
 @pytest.fixture
-def short_tmp() -> Iterator[Path]:
+def short_tmp(request: pytest.FixtureRequest) -> Iterator[Path]:
     """An empty directory with a path short enough for Unix sockets (107 bytes), open to other
     users' processes."""
-    directory = Path(tempfile.mkdtemp(prefix="pl"))
+    directory = Path(tempfile.mkdtemp(prefix="pl", dir=memory.directory_of(request.node.nodeid)))
     directory.chmod(0o755)
     yield directory
     remove_tree(directory)
@@ -190,8 +201,9 @@ def short_tmp() -> Iterator[Path]:
 def installed_modules_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing in `sys.modules` that another test imported from a temporary directory, as a process
     of the platform never does."""
+    places = tuple(f"{place}/" for place in (tempfile.gettempdir(), memory.directory()) if place)
     for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None) or "").startswith(f"{tempfile.gettempdir()}/"):
+        if str(getattr(module, "__file__", None) or "").startswith(places):
             monkeypatch.delitem(sys.modules, name)
 
 
@@ -218,7 +230,9 @@ def own_postgres() -> Iterator[PostgresServer]:
         _require_or_skip(
             "PostgreSQL's server is not installed (scripts/install-system-packages test)"
         )
-    with tempfile.TemporaryDirectory(prefix="plpg", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(
+        prefix="plpg", dir=memory.directory(), ignore_cleanup_errors=True
+    ) as name:
         server = PostgresServer(Path(name), binaries)
         try:
             server.start()
