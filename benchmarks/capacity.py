@@ -100,7 +100,7 @@ class Round:
 def main() -> None:
     """Run it."""
     given = options(__doc__ or "", name="benchmarks.capacity", needs=NEEDS)
-    rounds = 1 if given.quick else 5
+    rounds, share = (1, 1 / 3) if given.quick else (2, 1)
     report = Report("capacity: planned and measured")
     engines = {"vllm": str(Path(program(VLLM)).parent.parent)}
     with tempfile.TemporaryDirectory(prefix="plc") as folder, processors() as allowed:
@@ -110,7 +110,7 @@ def main() -> None:
                 subject = deploy(platform, Path(folder))
                 with phase(f"{subject.name}: {rounds} rounds"):
                     give_processors(platform, subject, allowed)
-                    add(report, subject, compare(platform, subject, rounds=rounds))
+                    add(report, subject, compare(platform, subject, rounds=rounds, share=share))
     report.finish(given)
 
 
@@ -191,8 +191,11 @@ def started(platform: stack.Stack, subject: Subject) -> Subject:
 
 
 # -- rounds ----------------------------------------------------------------------------------------
-def compare(platform: stack.Stack, subject: Subject, *, rounds: int) -> dict[str, list[Round]]:
-    """Calibrate, plan and measure, `rounds` times; rounds by the names of loads."""
+def compare(
+    platform: stack.Stack, subject: Subject, *, rounds: int, share: float
+) -> dict[str, list[Round]]:
+    """Calibrate, plan and measure, `rounds` times, with this share of the calls; rounds by the
+    names of loads."""
     began = time.time()
     seen = load(platform, subject, rate=subject.first_rate, calls=FIRST_CALLS)
     first = plan(platform, subject, seen, began, rate=subject.first_rate)
@@ -200,17 +203,18 @@ def compare(platform: stack.Stack, subject: Subject, *, rounds: int) -> dict[str
     found: dict[str, list[Round]] = {one.name: [] for one in subject.loads}
     for number in range(1, rounds + 1):
         began = time.time()
-        seen = load(platform, subject, rate=most * CALIBRATED, calls=CALLS_BEFORE, seed=number)
+        seen = load(
+            platform, subject, rate=most * CALIBRATED, calls=CALLS_BEFORE * share, seed=number
+        )
         before = [
             plan(platform, subject, seen, began, rate=most * one.share, headroom=one.headroom)
             for one in subject.loads
         ]
         for one, planned in zip(subject.loads, before, strict=True):
             began = time.time()
-            seen = load(platform, subject, rate=most * one.share, calls=CALLS, seed=number + 100)
-            same = plan(
-                platform, subject, seen, began, rate=most * one.share, headroom=one.headroom
-            )
+            rate = most * one.share
+            seen = load(platform, subject, rate=rate, calls=CALLS * share, seed=number + 100)
+            same = plan(platform, subject, seen, began, rate=rate, headroom=one.headroom)
             found[one.name].append(
                 Round(
                     planned=expected(planned),
@@ -223,7 +227,7 @@ def compare(platform: stack.Stack, subject: Subject, *, rounds: int) -> dict[str
 
 
 def load(
-    platform: stack.Stack, subject: Subject, *, rate: float, calls: int, seed: int = 0
+    platform: stack.Stack, subject: Subject, *, rate: float, calls: float, seed: int = 0
 ) -> dict[str, Any]:
     """Offer a rate, for some `calls`; return loadtest's report. Raises StackFailed where calls
     failed."""
