@@ -46,6 +46,7 @@ def test_every_amount_of_picounits_survives(picos: int) -> None:
     [
         *("0", "-1", "-0", "NaN", "sNaN", "Infinity", "-Infinity", "1000000000", "1e999999"),
         *("1e-13", "0.0000000000001", "1e-999999", "", "ten", "1,5"),
+        *("1_0", "\N{ARABIC-INDIC DIGIT FIVE}", "1" + "0" * 30, "0." + "0" * 31, "1e-999999999999"),
     ],
 )
 def test_an_amount_that_is_none_is_refused_by_name(amount: str) -> None:

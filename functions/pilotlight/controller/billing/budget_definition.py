@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any
 
 from pilotlight.controller.billing.budget_periods import KINDS, MONTH
 from pilotlight.errors import InvalidInput
 from pilotlight.spec.identifiers import ANY_CUSTOMER, require_customer, require_name
-from pilotlight.spec.pricing import COST_QUANTUM
+from pilotlight.spec.pricing import COST_QUANTUM, picos_text
 
 DEFAULT_ALERTS = (50, 80, 100)
 MAX_AMOUNT = 10**9
 """Units of a currency. Above any realistic spending, and far below the point where sums of
 picounits need more than 128 bits."""
+_NUMBER = re.compile(r"[+-]?[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,2})?")
 MAX_ALERTS = 10
 MAX_PERCENT = 1000
 """A budget that only warns may be exceeded many times over."""
@@ -101,19 +103,27 @@ def parse_definition(
     )
 
 
-def _amount(text: str) -> str:
-    try:
-        amount = Decimal(text)
-    except InvalidOperation as e:
-        raise _wrong("amount", text, "write a decimal number, like 250 or 0.05") from e
-    if not amount.is_finite() or not 0 < amount < MAX_AMOUNT:
+def parse_amount(text: str) -> int:
+    """Parse an amount of money above 0 as picounits. Raises InvalidInput."""
+    amount = parse_decimal(text)
+    if not 0 < amount < MAX_AMOUNT:
         raise _wrong("amount", text, f"must be above 0 and below {MAX_AMOUNT}")
-    # Check the exponent first, to avoid arithmetic on a number with a million digits.
-    has_more = int(amount.as_tuple().exponent) < int(COST_QUANTUM.as_tuple().exponent)
-    if has_more and amount % COST_QUANTUM:
+    if amount % COST_QUANTUM:
         raise _wrong("amount", text, "has more than 12 decimals")
-    plain = format(amount, "f")
-    return plain.rstrip("0").rstrip(".") if "." in plain else plain
+    return int(amount / COST_QUANTUM)
+
+
+def parse_decimal(text: str) -> Decimal:
+    """Parse the number of an amount. `Decimal` also reads `1_0`, other scripts' digits, NaN, and
+    millions of digits. Raises InvalidInput."""
+    if not _NUMBER.fullmatch(text.strip()):
+        raise _wrong("amount", text, "write a decimal number, like 25 or 0.05")
+    return Decimal(text)
+
+
+def _amount(text: str) -> str:
+    plain = picos_text(parse_amount(text))
+    return plain.rstrip("0").rstrip(".")
 
 
 def _alerts(percents: Sequence[int]) -> tuple[int, ...]:

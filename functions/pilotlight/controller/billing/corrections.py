@@ -6,11 +6,11 @@ from __future__ import annotations
 import hashlib
 import secrets
 from dataclasses import replace
-from decimal import Decimal, InvalidOperation
 
 import sqlalchemy as sa
 
 from pilotlight.controller.billing import ledger, usage_ingestion
+from pilotlight.controller.billing.budget_definition import parse_decimal
 from pilotlight.controller.billing.ledger_totals import money_sums, picos_of
 from pilotlight.controller.database import audit_trail, tables
 from pilotlight.controller.database.store import Write
@@ -119,18 +119,8 @@ def _adjustment(original: UsageRecord, *, picos: int, note: str, request: str) -
 
 
 def _picos(amount: str) -> int:
-    try:
-        value = Decimal(amount)
-    except InvalidOperation as e:
-        raise InvalidInput(
-            f"amount = {amount!r} is not a decimal number", parameter="amount"
-        ) from e
-    # Check the exponents first, to avoid arithmetic on a number with a million digits.
-    if (
-        not value.is_finite()
-        or value.adjusted() > MAX_EXPONENT
-        or int(value.as_tuple().exponent) < -MAX_EXPONENT
-    ):
+    value = parse_decimal(amount)
+    if value.adjusted() > MAX_EXPONENT or int(value.as_tuple().exponent) < -MAX_EXPONENT:
         raise InvalidInput(
             f"amount = {amount!r} is outside the range of a record's cost", parameter="amount"
         )

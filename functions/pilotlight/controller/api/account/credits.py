@@ -12,6 +12,7 @@ from pydantic import Field
 from pilotlight.controller.api.account.billing import format_decimal
 from pilotlight.controller.api.schemas import Body
 from pilotlight.controller.billing import budget_periods
+from pilotlight.controller.billing.budget_definition import parse_amount
 from pilotlight.controller.billing.credits import accounts, consumption, definition, grants
 from pilotlight.controller.billing.credits.accounts import CreditAccount, CreditEntry
 from pilotlight.controller.billing.credits.definition import (
@@ -284,7 +285,7 @@ def withdraw_credit(
 ) -> EntryMade:
     """Withdraw what is left of a grant, or a part of it: the way to correct one."""
     caller.require_whole_tenant()
-    amount = None if body.amount is None else definition.parse_amount(body.amount)
+    amount = None if body.amount is None else parse_amount(body.amount)
     with context.store.write() as write:
         entry = grants.withdraw(
             write,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
 
-from pilotlight.controller.billing.budget_definition import MAX_AMOUNT
+from pilotlight.controller.billing.budget_definition import parse_amount
 from pilotlight.errors import InvalidInput
-from pilotlight.spec.pricing import COST_QUANTUM
 
 MAX_NOTE_CHARS = 500
 MAX_REFERENCE_CHARS = 200
@@ -55,26 +53,4 @@ def parse_grant(
         expires_at=expires_at,
         note=note.strip(),
         reference=reference,
-    )
-
-
-def parse_amount(text: str) -> int:
-    """Parse an amount of credit as picounits. Raises InvalidInput."""
-    try:
-        amount = Decimal(text)
-    except InvalidOperation as e:
-        raise _wrong(text, "write a decimal number, like 25 or 0.05") from e
-    if not amount.is_finite() or not 0 < amount < MAX_AMOUNT:
-        raise _wrong(text, f"must be above 0 and below {MAX_AMOUNT}")
-    # Check the exponent first, to avoid arithmetic on a number with a million digits.
-    has_more = int(amount.as_tuple().exponent) < int(COST_QUANTUM.as_tuple().exponent)
-    if has_more and amount % COST_QUANTUM:
-        raise _wrong(text, "has more than 12 decimals")
-    return int(amount / COST_QUANTUM)
-
-
-def _wrong(text: str, bound: str) -> InvalidInput:
-    shown = repr(text)
-    return InvalidInput(
-        f"amount = {shown if len(shown) <= 80 else shown[:77] + '…'}: {bound}", parameter="amount"
     )
