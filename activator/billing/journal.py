@@ -207,13 +207,19 @@ class Journal:
 
     def close_call(self, id: str, record: bytes, *, at_ns: int, virtual_ns: int) -> None:
         """Write the complete record of an attempt (`id` = call/attempt). Never fails: without disk
-        space it is kept in memory until there is some.
+        space it is kept in memory until there is some. That of a submitted call is written with its
+        result, if `finish` follows at once: a call whose result is lost, and that runs again, has
+        not cost anything as answered.
 
         Raises KeyError when it was not open."""
         segment, _, length, template = self._open.pop(id)
         self._live[segment] -= length
         self._clocks[template.instance] = at_ns, virtual_ns
-        self._log.append_or_defer(journal_format.closed(record, at_ns=at_ns, virtual_ns=virtual_ns))
+        line = journal_format.closed(record, at_ns=at_ns, virtual_ns=virtual_ns)
+        if self._held and id.rpartition("/")[0] in self._held:
+            self._log.append_with_next(line)
+        else:
+            self._log.append_or_defer(line)
         if self._unshipped:
             self._unshipped += 1
         else:

@@ -7,7 +7,8 @@ the last one. `sync` rotates the segment when due, calls `fdatasync` in a thread
 wakes the tasks that wait for it, and deletes the segments that were marked for deletion before it,
 so that the data that replaces them is durable first. Lines that the disk does not accept and that
 must not be lost are deferred: they are kept in memory and written, in order, as soon as there is
-room. Owner: the activator's event loop. Methods that are not `async` are atomic, so no lock is
+room. So are, for the rest of a turn of the event loop, lines that mean more together with the next
+one. Owner: the activator's event loop. Methods that are not `async` are atomic, so no lock is
 needed."""
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ class SegmentLog:
         self._sizes = dict(sizes)
         self._doomed: list[int] = []
         self._deferred: list[bytes] = []
+        self._is_full = False
         self._dirty, self._urgent = asyncio.Event(), asyncio.Event()
         self._is_dirty = False
         self._waiters: list[asyncio.Future[None]] = []
@@ -131,13 +133,13 @@ class SegmentLog:
     @property
     def deferred(self) -> int:
         """Number of lines in memory that wait for disk space."""
-        return len(self._deferred)
+        return len(self._deferred) if self._is_full else 0
 
     def append(self, line: bytes) -> int:
         """Write a line after the deferred ones and return its offset in segment `number`. Raises
         JournalFull."""
         if self._deferred:
-            self.write_deferred()
+            return self._append_after_deferred(line)
         offset = self._file.append(line)
         if not self._is_dirty:
             self.request_sync()
@@ -146,23 +148,51 @@ class SegmentLog:
     def append_or_defer(self, line: bytes) -> None:
         """Write a line now, or defer it until there is room."""
         try:
-            if self._deferred:
-                self.write_deferred()
-            self._file.append(line)
-            if not self._is_dirty:
-                self.request_sync()
+            self.append(line)
         except JournalFull as e:
             self._deferred.append(line)
-            log.error(
-                "journal full, keeping lines in memory: lines=%d error=%s", len(self._deferred), e
-            )
+            self._report_full(e)
+
+    def append_with_next(self, line: bytes) -> None:
+        """Write a line together with the next one, in one `write(2)`, or alone in the event loop's
+        next turn: the death of the process loses both or none."""
+        self._deferred.append(line)
+        asyncio.get_running_loop().call_soon(self._write_unless_full)
 
     def write_deferred(self) -> None:
         """Write the deferred lines. Raises JournalFull when there is still no room."""
         while self._deferred:
             self._file.append(self._deferred[0])
             del self._deferred[0]
+        self._is_full = False
         self.request_sync()
+
+    def _append_after_deferred(self, line: bytes) -> int:
+        deferred = b"".join(self._deferred)
+        try:
+            offset = self._file.append(deferred + line) + len(deferred)
+        except JournalFull:
+            self._is_full = True
+            self.write_deferred()  # there may be room for these
+            offset = self._file.append(line)
+        self._deferred.clear()
+        self._is_full = False
+        self.request_sync()
+        return offset
+
+    def _write_unless_full(self) -> None:
+        if not self._deferred or self._is_full:
+            return
+        try:
+            self.write_deferred()
+        except JournalFull as e:
+            self._report_full(e)
+
+    def _report_full(self, error: JournalFull) -> None:
+        self._is_full = True
+        log.error(
+            "journal full, keeping lines in memory: lines=%d error=%s", len(self._deferred), error
+        )
 
     def delete_after_sync(self, number: int) -> None:
         """Delete an older segment after the next sync."""

@@ -249,6 +249,55 @@ async def test_a_submitted_call_is_on_the_disk_when_submit_returns(tmp_path: Pat
     journal.close()
 
 
+@pytest.mark.parametrize("death", ["before its result", "with its result", "in the next turn"])
+async def test_a_submitted_calls_record_and_result_are_lost_together_or_not_at_all(
+    tmp_path: Path, death: str
+) -> None:
+    journal = journal_at(tmp_path)
+    books = account(journal)
+    task = asyncio.create_task(journal.run())
+    await journal.submit("c", {})
+    ticket = open_attempt(books, call="c")
+    books.close(ticket, status=200, outcome="ok", now_ns=9, at_ns=9)
+    assert journal.statistics().deferred == 0, "it does not wait for room"
+    if death == "with its result":
+        journal.finish("c", {"status": 200})
+    elif death == "in the next turn":  # as before another attempt
+        await asyncio.sleep(0)
+    journal.abandon()
+    task.cancel()
+    await asyncio.wait([task])
+
+    journal, recovered = Journal.open(tmp_path, activator="a-1")
+
+    outcomes = [record["outcome"] for record in records_on_disk(tmp_path)]
+    assert outcomes == (["lost"] if death == "before its result" else ["ok"])
+    unfinished = [] if death == "with its result" else ["c"]
+    assert [held.id for held in recovered.unfinished] == unfinished
+    journal.close()
+
+
+async def test_a_submitted_calls_record_without_room_waits_in_memory(tmp_path: Path) -> None:
+    journal = journal_at(tmp_path)
+    books = account(journal)
+    task = asyncio.create_task(journal.run())
+    await journal.submit("c", {})
+    ticket = open_attempt(books, call="c")
+    with FullDisk(segment_path(tmp_path, 1).stat().st_size):
+        books.close(ticket, status=200, outcome="ok", now_ns=9, at_ns=9)
+        with pytest.raises(JournalFull):
+            journal.finish("c", {"status": 200})
+        await asyncio.sleep(0)
+        assert journal.statistics().deferred == 1
+    journal.finish("c", {"status": 200})
+    assert journal.payload("c") == {"status": 200}
+    assert journal.statistics().deferred == 0
+    assert [record["id"] for record in records_on_disk(tmp_path)] == ["c/1"]
+    task.cancel()
+    await asyncio.wait([task])
+    journal.close()
+
+
 async def test_segments_rotate_and_go_once_shipped_and_closed(tmp_path: Path) -> None:
     journal = journal_at(tmp_path, segment_bytes=2000)
     for n in range(50):
