@@ -251,6 +251,22 @@ def small_disk() -> Iterator[Path]:
         shutil.rmtree(root, ignore_errors=True)
 
 
+def stop_instances(platform: PlatformUnderTest, function: str) -> None:
+    """Stop those that there are, and wait until they are gone: others may follow at once."""
+    with platform.client() as client:
+        stopped = {
+            str(one["id"])
+            for one in client.instances(app="frail")
+            if one["labels"]["function"] == function
+        }
+        for instance in stopped:
+            client.stop_instance(instance)
+        wait_for(
+            lambda: stopped.isdisjoint(str(one["id"]) for one in client.instances(app="frail")),
+            "the stopped instances to be gone",
+        )
+
+
 def test_with_no_room_for_its_images_deploy_says_so_and_the_function_works_by_fork(
     frail: Frozen,
 ) -> None:
@@ -271,11 +287,7 @@ def test_with_no_room_for_its_images_deploy_says_so_and_the_function_works_by_fo
         assert full.restored("Small.number", {"word": "one"}) == 1
         assert full.call_from_zero("Large.size").headers[HEADER_START] == "COLD"
         for _ in range(ATTEMPTS):  # the autoscaler may bring back what was stopped
-            with platform.client() as client:
-                for instance in client.instances(app="frail"):
-                    if instance["labels"]["function"] == "Large":
-                        client.stop_instance(str(instance["id"]))
-            wait_for(lambda: not platform.instances("frail", "Large"), "no instance")
+            stop_instances(platform, "Large")
             answer = full.call("Large.size")
             if answer.headers[HEADER_START] != "WARM":
                 break
