@@ -306,13 +306,19 @@ def failure(action: Callable[[], None]) -> str:
 
 
 def _continue_by_timer() -> None:
-    """Have SIGCONT sent to this process every 0.4 s (timer_create(2))."""
+    """Have SIGCONT sent to this process every 0.4 s (timer_create(2)).
+
+    Rarer timers do so, too: SIGSTOP discards a SIGCONT that is pending, as it is for long where the
+    process waits for a processor, and a timer goes on only once its signal was delivered
+    (signal(7), kernel/time/posix-timers.c)."""
     signal.signal(signal.SIGCONT, lambda *_: None)  # a timer of an ignored signal fires once
-    libc, timer = ctypes.CDLL(None), ctypes.c_void_p()
+    libc = ctypes.CDLL(None)
     event = struct.pack("Pii48x", 0, signal.SIGCONT, 0)  # sigevent, SIGEV_SIGNAL
-    every = struct.pack("qqqq", 0, 400_000_000, 0, 400_000_000)
-    assert libc.timer_create(time.CLOCK_MONOTONIC, event, ctypes.byref(timer)) == 0
-    assert libc.timer_settime(timer, 0, every, None) == 0
+    for every_ms in (400, 800, 1_600, 3_200, 6_400):
+        timer = ctypes.c_void_p()
+        each = every_ms // 1000, every_ms % 1000 * 1_000_000
+        assert libc.timer_create(time.CLOCK_MONOTONIC, event, ctypes.byref(timer)) == 0
+        assert libc.timer_settime(timer, 0, struct.pack("qqqq", *each, *each), None) == 0
 
 
 def syscalls() -> dict[str, int]:
