@@ -148,7 +148,12 @@ class SegmentLog:
     def append_or_defer(self, line: bytes) -> None:
         """Write a line now, or defer it until there is room."""
         try:
-            self.append(line)
+            if self._deferred:
+                self._append_after_deferred(line)
+                return
+            self._file.append(line)
+            if not self._is_dirty:
+                self.request_sync()
         except JournalFull as e:
             self._deferred.append(line)
             self._report_full(e)
