@@ -33,7 +33,8 @@ class FakeFleet:
 
     Attributes:
         gate: starts wait for it; set by default. failures: errors that the next starts raise, first
-        in, first out. broken: functions that do not start, and why. behaviours: of functions that
+        in, first out; waits_after_failures: the gate is cleared with the last one. broken: functions
+        that do not start, and why. behaviours: of functions that
         behave in their own way. engines: instances of functions that are engines; `engine_options`:
         of the next ones. sockets: of functions whose instances are served by somebody else, and
         where. prepared: revisions with a Template: their starts are FORK, others RESTORE from
@@ -54,6 +55,7 @@ class FakeFleet:
         self.gate = asyncio.Event()
         self.gate.set()
         self.failures: list[errors.SnapshotterError] = []
+        self.waits_after_failures = False
         self.broken: dict[str, errors.SnapshotterError] = {}
         self.behaviours: dict[str, Behaviour] = {}
         self.workers: dict[str, FakeWorker] = {}
@@ -88,7 +90,10 @@ class FakeFleet:
         self.launched.append(target.launch)
         await self.gate.wait()
         if self.failures:
-            raise self.failures.pop(0)
+            failure = self.failures.pop(0)
+            if self.waits_after_failures and not self.failures:
+                self.gate.clear()
+            raise failure
         if target.function in self.broken:
             raise self.broken[target.function]
         path = self.directory / f"{instance_id}.sock"

@@ -249,10 +249,11 @@ async def refuse_once(site: Edge, strategy: RolloutStrategy, **spec: Any) -> Non
     are let go."""
     site.handovers.again_s = 0.05
     site.fleet.failures.append(NO_ROOM)
+    site.fleet.waits_after_failures = True
     site.fleet.gate.set()
     split(site, {V2: 100}, spec={**terms(strategy), **spec})
     await until(lambda: bool(site.handovers.running[NAME].lacking))
-    site.fleet.gate.clear()
+    site.fleet.waits_after_failures = False
 
 
 async def test_swap_drains_the_old_one_when_the_new_one_lacks_room_and_calls_wait_in_between(

@@ -248,7 +248,11 @@ async def test_a_truncated_image_is_not_served(bench: Bench, name: str) -> None:
     pid = int(next(images.glob("lazy-*.map")).stem.removeprefix("lazy-"))
     page_server.PageServer(bench.images, {pid: [(0, 1 << 47)]})
     (path,) = images.glob(name)
-    os.truncate(path, path.stat().st_size - (24 if name.endswith("map") else PAGE))
+    if name.endswith("map"):
+        os.truncate(path, path.stat().st_size - 24)
+    else:  # pages that CRIU restores itself may be behind those of the server
+        _, ranges = page_files.read_map(next(images.glob("lazy-*.map")).read_bytes())
+        os.truncate(path, max(at + end - start for start, end, at in ranges) - PAGE)
     with pytest.raises(page_files.PagesLost, match="truncated"):
         page_server.PageServer(bench.images, {pid: [(0, 1 << 47)]})
 
