@@ -85,6 +85,7 @@ class PostgresServer:
             "max_wal_senders": "4" if self._replicates else "0",
             "autovacuum": "off",
             "max_connections": "50",
+            "dynamic_shared_memory_type": "mmap",  # in its directory: nothing stays after a kill
         }
         arguments = [part for key, value in options.items() for part in ("-c", f"{key}={value}")]
         deadline = time.monotonic() + START_S
