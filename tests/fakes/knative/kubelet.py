@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import json
 import logging
+import random
 import secrets
+import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -66,7 +68,7 @@ class Kubelet:
         self.images = Images(directory=directory / "images")
         self.pods: dict[str, PodRunner] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._addresses, self._own_addresses = _addresses("127."), _addresses(OWN_NETWORK)
+        self._addresses, self._own_addresses = _loopback_addresses(), _own_addresses()
         self._server: asyncio.Server | None = None
         self._is_stopping = False
         self._present = asyncio.Event()
@@ -287,12 +289,25 @@ _INFO = {
 }
 
 
-def _addresses(network: str) -> Iterator[str]:
-    """Addresses of this node's own in a network of 8 or 16 bits; a node takes a /16 of loopback at
-    random, or begins somewhere in the other."""
+def _loopback_addresses() -> Iterator[str]:
+    """Addresses in a /16 of loopback at random."""
     low, high = secrets.randbelow(200) + 20, secrets.randbelow(250)
-    prefix = f"{network}{low}." if network == "127." else network
     number = 0
     while True:
         number += 1
-        yield f"{prefix}{(high + number // 250) % 250 + 1}.{number % 250 + 2}"
+        yield f"127.{low}.{(high + number // 250) % 250 + 1}.{number % 250 + 2}"
+
+
+def _own_addresses() -> Iterator[str]:
+    """Addresses in OWN_NETWORK that no other node on this machine has, in whatever process: it has
+    each /24 whose name it has bound (abstract sockets, unix(7)), until this iterator is gone."""
+    thirds = list(range(1, 251))
+    random.shuffle(thirds)
+    with contextlib.ExitStack() as held:
+        for third in thirds:
+            name = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+            try:
+                name.bind(f"\0pilotlight-test-pods-{third}")
+            except OSError:
+                continue
+            yield from (f"{OWN_NETWORK}{third}.{fourth}" for fourth in range(2, 252))
