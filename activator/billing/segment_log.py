@@ -291,6 +291,7 @@ class SegmentLog:
 
     def abandon(self) -> None:
         """Close the file without a sync, as the death of the process would."""
+        self._deferred.clear()  # the next turn must not write to a descriptor that others may have
         os.close(self._file.fd)
         _resolve(self._waiters, JournalFull("the journal was closed"))
 
